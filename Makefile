@@ -1,0 +1,43 @@
+# Everything runs from .venv, which is made once and again when its inputs change.
+PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+STAMP := .venv/.installed
+
+.PHONY: help .venv quickstart test check format benchmarks wheel clean
+
+help: ## what can be made
+	@sed -n 's/^\([a-z.]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+.venv: $(STAMP) ## the environment: fedsweep, editable, with the pinned dependencies and tools
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "fedsweep needs Python 3.11 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+quickstart: $(STAMP) ## a first comparison, in a few minutes on a laptop
+	.venv/bin/python scripts/quickstart.py
+
+test: $(STAMP) ## all that CI checks: format, lint, types, every test, the wheel
+	scripts/check
+
+check: $(STAMP) ## the fast part: format, lint, types, quick tests
+	scripts/check --fast
+
+format: $(STAMP) ## rewrites the sources in the common format
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+benchmarks: $(STAMP) ## speed of the parts that matter, on this machine
+	.venv/bin/python scripts/benchmarks.py
+
+wheel: $(STAMP) ## dist/fedsweep-*.whl
+	rm -rf build dist
+	.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@rm -rf build
+	@ls dist
+
+clean: ## removes what tools made, the environment included; runs stay
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis platform/*.egg-info *.egg-info
+	find platform algorithms tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

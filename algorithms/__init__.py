@@ -1,0 +1,1 @@
+"""The methods: one module per family, plus the registry that names them."""

@@ -1,0 +1,191 @@
+"""DynamicFL and DynamicSGD: two groups of clients aggregate at different intervals.
+
+A few clients synchronise often, the others rarely; who is which is chosen in each round under communication
+budgets. Interval 1 for everybody is DynamicSGD, one aggregation a round for everybody is FedAvg with equal steps.
+
+Source: DynamicFL: federated learning with dynamic communication resource allocation (2024), Algorithm 1 and Eq. 2-5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedsweep.components.base import ComponentReport
+from fedsweep.components.pacing import FixedInterval, Pacing, check_sync_rule, cut_round, due_steps
+from fedsweep.errors import ConfigError, unknown_name
+from fedsweep.method import FederatedMethod, MethodSettings
+from fedsweep.records import RoundContext, State, SyncPoint
+from fedsweep.world.budgets import BudgetPlan
+from fedsweep.world.label_stats import population
+
+from .groups import GroupChooser, GroupProblem, RandomGroup
+
+_SOURCE = "DynamicFL (2024), Federated learning with dynamic communication resource allocation"
+
+LEVELS = {"a": 1, "b": 4, "c": 16, "d": 32, "e": 64, "f": 128, "g": 256}
+SyncRule = Literal["authors", "paper"]
+
+
+def interval_of(level: str | int, *, key: str) -> int:
+    """Local steps of an interval given as one of the paper's levels a-g or as a number.
+
+    Args:
+        level: ``"a"`` (1), ``"b"`` (4), ``"c"`` (16), ``"d"`` (32), ``"e"`` (64), ``"f"`` (128), ``"g"`` (256), or
+            an integer of at least 1. More than a round's steps means one sync point a round.
+        key: The parameter's name, for the error.
+    """
+    if isinstance(level, str):
+        if level not in LEVELS:
+            raise ConfigError(f"method.{key}: {unknown_name('level', level, LEVELS)}; or give a number of steps")
+        return LEVELS[level]
+    if isinstance(level, bool) or level < 1:
+        raise ConfigError(f"method.{key} must be a level a-g or at least 1 local step, but got {level}")
+    return level
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoSpeed(Pacing):
+    """Two groups, two intervals.
+
+    Attributes:
+        high: Local steps between the sync points of the high-frequency group, at least 1.
+        low: The same for the others, at least ``high``.
+        group: Chooses the high-frequency group.
+        high_only: Only the high-frequency group works (the paper's starred runs).
+        sync_rule: See :func:`due_steps`.
+        idle_clients: With ``high_only``, whether the others count in the last average with the model they were
+            given (``"authors"``) or not at all (``"exclude"``, the paper).
+
+    Source: DynamicFL, Algorithm 1. Whoever synchronises after a step is averaged with all others that do, and the
+    average goes to them alone.
+    """
+
+    high: int
+    low: int
+    group: GroupChooser
+    high_only: bool = False
+    sync_rule: str = "authors"
+    idle_clients: str = "exclude"
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_sync_rule(self.sync_rule)
+        if not 1 <= self.high <= self.low:
+            raise ConfigError(
+                f"1 <= high_interval <= low_interval must hold, but got high_interval={self.high},"
+                f" low_interval={self.low}; swap them"
+            )
+        if self.idle_clients not in ("exclude", "authors"):
+            raise ConfigError(f"idle_clients must be 'exclude' or 'authors', but got {self.idle_clients!r}")
+
+    def registration(self) -> tuple[str, ...]:
+        """Label counts, where the group is chosen by them."""
+        return ("label_counts",) if self.group.reads_labels() else ()
+
+    def init(self, context: object) -> State:
+        """No group yet."""
+        del context
+        return {"group": []}
+
+    def costs(self, context: RoundContext) -> tuple[float, float]:
+        """kappa_high and kappa_low: ``2 |W| nu`` values (Eq. 2)."""
+        steps = max((work.steps for work in context.work.values()), default=1)
+        both_ways = 2.0 * context.num_values
+        return (
+            both_ways * len(due_steps(self.high, steps, sync_rule=self.sync_rule)),
+            both_ways * len(due_steps(self.low, steps, sync_rule=self.sync_rule)),
+        )
+
+    def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
+        """See :meth:`Pacing.plan`."""
+        del state
+        group = self._choose(context)
+        dues = {}
+        for client in context.cohort:
+            if client in group or not self.high_only:
+                interval = self.high if client in group else self.low
+                dues[client] = due_steps(interval, context.work[client].steps, sync_rule=self.sync_rule)
+        idle: tuple[int, ...] = ()
+        if self.high_only and self.idle_clients == "authors":
+            idle = tuple(k for k in context.cohort if k not in group)
+        return cut_round(dues, idle), {"group": list(group)}
+
+    def _choose(self, context: RoundContext) -> tuple[int, ...]:
+        cohort = context.cohort
+        eligible = np.ones(len(cohort), dtype=bool)
+        max_size = len(cohort)
+        high, low = self.costs(context)
+        budgets: BudgetPlan | None = context.budgets
+        if budgets is not None:
+            budgets.check(cohort, 0.0 if self.high_only else low, cost_high=high)
+            eligible = np.asarray(budgets.eligible(cohort, high))
+            max_size = budgets.max_high(len(cohort), cost_high=high, cost_low=0.0 if self.high_only else low)
+        counts_NC = np.stack([profile.label_counts for profile in context.profiles])
+        problem = GroupProblem(
+            counts_AC=counts_NC[list(cohort)],
+            population_C=population(counts_NC),
+            eligible_A=eligible,
+            max_size=max_size,
+            stream=context.stream.child("group"),
+        )
+        return tuple(cohort[row] for row in self.group.choose(problem))
+
+    def report(self, state: State) -> ComponentReport:
+        """The group, and its share of the cohort is seen from there."""
+        return ComponentReport(high_frequency=tuple(state["group"]))
+
+
+def dynamicsgd(*, sync_rule: SyncRule = "authors") -> FederatedMethod:
+    """A sync point after every local step: the costly bound of DynamicFL.
+
+    Args:
+        sync_rule: ``authors``: the step before the last does not synchronise (249 of 250, the paper's costs);
+            ``paper``: every step does.
+    """
+    return FederatedMethod(
+        name="dynamicsgd",
+        source=_SOURCE,
+        pacing=FixedInterval(interval=1, sync_rule=sync_rule),
+        settings=MethodSettings(equal_steps=True),
+    )
+
+
+def dynamicfl(
+    *,
+    high_interval: str | int = "a",
+    low_interval: str | int = "g",
+    group: Literal["random"] = "random",
+    high_only: bool = False,
+    sync_rule: SyncRule = "authors",
+    idle_clients: Literal["exclude", "authors"] = "exclude",
+) -> FederatedMethod:
+    """Two groups of clients that aggregate at different intervals.
+
+    Args:
+        high_interval: Local steps between the high-frequency group's sync points: a level a-g (1, 4, 16, 32, 64,
+            128, 256) or a number.
+        low_interval: The same for the others; at least as long.
+        group: How the high-frequency group is chosen in each round. random: as many as the budgets admit.
+        high_only: Only the high-frequency group works (the paper's starred runs).
+        sync_rule: authors: the step before the last does not synchronise, as the paper's costs have it; paper: it
+            does.
+        idle_clients: With high_only, whether the others' unchanged models count in the round's average: exclude (the
+            paper) or authors (their program).
+    """
+    choosers: dict[str, GroupChooser] = {"random": RandomGroup()}
+    return FederatedMethod(
+        name="dynamicfl",
+        source=_SOURCE,
+        pacing=TwoSpeed(
+            high=interval_of(high_interval, key="high_interval"),
+            low=interval_of(low_interval, key="low_interval"),
+            group=choosers[group],
+            high_only=high_only,
+            sync_rule=sync_rule,
+            idle_clients=idle_clients,
+        ),
+        settings=MethodSettings(equal_steps=True),
+    )

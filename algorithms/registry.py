@@ -1,0 +1,50 @@
+"""The methods by name; their modules are imported when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A method that can be named in a configuration.
+
+    Attributes:
+        builder: ``module:function``; the function's keyword parameters are the method's, its docstring explains them.
+        summary: One line on what it does.
+        source: Authors, year, venue.
+    """
+
+    builder: str
+    summary: str
+    source: str
+
+
+METHODS: Mapping[str, Entry] = {
+    "fedavg": Entry(
+        builder="fedsweep.algorithms.fedavg:fedavg",
+        summary="clients train for some steps, the server takes the mean weighted by samples",
+        source="McMahan et al., AISTATS 2017",
+    ),
+    "fedsgd": Entry(
+        builder="fedsweep.algorithms.fedavg:fedsgd",
+        summary="FedAvg with one step per round",
+        source="McMahan et al., AISTATS 2017",
+    ),
+    "fedprox": Entry(
+        builder="fedsweep.algorithms.fedprox:fedprox",
+        summary="FedAvg with a pull towards the global model",
+        source="Li et al., MLSys 2020",
+    ),
+    "dynamicsgd": Entry(
+        builder="fedsweep.algorithms.dynamicfl:dynamicsgd",
+        summary="all clients are averaged after every step",
+        source="DynamicFL",
+    ),
+    "dynamicfl": Entry(
+        builder="fedsweep.algorithms.dynamicfl:dynamicfl",
+        summary="a chosen group of clients is averaged often, the others seldom",
+        source="DynamicFL",
+    ),
+}

@@ -1,0 +1,96 @@
+"""What ``import fedsweep`` offers to programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fedsweep.config.load import load_config
+from fedsweep.config.schema import Config
+from fedsweep.errors import DataError
+from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.running import default_folder, plan_run, run_plan
+from fedsweep.tracking.factory import make_observers
+from fedsweep.tracking.observers import Observer
+from fedsweep.trees import layout_of, load_vector
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+        folder: Where its files are.
+        config: The resolved configuration.
+        summary: What ``result.json`` holds.
+    """
+
+    folder: Path
+    config: Config
+    summary: Mapping[str, Any]
+
+    @property
+    def rounds(self) -> pa.Table:
+        """One row per round."""
+        return RunFolder(self.folder).rounds_table()
+
+    @property
+    def model(self) -> nn.Module:
+        """The final global model, in evaluation mode."""
+        return load_model(self.folder)
+
+
+def run(
+    config: Mapping[str, Any] | str | Path | Config,
+    *,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Run one experiment.
+
+    Args:
+        config: A configuration, a mapping of its keys, a YAML file, or a preset's name.
+        overrides: ``KEY=VALUE`` with dotted keys, as for ``fedsweep run --set``.
+        out: The run folder; by default ``runs/<name>-<timestamp>``.
+        observers: Further observers beside those that the configuration asks for.
+
+    Raises:
+        InputError: Something in the configuration is wrong or not there; nothing was written.
+        RunError: The run failed on its way.
+    """
+    loaded = config if isinstance(config, Config) else load_config(config, overrides)
+    plan = plan_run(loaded)
+    folder = Path(out) if out is not None else default_folder(plan.config)
+    folder = folder.absolute()
+    watching = [*make_observers(plan.config, folder), *observers]
+    summary = run_plan(plan, folder, observers=watching)
+    return Result(folder=folder, config=plan.config, summary=summary)
+
+
+def load_model(folder: str | Path) -> nn.Module:
+    """The final global model of a finished run, in evaluation mode.
+
+    Args:
+        folder: A run folder.
+
+    Raises:
+        InputError: The folder holds no finished run, or its model does not fit its configuration.
+    """
+    path = Path(folder)
+    config = load_config(path / "config.yaml")
+    weights = RunFolder(path).read_model()
+    model = plan_run(config).experiment.build_model()
+    layout = layout_of(model)
+    shapes = dict(zip(layout.names, layout.shapes, strict=True))
+    if {name: tuple(value.shape) for name, value in weights.items()} != shapes:
+        raise DataError(f"{path / 'model.safetensors'}: its tensors are not those of model {config.model.name!r}")
+    load_vector(model, layout, layout.flatten(weights))
+    return model.eval()

@@ -1,0 +1,88 @@
+"""What all server-side components share: optional hooks, each with a default that does nothing.
+
+A component is a frozen, keyword-only dataclass whose fields are hyper-parameters. What changes during a run is its
+state: made by :meth:`init`, kept and checkpointed by the engine, handed in and handed back. A state is a tree of
+dicts, lists, tuples, tensors, arrays, numbers, strings and None, and is never changed in place.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from fedsweep.components.probes import Probe
+from fedsweep.records import ClientUpdate, Payload, RoundRecord, ServerContext, State, SyncContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentReport:
+    """What a component wants to be seen after a round.
+
+    Attributes:
+        metrics: Numbers by name; they become columns and MLflow metrics.
+        high_frequency: The group that synchronises often, if there is one.
+        pictures: Arrays by name ([H, W] or [H, W, 3], 0..1), saved as PNG.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    high_frequency: tuple[int, ...] | None = None
+    pictures: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+class ServerComponent(ABC):
+    """Base of every server-side component.
+
+    Class attributes:
+        needs_updates: The component reads the updates' vectors. Where no component does, and the server update is
+            the plain mean, aggregations inside a round may happen among the client actors.
+    """
+
+    needs_updates: ClassVar[bool] = False
+
+    def registration(self) -> tuple[str, ...]:
+        """Names of what clients send once before round 1 for this component (``"label_counts"``)."""
+        return ()
+
+    def init(self, context: ServerContext) -> State:
+        """The state before round 1."""
+        del context
+        return {}
+
+    def setup(self, state: State, context: ServerContext) -> tuple[tuple[Probe, ...], Payload]:
+        """One-off exchange before round 1: probes that every client measures, a payload that every client gets."""
+        del state, context
+        return (), {}
+
+    def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
+        """The state after every client has answered this component's set-up probes."""
+        del answers, context
+        return state
+
+    def broadcast(self, state: State, client: int) -> Payload:
+        """What travels to a client beside the model; metered once per client and version."""
+        del state, client
+        return {}
+
+    def probes(self, state: State, round: int) -> tuple[Probe, ...]:
+        """Extra measurements that this round's clients make."""
+        del state, round
+        return ()
+
+    def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
+        """The state after a sync point."""
+        del updates, sync
+        return state
+
+    def observe(self, state: State, record: RoundRecord) -> State:
+        """The state after a round."""
+        del record
+        return state
+
+    def report(self, state: State) -> ComponentReport:
+        """What is to be seen after a round."""
+        del state
+        return ComponentReport()

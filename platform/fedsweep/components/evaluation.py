@@ -1,0 +1,37 @@
+"""Evaluation: which model answers when the run is tested."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fedsweep.components.base import ServerComponent
+from fedsweep.records import ClientUpdate, State
+
+
+class Evaluation(ServerComponent):
+    """Predicts for test inputs."""
+
+    @abstractmethod
+    def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
+        """Logits [B, C] for inputs [B, ...].
+
+        Args:
+            state: The component's state.
+            model: Loaded with the server's model, in evaluation mode.
+            updates: The round's last attendees; with vectors only where ``needs_updates``.
+            inputs: Transformed, without augmentation.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalModel(Evaluation):
+    """The server's model answers."""
+
+    def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
+        """See :meth:`Evaluation.predict`."""
+        logits: Tensor = model(inputs)
+        return logits

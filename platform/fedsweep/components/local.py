@@ -1,0 +1,170 @@
+"""Client side: one objective, any number of terms, and a solver that takes the steps.
+
+A method has one objective and terms that stack on it. A term adds a loss on the batch or a gradient on the
+parameters, and owns one slot of the client's memory under its name; so terms stack without clashes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsweep.records import Payload
+from fedsweep.streams import Stream
+from fedsweep.trees import ParamTree
+
+Memory = dict[str, object]
+
+
+@dataclass(kw_only=True, slots=True)
+class LocalStep:
+    """One gradient step as objective and terms see it. ``features`` and ``logits`` are computed once, when asked.
+
+    Attributes:
+        inputs: The batch [B, ...], transformed.
+        targets: Its labels [B].
+        model: The module with the client's live params; forward passes carry gradients.
+        params: The live params by name (views; not to be changed in place).
+        anchor: The params that the client last received; empty where no term asks for it.
+        memory: The client's memory slot of the term that is being called.
+        broadcast: What the server sent beside the model.
+        stream: Random numbers of this client at this step.
+        position: The step's number within the round, from 0.
+        learning_rate: The round's rate.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    model: nn.Module
+    params: ParamTree
+    anchor: ParamTree
+    memory: Memory
+    broadcast: Payload
+    stream: Stream
+    position: int
+    learning_rate: float
+    _features: Tensor | None = None
+    _logits: Tensor | None = None
+
+    @property
+    def features(self) -> Tensor:
+        """Output of the model's ``features`` for the batch [B, D]."""
+        if self._features is None:
+            features: Callable[[Tensor], Tensor] = self.model.features  # type: ignore[assignment]
+            self._features = features(self.inputs)
+        return self._features
+
+    @property
+    def logits(self) -> Tensor:
+        """The model's logits for the batch [B, C]."""
+        if self._logits is None:
+            head = getattr(self.model, "head", None)
+            split = head is not None and hasattr(self.model, "features")
+            self._logits = head(self.features) if split else self.model(self.inputs)  # type: ignore[misc]
+        return self._logits
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits of other inputs under the live params."""
+        logits: Tensor = self.model(inputs)
+        return logits
+
+    def head(self, features: Tensor) -> Tensor:
+        """Logits of given features [B, D] under the live params."""
+        head: Callable[[Tensor], Tensor] = self.model.head  # type: ignore[assignment]
+        return head(features)
+
+    def forward_with(self, params: ParamTree, inputs: Tensor) -> Tensor:
+        """Logits of inputs under given, frozen params."""
+        logits: Tensor = torch.func.functional_call(self.model, params, (inputs,), strict=False)
+        return logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalWork:
+    """A finished job as a term's ``finish`` sees it.
+
+    Attributes:
+        anchor: The params that the client last received.
+        params: Its params now.
+        steps: Local steps of the job.
+        learning_rate: The rate that was applied.
+        num_samples: Samples that the client holds in this round.
+        broadcast: What the server sent beside the model.
+    """
+
+    anchor: ParamTree
+    params: ParamTree
+    steps: int
+    learning_rate: float
+    num_samples: int
+    broadcast: Payload
+
+
+class Objective(ABC):
+    """What a client minimises."""
+
+    @abstractmethod
+    def loss(self, step: LocalStep) -> Tensor:
+        """A differentiable scalar, the mean over the batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy(Objective):
+    """Mean cross-entropy of the batch."""
+
+    def loss(self, step: LocalStep) -> Tensor:
+        """See :meth:`Objective.loss`."""
+        return F.cross_entropy(step.logits, step.targets)
+
+
+class LocalTerm(ABC):
+    """Something that is added to the objective, with a memory of its own.
+
+    Class attributes:
+        sends: ``finish`` returns a payload; then every sync point goes through the server.
+        needs_anchor: ``step.anchor`` is read.
+        stateful: ``init`` returns something; the memory is kept between the client's participations.
+
+    A concrete term is a frozen dataclass with a ``name``, unique in a method.
+    """
+
+    sends: ClassVar[bool] = False
+    needs_anchor: ClassVar[bool] = True
+    stateful: ClassVar[bool] = False
+    name: str
+
+    def init(self, params: ParamTree) -> Memory:
+        """The client's memory before its first job."""
+        del params
+        return {}
+
+    def prepare(self, memory: Memory, anchor: ParamTree) -> tuple[Memory, ParamTree | None]:
+        """At a job's start; may return params that replace the starting ones."""
+        del anchor
+        return memory, None
+
+    def loss(self, step: LocalStep) -> Tensor | None:
+        """A differentiable scalar that is added to the objective."""
+        del step
+        return None
+
+    def gradient(self, step: LocalStep) -> ParamTree | None:
+        """A gradient that is added after the backward pass, before clipping."""
+        del step
+        return None
+
+    def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
+        """After an optimiser step; may return params that replace the present ones."""
+        del gradients
+        return step.memory, None
+
+    def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
+        """At a job's end; the payload travels with the update."""
+        del work
+        return memory, {}

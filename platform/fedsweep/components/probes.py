@@ -1,0 +1,64 @@
+"""Probes: extra measurements that clients make for server components.
+
+What a probe returns travels to the server in ``update.extras`` and is metered like everything else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from fedsweep.records import Payload
+from fedsweep.streams import Stream
+from fedsweep.trees import ParamTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalClient:
+    """What a probe may look at: one client, on its own actor.
+
+    Attributes:
+        client: Its id.
+        round: The round; 0 for the set-up exchange.
+        inputs: Its transformed samples of the round [n, ...]; no augmentation.
+        targets: Their labels [n].
+        num_classes: Classes of the data set.
+        anchor: The params that it last received.
+        params: Its params now.
+        model: The module, loaded with ``params``, in evaluation mode; a probe leaves it as it was.
+        forward_with: ``forward_with(params, inputs) -> logits``, a functional call.
+        stream: Random numbers of this probe.
+    """
+
+    client: int
+    round: int
+    inputs: Tensor
+    targets: Tensor
+    num_classes: int
+    anchor: ParamTree
+    params: ParamTree
+    model: nn.Module
+    forward_with: Callable[[ParamTree, Tensor], Tensor]
+    stream: Stream
+
+
+class Probe(ABC):
+    """An extra measurement.
+
+    Class attributes:
+        when: ``"start"``: at the anchor, before the job's first step; ``"end"``: after its last.
+
+    A concrete probe is a frozen dataclass with a ``name``, unique in a round; its tensors arrive under
+    ``"<name>/<key>"``.
+    """
+
+    when: ClassVar[Literal["start", "end"]] = "end"
+    name: str
+
+    @abstractmethod
+    def measure(self, client: LocalClient) -> Payload:
+        """The measurement; never changes what it is given."""

@@ -1,0 +1,60 @@
+"""Server update: the new server model from the attendees' models and their weights."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedsweep.components.base import ServerComponent
+from fedsweep.records import ClientUpdate, State, SyncContext
+from fedsweep.trees import coverage_mean
+
+
+class ServerUpdate(ServerComponent):
+    """Turns an aggregation into the server's next model.
+
+    Class attributes:
+        plain_mean: ``apply`` is the coverage mean and nothing else.
+    """
+
+    plain_mean: ClassVar[bool] = False
+
+    @abstractmethod
+    def apply(
+        self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        """The server's next vector [V] and the new state.
+
+        Only the first ``layout.num_params`` coordinates may be extrapolated; buffers and riders take the mean.
+        """
+
+
+def mean_of_updates(updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -> Tensor:
+    """The coverage mean of the attendees' models [V], sorted by client id."""
+    covered = []
+    for update in updates:
+        if update.vector is None:
+            raise ValueError("an aggregation on the server needs the attendees' models")
+        covered.append(update.submodel.embed(update.vector, sync.layout))
+    return coverage_mean(sync.vector, [c.vector for c in covered], [c.cover for c in covered], weights.tolist())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replace(ServerUpdate):
+    """The weighted mean of the attendees' models is the server's next model.
+
+    Source: McMahan et al. (2017), Algorithm 1.
+    """
+
+    needs_updates: ClassVar[bool] = False
+    plain_mean: ClassVar[bool] = True
+
+    def apply(
+        self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        """See :meth:`ServerUpdate.apply`."""
+        return mean_of_updates(updates, weights, sync), state

@@ -1,0 +1,56 @@
+"""Weighting: how much each attendee counts in an aggregation."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedsweep.components.base import ServerComponent
+from fedsweep.records import ClientUpdate, State, SyncContext
+
+When = Literal["always", "round_end"]
+
+
+class Weighting(ServerComponent):
+    """Gives each attendee its aggregation weight."""
+
+    @abstractmethod
+    def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
+        """Weights [M] in float64, non-negative, that sum to 1; the new state.
+
+        Where ``needs_updates`` is False, the weights of a sync point inside a round depend on who attends alone.
+        """
+
+
+def by_samples(updates: Sequence[ClientUpdate]) -> Tensor:
+    """``n_k / sum_j n_j`` in float64 [M]."""
+    counts = torch.tensor([u.num_samples for u in updates], dtype=torch.float64)
+    return counts / counts.sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BySamples(Weighting):
+    """Weights proportional to the clients' numbers of samples.
+
+    Source: McMahan et al. (2017), Algorithm 1.
+    """
+
+    def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
+        """See :meth:`Weighting.weigh`."""
+        del sync
+        return by_samples(updates), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(Weighting):
+    """The same weight for each attendee."""
+
+    def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
+        """See :meth:`Weighting.weigh`."""
+        del sync
+        return torch.full((len(updates),), 1.0 / len(updates), dtype=torch.float64), state

@@ -1,0 +1,92 @@
+"""What all sections of the configuration share: strictness, and the types that several of them use."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Text = Annotated[str, Field(min_length=1)]
+Auto = Literal["auto"]
+
+
+class Section(BaseModel):
+    """A mapping of the configuration: immutable, no unknown keys, and no silent change of type (``"5"`` is no 5)."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
+
+
+class Component(BaseModel):
+    """A named component; its parameters stand beside the name and are checked against its builder's signature."""
+
+    model_config = ConfigDict(
+        extra="allow", frozen=True, strict=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What stands beside the name: parameter -> value."""
+        return dict(self.model_extra or {})
+
+
+class KindComponent(Component):
+    """A component of the world, named by its ``kind``."""
+
+    kind: Text = Field(description="Which one; package.module:callable for one's own.")
+
+
+class NamedComponent(Component):
+    """A component named by its ``name``."""
+
+    name: Text = Field(description="Which one; package.module:callable for one's own.")
+
+
+class IntegerRange(Section):
+    """An integer that is drawn once per client, uniformly, both ends included.
+
+    Attributes:
+        range: The ends, ``1 <= low <= high``.
+    """
+
+    range: Annotated[tuple[Count, Count], Strict(False)] = Field(description="Lowest and highest value, both possible.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> IntegerRange:
+        low, high = self.range
+        if low > high:
+            raise ValueError(f"the first end must not exceed the second, but got [{low}, {high}]; swap them")
+        return self
+
+
+CountOrRange = Count | IntegerRange
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and math.isfinite(value) and value.is_integer() else value
+
+
+# Byte limits are written like 2e9, which YAML reads as a float.
+WholeNumber = Annotated[Count, BeforeValidator(_whole)]
+
+
+def _check_gpu_share(share: float) -> float:
+    if share == 0 or (share >= 1 and share.is_integer()):
+        return share
+    # Ray adds up what is left over on several GPUs, and then waits for ever for a GPU that has as much.
+    fitting = math.floor(1 / share + 1e-9) if share < 1 else 0
+    if fitting and 1 - fitting * share <= 0.01 + 1e-9:
+        return share
+    near = (1 / (fitting + 1), 1 / fitting) if fitting else (math.floor(share), math.ceil(share))
+    raise ValueError(
+        f"a share of a GPU must be 0, 1/k or a whole number, or Ray may wait for ever for a GPU with room, but got"
+        f" {share:g}; the nearest are {near[0]:.4g} and {near[1]:.4g}"
+    )
+
+
+GpuShare = Annotated[float, Field(ge=0), AfterValidator(_check_gpu_share)]

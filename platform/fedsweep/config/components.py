@@ -1,0 +1,205 @@
+"""Binds what a configuration gives to a builder's signature, so that nothing is declared twice."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+import typing
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
+from fedsweep.config.messages import allowed, shown, words
+from fedsweep.errors import ConfigError, unknown_name
+
+_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterRow:
+    """A parameter of a builder, as ``fedsweep show`` lists it.
+
+    Attributes:
+        name: As it is written in a configuration.
+        type: Its annotation, in short.
+        default: As YAML would show it; None where the parameter must be given.
+        doc: From the docstring; empty where that is silent.
+    """
+
+    name: str
+    type: str
+    default: str | None
+    doc: str
+
+
+def bind(
+    kind: str, name: str, builder: Callable[..., Any], params: Mapping[str, Any], *, provided: Collection[str] = ()
+) -> dict[str, Any]:
+    """The parameters that a builder is called with: those given, checked, and the defaults of the others.
+
+    Args:
+        kind: What is built, e.g. ``"method"``; for messages.
+        name: Its name in the configuration.
+        builder: A function or class; its keyword parameters, their annotations and defaults are the schema.
+        params: What the configuration gives beside the name.
+        provided: Parameters that the caller adds and a configuration cannot set.
+
+    Returns:
+        Parameter -> value in the signature's order, lists as tuples where the annotation says so. A default that is no
+        plain data is left to the builder.
+
+    Raises:
+        ConfigError: A parameter is unknown or missing, or a value is of the wrong type or not finite.
+    """
+    parameters = _parameters(builder, provided)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(builder).parameters.values())
+    unknown = [key for key in params if key not in parameters]
+    if unknown and not takes_any:
+        reason = unknown_name("parameter", unknown[0], parameters) if parameters else f"has no parameter {unknown[0]!r}"
+        raise ConfigError(f"{kind} {name}: {reason}")
+    hints = _hints(builder)
+    bound: dict[str, Any] = {}
+    for key, parameter in parameters.items():
+        if key in params:
+            bound[key] = _checked(f"{kind} {name}: {key}", params[key], annotation=hints.get(key, Any))
+        elif parameter.default is inspect.Parameter.empty:
+            raise ConfigError(f"{kind} {name}: {key} is missing; it must be {_allowed(hints.get(key, Any))}")
+        elif _is_plain(parameter.default):
+            bound[key] = parameter.default
+    return bound | {key: params[key] for key in unknown}
+
+
+def describe(builder: Callable[..., Any], *, provided: Collection[str] = ()) -> tuple[ParameterRow, ...]:
+    """A builder's parameters with type, default and meaning, in the signature's order.
+
+    Args:
+        builder: A function or class with a docstring in Google's style.
+        provided: Parameters that a configuration cannot set; left out.
+    """
+    docs = _documented(inspect.getdoc(builder) or "")
+    hints = _hints(builder)
+    return tuple(
+        ParameterRow(
+            name=key,
+            type=_type_text(hints.get(key, Any)),
+            default=None if parameter.default is inspect.Parameter.empty else _default_text(parameter.default),
+            doc=docs.get(key, ""),
+        )
+        for key, parameter in _parameters(builder, provided).items()
+    )
+
+
+def _parameters(builder: Callable[..., Any], provided: Collection[str]) -> dict[str, inspect.Parameter]:
+    found = inspect.signature(builder).parameters
+    return {key: value for key, value in found.items() if value.kind in _KEYWORD and key not in provided}
+
+
+def _hints(builder: Callable[..., Any]) -> dict[str, Any]:
+    target = builder
+    if inspect.isclass(builder):
+        # A dataclass's fields carry the annotations; another class's constructor does.
+        target = builder if "__dataclass_fields__" in vars(builder) else builder.__init__
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except NameError as error:
+        raise ConfigError(f"{builder!r} has an annotation that can't be resolved: {error}") from error
+
+
+def _checked(where: str, value: Any, *, annotation: Any) -> Any:
+    adapter = _adapter(annotation)
+    if not _is_finite(value):
+        raise ConfigError(f"{where} must be finite, but got {shown(value)}")
+    if adapter is None:
+        return value
+    try:
+        # Strict as JSON: a list may become a tuple, but "5" does not become 5.
+        return adapter.validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        details = error.errors()[0]
+        if details["type"] == "value_error":
+            raise ConfigError(f"{where}: {details['ctx']['error']}") from None
+        known = words(_schema(adapter))
+        if isinstance(value, str) and known:
+            raise ConfigError(f"{where}: {unknown_name('value', value, known)}") from None
+        raise ConfigError(f"{where} must be {_allowed(annotation)}, but got {shown(value)}") from None
+
+
+def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
+    try:
+        return TypeAdapter(annotation)
+    except (PydanticSchemaGenerationError, PydanticUserError):
+        return None
+
+
+def _schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
+    try:
+        schema = adapter.json_schema()
+    except PydanticUserError:
+        return {}
+    # References would be looked up in the configuration's own schema.
+    return {} if "$defs" in schema else schema
+
+
+def _allowed(annotation: Any) -> str:
+    adapter = _adapter(annotation)
+    schema = _schema(adapter) if adapter is not None else {}
+    return allowed(schema) if schema else _type_text(annotation)
+
+
+def _type_text(annotation: Any) -> str:
+    if annotation is Any:
+        return "any value"
+    if annotation is type(None):
+        return "null"
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return _type_text(typing.get_args(annotation)[0])
+    if origin is typing.Literal:
+        return " | ".join(map(str, typing.get_args(annotation)))
+    if origin is typing.Union or type(annotation).__name__ == "UnionType":
+        return " | ".join(map(_type_text, typing.get_args(annotation)))
+    if isinstance(annotation, type) and origin is None:
+        return annotation.__name__
+    return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", str(annotation))
+
+
+def _default_text(default: Any) -> str:
+    if isinstance(default, tuple):
+        default = list(default)
+    return shown(default) if not isinstance(default, str) else default
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (str, bool, int, float)
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _documented(docstring: str) -> dict[str, str]:
+    """Parameter -> text, from the sections Args and Attributes of a docstring in Google's style."""
+    found: dict[str, list[str]] = {}
+    inside, current = False, ""
+    for line in docstring.splitlines():
+        if line and not line.startswith(" "):
+            inside = line.strip() in ("Args:", "Attributes:")
+        elif inside and (start := re.match(r" {4}(\w+)(?: \([^)]*\))?: (.*)", line)):
+            current = start[1]
+            found[current] = [start[2].strip()]
+        elif inside and current and line.strip():
+            found[current].append(line.strip())
+    return {key: " ".join(lines) for key, lines in found.items()}

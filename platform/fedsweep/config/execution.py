@@ -1,0 +1,56 @@
+"""The sections ``runtime``, ``checkpoint`` and ``tracking``: how a run is carried out, not what it computes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from fedsweep.config.base import Auto, Count, GpuShare, NonNegative, Positive, Section, Text
+
+
+class Runtime(Section):
+    """Where clients and server compute."""
+
+    backend: Literal["auto", "local", "ray"] = Field(
+        default="auto",
+        description="local: in this process; ray: on actors; auto: ray with a client actor per CPU, local where that"
+        " is one.",
+    )
+    executor: Literal["loop"] = Field(default="loop", description="How an actor steps its clients: one after another.")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="What tensors are computed on.")
+    client_actors: Auto | Count = Field(default="auto", description="How many actors the clients are laid on.")
+    cpus_per_client: Positive = Field(default=1.0, description="CPUs that each client actor reserves.")
+    gpus_per_client: GpuShare = Field(
+        default=0.0, description="Share of a GPU that each client actor is pinned to: 1/k, or a whole number."
+    )
+    cpus_per_server: NonNegative = Field(default=0.0, description="CPUs that the server reserves.")
+    gpus_per_server: GpuShare = Field(default=0.0, description="Share of a GPU that the server reserves.")
+    address: Text | None = Field(
+        default=None, description='An existing Ray cluster ("auto", "host:6379"); null: start one here, end it after.'
+    )
+
+    @model_validator(mode="after")
+    def _address_means_ray(self) -> Runtime:
+        if self.address is not None and self.backend == "local":
+            raise ValueError(
+                f"an address means Ray, but got backend=local with address={self.address!r}; set backend to ray or"
+                " address to null"
+            )
+        return self
+
+
+class Checkpoint(Section):
+    """What a run leaves behind to go on from."""
+
+    every: Count = Field(default=10, description="Rounds from one checkpoint to the next.")
+    keep: Count = Field(default=2, description="How many of the newest are kept.")
+
+
+class Tracking(Section):
+    """Where MLflow keeps the run."""
+
+    uri: Text | None = Field(
+        default=None, description='MLflow store; null: mlflow.db in the folder above --out; "none": no MLflow at all.'
+    )
+    experiment: Text = Field(default="fedsweep", description="MLflow experiment.")

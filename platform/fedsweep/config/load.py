@@ -1,0 +1,192 @@
+"""From a file, a preset's name or a mapping to a checked configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedsweep.config import yaml12
+from fedsweep.config.components import bind
+from fedsweep.config.messages import all_keys, branches, explain, schema_at
+from fedsweep.config.methods import resolve_method
+from fedsweep.config.overrides import apply_overrides, set_value
+from fedsweep.config.presets import find_preset, list_presets
+from fedsweep.config.schema import Config
+from fedsweep.config.training import EXCLUSIVE_KEYS
+from fedsweep.errors import ConfigError, unknown_name
+
+Lookup = Callable[[str], Callable[..., Any]]
+
+# Where a given mapping without the selector joins the default, and one with it replaces the default.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "scenario.partition": Config().tree()["scenario"]["partition"],
+    "model": Config().tree()["model"],
+    "method": Config().tree()["method"],
+    "training.optimizer": {"name": "sgd"},
+}
+_SELECTORS = frozenset({"name", "kind", "merge"})
+
+
+def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """The configuration that a source and overrides give, checked as far as it says by itself.
+
+    Args:
+        source: A YAML file, the name of a preset, or a mapping.
+        overrides: ``KEY=VALUE`` texts, dotted keys and YAML values; of the same key the last one wins.
+
+    Raises:
+        ConfigError: The source is not there or not a mapping, a key is unknown, or a value is not allowed; the message
+            is one line that names the key or file, the value found and what is allowed.
+    """
+    return _build(apply_overrides(_plain(_read(source), ()), overrides))
+
+
+def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with other values for some dotted keys, as a sweep's trial has it.
+
+    The values are laid over what the user gave, not over what was resolved: so a value displaces the default of a key
+    that it excludes, and a mapping with ``name`` or ``kind`` replaces what was there.
+
+    Args:
+        config: What :func:`load_config` gave.
+        values: Dotted key -> value.
+
+    Raises:
+        ConfigError: A key is unknown, or a value is not allowed.
+    """
+    tree = apply_overrides(config.given, ())
+    for key, value in values.items():
+        set_value(tree, key, value=_plain(value, (key,)))
+    return _build(tree)
+
+
+def resolve(config: Config, lookups: Mapping[str, Lookup] | None = None) -> Config:
+    """The configuration with every parameter of what it names: checked, and defaults filled in.
+
+    Args:
+        config: What :func:`load_config` gave.
+        lookups: For more sections than ``method``: dotted key, e.g. ``"scenario.partition"`` -> a function from a name
+            to the builder of that name, whose signature is the schema.
+
+    Raises:
+        ConfigError: A name or a parameter is unknown, or a value is of the wrong type.
+    """
+    tree = {**config.tree(), "method": resolve_method(config.method)}
+    for key, lookup in (lookups or {}).items():
+        *above, last = key.split(".")
+        place = tree
+        for part in above:
+            place = place[part]
+        if place[last] is None:
+            continue
+        selector = "name" if "name" in place[last] else "kind"
+        name = place[last][selector]
+        parameters = {parameter: value for parameter, value in place[last].items() if parameter != selector}
+        place[last] = {selector: name, **bind(key, name, lookup(name), parameters)}
+    return _keep_given(_validate(_plain(tree, ())), config.given)
+
+
+def check_key(key: str, *, kind: str = "key") -> None:
+    """Checks that a dotted key can be set at all.
+
+    Below a component (the method, the partition) any parameter is admitted: its builder knows them.
+
+    Args:
+        key: Dotted.
+        kind: What to call it in the message.
+
+    Raises:
+        ConfigError: There is no such key; the message names the nearest one.
+    """
+    parts = key.split(".")
+    known = all_keys()
+    for end in range(1, len(parts) + 1):
+        prefix = ".".join(parts[:end])
+        if prefix not in known:
+            raise ConfigError(unknown_name(kind, key, [name for name in known if not name.startswith("sweep")]))
+        if any(branch.get("additionalProperties") for branch in branches(schema_at(parts[:end], {}))):
+            return
+
+
+def _read(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(source, Mapping):
+        return source
+    path = _find(source)
+    found = yaml12.read(path)
+    if not isinstance(found, dict):
+        what = "empty" if found is None else f"a {type(found).__name__}"
+        raise ConfigError(f"{path}, line 1: a configuration is a mapping of keys to values, but this is {what}")
+    return found
+
+
+def _find(source: str | Path) -> Path:
+    path = Path(source).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir() and find_preset(str(source)) is None:
+        raise ConfigError(f"{path} is a folder; give the YAML file in it, e.g. {path / 'config.yaml'}")
+    preset = find_preset(str(source))
+    if preset is None:
+        names = [preset.name for preset in list_presets()]
+        raise ConfigError(f"no file {str(source)!r} is there; {unknown_name('preset', str(source), names)}")
+    return preset
+
+
+def _plain(value: Any, path: tuple[str, ...]) -> Any:
+    """A copy of mappings, lists and scalars; paths become text, tuples lists, anything else is refused."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ConfigError(f"keys are text, but {'.'.join(path) or 'the configuration'} has the key {key!r}")
+        return {key: _plain(item, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, (*path, str(position))) for position, item in enumerate(value)]
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or type(value) in (str, bool, int, float):
+        return value
+    raise ConfigError(f"{'.'.join(path)} must be text, number, true, false, null, list or mapping, but got {value!r}")
+
+
+def _build(given: dict[str, Any]) -> Config:
+    config = _validate(_with_defaults(given))
+    for key in config.sweep.space:
+        if key.split(".")[0] == "sweep":
+            raise ConfigError(f"sweep.space: a sweep can't vary its own section, but has {key!r}")
+        check_key(key, kind="key of sweep.space")
+    return _keep_given(config, given)
+
+
+def _keep_given(config: Config, given: dict[str, Any]) -> Config:
+    config._given = given
+    return config
+
+
+def _validate(tree: dict[str, Any]) -> Config:
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(explain(error, tree)) from None
+
+
+def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, completed where pydantic alone would not know how."""
+    tree = apply_overrides(given, ())
+    for key, default in _DEFAULTS.items():
+        *above, last = key.split(".")
+        place: Any = tree
+        for part in above:
+            place = place.get(part) if isinstance(place, dict) else None
+        found = place.get(last) if isinstance(place, dict) else None
+        if isinstance(found, dict) and not _SELECTORS & found.keys():
+            place[last] = {**default, **found}
+    training = tree.get("training")
+    if isinstance(training, dict):
+        for first, second in EXCLUSIVE_KEYS:
+            for one, other in ((first, second), (second, first)):
+                if training.get(one) is not None and other not in training:
+                    training[other] = None
+    return tree

@@ -1,0 +1,101 @@
+"""``--set KEY=VALUE``: dotted keys and YAML values, laid over what a file gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedsweep.config import yaml12
+from fedsweep.config.sweep import SPACE_KINDS
+from fedsweep.errors import ConfigError
+
+_SELECTORS = frozenset({"name", "kind", "merge"})
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """The dotted key and the value of ``KEY=VALUE``.
+
+    Raises:
+        ConfigError: There is no ``=``, the key is empty or has an empty part, or the value is not YAML.
+    """
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"--set takes KEY=VALUE with a dotted key, e.g. training.rounds=5, but got {text!r}")
+    return key, yaml12.parse(value, source=f"--set {key}")
+
+
+def apply_overrides(given: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """What is given with ``KEY=VALUE`` texts laid over it in order; of the same key the last one wins.
+
+    Raises:
+        ConfigError: A text is malformed, or a key lies below something that is no mapping.
+    """
+    tree: dict[str, Any] = copy.deepcopy(dict(given))
+    for text in overrides:
+        key, value = parse_override(text)
+        set_value(tree, key, value=value)
+    return tree
+
+
+def set_value(tree: dict[str, Any], key: str, *, value: Any) -> None:
+    """Sets one dotted key in place.
+
+    A mapping without ``name`` or ``kind`` joins the mapping that is there; one with either replaces it, as anything
+    else does. Below a list, a part of the key is a position from 0.
+
+    Args:
+        tree: What is given so far; changed.
+        key: Dotted.
+        value: Any YAML value.
+
+    Raises:
+        ConfigError: The key lies below something that is neither mapping nor null, or a position does not exist.
+    """
+    *above, last = _split(key)
+    place: Any = tree
+    for depth, part in enumerate(above):
+        place = _step(place, part, key=key)
+        if not isinstance(place, dict | list):
+            found = ".".join(above[: depth + 1])
+            raise ConfigError(f"{key} can't be set: {found} is {place!r}, which has nothing below it")
+    if isinstance(place, list):
+        place[_position(place, last, key=key)] = copy.deepcopy(value)
+    elif above == ["sweep", "space"]:
+        place[last] = copy.deepcopy(value)
+    else:
+        _join(place, {last: value})
+
+
+def _split(key: str) -> list[str]:
+    """The parts of a dotted key; below sweep.space a whole dotted key is one part."""
+    parts = key.split(".")
+    if parts[:2] != ["sweep", "space"] or len(parts) < 4:
+        return parts
+    if len(parts) > 4 and parts[-1] in SPACE_KINDS:
+        return [*parts[:2], ".".join(parts[2:-1]), parts[-1]]
+    return [*parts[:2], ".".join(parts[2:])]
+
+
+def _step(place: Any, part: str, *, key: str) -> Any:
+    if isinstance(place, list):
+        return place[_position(place, part, key=key)]
+    if place.get(part) is None:
+        place[part] = {}
+    return place[part]
+
+
+def _position(items: list[Any], part: str, *, key: str) -> int:
+    if not part.isdecimal() or int(part) >= len(items):
+        raise ConfigError(f"{key} can't be set: {part!r} is no position in a list of {len(items)} (from 0)")
+    return int(part)
+
+
+def _join(old: dict[str, Any], new: Mapping[str, Any]) -> None:
+    for name, value in new.items():
+        before = old.get(name)
+        if isinstance(before, dict) and isinstance(value, dict) and not _SELECTORS & value.keys():
+            _join(before, value)
+        else:
+            old[name] = copy.deepcopy(value)

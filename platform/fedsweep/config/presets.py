@@ -1,0 +1,62 @@
+"""The YAML files under ``tune_configs/``, found by name: ``quickstart/fedavg``, ``dynamicfl/table4``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsweep.errors import ConfigError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A configuration that ships with the package.
+
+    Attributes:
+        name: Its path below the folder, with slashes and without ``.yaml``.
+        summary: The first line of its first comment; empty where it has none.
+        path: The file.
+    """
+
+    name: str
+    summary: str
+    path: Path
+
+
+def preset_folder() -> Path:
+    """Where the presets lie: inside an installed package, or beside ``platform/`` in a clone.
+
+    Raises:
+        ConfigError: Neither is there; the installation is incomplete.
+    """
+    places = (_PACKAGE / "tune_configs", _PACKAGE.parent.parent / "tune_configs")
+    for place in places:
+        if place.is_dir():
+            return place
+    raise ConfigError(f"the presets are missing: no folder {' or '.join(map(str, places))}; install fedsweep again")
+
+
+def list_presets() -> tuple[Preset, ...]:
+    """All presets, sorted by name."""
+    folder = preset_folder()
+    found = [(path.relative_to(folder).with_suffix("").as_posix(), path) for path in folder.rglob("*.yaml")]
+    return tuple(Preset(name=name, summary=_summary(path), path=path) for name, path in sorted(found))
+
+
+def find_preset(name: str) -> Path | None:
+    """The file of the preset of that name (``.yaml`` may be added), or None."""
+    wanted = name.removesuffix(".yaml")
+    return next((preset.path for preset in list_presets() if preset.name == wanted), None)
+
+
+def _summary(path: Path) -> str:
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            text = line.strip()
+            if text.startswith("#") and text.strip("# "):
+                return text.strip("# ")
+            if text and not text.startswith("#"):
+                break
+    return ""

@@ -1,0 +1,69 @@
+"""The section ``scenario``: the world, the same for every method in a fair comparison.
+
+What a partition, a fleet or a drift takes is declared where it is built (:mod:`fedsweep.world`), not here.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fedsweep.config.base import Component, Count, KindComponent, Section, Text
+
+
+class ProxyData(Section):
+    """Data that the server keeps for methods that need it."""
+
+    per_class: Count = Field(description="Samples of each class.")
+    labelled: bool = Field(default=True, description="Whether the method may see their labels.")
+
+
+class ServerData(Section):
+    """What the server keeps of the training set before the rest is split."""
+
+    validation: float = Field(default=0.0, ge=0, lt=1, description="Share of the training set kept for validation.")
+    proxy: ProxyData | None = Field(default=None, description="Proxy data: {per_class: N, labelled: true or false}.")
+
+
+def _default_partition() -> KindComponent:
+    return KindComponent.model_validate({"kind": "dirichlet", "dirichlet_alpha": 0.3, "min_samples": 5})
+
+
+class Scenario(Section):
+    """The world that every method faces alike."""
+
+    dataset: Text = Field(
+        default="digits",
+        description="digits, fashion_mnist, mnist, cifar10, cifar100, svhn, femnist, cinic10, tiny_imagenet,"
+        " or package.module:callable.",
+    )
+    root: Text | None = Field(
+        default=None, description="Folder that holds the data, torchvision layout; null: the user's cache."
+    )
+    download: bool = Field(default=True, description="false: never touch the network.")
+    transform: Text = Field(
+        default="normalize", description="normalize, dynamicfl, fedstg, or package.module:callable."
+    )
+    image_size: Count | None = Field(default=None, description="Resize to N x N; null: as the data set is.")
+    clients: Count = Field(default=20, description="Number of clients in the federation.")
+    partition: KindComponent = Field(
+        default_factory=_default_partition,
+        description="How the data falls to clients: dirichlet, iid, classes, writer, dirichlet_balanced,"
+        " or package.module:callable.",
+    )
+    server_data: ServerData = Field(default_factory=ServerData, description="What the server keeps before the split.")
+    drift: KindComponent | None = Field(
+        default=None, description="How client data changes over rounds, e.g. {kind: cosine_rotation}; null: not at all."
+    )
+    availability: KindComponent | None = Field(
+        default=None, description="Who is there in a round, e.g. {kind: capability}; null: all clients."
+    )
+    budgets: KindComponent | None = Field(
+        default=None,
+        description="Who affords the high rate: {kind: fixed or dynamic, budget_fraction: 0.3} or {kind: values,"
+        " clients: N or a list, server: N}; null: no limit.",
+    )
+    devices: Component | None = Field(
+        default=None,
+        description="The simulated fleet: {profile, seed, ...} with profile phone-slow, phone-lte, phone-wifi,"
+        " edge-accel, flash-tiers or homogeneous, or {file: ...}; null: no virtual times.",
+    )

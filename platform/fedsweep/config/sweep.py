@@ -1,0 +1,82 @@
+"""The section ``sweep``: which values of which keys are tried, and how."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Strict, model_validator
+
+from fedsweep.config.base import Auto, Count, Section, Text
+
+SPACE_KINDS = ("grid", "choice", "uniform", "loguniform", "randint")
+
+_Floats = Annotated[tuple[float, float], Strict(False)]
+_Integers = Annotated[tuple[int, int], Strict(False)]
+_Mode = Literal["max", "min"]
+
+
+class SpaceEntry(Section):
+    """The values of one key: exactly one of five forms."""
+
+    grid: Annotated[list[Any], Field(min_length=1)] | None = Field(default=None, description="Each of these.")
+    choice: Annotated[list[Any], Field(min_length=1)] | None = Field(default=None, description="One of these, drawn.")
+    uniform: _Floats | None = Field(default=None, description="[low, high): drawn evenly.")
+    loguniform: _Floats | None = Field(default=None, description="[low, high), low > 0: drawn evenly in the logarithm.")
+    randint: _Integers | None = Field(default=None, description="[low, high): an integer, high excluded.")
+
+    @property
+    def kind(self) -> str:
+        """Which of the five forms it is."""
+        return next(kind for kind in SPACE_KINDS if getattr(self, kind) is not None)
+
+    @property
+    def values(self) -> list[Any] | tuple[float, float] | tuple[int, int]:
+        """The list, or the two ends."""
+        found: list[Any] | tuple[float, float] | tuple[int, int] = getattr(self, self.kind)
+        return found
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> SpaceEntry:
+        given = [kind for kind in SPACE_KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ValueError(f"exactly one of {', '.join(SPACE_KINDS)} must be given, but got {found}")
+        if given[0] in ("uniform", "loguniform", "randint"):
+            low, high = self.values
+            if low >= high:
+                raise ValueError(f"{given[0]} needs low < high, but got [{low}, {high}]")
+            if given[0] == "loguniform" and low <= 0:
+                raise ValueError(f"loguniform needs low > 0, but got [{low}, {high}]")
+        return self
+
+
+class Sweep(Section):
+    """What ``fedsweep sweep`` tries; a single run ignores it."""
+
+    space: dict[str, SpaceEntry] = Field(
+        default_factory=dict, description="Dotted key -> {grid, choice, uniform, loguniform or randint: values}."
+    )
+    samples: Count = Field(default=1, description="Draws from the space; each goes through the whole grid.")
+    metric: Text | Annotated[list[Text], Field(min_length=1)] = Field(
+        default="test_accuracy", description="What is compared; a list for a Pareto search."
+    )
+    mode: _Mode | Annotated[list[_Mode], Field(min_length=1)] = Field(
+        default="max", description="Whether more is better; a list beside a list of metrics."
+    )
+    scheduler: Literal["asha", "median", "pbt"] | None = Field(default=None, description="Ends poor trials early.")
+    resource: Literal["round", "total_bytes", "sim_time_s", "flops"] = Field(
+        default="round", description="What a scheduler rations."
+    )
+    search: Literal["random", "optuna"] | None = Field(default=None, description="How values are proposed.")
+    max_concurrent: Auto | Count = Field(default="auto", description="Trials at a time.")
+
+    @model_validator(mode="after")
+    def _metrics_have_modes(self) -> Sweep:
+        if isinstance(self.metric, list):
+            if not isinstance(self.mode, list) or len(self.mode) != len(self.metric):
+                raise ValueError(
+                    f"mode must list max or min for each of the {len(self.metric)} metrics, but is {self.mode!r}"
+                )
+        elif isinstance(self.mode, list):
+            raise ValueError(f"mode is a list, so metric must be one too, but is {self.metric!r}")
+        return self

@@ -1,0 +1,145 @@
+"""The sections ``training`` and ``evaluation``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from fedsweep.config.base import Count, CountOrRange, NonNegative, Positive, Section, WholeNumber
+
+
+class Sgd(Section):
+    """Stochastic gradient descent."""
+
+    name: Literal["sgd"] = "sgd"
+    lr: Positive = Field(default=0.05, description="Learning rate before any schedule.")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="Share of the last step's direction that is kept.")
+    nesterov: bool = Field(default=False, description="Nesterov's form of momentum.")
+    weight_decay: NonNegative = Field(default=0.0, description="Multiple of the parameters added to the gradient.")
+
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> Sgd:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs momentum > 0, but got momentum=0; set it or leave nesterov out")
+        return self
+
+
+class Adam(Section):
+    """Adam (Kingma and Ba, 2015)."""
+
+    name: Literal["adam"] = "adam"
+    lr: Positive = Field(default=1e-3, description="Learning rate before any schedule.")
+    mean_decay: float = Field(default=0.9, ge=0, lt=1, description="Decay of the gradients' mean (beta 1).")
+    square_decay: float = Field(default=0.999, ge=0, lt=1, description="Decay of their squares' mean (beta 2).")
+    epsilon: Positive = Field(default=1e-8, description="Added to the denominator.")
+    weight_decay: NonNegative = Field(default=0.0, description="Multiple of the parameters added to the gradient.")
+
+
+Optimizer = Annotated[Sgd | Adam, Field(discriminator="name")]
+
+
+class CosineSchedule(Section):
+    """From the learning rate down to ``floor`` along half a cosine over the run's rounds."""
+
+    kind: Literal["cosine"]
+    floor: NonNegative = Field(default=1e-4, description="The learning rate that the schedule ends at.")
+
+
+class ExponentialSchedule(Section):
+    """The learning rate times ``decay`` to the power of the rounds done."""
+
+    kind: Literal["exponential"]
+    decay: float = Field(default=0.99, gt=0, le=1, description="Factor per round.")
+
+
+_PLAIN_SCHEDULES = ("constant", "fedstg")
+
+
+def _read_schedule(given: Any) -> Any:
+    if isinstance(given, str) and given not in _PLAIN_SCHEDULES:
+        return {"kind": given}
+    if isinstance(given, dict) and given.get("kind") in _PLAIN_SCHEDULES and len(given) == 1:
+        return given["kind"]
+    return given
+
+
+Schedule = Annotated[
+    Literal["constant", "fedstg"] | Annotated[CosineSchedule | ExponentialSchedule, Field(discriminator="kind")],
+    BeforeValidator(_read_schedule),
+]
+
+
+class Stop(Section):
+    """Limits that end a run before its last round."""
+
+    target_accuracy: float | None = Field(
+        default=None, gt=0, le=1, description="Ends after the round whose test accuracy reaches it."
+    )
+    total_bytes: WholeNumber | None = Field(
+        default=None, description="Ends before the first round that would send more in all."
+    )
+    sim_time_s: Positive | None = Field(
+        default=None, description="Ends before the first round that would pass this virtual time."
+    )
+    wall_time_s: Positive | None = Field(default=None, description="Ends after the round that reached this real time.")
+
+
+class Training(Section):
+    """How clients train, and for how long."""
+
+    rounds: Count = Field(default=20, description="Number of rounds.")
+    cohort_fraction: float | None = Field(
+        default=0.5, gt=0, le=1, description="Share of all clients in a round, capped by who is there."
+    )
+    cohort_size: Count | None = Field(default=None, description="Clients in a round, in place of cohort_fraction.")
+    local_epochs: CountOrRange | None = Field(
+        default=1, description="Passes over a client's data per round; {range: [3, 5]}: drawn once per client."
+    )
+    local_steps: CountOrRange | None = Field(
+        default=None, description="Gradient steps per client and round, in place of local_epochs."
+    )
+    equal_steps: bool | None = Field(
+        default=None,
+        description="With local_epochs: whether all clients take equally many steps; null: as the method asks.",
+    )
+    batch_size: CountOrRange = Field(default=10, description="Samples per step; {range: [32, 64]}: drawn per client.")
+    optimizer: Optimizer = Field(default_factory=Sgd, description="How clients step: sgd or adam.")
+    clip_norm: Positive | None = Field(default=None, description="Largest norm of a gradient; null: any.")
+    optimizer_state: Literal["reset", "persist", "average"] = Field(
+        default="reset",
+        description="At each participation: start anew, go on with the client's own, or move it with the model.",
+    )
+    schedule: Schedule = Field(
+        default="constant",
+        description="The learning rate over rounds: constant, {kind: cosine, floor: 1.0e-4},"
+        " {kind: exponential, decay: 0.99}, or fedstg.",
+    )
+    stop: Stop = Field(default_factory=Stop, description="Limits that end the run early.")
+
+    @model_validator(mode="after")
+    def _one_of_each_pair(self) -> Training:
+        for first, second in EXCLUSIVE_KEYS:
+            given = [key for key in (first, second) if getattr(self, key) is not None]
+            if not given:
+                raise ValueError(f"one of {first} and {second} must be given, but both are null")
+            if len(given) == 2:
+                raise ValueError(
+                    f"{first} and {second} exclude each other, but got {first}={_shown(getattr(self, first))} and"
+                    f" {second}={_shown(getattr(self, second))}; leave one out or set it to null"
+                )
+        return self
+
+
+def _shown(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, Section) else value
+
+
+EXCLUSIVE_KEYS = (("cohort_fraction", "cohort_size"), ("local_epochs", "local_steps"))
+
+
+class Evaluation(Section):
+    """When and how the global model is tested."""
+
+    every: Count = Field(default=1, description="Rounds from one evaluation to the next; the last is always evaluated.")
+    batch_size: Count = Field(default=1000, description="Test samples per forward pass.")

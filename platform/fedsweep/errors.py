@@ -1,0 +1,98 @@
+"""Every exception that fedsweep raises on purpose.
+
+    FedsweepError
+    +-- InputError (ValueError)           the user's input is wrong: exit code 2, nothing is written
+    |   +-- ConfigError                   a key, a value, a combination of keys
+    |   +-- DataError                     a data set that is missing, damaged or does not fit
+    |   +-- ResourceError                 a GPU, a Ray cluster, a tracking store that is not there
+    |   +-- OutputError                   the output folder is in use or holds something else
+    +-- RunError (RuntimeError)           the run failed on its way: exit code 1
+        +-- ClientJobError                a client's work failed; names client, round and step
+        +-- WorkerLost                    a client actor died or hangs (the fleet replaces it)
+        +-- InvariantError                the engine or a component broke a promise
+
+A message states the rule, the values seen, and the way out.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedsweepError(Exception):
+    """Base of all exceptions raised on purpose."""
+
+
+class InputError(FedsweepError, ValueError):
+    """The user's input is wrong; nothing has been written."""
+
+
+class ConfigError(InputError):
+    """A configuration key, its value, or a combination of keys is wrong."""
+
+
+class DataError(InputError):
+    """A data set is missing, damaged, or does not fit what is asked of it."""
+
+
+class ResourceError(InputError):
+    """A resource that was asked for (GPU, cluster, store) is not there."""
+
+
+class OutputError(InputError):
+    """The output folder is in use or holds something else."""
+
+
+class RunError(FedsweepError, RuntimeError):
+    """The run failed on its way."""
+
+
+class ClientJobError(RunError):
+    """A client's local work failed.
+
+    Attributes:
+        client: The client's id, from 0.
+        round: The round, from 1.
+        step: The local step within the round, from 1 (0: before the first step).
+        reason: What went wrong, in words.
+    """
+
+    def __init__(self, *, client: int, round: int, step: int, reason: str) -> None:
+        super().__init__(client, round, step, reason)
+        self.client = client
+        self.round = round
+        self.step = step
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"client {self.client} failed in round {self.round}, local step {self.step}: {self.reason}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_client_job_error, (self.client, self.round, self.step, self.reason))
+
+
+def _rebuild_client_job_error(client: int, round: int, step: int, reason: str) -> ClientJobError:
+    return ClientJobError(client=client, round=round, step=step, reason=reason)
+
+
+class WorkerLost(RunError):
+    """A client actor died or does not answer; its unfinished work is lost."""
+
+
+class InvariantError(RunError):
+    """The engine or a component broke a promise that it makes."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """One sentence on an unknown name: the nearest known one, and the list of all.
+
+    Args:
+        kind: What is named, e.g. ``"method"``.
+        name: What was found.
+        known: The names that are allowed.
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})"

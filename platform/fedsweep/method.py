@@ -1,0 +1,147 @@
+"""A federated method is a value: one component per seam. FedAvg is the value with every default."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fedsweep.components.base import ServerComponent
+from fedsweep.components.evaluation import Evaluation, GlobalModel
+from fedsweep.components.local import CrossEntropy, LocalTerm, Objective
+from fedsweep.components.pacing import OncePerRound, Pacing
+from fedsweep.components.refinement import Refinement
+from fedsweep.components.selection import Selection, UniformSelection
+from fedsweep.components.server_update import Replace, ServerUpdate
+from fedsweep.components.solver import LocalSolver, OptimizerSteps
+from fedsweep.components.submodels import SubModelPolicy, WholeModel
+from fedsweep.components.weighting import BySamples, Weighting
+from fedsweep.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings:
+    """What a method asks of the training section where that section is silent.
+
+    Attributes:
+        local_steps: Steps per client and round, whatever the training section says; None: as configured.
+        equal_steps: Whether all clients take the same number of steps (DynamicFL, Eq. 4) where the configuration
+            leaves it open; None: no.
+    """
+
+    local_steps: int | None = None
+    equal_steps: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedMethod:
+    """One component per seam; what is not given is FedAvg's.
+
+    Attributes:
+        name: The paper's name in lower case.
+        source: Authors, year, title.
+        objective: What clients minimise.
+        terms: What is added to it.
+        solver: How local steps are taken.
+        selection: Who takes part.
+        pacing: How a round is cut into sync points.
+        submodels: Which part of the model each client gets.
+        weighting: How much each attendee counts.
+        server_update: The next server model from the attendees' models.
+        refinements: Work on the aggregate, in order.
+        evaluation: Which model is tested.
+        settings: What the method asks of the training section.
+    """
+
+    name: str
+    source: str
+    objective: Objective = CrossEntropy()
+    terms: tuple[LocalTerm, ...] = ()
+    solver: LocalSolver = OptimizerSteps()
+    selection: Selection = UniformSelection()
+    pacing: Pacing = OncePerRound()
+    submodels: SubModelPolicy = WholeModel()
+    weighting: Weighting = BySamples()
+    server_update: ServerUpdate = Replace()
+    refinements: tuple[Refinement, ...] = ()
+    evaluation: Evaluation = GlobalModel()
+    settings: MethodSettings = MethodSettings()
+
+    def __post_init__(self) -> None:
+        """Check what must be unique."""
+        names = [term.name for term in self.terms]
+        if len(set(names)) != len(names):
+            raise ConfigError(f"the terms of a method need names of their own, but {self.name} has {names}")
+
+    def server_components(self) -> Iterator[tuple[str, ServerComponent]]:
+        """The server-side components with the keys under which their states are kept, in a fixed order."""
+        for seam in ("selection", "submodels", "pacing", "weighting", "server_update"):
+            yield seam, getattr(self, seam)
+        for number, refinement in enumerate(self.refinements):
+            yield f"refinement{number}", refinement
+        yield "evaluation", self.evaluation
+
+    @property
+    def registration(self) -> tuple[str, ...]:
+        """What clients send once before round 1 beside their number of samples."""
+        return tuple(sorted({name for _, c in self.server_components() for name in c.registration()}))
+
+
+_SEAMS = (
+    "objective",
+    "solver",
+    "selection",
+    "pacing",
+    "submodels",
+    "weighting",
+    "server_update",
+    "evaluation",
+)
+
+
+def merge(*methods: FederatedMethod) -> FederatedMethod:
+    """One method that has every non-default component of several; terms and refinements are joined in order.
+
+    Args:
+        methods: At least one.
+
+    Raises:
+        ConfigError: Two of them have different components on one seam, or ask for different settings.
+    """
+    merged = methods[0]
+    for other in methods[1:]:
+        merged = _merge_two(merged, other)
+    return merged
+
+
+def _merge_two(first: FederatedMethod, second: FederatedMethod) -> FederatedMethod:
+    plain = FederatedMethod(name="fedavg", source="")
+    chosen: dict[str, object] = {}
+    for seam in _SEAMS:
+        a, b, default = getattr(first, seam), getattr(second, seam), getattr(plain, seam)
+        if a != b and default not in (a, b):
+            raise ConfigError(
+                f"{first.name} and {second.name} can't be merged: both have a {seam.replace('_', ' ')} of their own"
+                f" ({type(a).__name__} and {type(b).__name__}); leave one of them out"
+            )
+        chosen[seam] = b if a == default else a
+    return FederatedMethod(
+        name=f"{first.name}+{second.name}",
+        source="; ".join(s for s in (first.source, second.source) if s),
+        terms=first.terms + second.terms,
+        refinements=first.refinements + second.refinements,
+        settings=_merge_settings(first, second),
+        **chosen,  # type: ignore[arg-type]
+    )
+
+
+def _merge_settings(first: FederatedMethod, second: FederatedMethod) -> MethodSettings:
+    values: dict[str, object] = {}
+    for entry in dataclasses.fields(MethodSettings):
+        a, b = getattr(first.settings, entry.name), getattr(second.settings, entry.name)
+        if a is not None and b is not None and a != b:
+            raise ConfigError(
+                f"{first.name} and {second.name} can't be merged: they ask for {entry.name}={a} and {entry.name}={b}"
+            )
+        values[entry.name] = b if a is None else a
+    return MethodSettings(**values)  # type: ignore[arg-type]

@@ -1,0 +1,230 @@
+"""The two ResNet-18 of the papers: DynamicFL's (pre-activation, group norm) and FedDHAD's (batch norm, biases).
+
+Units that an addition ties together share one group: the block outputs of a stage, with the stem (stage 1) or the
+projection of the shortcut (stages 2 to 4). The inner convolution of each block has a group of its own.
+"""
+
+from __future__ import annotations
+
+from typing import cast, final
+
+from torch import Tensor, nn
+
+from fedsweep.models.lenet import initialise_as_dynamicfl
+from fedsweep.models.network import InputShape, LinearHeadNetwork, require_size
+from fedsweep.models.units import UnitGroup, unit_group
+
+_WIDTHS = (64, 128, 256, 512)
+_STRIDES = (1, 2, 2, 2)
+_BLOCKS_PER_STAGE = 2
+
+
+def _block_shapes() -> list[tuple[int, int, int]]:
+    """Channels in, channels out and stride of each block, in order."""
+    shapes = []
+    channels = _WIDTHS[0]
+    for width, stride in zip(_WIDTHS, _STRIDES, strict=True):
+        for position in range(_BLOCKS_PER_STAGE):
+            shapes.append((channels, width, stride if position == 0 else 1))
+            channels = width
+    return shapes
+
+
+def _blocks_of(stage: int) -> list[str]:
+    """Names of the blocks whose outputs form a stage's sum."""
+    start = stage * _BLOCKS_PER_STAGE
+    return [f"blocks.{number}" for number in range(start, start + _BLOCKS_PER_STAGE)]
+
+
+def _readers_of(stage: int) -> list[str]:
+    """Names of the blocks that read a stage's sum: its own but for the first, and the next stage's first.
+
+    In the first stage the first block reads the stem, which belongs to the stage.
+    """
+    own = _blocks_of(stage)
+    following = [] if stage == len(_WIDTHS) - 1 else _blocks_of(stage + 1)[:1]
+    return own[0 if stage == 0 else 1 :] + following
+
+
+class PreActivationBlock(nn.Module):
+    """GN - ReLU - conv - GN - ReLU - conv, plus the input, or a 1x1 convolution of the first activation."""
+
+    def __init__(self, channels_in: int, channels_out: int, *, stride: int) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(1, channels_in)
+        self.relu1 = nn.ReLU()
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(1, channels_out)
+        self.relu2 = nn.ReLU()
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        self.shortcut: nn.Conv2d | None = None
+        if stride != 1 or channels_in != channels_out:
+            self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps ``[B, channels_out, ceil(H / stride), ceil(W / stride)]``."""
+        active = self.relu1(self.norm1(maps))
+        carried = maps if self.shortcut is None else self.shortcut(active)
+        added: Tensor = self.conv2(self.relu2(self.norm2(self.conv1(active)))) + carried
+        return added
+
+
+@final
+class ResNet18(LinearHeadNetwork):
+    """DynamicFL's ResNet-18: pre-activation blocks, layer normalisation (one group), no bias in convolutions.
+
+    The statistics of a sub-model's norms are over the channels that it keeps. A stage's sum is carried unscaled; its
+    units count as dropped where the blocks read them.
+
+    Source: DynamicFL, experiments and the authors' code; 11,172,170 parameters for 3x32x32 and 10 classes,
+    11,218,340 for 100. Initialisation as in DynamicFL's CNN.
+
+    Args:
+        input_shape: Channels, height and width of one sample; any size.
+        num_classes: C.
+    """
+
+    def __init__(self, *, input_shape: InputShape, num_classes: int) -> None:
+        super().__init__(input_shape=input_shape, num_classes=num_classes)
+        self.stem = nn.Conv2d(self.input_shape[0], _WIDTHS[0], 3, padding=1, bias=False)
+        self.blocks = nn.ModuleList(
+            PreActivationBlock(before, after, stride=stride) for before, after, stride in _block_shapes()
+        )
+        self.norm = nn.GroupNorm(1, _WIDTHS[-1])
+        self.relu = nn.ReLU()
+        self.classifier = nn.Linear(_WIDTHS[-1], num_classes)
+        initialise_as_dynamicfl(self)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """The globally averaged last maps ``[B, D]``."""
+        maps = self.stem(inputs)
+        for block in self.blocks:
+            maps = block(maps)
+        pooled: Tensor = self.relu(self.norm(maps)).mean(dim=(2, 3))
+        return pooled
+
+    def unit_groups(self) -> tuple[UnitGroup, ...]:
+        """One group per stage and one per block."""
+        groups = []
+        for stage in range(len(_WIDTHS)):
+            groups.append(self._stage_group(stage))
+            for block in _blocks_of(stage):
+                groups.append(
+                    unit_group(
+                        self,
+                        name=f"{block}.conv1",
+                        layers=[f"{block}.conv1"],
+                        norms=[f"{block}.norm2"],
+                        consumers=[f"{block}.conv2"],
+                        modules=[f"{block}.relu2"],
+                    )
+                )
+        return tuple(groups)
+
+    def _stage_group(self, stage: int) -> UnitGroup:
+        blocks, readers = _blocks_of(stage), _readers_of(stage)
+        is_last = stage == len(_WIDTHS) - 1
+        first = "stem" if stage == 0 else f"{blocks[0]}.shortcut"
+        return unit_group(
+            self,
+            name=f"stage{stage + 1}",
+            layers=[first, *(f"{block}.conv2" for block in blocks)],
+            norms=[*(f"{block}.norm1" for block in readers), *(["norm"] if is_last else [])],
+            consumers=[
+                *(f"{block}.conv1" for block in readers),
+                *(["classifier"] if is_last else [f"{readers[-1]}.shortcut"]),
+            ],
+            modules=[*(f"{block}.relu1" for block in readers), *(["relu"] if is_last else [])],
+            residual=True,
+        )
+
+
+class BasicBlock(nn.Module):
+    """Conv - BN - ReLU - conv - BN, plus the input or its projection (1x1 conv - BN), then ReLU; biases throughout."""
+
+    def __init__(self, channels_in: int, channels_out: int, *, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1)
+        self.norm1 = nn.BatchNorm2d(channels_out)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1)
+        self.norm2 = nn.BatchNorm2d(channels_out)
+        self.relu2 = nn.ReLU()
+        self.shortcut: nn.Conv2d | None = None
+        self.shortcut_norm: nn.BatchNorm2d | None = None
+        if stride != 1 or channels_in != channels_out:
+            self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride)
+            self.shortcut_norm = nn.BatchNorm2d(channels_out)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps ``[B, channels_out, ceil(H / stride), ceil(W / stride)]``."""
+        carried = maps
+        if self.shortcut is not None and self.shortcut_norm is not None:
+            carried = self.shortcut_norm(self.shortcut(maps))
+        branch = self.norm2(self.conv2(self.relu1(self.norm1(self.conv1(maps)))))
+        added: Tensor = self.relu2(branch + carried)
+        return added
+
+
+@final
+class FeddhadResNet18(LinearHeadNetwork):
+    """FedDHAD's ResNet-18: post-activation blocks, batch norm, a bias in every convolution, no max-pool in the stem.
+
+    Source: FedDHAD, the printed sizes: 11,276,232 parameters for 200 classes and 557,977,600 operations at 3x32x32.
+    Torch's default initialisation.
+
+    Args:
+        input_shape: Channels, height and width of one sample; at least 9x9 pixels, as the last batch norms would
+            otherwise see one value per channel in a batch of one sample.
+        num_classes: C.
+    """
+
+    def __init__(self, *, input_shape: InputShape, num_classes: int) -> None:
+        require_size("feddhad_resnet18", input_shape, smallest=9)
+        super().__init__(input_shape=input_shape, num_classes=num_classes)
+        self.stem = nn.Conv2d(self.input_shape[0], _WIDTHS[0], 3, padding=1)
+        self.norm = nn.BatchNorm2d(_WIDTHS[0])
+        self.relu = nn.ReLU()
+        self.blocks = nn.ModuleList(
+            BasicBlock(before, after, stride=stride) for before, after, stride in _block_shapes()
+        )
+        self.classifier = nn.Linear(_WIDTHS[-1], num_classes)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """The globally averaged last maps ``[B, D]``."""
+        maps = cast(Tensor, self.relu(self.norm(self.stem(inputs))))
+        for block in self.blocks:
+            maps = block(maps)
+        return maps.mean(dim=(2, 3))
+
+    def unit_groups(self) -> tuple[UnitGroup, ...]:
+        """One group per stage and one per block."""
+        groups = []
+        for stage in range(len(_WIDTHS)):
+            groups.append(self._stage_group(stage))
+            for block in _blocks_of(stage):
+                groups.append(
+                    unit_group(
+                        self,
+                        name=f"{block}.conv1",
+                        layers=[f"{block}.conv1"],
+                        norms=[f"{block}.norm1"],
+                        consumers=[f"{block}.conv2"],
+                        modules=[f"{block}.relu1"],
+                    )
+                )
+        return tuple(groups)
+
+    def _stage_group(self, stage: int) -> UnitGroup:
+        blocks, readers = _blocks_of(stage), _readers_of(stage)
+        first, first_norm = ("stem", "norm") if stage == 0 else (f"{blocks[0]}.shortcut", f"{blocks[0]}.shortcut_norm")
+        last = "classifier" if stage == len(_WIDTHS) - 1 else f"{readers[-1]}.shortcut"
+        return unit_group(
+            self,
+            name=f"stage{stage + 1}",
+            layers=[first, *(f"{block}.conv2" for block in blocks)],
+            norms=[first_norm, *(f"{block}.norm2" for block in blocks)],
+            consumers=[*(f"{block}.conv1" for block in readers), last],
+            modules=[*(["relu"] if stage == 0 else []), *(f"{block}.relu2" for block in blocks)],
+            residual=True,
+        )

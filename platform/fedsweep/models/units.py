@@ -1,0 +1,349 @@
+"""Unit groups: what belongs to a channel or neuron, and how a smaller model is cut out and put back.
+
+A unit is an output channel of a convolution or a neuron of a hidden layer. Leaving it out removes the rows of the
+layers that make it, its entries in norms, and the columns of the layers that read it. Units that an addition ties
+together form one group and share one set of indices. Input channels and class logits belong to no group.
+
+Trees are ``dict[str, Tensor]`` by parameter or buffer name. An index says, per name, which entries along which
+dimensions are kept; a name that it does not list is kept whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from fedsweep.errors import ConfigError, InvariantError, unknown_name
+
+if TYPE_CHECKING:
+    from fedsweep.models.network import Network
+
+Kept = Mapping[str, Sequence[int] | Tensor]
+KeptIndex = Mapping[str, tuple[tuple[int, Tensor], ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitGroup:
+    """Units that are kept or left out by one set of indices.
+
+    Attributes:
+        name: Unique in the network.
+        size: Number of units.
+        kind: Whether the units are channels of maps or neurons.
+        produced: (parameter or buffer, dimension) whose entries are the units; the first is the weight that makes them.
+        consumed: (parameter, dimension, block) that read the units: ``block`` consecutive columns belong to each (the
+            map's H*W where a linear layer reads flattened maps, else 1).
+        modules: The activations whose outputs are the units: a unit's scale or mask multiplies there.
+        residual: Whether additions tie the units of several layers together.
+    """
+
+    name: str
+    size: int
+    kind: Literal["conv", "linear"]
+    produced: tuple[tuple[str, int], ...]
+    consumed: tuple[tuple[str, int, int], ...]
+    modules: tuple[str, ...]
+    residual: bool = False
+
+    @property
+    def module(self) -> str:
+        """The activation after which the units are complete (the last one, where there are several)."""
+        return self.modules[-1]
+
+
+def unit_group(
+    model: nn.Module,
+    *,
+    name: str,
+    layers: Sequence[str],
+    norms: Sequence[str],
+    consumers: Sequence[str],
+    modules: Sequence[str],
+    residual: bool = False,
+) -> UnitGroup:
+    """The group of the units that some layers make; sizes are read from the layers' tensors.
+
+    Args:
+        model: The network; all names are its submodules'.
+        name: The group's name.
+        layers: Convolutions or linear layers whose outputs are the units (of the same number each).
+        norms: Norms over the units; modules without parameters may be named too.
+        consumers: Convolutions or linear layers that read the units.
+        modules: The activations whose outputs are the units.
+        residual: Whether additions tie the units of several layers together.
+    """
+    weight = model.get_parameter(f"{layers[0]}.weight")
+    size = weight.shape[0]
+    produced = []
+    for path in (*layers, *norms):
+        owner = model.get_submodule(path)
+        for part in ("weight", "bias", "running_mean", "running_var"):
+            if isinstance(getattr(owner, part, None), Tensor):
+                produced.append((f"{path}.{part}", 0))
+    consumed = [(f"{path}.weight", 1, model.get_parameter(f"{path}.weight").shape[1] // size) for path in consumers]
+    return UnitGroup(
+        name=name,
+        size=size,
+        kind="linear" if weight.dim() == 2 else "conv",
+        produced=tuple(produced),
+        consumed=tuple(consumed),
+        modules=tuple(modules),
+        residual=residual,
+    )
+
+
+def chain_groups(model: nn.Module, layers: Sequence[tuple[str, str | None, str]]) -> tuple[UnitGroup, ...]:
+    """The groups of a plain chain of layers that ends in ``classifier``: one per layer, named like it.
+
+    Args:
+        model: The network.
+        layers: Names of (convolution or linear layer, its norm or None, its activation), from the input on.
+    """
+    consumers = [*(layer for layer, _, _ in layers[1:]), "classifier"]
+    return tuple(
+        unit_group(
+            model,
+            name=layer,
+            layers=[layer],
+            norms=[] if norm is None else [norm],
+            consumers=[consumer],
+            modules=[activation],
+        )
+        for (layer, norm, activation), consumer in zip(layers, consumers, strict=True)
+    )
+
+
+def ordered_width(size: int, width: float) -> int:
+    """How many of ``size`` units the ordered width ``width`` keeps: max(1, ceil(width * size)), guarded.
+
+    Without the guard of 1e-9, 0.55 of 100 units would round up to 56.
+
+    Args:
+        size: Number of units, at least 1.
+        width: Share to keep, 0 < width <= 1.
+
+    Raises:
+        ConfigError: Where width is out of range.
+    """
+    if not 0.0 < width <= 1.0:
+        raise ConfigError(f"0 < width <= 1 must hold, but got width={width}")
+    return max(1, math.ceil(width * size - 1e-9))
+
+
+def ordered_kept(groups: Sequence[UnitGroup], width: float) -> dict[str, Tensor]:
+    """The first units of each group at an ordered width: group name -> indices, ascending.
+
+    Args:
+        groups: The groups to cut.
+        width: Share to keep, 0 < width <= 1.
+    """
+    return {group.name: torch.arange(ordered_width(group.size, width)) for group in groups}
+
+
+def kept_index(groups: Sequence[UnitGroup], kept: Kept) -> KeptIndex:
+    """What to keep of each parameter and buffer when some units are kept.
+
+    Args:
+        groups: All groups of the network.
+        kept: Group name -> kept units, ascending, distinct, at least one; groups not named are kept whole.
+
+    Returns:
+        Name of parameter or buffer -> (dimension, kept indices) per cut dimension, dimensions ascending. Tensors of
+        which nothing is left out are not listed.
+
+    Raises:
+        InvariantError: Where a group is unknown or its units are not as said above.
+    """
+    sizes = {group.name: group.size for group in groups}
+    units_of = {name: _checked_units(name, units, sizes) for name, units in kept.items()}
+    cuts: dict[str, list[tuple[int, Tensor]]] = {}
+    for group in groups:
+        units = units_of.get(group.name)
+        if units is None or len(units) == group.size:
+            continue
+        for name, dim in group.produced:
+            cuts.setdefault(name, []).append((dim, units))
+        for name, dim, block in group.consumed:
+            columns = (units[:, None] * block + torch.arange(block)).flatten()
+            cuts.setdefault(name, []).append((dim, columns))
+    return {name: tuple(sorted(parts, key=lambda part: part[0])) for name, parts in cuts.items()}
+
+
+def _checked_units(name: str, units: Sequence[int] | Tensor, sizes: Mapping[str, int]) -> Tensor:
+    if name not in sizes:
+        raise InvariantError(unknown_name("unit group", name, sizes))
+    index = torch.as_tensor(units, dtype=torch.long, device="cpu")
+    is_ascending = index.dim() == 1 and len(index) > 0 and bool((index[1:] > index[:-1]).all())
+    if not is_ascending or index[0] < 0 or index[-1] >= sizes[name]:
+        raise InvariantError(
+            f"kept units of group {name!r} must be at least one, distinct, ascending and within 0..{sizes[name] - 1}, "
+            f"but got {index.tolist()}"
+        )
+    return index
+
+
+def slice_tree(tree: Mapping[str, Tensor], index: KeptIndex) -> dict[str, Tensor]:
+    """The kept part of each tensor, in new memory; names without a cut are copied whole.
+
+    Args:
+        tree: Parameters or buffers (or both) at full size.
+        index: As :func:`kept_index` gives it.
+    """
+    return {name: _sliced(tensor, index.get(name, ())) for name, tensor in tree.items()}
+
+
+def _sliced(tensor: Tensor, parts: tuple[tuple[int, Tensor], ...]) -> Tensor:
+    if not parts:
+        return tensor.detach().clone()
+    cut = tensor.detach()
+    for dim, units in parts:
+        cut = cut.index_select(dim, units.to(tensor.device))
+    return cut
+
+
+def scatter_tree(
+    tree: Mapping[str, Tensor], kept_values: Mapping[str, Tensor], *, index: KeptIndex
+) -> dict[str, Tensor]:
+    """A copy of ``tree`` with the kept part replaced: the inverse of :func:`slice_tree`.
+
+    Args:
+        tree: Tensors at full size; they supply what is not kept, and are left as they are.
+        kept_values: The kept part, by the same names as ``tree``, of any dtype that fits.
+        index: As :func:`kept_index` gives it.
+
+    Returns:
+        Full-size tensors in new memory; ``slice_tree`` of them gives ``kept_values`` back.
+    """
+    return {name: _scattered(tensor, kept_values[name], index.get(name, ())) for name, tensor in tree.items()}
+
+
+def _scattered(full: Tensor, values: Tensor, parts: tuple[tuple[int, Tensor], ...]) -> Tensor:
+    result = full.detach().clone()
+    # One broadcast index per cut dimension; together they address the kept block without a mask of the full size.
+    where: list[slice | Tensor] = [slice(None)] * full.dim()
+    for position, (dim, units) in enumerate(parts):
+        trailing = (1,) * (len(parts) - 1 - position)
+        where[dim] = units.to(full.device).reshape(-1, *trailing)
+    result[tuple(where)] = values.detach().to(full.dtype)
+    return result
+
+
+def coverage_tree(tree: Mapping[str, Tensor], index: KeptIndex) -> dict[str, Tensor]:
+    """1 where a coordinate is kept, else 0: tensors of the shapes and dtypes of ``tree``.
+
+    Args:
+        tree: Tensors at full size; only their shapes, dtypes and devices matter.
+        index: As :func:`kept_index` gives it.
+    """
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in tree.items()}
+    ones = {name: torch.ones_like(tensor) for name, tensor in tree.items()}
+    return scatter_tree(zeros, slice_tree(ones, index), index=index)
+
+
+def build_submodel_module(model: Network, kept: Kept, *, scales: Mapping[str, Tensor] | None = None) -> Network:
+    """A smaller copy of a network: the same architecture with the kept units alone, in new memory.
+
+    Its parameters and buffers have the names of the full model's and the shapes and values of their slices, so what
+    it learns is put back by :func:`scatter_tree`. A norm over all channels (``GroupNorm(1, C)``) takes its statistics
+    over the kept channels: there the sub-model is not the masked full model, by construction.
+
+    Args:
+        model: The full network, or itself a sub-model, without scales attached; left as it is.
+        kept: As in :func:`kept_index`.
+        scales: Group name -> factor per kept unit ``[kept]``, as in :func:`attach_unit_scales`.
+
+    Raises:
+        InvariantError: Where ``kept`` or ``scales`` does not fit the network's groups.
+        ConfigError: Where a residual group is scaled, or a group norm can't be cut.
+    """
+    index = kept_index(model.unit_groups(), kept)
+    # Handing deepcopy the sliced tensors as already copied spares a copy of the full ones.
+    memo: dict[int, object] = {}
+    for name, parameter in model.named_parameters():
+        cut = _sliced(parameter, index.get(name, ()))
+        memo[id(parameter)] = nn.Parameter(cut, requires_grad=parameter.requires_grad)
+    for name, buffer in model.named_buffers():
+        memo[id(buffer)] = _sliced(buffer, index.get(name, ()))
+    smaller = copy.deepcopy(model, memo)
+    for module in smaller.modules():
+        _match_sizes(module)
+    if scales:
+        attach_unit_scales(smaller, scales)
+    return smaller
+
+
+def _match_sizes(module: nn.Module) -> None:
+    """Bring a layer's declared sizes in line with its tensors."""
+    if isinstance(module, nn.Conv2d) and module.groups == 1:
+        module.out_channels, module.in_channels = module.weight.shape[:2]
+    elif isinstance(module, nn.Linear):
+        module.out_features, module.in_features = module.weight.shape
+    elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and module.running_mean is not None:
+        module.num_features = module.running_mean.shape[0]
+    elif isinstance(module, nn.GroupNorm) and module.affine:
+        channels = module.weight.shape[0]
+        if channels != module.num_channels and module.num_groups not in (1, module.num_channels):
+            raise ConfigError(
+                f"a group norm can be cut where it has one group or one group per channel, but this one has "
+                f"{module.num_groups} groups for {module.num_channels} channels; change the model or keep the group"
+            )
+        module.num_groups = 1 if module.num_groups == 1 else channels
+        module.num_channels = channels
+
+
+class _UnitScale:
+    """A forward hook that multiplies each unit's output by its factor, in training only."""
+
+    def __init__(self, factors: Tensor) -> None:
+        self.factors = factors
+
+    def __call__(self, module: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
+        if not module.training:
+            return None
+        return output * self.factors.to(output).reshape(-1, *(1,) * (output.dim() - 2))
+
+
+def attach_unit_scales(model: Network, scales: Mapping[str, Tensor]) -> list[RemovableHandle]:
+    """Multiply units' outputs, after the activation, by fixed factors while the network trains.
+
+    The factors are no parameters, and in evaluation mode they do nothing. Zeros and ones on a full network give the
+    masked model that a sub-model stands for.
+
+    Args:
+        model: The network, changed in place until the handles are removed.
+        scales: Group name -> factor per unit ``[size]``. A residual group takes zeros and ones only: its sum passes
+            several activations, where any other factor would be applied again and again.
+
+    Returns:
+        Handles whose ``remove()`` takes the factors away.
+
+    Raises:
+        InvariantError: Where a group is unknown or the number of factors is not its size.
+        ConfigError: Where a residual group gets other factors than zeros and ones.
+    """
+    groups = {group.name: group for group in model.unit_groups()}
+    handles = []
+    for name, factors in scales.items():
+        if name not in groups:
+            raise InvariantError(unknown_name("unit group", name, groups))
+        group = groups[name]
+        if tuple(factors.shape) != (group.size,):
+            raise InvariantError(
+                f"group {name!r} has {group.size} units, but its scales have shape {tuple(factors.shape)}"
+            )
+        if group.residual and not bool(((factors == 0) | (factors == 1)).all()):
+            raise ConfigError(
+                f"unit group {name!r} is tied by residual additions and can't be scaled, only masked by 0 and 1; "
+                "drop units of the blocks' inner convolutions instead, or train without rescaling"
+            )
+        for path in group.modules:
+            module = model.get_submodule(path)
+            handles.append(module.register_forward_hook(_UnitScale(factors.detach().clone())))
+    return handles

@@ -1,0 +1,133 @@
+"""A user's own module as a network: checked once when it is built, so that it fails there and not in round 37."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from fedsweep.errors import ConfigError
+from fedsweep.models.network import InputShape, Network
+from fedsweep.models.units import UnitGroup
+
+_PREFIX = "module"
+
+
+@final
+class UserNetwork(Network):
+    """Any module that maps inputs to logits.
+
+    Where it has ``features`` and ``head``, or ``unit_groups``, they are used. Parameters have the prefix ``module.``,
+    as in torch's own wrappers.
+
+    Args:
+        module: The user's module.
+        input_shape: Channels, height and width of one sample.
+        num_classes: C.
+    """
+
+    def __init__(self, module: nn.Module, *, input_shape: InputShape, num_classes: int) -> None:
+        super().__init__(input_shape=input_shape, num_classes=num_classes)
+        self.module = module
+        self.has_features = callable(getattr(module, "features", None)) and callable(getattr(module, "head", None))
+        self._feature_width = num_classes
+
+    @property
+    def feature_width(self) -> int:
+        """D of the full network; C where the module has no features of its own."""
+        return self._feature_width
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """What the module's head reads ``[B, D]``, or the logits where it does not say."""
+        if not self.has_features:
+            logits: Tensor = self.module(inputs)
+            return logits
+        return self._own("features")(inputs)
+
+    def head(self, features: Tensor) -> Tensor:
+        """Logits ``[B, C]`` of features ``[B, D]``."""
+        return self._own("head")(features) if self.has_features else features
+
+    def unit_groups(self) -> tuple[UnitGroup, ...]:
+        """The module's own groups, with the names that they have here; empty where it has none."""
+        if not callable(getattr(self.module, "unit_groups", None)):
+            return ()
+        groups = cast("Callable[[], tuple[UnitGroup, ...]]", self.module.unit_groups)()
+        return tuple(
+            dataclasses.replace(
+                group,
+                produced=tuple((f"{_PREFIX}.{name}", dim) for name, dim in group.produced),
+                consumed=tuple((f"{_PREFIX}.{name}", dim, block) for name, dim, block in group.consumed),
+                modules=tuple(f"{_PREFIX}.{name}" for name in group.modules),
+            )
+            for group in groups
+        )
+
+    def _own(self, method: str) -> Callable[[Tensor], Tensor]:
+        return cast("Callable[[Tensor], Tensor]", getattr(self.module, method))
+
+
+def adopt(module: object, *, name: str, input_shape: InputShape, num_classes: int) -> Network:
+    """A user's module as a network, after a trial run on two samples of zeros.
+
+    Args:
+        module: What the user's callable returned.
+        name: Its name in the configuration, for messages.
+        input_shape: Channels, height and width of one sample.
+        num_classes: C.
+
+    Returns:
+        The module itself where it is a :class:`Network`, else a :class:`UserNetwork` around it.
+
+    Raises:
+        ConfigError: Where it is no module, does not take such inputs, does not give logits ``[B, C]`` and features
+            ``[B, D]``, or ties or parametrizes its parameters.
+    """
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model {name!r} must return a torch.nn.Module, but returned a {type(module).__name__}")
+    network = (
+        module if isinstance(module, Network) else UserNetwork(module, input_shape=input_shape, num_classes=num_classes)
+    )
+    features = _try_out(network, name=name, input_shape=input_shape, num_classes=num_classes)
+    if isinstance(network, UserNetwork):
+        network._feature_width = features.shape[1]
+    _check_parameters(network, name=name)
+    return network
+
+
+def _try_out(network: Network, *, name: str, input_shape: InputShape, num_classes: int) -> Tensor:
+    was_training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            features = network.features(torch.zeros(2, *input_shape))
+            logits = network.head(features)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"model {name!r} can't take inputs [2, {', '.join(map(str, input_shape))}]: {error}"
+        ) from error
+    network.train(was_training)
+    if tuple(logits.shape) != (2, num_classes):
+        raise ConfigError(
+            f"model {name!r} must give logits [2, {num_classes}] for two samples, but gave {list(logits.shape)}"
+        )
+    if features.dim() != 2:
+        raise ConfigError(f"model {name!r} must give features [B, D], but gave {list(features.shape)} for two samples")
+    return features
+
+
+def _check_parameters(network: Network, *, name: str) -> None:
+    seen: dict[int, str] = {}
+    for path, parameter in network.named_parameters(remove_duplicate=False):
+        if id(parameter) in seen:
+            raise ConfigError(
+                f"model {name!r} must not tie parameters, but {seen[id(parameter)]!r} and {path!r} are the same; "
+                "give each its own"
+            )
+        seen[id(parameter)] = path
+    if any(parametrize.is_parametrized(module) for module in network.modules()):
+        raise ConfigError(f"model {name!r} must not use torch's parametrizations; remove them (parametrize.remove_...)")

@@ -1,0 +1,287 @@
+"""The frozen records that travel between the engine, the components and the fleet.
+
+Ids of clients start at 0, rounds at 1. Tuples of clients are in ascending order. See the words and units in
+``docs/concepts.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsweep.streams import Stream
+from fedsweep.trees import FlatLayout, ParamTree
+
+if TYPE_CHECKING:
+    from fedsweep.components.submodels import SubModel
+    from fedsweep.world.budgets import BudgetPlan
+    from fedsweep.world.devices import DeviceProfile
+
+Payload = dict[str, Tensor]
+State = Any  # a tree of dicts, lists, tuples, tensors, arrays, numbers, strings and None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientProfile:
+    """What the server knows of a client before it trains.
+
+    Attributes:
+        client: Its id, from 0.
+        num_samples: Training samples that it holds.
+        label_counts: Samples per class [C], int64.
+        capability: In (0, 1]; 1 is the fastest kind.
+        device: The simulated device, or None where the scenario has no devices.
+    """
+
+    client: int
+    num_samples: int
+    label_counts: np.ndarray
+    capability: float = 1.0
+    device: DeviceProfile | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalJob:
+    """Work for one client: a number of local steps.
+
+    Attributes:
+        client: Who works.
+        steps: Local steps; 0 only measures.
+        resume: Go on from the client's own params; otherwise from the anchor, which is sent.
+        not_before: Earliest start on the virtual clock, in seconds.
+    """
+
+    client: int
+    steps: int
+    resume: bool = False
+    not_before: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncPoint:
+    """A moment at which some clients' models are aggregated.
+
+    Attributes:
+        start: Jobs to launch now, from the server's present model.
+        attend: Clients whose results are waited for and aggregated; none: nothing is aggregated.
+        idle: Clients that did nothing and count in the mean with the model that the server sent last at the
+            round's start; nothing travels for them.
+    """
+
+    start: tuple[LocalJob, ...]
+    attend: tuple[int, ...]
+    idle: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientWork:
+    """How much a client does in a round, from the training section alone.
+
+    Attributes:
+        steps: Local steps of the round.
+        batch_size: Samples per step.
+        whole_batches: Batches have exactly ``batch_size`` samples and may cross from one pass over the data into
+            the next (DynamicFL); otherwise each pass ends with what is left.
+        num_samples: Samples that the client has in this round.
+        classes: Classes of this round under drift; None: all.
+    """
+
+    steps: int
+    batch_size: int
+    whole_batches: bool
+    num_samples: int
+    classes: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerContext:
+    """What a server component may know when it makes its state.
+
+    Attributes:
+        num_clients: Clients in the federation.
+        num_classes: Classes of the data set.
+        num_rounds: Rounds that the run is planned for.
+        profiles: All clients.
+        model: A template on the CPU, for structure and forward passes; never trained in place.
+        layout: How the model lies in its vector.
+        vector: The initial model [V].
+        proxy_data: Inputs and labels (labels None where unlabelled) that the server holds, or None.
+        validation_data: Inputs and labels held out of the training set, or None.
+        budgets: Who affords what; None: no limits.
+        stream: The component's own random stream.
+    """
+
+    num_clients: int
+    num_classes: int
+    num_rounds: int
+    profiles: Sequence[ClientProfile]
+    model: nn.Module
+    layout: FlatLayout
+    vector: Tensor
+    proxy_data: tuple[Tensor, Tensor | None] | None = None
+    validation_data: tuple[Tensor, Tensor] | None = None
+    budgets: BudgetPlan | None = None
+    stream: Stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundContext:
+    """What selection, sub-model policy and pacing may know at the start of a round.
+
+    Attributes:
+        round: From 1.
+        available: Clients that are there and have data.
+        cohort_size: Clients asked for, at most as many as are there.
+        profiles: All clients.
+        cohort: The chosen clients; empty while they are being chosen.
+        work: Each cohort member's work.
+        submodels: Each cohort member's sub-model.
+        in_flight: Clients that hold results nobody has aggregated yet.
+        clock: Virtual seconds at the round's start.
+        durations: Virtual seconds that each member would need; empty without devices.
+        num_values: |W|, scalars of the full model.
+        budgets: Who affords what; None: no limits.
+        params: The server's model.
+        stream: Random numbers of this seam in this round.
+    """
+
+    round: int
+    available: tuple[int, ...]
+    cohort_size: int
+    profiles: Sequence[ClientProfile]
+    cohort: tuple[int, ...] = ()
+    work: Mapping[int, ClientWork] = field(default_factory=dict)
+    submodels: Mapping[int, SubModel] = field(default_factory=dict)
+    in_flight: tuple[int, ...] = ()
+    clock: float = 0.0
+    durations: Mapping[int, float] = field(default_factory=dict)
+    num_values: int = 0
+    budgets: BudgetPlan | None = None
+    params: ParamTree = field(default_factory=dict)
+    stream: Stream = Stream(("unset",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientUpdate:
+    """What the server has of one client at a sync point.
+
+    Attributes:
+        client: Its id.
+        vector: Its model [V of its sub-model]; None for components that said they need no updates.
+        layout: How the vector lies.
+        submodel: Which part of the full model it is.
+        anchor_version: Version of the server's model that it started from.
+        num_samples: Samples that it holds in this round.
+        steps: Local steps since the anchor.
+        effective_steps: Sum of the weights with which the steps' gradients entered the move: ``steps`` for plain
+            SGD, more with momentum (Wang et al. 2020, FedNova); NaN where no such number exists.
+        learning_rate: The rate that was applied.
+        samples_since_anchor: Samples held in the rounds since the anchor, in total.
+        classes_since_anchor: Classes seen since the anchor; None: all of the client's.
+        train_loss: Mean loss over the steps since the anchor; NaN without steps.
+        extras: What else it sent.
+    """
+
+    client: int
+    vector: Tensor | None
+    layout: FlatLayout
+    submodel: SubModel
+    anchor_version: int
+    num_samples: int
+    steps: int
+    effective_steps: float
+    learning_rate: float
+    samples_since_anchor: int
+    classes_since_anchor: tuple[int, ...] | None = None
+    train_loss: float = float("nan")
+    extras: Payload = field(default_factory=dict)
+
+    @cached_property
+    def params(self) -> ParamTree:
+        """The model's tensors by name, as views; a KeyError cannot occur, an absent vector is a ValueError."""
+        if self.vector is None:
+            raise ValueError("this component declared needs_updates = False, so it sees no models")
+        return self.layout.views(self.vector)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncContext:
+    """What server components may know at a sync point.
+
+    Attributes:
+        round: From 1.
+        index: The sync point's number within the round, from 0.
+        ends_round: Whether it is the round's last.
+        vector: The server's model before this aggregation [V].
+        layout: How it lies.
+        anchors: Earlier versions that updates started from.
+        learning_rate: The round's rate.
+        cohort: The round's clients.
+        model: A template on the CPU for forward passes.
+        stream: Random numbers of this component at this sync point.
+        checkpoint: ``checkpoint(tree)`` keeps work that takes minutes; ``resumed`` holds what was kept.
+        resumed: What an earlier, interrupted try of this very call kept; None otherwise.
+    """
+
+    round: int
+    index: int
+    ends_round: bool
+    vector: Tensor
+    layout: FlatLayout
+    anchors: Mapping[int, Tensor]
+    learning_rate: float
+    cohort: tuple[int, ...]
+    model: nn.Module
+    stream: Stream
+    checkpoint: Callable[[State], None]
+    resumed: State = None
+
+    @cached_property
+    def params(self) -> ParamTree:
+        """The server's model before this aggregation, as views."""
+        return self.layout.views(self.vector)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """One row of ``rounds.parquet``; None where a method has no such thing."""
+
+    round: int
+    timestamp_ms: int
+    test_accuracy: float | None
+    test_loss: float | None
+    validation_accuracy: float | None
+    train_loss: float | None
+    lr: float
+    cohort: tuple[int, ...]
+    high_frequency: tuple[int, ...] | None
+    kl_divergence: float | None
+    attendees: tuple[int, ...]
+    sync_points: int
+    values_up: int
+    values_down: int
+    bytes_up: int
+    bytes_down: int
+    over_budget: int | None
+    comm_cost: int
+    comm_ratio: float | None
+    local_steps: int
+    flops: int
+    fwd_macs_per_sample: float | None
+    sim_time_s: float | None
+    wall_time_s: float
+    eval_time_s: float
+    server_time_s: float
+    aggregation_weights: tuple[float, ...]
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+
+def torch_tree(arrays: Mapping[str, np.ndarray]) -> Payload:
+    """Tensors from arrays that may be read-only (from shared memory): copies them."""
+    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}

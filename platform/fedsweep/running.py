@@ -1,0 +1,298 @@
+"""Running an experiment: where it runs, what goes to its folder, who watches, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from fedsweep.building import build_experiment
+from fedsweep.config.load import load_config, resolve
+from fedsweep.config.schema import Config
+from fedsweep.errors import ConfigError, FedsweepError, OutputError
+from fedsweep.runtime.engine import experiment_layout
+from fedsweep.runtime.experiment import Experiment, client_side
+from fedsweep.runtime.fleet import LocalFleet
+from fedsweep.runtime.run_folder import RunFolder, run_facts
+from fedsweep.runtime.session import Opened, RunSession, SessionSettings, Step
+from fedsweep.runtime.worker import Worker
+from fedsweep.tracking.observers import Observer, RunInfo
+
+
+class Session(Protocol):
+    """A run session, in this process or in a server actor; see :class:`RunSession`."""
+
+    def open(self, *, resume: bool) -> Opened:
+        """Begin, or go on from a checkpoint."""
+
+    def step(self) -> Step:
+        """Play one round."""
+
+    def save(self) -> int:
+        """Write a checkpoint of the last finished round."""
+
+    def finish(self, status: str, reason: str | None = None) -> dict[str, Any]:
+        """Write the results."""
+
+    def close(self) -> None:
+        """End the fleet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A run that is ready to start.
+
+    Attributes:
+        config: The resolved configuration.
+        experiment: What it describes.
+        num_actors: Client actors; 0: everything in this process.
+    """
+
+    config: Config
+    experiment: Experiment
+    num_actors: int
+
+
+def plan_run(config: Config) -> Plan:
+    """Check everything that can be checked before something is written.
+
+    Raises:
+        InputError: Something that the configuration names is not there or does not fit.
+    """
+    config = resolve(config)
+    experiment = build_experiment(config)
+    return Plan(config=config, experiment=experiment, num_actors=choose_actors(config, experiment))
+
+
+def choose_actors(config: Config, experiment: Experiment) -> int:
+    """Client actors of a run; 0 is the local backend.
+
+    ``auto`` is Ray with an actor per CPU (at most the cohort), or this process where that is one.
+    """
+    runtime = config.runtime
+    if runtime.backend == "local":
+        if runtime.address is not None:
+            raise ConfigError("runtime.backend=local and runtime.address exclude each other; leave one of them out")
+        return 0
+    cohort = experiment.training.cohort_size
+    asked = runtime.client_actors
+    if isinstance(asked, int):
+        return 0 if asked == 1 and runtime.backend == "auto" and runtime.address is None else asked
+    cpus = len(os.sched_getaffinity(0))
+    fits = max(1, int(cpus / runtime.cpus_per_client))
+    if runtime.gpus_per_client:
+        from fedsweep.runtime.ray_cluster import num_gpus_here
+
+        fits = max(1, int(num_gpus_here() / runtime.gpus_per_client))
+    actors = min(fits, cohort)
+    if runtime.backend == "auto" and runtime.address is None and actors == 1:
+        return 0
+    return actors
+
+
+@contextlib.contextmanager
+def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
+    """The session of a run, on the backend that the plan names; ended afterwards."""
+    settings = SessionSettings(
+        folder=folder,
+        checkpoint_every=plan.config.checkpoint.every,
+        checkpoint_keep=plan.config.checkpoint.keep,
+        facts={**run_facts(), "backend": "ray" if plan.num_actors else "local", "client_actors": plan.num_actors or 1},
+    )
+    if not plan.num_actors:
+        with _one_thread():
+            yield RunSession(plan.experiment, lambda warn: _local_fleet(plan.experiment), settings)
+        return
+    from fedsweep.runtime.server_actor import FleetSettings, RemoteSession
+
+    runtime = plan.config.runtime
+    session = RemoteSession(
+        plan.experiment,
+        fleet=FleetSettings(
+            num_actors=plan.num_actors,
+            name=f"{plan.config.name}-{uuid.uuid4().hex[:6]}",
+            options={"num_cpus": runtime.cpus_per_client, "num_gpus": runtime.gpus_per_client},
+        ),
+        settings=settings,
+        options={"num_cpus": runtime.cpus_per_server, "num_gpus": runtime.gpus_per_server},
+    )
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def _local_fleet(experiment: Experiment) -> LocalFleet:
+    worker = Worker(
+        client_side(experiment),
+        experiment.world.data,
+        experiment.build_model(),
+        layout=experiment_layout(experiment),
+    )
+    return LocalFleet(worker)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """One torch thread, as on an actor, and the global generator as it was."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def cluster_for(plan: Plan, *, dashboard: bool = False) -> Iterator[None]:
+    """The Ray cluster of a run, where it needs one."""
+    if not plan.num_actors:
+        yield
+        return
+    from fedsweep.runtime.ray_cluster import ClusterNeeds, ray_cluster
+
+    runtime = plan.config.runtime
+    data = plan.experiment.world.data
+    model_bytes = 8 * experiment_layout(plan.experiment).num_values
+    needs = ClusterNeeds(
+        actors=plan.num_actors,
+        cpus_per_client=runtime.cpus_per_client,
+        gpus_per_client=runtime.gpus_per_client,
+        cpus_per_server=runtime.cpus_per_server,
+        gpus_per_server=runtime.gpus_per_server,
+        store_bytes=2**29 + 2 * data.images.nbytes + 8 * model_bytes * plan.experiment.training.cohort_size,
+    )
+    with ray_cluster(runtime.address, needs, dashboard=dashboard):
+        yield
+
+
+def run_plan(
+    plan: Plan,
+    folder: Path,
+    *,
+    observers: Sequence[Observer] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    dashboard: bool = False,
+) -> dict[str, Any]:
+    """Run to the end and return what ``result.json`` holds.
+
+    Args:
+        plan: The run.
+        folder: Its folder.
+        observers: Who watches; they can change nothing.
+        resume: The folder holds an unfinished run: go on with it.
+        overwrite: Clear an earlier run's files from the folder.
+        dashboard: Start Ray's dashboard on 127.0.0.1, where a cluster is started here.
+
+    Raises:
+        InputError: The folder, the cluster or a store can't be used; nothing was written.
+        RunError: The run failed on its way; the folder says so.
+        KeyboardInterrupt: It was interrupted; a checkpoint was written.
+    """
+    with cluster_for(plan, dashboard=dashboard):
+        for observer in observers:
+            observer.check()
+        if not resume:
+            RunFolder.create(folder, overwrite=overwrite).write_config(plan.config.to_yaml())
+        with open_session(plan, folder) as session:
+            return _drive(plan, session, folder, observers=observers, resume=resume)
+
+
+def _drive(
+    plan: Plan, session: Session, folder: Path, *, observers: Sequence[Observer], resume: bool
+) -> dict[str, Any]:
+    """Round by round to the end; whatever ends the run, folder and observers learn of it."""
+    try:
+        opened = session.open(resume=resume)
+        info = _run_info(plan, folder, opened, resume=resume)
+        for observer in observers:
+            observer.started(info)
+        step = Step(record=None, stopped_by=None, messages=opened.messages)
+        while step.stopped_by is None:
+            _tell(observers, step)
+            step = session.step()
+        _tell(observers, step)
+    except KeyboardInterrupt:
+        session.save()
+        _end(session, observers, "killed", "interrupted")
+        raise
+    except Exception as error:
+        _end(session, observers, "failed", str(error))
+        raise
+    return _end(session, observers, "finished", None)
+
+
+def _tell(observers: Sequence[Observer], step: Step) -> None:
+    for observer in observers:
+        for message in step.messages:
+            observer.message(message)
+        if step.record is not None:
+            observer.round_done(step.record)
+        if step.checkpointed and step.record is not None:
+            observer.checkpointed(step.record.round)
+
+
+def _end(session: Session, observers: Sequence[Observer], status: str, reason: str | None) -> dict[str, Any]:
+    result: dict[str, Any] = {"status": status, "reason": reason}
+    with contextlib.suppress(Exception if status == "failed" else ()):
+        result = session.finish(status, reason)
+    for observer in observers:
+        observer.finished(status, result)
+    return result
+
+
+def _run_info(plan: Plan, folder: Path, opened: Opened, *, resume: bool) -> RunInfo:
+    facts = run_facts()
+    return RunInfo(
+        name=plan.config.name,
+        folder=folder,
+        config=plan.config.flat(),
+        tags={
+            "fedsweep.git_commit": str(facts["git_commit"]),
+            "fedsweep.config_hash": plan.config.hash(),
+            "fedsweep.method": plan.experiment.method.name,
+            "fedsweep.dataset": plan.config.scenario.dataset,
+        },
+        planned_rounds=plan.experiment.training.rounds,
+        resumed_from=(opened.records[-1].round if opened.records else 0) if resume else None,
+        records=opened.records,
+    )
+
+
+def default_folder(config: Config) -> Path:
+    """``runs/<name>-<timestamp>``, with a number behind it where that is taken."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder = Path("runs") / f"{config.name}-{stamp}"
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{config.name}-{stamp}-{number}"
+    return folder
+
+
+def resumable(folder: Path) -> tuple[Config, bool]:
+    """The configuration of a run that is to go on, and whether it has finished already.
+
+    Raises:
+        OutputError: The folder holds no run.
+    """
+    if not folder.is_dir():
+        raise OutputError(f"{folder}: there is no such folder")
+    run = RunFolder(folder)
+    run.read_config()
+    config = load_config(folder / "config.yaml")
+    if not run.has_result():
+        return config, False
+    try:
+        return config, run.read_result().get("status") == "finished"
+    except FedsweepError:
+        return config, False

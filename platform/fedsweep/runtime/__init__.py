@@ -1,0 +1,1 @@
+"""What carries out a method: the engine, local training, the fleets, checkpoints."""

@@ -1,0 +1,192 @@
+"""Files that survive a kill at any byte, and reading files that others may have prepared."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsweep.errors import DataError, OutputError
+
+_TEMPORARY = ".tmp"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file that is there whole or not at all, once :func:`sync_folder` was called on its folder.
+
+    Args:
+        path: Where; what is there is replaced.
+        data: Its bytes.
+
+    Raises:
+        OSError: The disk is full, say; nothing is left behind, and an older file stays.
+    """
+    temporary = path.with_name(f".{path.name}{_TEMPORARY}")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sweep_temporaries(folder: Path) -> None:
+    """Delete what a killed :func:`write_durably` left in a folder."""
+    for path in folder.glob(f".*{_TEMPORARY}"):
+        path.unlink(missing_ok=True)
+
+
+def read_plain(path: Path, *, size: int | None = None, max_size: int | None = None) -> bytes:
+    """The bytes of a regular file; links, pipes and files of an unexpected size are refused before they are read.
+
+    Args:
+        path: The file.
+        size: Bytes that it must have.
+        max_size: Bytes that it may have.
+
+    Raises:
+        DataError: It is missing, can't be read, is no regular file, or has another size.
+    """
+    try:
+        # Without O_NONBLOCK, opening a pipe would wait for somebody to write to it.
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        reason = "it is a link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
+        raise DataError(f"can't read {path.name}: {reason}") from error
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise DataError(f"can't read {path.name}: it is no regular file")
+        if size is not None and found.st_size != size:
+            raise DataError(f"size differs ({path.name} has {found.st_size} bytes instead of {size})")
+        if max_size is not None and found.st_size > max_size:
+            raise DataError(f"{path.name} has {found.st_size} bytes, more than {max_size}")
+        try:
+            return file.read(found.st_size)
+        except OSError as error:
+            raise DataError(f"can't read {path.name}: {os.strerror(error.errno or 0)}") from error
+
+
+@dataclass(frozen=True)
+class ObjectRef:
+    """What names an object.
+
+    Attributes:
+        sha256: Of its bytes, 64 hexadecimal digits in lower case.
+        size: Its bytes.
+    """
+
+    sha256: str
+    size: int
+
+    def __post_init__(self) -> None:
+        """Check that this can be the name of a file in one folder, and nothing else."""
+        if not isinstance(self.sha256, str) or not _DIGEST.fullmatch(self.sha256):
+            raise DataError(f"an object is named by 64 hexadecimal digits, but got {str(self.sha256)[:80]!r}")
+        if type(self.size) is not int or self.size < 0:
+            raise DataError(f"the size of an object is a number of bytes, but got {str(self.size)[:80]!r}")
+
+
+class ObjectStore:
+    """Files named by their content: what did not change is not written again.
+
+    Args:
+        folder: Where they lie; made by the first :meth:`put`.
+        suffix: Ending of the files' names.
+    """
+
+    def __init__(self, folder: Path, *, suffix: str) -> None:
+        self._folder, self._suffix = folder, suffix
+        self._intact: set[ObjectRef] = set()
+
+    def path(self, ref: ObjectRef) -> Path:
+        """Where an object lies."""
+        return self._folder / f"{ref.sha256}{self._suffix}"
+
+    def put(self, data: bytes) -> ObjectRef:
+        """Keep some bytes; they are safe once :meth:`sync` was called.
+
+        Raises:
+            OSError: The disk is full, say.
+            OutputError: The folder is a link.
+        """
+        ref = ObjectRef(hashlib.sha256(data).hexdigest(), len(data))
+        if not self.holds(ref):
+            self._open_folder()
+            write_durably(self.path(ref), data)
+            self._intact.add(ref)
+        return ref
+
+    def holds(self, ref: ObjectRef) -> bool:
+        """Whether the object is there with the right content; content is read once, afterwards only its size."""
+        if ref not in self._intact:
+            with contextlib.suppress(DataError):
+                self.get(ref)
+                return True
+            return False
+        with contextlib.suppress(OSError):
+            found = os.lstat(self.path(ref))
+            return stat.S_ISREG(found.st_mode) and found.st_size == ref.size
+        return False
+
+    def get(self, ref: ObjectRef) -> bytes:
+        """The bytes of an object.
+
+        Raises:
+            DataError: It is missing or not what it was.
+        """
+        if self._folder.is_symlink():
+            raise DataError(f"can't read {self._folder.name}: it is a link")
+        data = read_plain(self.path(ref), size=ref.size)
+        if hashlib.sha256(data).hexdigest() != ref.sha256:
+            self._intact.discard(ref)
+            raise DataError(f"checksum differs ({self._folder.name}/{self.path(ref).name})")
+        self._intact.add(ref)
+        return data
+
+    def sync(self) -> None:
+        """Make everything that was put survive a power cut."""
+        if self._folder.is_dir():
+            sync_folder(self._folder)
+
+    def sweep(self) -> None:
+        """Delete what a killed :meth:`put` left."""
+        if self._folder.is_dir():
+            self._open_folder()
+            sweep_temporaries(self._folder)
+
+    def collect(self, keep: Collection[ObjectRef]) -> None:
+        """Delete all objects but these; files with other names stay."""
+        names = {self.path(ref).name for ref in keep}
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            is_object = path.name.endswith(self._suffix) and _DIGEST.fullmatch(path.name.removesuffix(self._suffix))
+            if is_object and path.name not in names:
+                path.unlink()
+        self._intact.intersection_update(keep)
+
+    def _open_folder(self) -> None:
+        if self._folder.is_symlink():
+            raise OutputError(f"{self._folder} must be a folder, but is a link; move it away")
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True)
+            sync_folder(self._folder.parent)

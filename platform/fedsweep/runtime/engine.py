@@ -1,0 +1,272 @@
+"""The engine: from the run after one round to the run after the next.
+
+It knows seams, never methods. A round is a pure function of the run's state: when a worker is lost, or the process
+is, the round is begun anew from the same state and comes to the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedsweep.components.probes import Probe
+from fedsweep.errors import ConfigError, RunError, WorkerLost
+from fedsweep.records import RoundRecord, ServerContext, State
+from fedsweep.runtime.aggregation import Aggregator
+from fedsweep.runtime.evaluator import Evaluator
+from fedsweep.runtime.experiment import Experiment, transformed
+from fedsweep.runtime.fleet import Fleet
+from fedsweep.runtime.ledger import BYTES_PER_VALUE, Ledger
+from fedsweep.runtime.local_training import optimizer_riders
+from fedsweep.runtime.messages import Tally
+from fedsweep.runtime.planning import CostModel, Planner, RoundPlan
+from fedsweep.runtime.playing import Played, Player
+from fedsweep.runtime.recording import Recorder
+from fedsweep.runtime.state import RunState
+from fedsweep.streams import stream
+from fedsweep.trees import FlatLayout, layout_of, load_vector, model_vector
+
+# A round is begun at most this often; an actor that dies every time has a cause that repairing will not cure.
+_MAX_ATTEMPTS = 5
+
+
+def experiment_layout(experiment: Experiment) -> FlatLayout:
+    """How the experiment's full model lies in its vector, riders included."""
+    model = experiment.build_model()
+    settings = experiment.training.optimizer
+    return layout_of(model, optimizer_riders(settings, layout_of(model).num_params))
+
+
+class Engine:
+    """Runs an experiment on a fleet.
+
+    Args:
+        experiment: The experiment.
+        fleet: Where the clients are.
+        on_partial: Called with a state that holds a refinement's unfinished work, to be checkpointed.
+        on_repair: Called with a sentence when lost workers are replaced.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        fleet: Fleet,
+        *,
+        on_partial: Callable[[RunState], None] = lambda state: None,
+        on_repair: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self.experiment, self.fleet = experiment, fleet
+        self._on_partial, self._on_repair = on_partial, on_repair
+        self.layout = experiment_layout(experiment)
+        self._model = experiment.build_model().to(experiment.server_device)
+        self.costs = CostModel(experiment)
+        self.planner = Planner(experiment, self.layout, self.costs)
+        aggregator = Aggregator(
+            experiment.method,
+            self.layout,
+            model=experiment.build_model(),
+            stream_for=lambda seam, round, index: stream(experiment.seed, seam, round, -1, index),
+        )
+        self._player = Player(experiment, fleet, aggregator, self.layout)
+        self._recorder = Recorder(experiment, self.planner, self.costs, self.layout)
+        world = experiment.world
+        self._test = self._evaluator(world.test_images, world.test_labels)
+        self._validation = None if world.validation is None else self._evaluator(*world.validation)
+
+    def _evaluator(self, images: np.ndarray, labels: np.ndarray) -> Evaluator:
+        return Evaluator(
+            images,
+            labels,
+            transform=self.experiment.world.data.transform,
+            batch_size=self.experiment.evaluation_batch,
+            device=self.experiment.server_device,
+            dtype=self.layout.dtype,
+        )
+
+    # -- the start -----------------------------------------------------------------------------------------------
+
+    def start(self) -> RunState:
+        """The run before round 1: initial model, components' states, one-off exchange."""
+        vector = model_vector(self.experiment.build_model(), self.layout)
+        components: dict[str, State] = {}
+        ledger = Ledger()
+        for seam, component in self.experiment.method.server_components():
+            context = self._context(seam, vector)
+            state = component.init(context)
+            probes, payload = component.setup(state, context)
+            if probes:
+                state = component.setup_done(state, self._ask(probes, vector, ledger), context)
+            for profile in self.experiment.world.profiles:
+                ledger.payload(profile.client, "down", {n: v.numpy() for n, v in payload.items()})
+            components[seam] = state
+        self.setup_bytes = ledger.bytes("up") + ledger.bytes("down")
+        has_devices = self.experiment.world.profiles[0].device is not None
+        return RunState(vector=vector, components=components, clock=0.0 if has_devices else None)
+
+    def _context(self, seam: str, vector: torch.Tensor) -> ServerContext:
+        world = self.experiment.world
+        dtype = self.layout.dtype
+        proxy = world.proxy
+        return ServerContext(
+            num_clients=len(world.profiles),
+            num_classes=world.data.num_classes,
+            num_rounds=self.experiment.training.rounds,
+            profiles=world.profiles,
+            model=self.experiment.build_model(),
+            layout=self.layout,
+            vector=vector,
+            proxy_data=None
+            if proxy is None
+            else (
+                transformed(world, proxy[0], dtype),
+                None if proxy[1] is None else torch.from_numpy(np.array(proxy[1])),
+            ),
+            validation_data=None
+            if world.validation is None
+            else (transformed(world, world.validation[0], dtype), torch.from_numpy(np.array(world.validation[1]))),
+            budgets=world.budgets,
+            stream=stream(self.experiment.seed, seam, 0),
+        )
+
+    def _ask(
+        self, probes: tuple[Probe, ...], vector: torch.Tensor, ledger: Ledger
+    ) -> Mapping[int, dict[str, torch.Tensor]]:
+        clients = [profile.client for profile in self.experiment.world.profiles]
+        answers = self.fleet.measure(clients, probes, vector.numpy())
+        for client, arrays in answers.items():
+            ledger.payload(client, "up", arrays)
+        return {k: {n: torch.from_numpy(np.array(a)) for n, a in arrays.items()} for k, arrays in answers.items()}
+
+    @property
+    def registration_bytes(self) -> int:
+        """Bytes that clients send once: number of samples, label counts where a component reads them."""
+        per_client = 1
+        if "label_counts" in self.experiment.method.registration:
+            per_client += self.experiment.world.data.num_classes
+        return BYTES_PER_VALUE * per_client * len(self.experiment.world.profiles)
+
+    # -- a round -------------------------------------------------------------------------------------------------
+
+    def finished_by(self, state: RunState) -> str | None:
+        """Why the run ends with this state: ``"rounds"``, a limit's name, or None where it goes on."""
+        stop = self.experiment.training.stop
+        last = state.records[-1].test_accuracy if state.records else None
+        if stop.target_accuracy is not None and last is not None and last >= stop.target_accuracy:
+            return "target_accuracy"
+        if stop.wall_time_s is not None and state.records and state.wall_time_s >= stop.wall_time_s:
+            return "wall_time_s"
+        if state.round >= self.experiment.training.rounds:
+            return "rounds"
+        return None
+
+    def advance(self, state: RunState) -> tuple[RunState, str | None]:
+        """One round.
+
+        Returns:
+            The state after it; or the same state and the name of the limit that the round would pass.
+
+        Raises:
+            ClientJobError: A client's work failed.
+        """
+        began = time.perf_counter()
+        plan = self.planner.plan(state)
+        limit = self._would_pass(state, BYTES_PER_VALUE * plan.values + plan.index_bytes, plan.clock)
+        if limit is not None:
+            return state, limit
+        played = self._played(plan, state)
+        moved = played.ledger.bytes("up") + played.ledger.bytes("down")
+        limit = self._would_pass(state, moved, plan.clock)
+        if limit is not None:
+            return state, limit
+        wall = time.perf_counter() - began
+        return self._recorded(plan, state, played, wall), None
+
+    def _would_pass(self, state: RunState, more_bytes: int, clock: float | None) -> str | None:
+        stop = self.experiment.training.stop
+        if stop.total_bytes is not None and state.total_bytes + more_bytes > stop.total_bytes:
+            return "total_bytes"
+        if stop.sim_time_s is not None and clock is not None and clock > stop.sim_time_s:
+            return "sim_time_s"
+        return None
+
+    def _played(self, plan: RoundPlan, state: RunState) -> Played:
+        for attempt in range(_MAX_ATTEMPTS):
+            try:
+                return self._player.play(
+                    plan,
+                    state,
+                    attempt=attempt,
+                    keep=lambda seam, tree: self._on_partial(replace(state, partial={**state.partial, seam: tree})),
+                )
+            except WorkerLost as lost:
+                self._on_repair(f"round {plan.context.round}: {lost}; replacing it and going on")
+                self.fleet.repair()
+        raise RunError(f"round {plan.context.round} was begun {_MAX_ATTEMPTS} times and lost a client actor each time")
+
+    def _recorded(self, plan: RoundPlan, state: RunState, played: Played, wall: float) -> RunState:
+        record = self._recorder.record(plan, state, played, wall_time_s=wall)
+        record = self._tested(record, played)
+        for seam, component in self.experiment.method.server_components():
+            played.components[seam] = component.observe(played.components[seam], record)
+        held = self._held(state, played)
+        versions = {tally.anchor_version for tally in held.values()}
+        anchors = {**state.anchors, **played.anchors}
+        return RunState(
+            round=plan.context.round,
+            version=played.version,
+            vector=played.vector,
+            components=played.components,
+            memories={**state.memories, **played.memories},
+            held=held,
+            anchors={version: anchors[version] for version in sorted(versions) if version in anchors},
+            accuracies=self._accuracies(state, played),
+            clock=plan.clock,
+            total_bytes=state.total_bytes + record.bytes_up + record.bytes_down,
+            wall_time_s=state.wall_time_s + record.wall_time_s + record.eval_time_s,
+            records=(*state.records, record),
+        )
+
+    def _held(self, state: RunState, played: Played) -> dict[int, Tally]:
+        held = {k: t for k, t in state.held.items() if k not in played.attended and k not in played.totals}
+        held |= {k: total.held for k, total in played.totals.items() if total.held is not None}
+        return dict(sorted(held.items()))
+
+    def _accuracies(self, state: RunState, played: Played) -> dict[int, tuple[float, ...]]:
+        kept = dict(state.accuracies)
+        for client, total in played.totals.items():
+            if total.pass_accuracies:
+                kept[client] = (*kept.get(client, ()), *total.pass_accuracies)[-3:]
+        return dict(sorted(kept.items()))
+
+    def _tested(self, record: RoundRecord, played: Played) -> RoundRecord:
+        due = record.round % self.experiment.evaluate_every == 0 or record.round == self.experiment.training.rounds
+        if not due:
+            return record
+        began = time.perf_counter()
+        load_vector(self._model, self.layout, played.vector)
+        evaluation, state = self.experiment.method.evaluation, played.components["evaluation"]
+        accuracy, loss = self._test.test(evaluation, state, self._model, played.updates)
+        validation = None
+        if self._validation is not None:
+            validation, _ = self._validation.test(evaluation, state, self._model, played.updates)
+        return replace(
+            record,
+            test_accuracy=accuracy,
+            test_loss=loss,
+            validation_accuracy=validation,
+            eval_time_s=time.perf_counter() - began,
+        )
+
+    def check(self) -> None:
+        """What can only be known with model and world together; wrong input is a ConfigError before round 1."""
+        sizes = {profile.num_samples for profile in self.experiment.world.profiles}
+        if 0 in sizes:
+            empty = [p.client for p in self.experiment.world.profiles if p.num_samples == 0]
+            raise ConfigError(
+                f"every client needs at least one sample, but clients {empty[:5]} have none; use fewer clients or"
+                " another scenario.partition"
+            )

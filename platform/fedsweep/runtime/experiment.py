@@ -1,0 +1,190 @@
+"""An experiment as objects: what the configuration describes, ready to run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.records import ClientProfile
+from fedsweep.runtime.messages import ClientSide, OptimizerSettings
+from fedsweep.runtime.worker import TrainingData
+from fedsweep.streams import stream
+from fedsweep.world.availability import Availability
+from fedsweep.world.budgets import BudgetPlan
+from fedsweep.world.drift import Drift
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopLimits:
+    """When a run ends before its last round; None: no such limit.
+
+    Attributes:
+        target_accuracy: Ends after the round that reached it.
+        total_bytes: Ends before the first round that would pass it.
+        sim_time_s: Ends before the first round that would pass it.
+        wall_time_s: Ends after the round that reached it.
+    """
+
+    target_accuracy: float | None = None
+    total_bytes: int | None = None
+    sim_time_s: float | None = None
+    wall_time_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The training section as the engine reads it.
+
+    Attributes:
+        rounds: Rounds of the run.
+        cohort_size: Clients asked for in each round.
+        local_epochs: Passes over its data per client and round; a pair is the range of a draw per client.
+        local_steps: Steps per client and round; None: by ``local_epochs``.
+        equal_steps: All clients take the same number of steps; None: as the method asks.
+        batch_size: Samples per step; a pair is the range of a draw per client.
+        optimizer: The clients' optimiser.
+        learning_rate: The rate before the schedule.
+        schedule: ``schedule(round) -> rate``.
+        stop: Limits.
+    """
+
+    rounds: int
+    cohort_size: int
+    local_epochs: int | tuple[int, int]
+    local_steps: int | tuple[int, int] | None
+    equal_steps: bool | None
+    batch_size: int | tuple[int, int]
+    optimizer: OptimizerSettings
+    learning_rate: float
+    schedule: Callable[[int], float]
+    stop: StopLimits = field(default_factory=StopLimits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The scenario as objects: the same for every method in a fair comparison.
+
+    Attributes:
+        data: What clients train on.
+        test_images: [T, C, H, W].
+        test_labels: [T].
+        indices: For each client the indices of its training samples.
+        profiles: All clients.
+        validation: Images and labels held out on the server, or None.
+        proxy: Images and labels (None: unlabelled) on the server for methods that need them, or None.
+        drift: How the clients' classes change, or None.
+        availability: Who is there, or None: everybody.
+        budgets: Who affords what, or None.
+    """
+
+    data: TrainingData
+    test_images: np.ndarray
+    test_labels: np.ndarray
+    indices: tuple[np.ndarray, ...]
+    profiles: tuple[ClientProfile, ...]
+    validation: tuple[np.ndarray, np.ndarray] | None = None
+    proxy: tuple[np.ndarray, np.ndarray | None] | None = None
+    drift: Drift | None = None
+    availability: Availability | None = None
+    budgets: BudgetPlan | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that a run follows from.
+
+    Attributes:
+        seed: Everything random follows from it.
+        world: The scenario.
+        build_model: Makes the full model with its initial values; deterministic.
+        method: What is run.
+        training: How clients train.
+        evaluate_every: Rounds between two evaluations; the last round is always evaluated.
+        evaluation_batch: Samples per forward pass of an evaluation.
+        device: ``"cpu"`` or ``"cuda"`` for the clients.
+        server_device: The same for the server.
+        config_hash: Names the configuration; checkpoints of another one are refused.
+    """
+
+    seed: int
+    world: World
+    build_model: Callable[[], nn.Module]
+    method: FederatedMethod
+    training: Training
+    evaluate_every: int = 1
+    evaluation_batch: int = 1000
+    device: str = "cpu"
+    server_device: str = "cpu"
+    config_hash: str = ""
+
+    def drawn(self, value: int | tuple[int, int], purpose: str, client: int) -> int:
+        """A configured number, or a client's own draw from a range, the same in every round."""
+        if isinstance(value, int):
+            return value
+        low, high = value
+        return int(stream(self.seed, purpose, 0, client).numpy().integers(low, high + 1))
+
+    def equal_steps(self) -> int:
+        """Local steps of every client where all take the same number.
+
+        Source: DynamicFL, Eq. 4: ``floor(sum_m n_m E / (M B))``.
+        """
+        epochs, batch = self.training.local_epochs, self.training.batch_size
+        if not isinstance(epochs, int) or not isinstance(batch, int):
+            raise ConfigError(
+                "equal steps for all clients need one number for training.local_epochs and training.batch_size,"
+                " not a range; give numbers, or set training.local_steps or training.equal_steps: false"
+            )
+        total = sum(profile.num_samples for profile in self.world.profiles)
+        return max(1, total * epochs // (len(self.world.profiles) * batch))
+
+    def steps_are_equal(self) -> bool:
+        """Whether all clients take the same number of steps."""
+        if self.method.settings.local_steps is not None or isinstance(self.training.local_steps, int):
+            return True
+        asked = self.training.equal_steps
+        return bool(self.method.settings.equal_steps) if asked is None else asked
+
+    def local_steps(self, client: int, num_samples: int) -> tuple[int, int, bool]:
+        """A client's local steps, its batch size, and whether its batches are whole.
+
+        Args:
+            client: Its id.
+            num_samples: Samples that it has in the round, at least 1.
+        """
+        batch = self.drawn(self.training.batch_size, "batch_size", client)
+        fixed = self.method.settings.local_steps
+        if fixed is None and self.training.local_steps is not None:
+            fixed = self.drawn(self.training.local_steps, "local_steps", client)
+        if fixed is not None:
+            return fixed, batch, True
+        if self.steps_are_equal():
+            return self.equal_steps(), batch, True
+        epochs = self.drawn(self.training.local_epochs, "local_epochs", client)
+        return epochs * math.ceil(num_samples / batch), batch, False
+
+
+def transformed(world: World, images: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """Images as a model sees them when it is tested: transformed, without augmentation."""
+    return world.data.transform(torch.from_numpy(np.ascontiguousarray(images)), generator=None, train=False).to(dtype)
+
+
+def client_side(experiment: Experiment) -> ClientSide:
+    """What a worker is told of an experiment."""
+    return ClientSide(
+        seed=experiment.seed,
+        objective=experiment.method.objective,
+        terms=experiment.method.terms,
+        solver=experiment.method.solver,
+        optimizer=experiment.training.optimizer,
+        indices=experiment.world.indices,
+        device=experiment.device,
+        track_accuracy=experiment.world.availability is not None,
+    )

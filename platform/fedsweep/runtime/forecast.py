@@ -1,0 +1,129 @@
+"""What a run will cost, from its plan alone: nothing is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fedsweep.runtime.engine import experiment_layout
+from fedsweep.runtime.experiment import Experiment
+from fedsweep.runtime.ledger import BYTES_PER_VALUE
+from fedsweep.runtime.messages import Tally
+from fedsweep.runtime.planning import CostModel, Planner
+from fedsweep.runtime.state import RunState
+from fedsweep.streams import stream
+from fedsweep.records import ServerContext
+from fedsweep.trees import model_vector
+
+# Rounds that are planned one by one; longer runs are extrapolated.
+_PLANNED = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a run will cost.
+
+    Attributes:
+        rounds: Rounds of the run.
+        local_steps: All clients', all rounds.
+        total_bytes: Models both ways; payloads that a method adds come on top.
+        comm_ratio: Mean over rounds.
+        flops: Training, all clients.
+        sim_time_s: Virtual seconds, or None without devices.
+        num_params: Trained scalars of the model.
+        memory_mb: What a client actor holds beside the program itself: models, gradients, optimiser state, its
+            clients' samples.
+        exact: Every round was planned; otherwise figures are extrapolated.
+    """
+
+    rounds: int
+    local_steps: int
+    total_bytes: int
+    comm_ratio: float
+    flops: int
+    sim_time_s: float | None
+    num_params: int
+    memory_mb: float
+    exact: bool
+
+
+def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
+    """Plan the run's rounds and add up what they cost.
+
+    Methods whose plans depend on training (measurements, accuracy) are forecast as they start.
+
+    Args:
+        experiment: The experiment.
+        num_actors: Client actors that the clients are laid on.
+    """
+    layout, costs = experiment_layout(experiment), CostModel(experiment)
+    planner = Planner(experiment, layout, costs)
+    state = _start(experiment)
+    rounds = experiment.training.rounds
+    planned = min(rounds, _PLANNED)
+    steps = values = flops = 0
+    ratios = []
+    for _ in range(planned):
+        plan = planner.plan(state)
+        taken = {k: 0 for k in plan.context.cohort}
+        for point in plan.points:
+            for job in point.start:
+                taken[job.client] += job.steps
+        steps += sum(taken.values())
+        values += plan.values
+        for client, count in taken.items():
+            samples = planner.samples_of_steps(plan.context.work[client], count)
+            flops += costs.flops(plan.context.submodels[client], samples)
+        work = plan.context.work
+        if work:
+            mean_steps = sum(w.steps for w in work.values()) / len(work)
+            ratios.append(plan.values / (len(work) * 2 * layout.num_values * mean_steps))
+        held = {k: Tally() for k in taken} if plan.points and not plan.points[-1].attend else {}
+        state = replace(
+            state, round=state.round + 1, components=plan.components, clock=plan.clock, held={**state.held, **held}
+        )
+    scale = rounds / planned
+    return Forecast(
+        rounds=rounds,
+        local_steps=round(steps * scale),
+        total_bytes=round(values * BYTES_PER_VALUE * scale),
+        comm_ratio=sum(ratios) / len(ratios) if ratios else 0.0,
+        flops=round(flops * scale),
+        sim_time_s=None if state.clock is None else state.clock * scale,
+        num_params=layout.num_params,
+        memory_mb=_memory_mb(experiment, num_values=layout.num_values, num_actors=num_actors),
+        exact=planned == rounds,
+    )
+
+
+def _start(experiment: Experiment) -> RunState:
+    layout = experiment_layout(experiment)
+    vector = model_vector(experiment.build_model(), layout)
+    world = experiment.world
+    components = {
+        seam: component.init(
+            ServerContext(
+                num_clients=len(world.profiles),
+                num_classes=world.data.num_classes,
+                num_rounds=experiment.training.rounds,
+                profiles=world.profiles,
+                model=experiment.build_model(),
+                layout=layout,
+                vector=vector,
+                budgets=world.budgets,
+                stream=stream(experiment.seed, seam, 0),
+            )
+        )
+        for seam, component in experiment.method.server_components()
+    }
+    return RunState(vector=vector, components=components, clock=0.0 if world.profiles[0].device is not None else None)
+
+
+def _memory_mb(experiment: Experiment, *, num_values: int, num_actors: int) -> float:
+    """Models, gradient and samples of the clients that are on one actor at a time."""
+    clients = -(-experiment.training.cohort_size // num_actors)
+    slots = 2 if experiment.training.optimizer.name == "adam" else bool(experiment.training.optimizer.momentum)
+    anchors = 1 if experiment.method.terms else 0
+    models = num_values * (clients * (1 + int(slots) + anchors) + 4)
+    sample = int(experiment.world.data.images[0].size)
+    samples = sum(sorted((p.num_samples for p in experiment.world.profiles), reverse=True)[:clients]) * sample
+    return 4 * (models + samples) / 2**20

@@ -1,0 +1,450 @@
+"""Local training: one client's work in one round, step by step.
+
+A client's model is one flat vector; the module's parameters are views into it, and so are the gradients. So an
+optimiser step, an average and a message are each one operation on one array, and a worker that steps several
+clients in turn binds its one module to the next client's vector without copying.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsweep.components.local import LocalStep, LocalWork, Memory
+from fedsweep.components.probes import LocalClient, Probe
+from fedsweep.components.submodels import SubModel
+from fedsweep.errors import ClientJobError
+from fedsweep.records import LocalJob, Payload, State
+from fedsweep.runtime.messages import ClientSide, OptimizerSettings, RoundTotals, Tally, Turn
+from fedsweep.runtime.shards import Shard, batch_order
+from fedsweep.streams import stream
+from fedsweep.trees import FlatLayout, ParamTree
+
+
+class ModuleSlot:
+    """A module whose parameters and float buffers can be bound to any client's vector.
+
+    Args:
+        module: Taken over by the slot.
+        layout: How its values lie in a vector.
+        device: Where it lives.
+    """
+
+    def __init__(self, module: nn.Module, layout: FlatLayout, device: str) -> None:
+        self.module = module.to(device)
+        self.layout = layout
+        self.gradient = torch.zeros(layout.num_params, dtype=layout.dtype, device=device)
+        self._tensors: list[Tensor] = list(self.module.parameters())
+        for parameter, view in zip(self._tensors, layout.params(self.gradient).values(), strict=True):
+            parameter.grad = view
+        self._tensors += [b for b in self.module.buffers() if b.is_floating_point()]
+        self.stochastic = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())
+        self._bound: list[Tensor] | None = None
+
+    def bind(self, views: list[Tensor]) -> nn.Module:
+        """The module, with the given tensors as its parameters and buffers."""
+        if self._bound is not views:
+            for tensor, view in zip(self._tensors, views, strict=False):
+                tensor.data = view
+            self._bound = views
+        return self.module
+
+
+def optimizer_riders(settings: OptimizerSettings, num_params: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Name and shape of the optimiser state that moves with the model; empty unless ``keep`` is ``"average"``."""
+    if settings.keep != "average":
+        return []
+    return [(f"optimizer.{name}", (num_params,) if whole else (1,)) for name, whole in _slots(settings)]
+
+
+def _slots(settings: OptimizerSettings) -> list[tuple[str, bool]]:
+    """The optimiser's state tensors: name, and whether it has one value per parameter."""
+    if settings.name == "adam":
+        return [("exp_avg", True), ("exp_avg_sq", True), ("step", False)]
+    return [("momentum_buffer", True)] if settings.momentum else []
+
+
+class LocalSession:
+    """One client's work in one round.
+
+    Args:
+        side: The experiment's client side.
+        turn: The client's part in the round.
+        round: From 1.
+        learning_rate: The round's.
+        slot: A module of the sub-model's size.
+        shard: The client's samples of this round.
+        full: The full model's layout.
+        memory: What the client remembers; None: nothing yet.
+        num_classes: Classes of the data set.
+    """
+
+    def __init__(
+        self,
+        side: ClientSide,
+        turn: Turn,
+        *,
+        round: int,
+        learning_rate: float,
+        slot: ModuleSlot,
+        shard: Shard,
+        full: FlatLayout,
+        memory: State,
+        num_classes: int,
+    ) -> None:
+        self.client = turn.client
+        self.submodel: SubModel = turn.submodel
+        self.layout = slot.layout
+        self._side, self._round, self._learning_rate = side, round, learning_rate
+        self._slot, self._shard, self._full, self._num_classes = slot, shard, full, num_classes
+        self._work = turn.work
+        self._batches = batch_order(turn.work, stream(side.seed, "batches", round, turn.client))
+        self._position = 0
+        self._due = 0
+        self._job_steps = 0
+        self._loss_sum = 0.0
+        self._samples = 0
+        self._hits: list[tuple[int, int]] = []
+        self._coefficient_buffer = 0.0
+        self._tally = Tally()
+        self._fresh = True
+        self._broadcast: Payload = {}
+        self._extras: dict[str, np.ndarray] = {}
+        self._anchor: Tensor | None = None
+        self._restore(turn, memory or {})
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def _restore(self, turn: Turn, memory: dict[str, Any]) -> None:
+        settings, layout, device = self._side.optimizer, self.layout, self._side.device
+        self.vector = torch.zeros(layout.num_values, dtype=layout.dtype, device=device)
+        self._params = layout.views(self.vector)
+        self._trained = layout.params(self.vector)
+        self._views = list(self._params.values())
+        self._flat = nn.Parameter(self.vector[: layout.num_params])
+        self._flat.grad = self._slot.gradient
+        self._optimizer = _make_optimizer(self._flat, settings, self._learning_rate)
+        self._kept = memory.get("optimizer") if settings.keep == "persist" or turn.held is not None else None
+        self._load_optimizer(self._kept)
+        self._memories: dict[str, Memory] = {}
+        self._stored_memories: dict[str, Memory] = dict(memory.get("terms", {}))
+        if turn.held is not None:
+            self._tally, self._fresh = turn.held, False
+            self.vector.copy_(torch.from_numpy(np.array(memory["held"])))
+            if "anchor" in memory:
+                self._anchor = torch.from_numpy(np.array(memory["anchor"])).to(device)
+
+    def _load_optimizer(self, kept: dict[str, np.ndarray] | None) -> None:
+        settings, layout = self._side.optimizer, self.layout
+        state: dict[str, Tensor] = {}
+        for name, whole in _slots(settings):
+            if settings.keep == "average":
+                rider = self._params[f"optimizer.{name}"]
+                state[name] = rider if whole else rider[0]
+                continue
+            size = (layout.num_params,) if whole else ()
+            state[name] = torch.zeros(size, dtype=layout.dtype if whole else torch.float32, device=self._flat.device)
+            if not whole:
+                state[name] = state[name].cpu()
+            if kept is not None:
+                state[name].copy_(self._cut(kept[name]) if whole else torch.from_numpy(np.array(kept[name])))
+        if state:
+            self._optimizer.state[self._flat] = state
+
+    def _cut(self, per_param: np.ndarray) -> Tensor:
+        """The sub-model's share of an array with one value per parameter of the full model."""
+        whole = torch.zeros(self._full.num_values, dtype=self._full.dtype)
+        whole[: self._full.num_params] = torch.from_numpy(np.array(per_param))
+        return self.submodel.extract(whole, self._full)[: self.layout.num_params]
+
+    def _grown(self, per_param: Tensor, before: np.ndarray | None) -> np.ndarray:
+        """An array of the full model's size that holds the sub-model's share; the rest as it was, or zero."""
+        part = torch.zeros(self.layout.num_values, dtype=self.layout.dtype)
+        part[: self.layout.num_params] = per_param.detach().cpu()
+        covered = self.submodel.embed(part, self._full)
+        whole = covered.vector[: self._full.num_params].clone()
+        if covered.cover is not None:
+            old = torch.zeros_like(whole) if before is None else torch.from_numpy(np.array(before))
+            whole = torch.where(covered.cover[: self._full.num_params], whole, old)
+        return whole.numpy()
+
+    # -- jobs ----------------------------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        job: LocalJob,
+        anchor: Tensor | None,
+        *,
+        version: int,
+        broadcast: Payload,
+        probes: tuple[Probe, ...],
+    ) -> None:
+        """Take up a job. Its steps are taken when the client is waited for, see :meth:`advance`.
+
+        Args:
+            job: The work.
+            anchor: The server's model [V full] that was just sent; None where the job resumes.
+            version: The anchor's version.
+            broadcast: What came with it.
+            probes: Measurements to make at the start.
+        """
+        if anchor is not None:
+            self.vector.copy_(self.submodel.extract(anchor, self._full))
+            classes = self._work.classes
+            self._tally = Tally(anchor_version=version, samples=self._work.num_samples, classes=classes)
+            self._broadcast = broadcast
+            if probes or any(term.needs_anchor for term in self._side.terms):
+                self._anchor = self.vector.clone()
+        elif self._fresh is False and self._position == 0:
+            self._tally = _joined(self._tally, self._work.num_samples, self._work.classes)
+        self._prepare_terms()
+        self._measure([p for p in probes if p.when == "start"])
+        self._due += job.steps
+        self._job_steps = job.steps
+
+    def _prepare_terms(self) -> None:
+        for term in self._side.terms:
+            if term.name not in self._memories:
+                stored = self._stored_memories.get(term.name)
+                self._memories[term.name] = term.init(self._trained) if stored is None else stored
+            self._memories[term.name], params = term.prepare(self._memories[term.name], self._anchor_params())
+            self._replace(params)
+
+    def advance(self, probes: tuple[Probe, ...] = ()) -> None:
+        """Take the steps that are due; then let terms and probes finish."""
+        if self._due:
+            self._take_steps()
+        self._finish_terms()
+        self._measure([p for p in probes if p.when == "end"])
+        total = float(self.vector.sum())
+        if not math.isfinite(total) and not bool(torch.isfinite(self.vector).all()):
+            raise self._error(self._position, "its model has values that are not finite; lower the learning rate")
+
+    def _take_steps(self) -> None:
+        module = self._slot.bind(self._views)
+        module.train()
+        losses: list[Tensor] = []
+        first = self._position
+        for _ in range(self._due):
+            losses.append(self._one_step(module))
+        self._due = 0
+        values = torch.stack(losses).to(torch.float64).cpu()
+        if not bool(torch.isfinite(values).all()):
+            step = first + 1 + int((~torch.isfinite(values)).nonzero()[0, 0])
+            raise self._error(step, "its loss is not finite; lower the learning rate or clip the gradient")
+        loss_sum = float(values.sum())
+        self._loss_sum += loss_sum
+        steps = len(losses)
+        self._tally = dataclasses.replace(
+            self._tally,
+            steps=self._tally.steps + steps,
+            effective_steps=self._tally.effective_steps + self._effective(steps),
+            loss_sum=self._tally.loss_sum + loss_sum,
+        )
+
+    def _one_step(self, module: nn.Module) -> Tensor:
+        side, position = self._side, self._position
+        positions = self._batches[position]
+        key = stream(side.seed, "augment", self._round, self.client, position)
+        inputs, targets = self._shard.batch(positions, key)
+        if self._slot.stochastic:
+            # nn.Dropout takes no generator: the global one is keyed anew for each step.
+            torch.manual_seed(stream(side.seed, "dropout", self._round, self.client, position).seed(56))
+        step = LocalStep(
+            inputs=inputs,
+            targets=targets,
+            model=module,
+            params=self._trained,
+            anchor=self._anchor_params(),
+            memory={},
+            broadcast=self._broadcast,
+            stream=stream(side.seed, "method", self._round, self.client, position),
+            position=position,
+            learning_rate=self._learning_rate,
+        )
+        loss = side.solver.step(self._optimizer, lambda: self._gradient(step))
+        self._position += 1
+        self._samples += len(positions)
+        for term in side.terms:
+            step.memory = self._memories[term.name]
+            self._memories[term.name], params = term.after_step(step, self._gradients())
+            self._replace(params)
+        if side.track_accuracy:
+            self._hits.append((int((step.logits.argmax(1) == targets).sum()), len(positions)))
+        return loss
+
+    def _gradient(self, step: LocalStep) -> Tensor:
+        """The loss at the present parameters; its gradient lies in the slot's gradient vector."""
+        side = self._side
+        self._slot.gradient.zero_()
+        loss = side.objective.loss(step)
+        for term in side.terms:
+            step.memory = self._memories[term.name]
+            extra = term.loss(step)
+            if extra is not None:
+                loss = loss + extra
+        loss.backward()  # type: ignore[no-untyped-call]
+        for term in side.terms:
+            step.memory = self._memories[term.name]
+            added = term.gradient(step)
+            if added is not None:
+                gradients = self._gradients()
+                for name, value in added.items():
+                    gradients[name].add_(value)
+        if side.optimizer.clip_norm is not None:
+            nn.utils.clip_grad_norm_([self._flat], side.optimizer.clip_norm)
+        return loss.detach()
+
+    def _gradients(self) -> ParamTree:
+        return self.layout.params(self._slot.gradient)
+
+    def _anchor_params(self) -> ParamTree:
+        return {} if self._anchor is None else self.layout.params(self._anchor)
+
+    def _replace(self, params: ParamTree | None) -> None:
+        for name, value in (params or {}).items():
+            self._params[name].copy_(value)
+
+    def _effective(self, steps: int) -> float:
+        """Sum of the weights of this many steps' gradients in the move (Wang et al. 2020, section 4)."""
+        settings = self._side.optimizer
+        if settings.name != "sgd":
+            return math.nan
+        total = 0.0
+        for _ in range(steps):
+            self._coefficient_buffer = settings.momentum * self._coefficient_buffer + 1.0
+            total += (
+                1.0 + settings.momentum * self._coefficient_buffer if settings.nesterov else self._coefficient_buffer
+            )
+        return total
+
+    def _finish_terms(self) -> None:
+        if not self._side.terms:
+            return
+        work = LocalWork(
+            anchor=self._anchor_params(),
+            params=self._trained,
+            steps=self._job_steps,
+            learning_rate=self._learning_rate,
+            num_samples=self._work.num_samples,
+            broadcast=self._broadcast,
+        )
+        for term in self._side.terms:
+            self._memories[term.name], payload = term.finish(self._memories[term.name], work)
+            self._keep_extras(term.name, payload)
+
+    def _measure(self, probes: list[Probe]) -> None:
+        if not probes:
+            return
+        module = self._slot.bind(self._views)
+        inputs, targets = self._shard.everything()
+        for probe in probes:
+            module.eval()
+            view = LocalClient(
+                client=self.client,
+                round=self._round,
+                inputs=inputs,
+                targets=targets,
+                num_classes=self._num_classes,
+                anchor=self._anchor_params(),
+                params=self._trained,
+                model=module,
+                forward_with=lambda params, x: torch.func.functional_call(module, params, (x,), strict=False),
+                stream=stream(self._side.seed, f"probe {probe.name}", self._round, self.client),
+            )
+            self._keep_extras(probe.name, probe.measure(view))
+        # A probe may have run backward passes; what it left must not reach the next step.
+        self._slot.gradient.zero_()
+
+    def _keep_extras(self, owner: str, payload: Payload) -> None:
+        for name, value in payload.items():
+            self._extras[f"{owner}/{name}"] = value.detach().cpu().numpy()
+
+    # -- results -------------------------------------------------------------------------------------------------
+
+    @property
+    def steps_taken(self) -> int:
+        """Local steps of this round so far."""
+        return self._position
+
+    def send(self) -> tuple[Tally, dict[str, np.ndarray]]:
+        """What travels at a sync point beside the vector."""
+        extras, self._extras = self._extras, {}
+        return self._tally, extras
+
+    def close(self, *, attended: bool) -> tuple[RoundTotals, State]:
+        """End the round.
+
+        Args:
+            attended: The client's work has reached the server; otherwise it goes on from it next time.
+
+        Returns:
+            The round's figures, and what the client remembers (None: nothing).
+        """
+        if self._due:
+            self.advance()
+        totals = RoundTotals(
+            steps=self._position,
+            samples=self._samples,
+            loss_sum=self._loss_sum,
+            held=None if attended else self._tally,
+            pass_accuracies=self._pass_accuracies(),
+        )
+        memory: dict[str, Any] = {}
+        terms = {term.name: self._memories[term.name] for term in self._side.terms if term.stateful}
+        if terms:
+            memory["terms"] = terms
+        if self._side.optimizer.keep == "persist" or not attended:
+            memory["optimizer"] = self._optimizer_arrays()
+        if not attended:
+            memory["held"] = self.vector.cpu().numpy().copy()
+            if self._anchor is not None:
+                memory["anchor"] = self._anchor.cpu().numpy().copy()
+        return totals, memory or None
+
+    def _optimizer_arrays(self) -> dict[str, np.ndarray]:
+        state = self._optimizer.state.get(self._flat, {})
+        return {
+            name: self._grown(state[name], (self._kept or {}).get(name)) if whole else state[name].cpu().numpy().copy()
+            for name, whole in _slots(self._side.optimizer)
+        }
+
+    def _pass_accuracies(self) -> tuple[float, ...]:
+        """Accuracy of each pass over the shard; a last, partial pass counts as one."""
+        accuracies: list[float] = []
+        hits = seen = 0
+        for right, size in self._hits:
+            hits, seen = hits + right, seen + size
+            if seen >= len(self._shard):
+                accuracies.append(hits / seen)
+                hits = seen = 0
+        return (*accuracies, hits / seen) if seen else tuple(accuracies)
+
+    def _error(self, step: int, reason: str) -> ClientJobError:
+        return ClientJobError(client=self.client, round=self._round, step=step, reason=reason)
+
+
+def _joined(tally: Tally, samples: int, classes: tuple[int, ...] | None) -> Tally:
+    """A tally carried into another round."""
+    union = None if tally.classes is None or classes is None else tuple(sorted({*tally.classes, *classes}))
+    return dataclasses.replace(tally, samples=tally.samples + samples, classes=union)
+
+
+def _make_optimizer(flat: nn.Parameter, settings: OptimizerSettings, learning_rate: float) -> torch.optim.Optimizer:
+    if settings.name == "adam":
+        return torch.optim.Adam(
+            [flat], lr=learning_rate, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
+        )
+    return torch.optim.SGD(
+        [flat],
+        lr=learning_rate,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        weight_decay=settings.weight_decay,
+        foreach=False,
+    )

@@ -1,0 +1,193 @@
+"""What travels between the engine and the workers that hold the clients. All of it is picklable and frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedsweep.components.local import LocalTerm, Objective
+from fedsweep.components.probes import Probe
+from fedsweep.components.solver import LocalSolver
+from fedsweep.components.submodels import SubModel
+from fedsweep.records import ClientWork, State, SyncPoint
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """The clients' optimiser.
+
+    Attributes:
+        name: ``"sgd"`` or ``"adam"``.
+        momentum: SGD's, 0..1.
+        nesterov: SGD with Nesterov's momentum.
+        weight_decay: Coupled (added to the gradient, after clipping).
+        clip_norm: Greatest 2-norm of the gradient; None: no clipping.
+        betas: Adam's.
+        eps: Adam's.
+        keep: ``"reset"``, ``"persist"`` or ``"average"``: what becomes of its state at the next participation.
+    """
+
+    name: str = "sgd"
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    keep: str = "reset"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSide:
+    """What a worker needs to know of the experiment, once.
+
+    Attributes:
+        seed: The run's.
+        objective: What clients minimise.
+        terms: What is added to it.
+        solver: How steps are taken.
+        optimizer: The clients' optimiser.
+        indices: For each client the indices of its training samples.
+        device: ``"cpu"`` or ``"cuda"``.
+        track_accuracy: Keep the training accuracy of each pass over a client's data.
+    """
+
+    seed: int
+    objective: Objective
+    terms: tuple[LocalTerm, ...]
+    solver: LocalSolver
+    optimizer: OptimizerSettings
+    indices: tuple[np.ndarray, ...]
+    device: str = "cpu"
+    track_accuracy: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A client's part in a round, sent when its first job of the round starts.
+
+    Attributes:
+        client: Its id.
+        work: How much it does.
+        submodel: What part of the model it trains.
+        held: It goes on from the params that it kept, with these figures; None: it starts from the server's.
+    """
+
+    client: int
+    work: ClientWork
+    submodel: SubModel
+    held: Tally | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """What a client has done since it last received a model.
+
+    Attributes:
+        anchor_version: Version of that model.
+        steps: Local steps since.
+        effective_steps: See ``ClientUpdate``.
+        loss_sum: Sum of the steps' losses.
+        samples: Samples held in the rounds since, in total.
+        classes: Classes seen since; None: all of the client's.
+    """
+
+    anchor_version: int = 0
+    steps: int = 0
+    effective_steps: float = 0.0
+    loss_sum: float = 0.0
+    samples: int = 0
+    classes: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Consecutive sync points of a round that the workers go through without the server.
+
+    All but the last are aggregated among the workers as the weighted mean of the attendees; the last one's
+    attendees send their models to the server.
+
+    Attributes:
+        round: From 1.
+        attempt: How often this round was begun before; late replies of an earlier attempt are ignored.
+        learning_rate: The round's.
+        points: The sync points.
+        weights: For each but the last, the attendees' weights.
+        turns: Clients whose first job of the round starts in this segment, on any worker.
+        version: Version of the server's model at the first point; each aggregation adds one.
+        broadcasts: Named payloads by client, for jobs that start from the server's model.
+        probes: This round's extra measurements.
+        closes: The round ends with this segment: clients finish what is left and hand back their memories.
+        workers: Which worker each client is on.
+        remembers: Some client may have something to remember when the round closes.
+    """
+
+    round: int
+    attempt: int
+    learning_rate: float
+    points: tuple[SyncPoint, ...]
+    weights: tuple[tuple[float, ...], ...]
+    turns: tuple[Turn, ...]
+    version: int
+    broadcasts: Mapping[int, Arrays] = field(default_factory=dict)
+    probes: tuple[Probe, ...] = ()
+    closes: bool = False
+    workers: Mapping[int, int] = field(default_factory=dict)
+    remembers: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """A client's answer at the last sync point of a segment, without its vector.
+
+    Attributes:
+        client: Its id.
+        tally: What it has done since it last received a model.
+        extras: What it sends beside the model.
+    """
+
+    client: int
+    tally: Tally
+    extras: Arrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundTotals:
+    """What a client did in the whole round, counted when the round closes.
+
+    Attributes:
+        steps: Local steps.
+        samples: Samples that went through a step, repeats included.
+        loss_sum: Sum of the steps' losses.
+        held: The client goes on next round from its own params; what it has done since its anchor.
+        pass_accuracies: Training accuracy of each pass over the data, where the scenario asks for it.
+    """
+
+    steps: int
+    samples: int
+    loss_sum: float
+    held: Tally | None = None
+    pass_accuracies: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentReply:
+    """What a worker answers to a segment.
+
+    Attributes:
+        replies: One per attendee of the last point that is on this worker, ascending.
+        vectors: Their models, each [V] of its sub-model.
+        totals: By client, when the round closes.
+        memories: By client, when the round closes and the client remembers something.
+        aggregate: The server's model after the last folded point, from the one worker that is asked for it.
+    """
+
+    replies: tuple[Reply, ...]
+    vectors: tuple[np.ndarray, ...]
+    totals: Mapping[int, RoundTotals]
+    memories: Mapping[int, State]
+    aggregate: np.ndarray | None = None

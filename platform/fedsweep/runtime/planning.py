@@ -1,0 +1,246 @@
+"""Planning a round: who takes part, how much each does, when they synchronise, and what that will cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedsweep.components.submodels import FULL_MODEL, SubModel
+from fedsweep.errors import InvariantError
+from fedsweep.models.cost import fwd_macs_per_sample
+from fedsweep.records import ClientWork, RoundContext, State, SyncPoint
+from fedsweep.runtime.experiment import Experiment
+from fedsweep.runtime.state import RunState
+from fedsweep.streams import Stream, stream
+from fedsweep.trees import FlatLayout
+from fedsweep.world.devices import duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPlan:
+    """A round before it is played.
+
+    Attributes:
+        context: What planning knew; cohort, work and sub-models are final.
+        points: The sync points.
+        components: The components' states after planning.
+        clock: Virtual seconds at the round's end; None without devices.
+        values: Scalars that models will move, both ways; payloads come on top.
+        index_bytes: Bytes of sub-models' masks, down.
+    """
+
+    context: RoundContext
+    points: tuple[SyncPoint, ...]
+    components: Mapping[str, State]
+    clock: float | None
+    values: int
+    index_bytes: int
+
+
+class CostModel:
+    """Forward MACs of each sub-model, counted once.
+
+    Args:
+        experiment: Gives the model and the shape of its inputs.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._model = experiment.build_model()
+        shape = experiment.world.data.images.shape[1:]
+        self._shape = (int(shape[0]), int(shape[1]), int(shape[2]))
+        self._macs: dict[tuple[str, bool], int] = {}
+
+    def macs(self, submodel: SubModel, *, count_batch_norm: bool = False) -> int:
+        """Multiply-accumulates of one sample's forward pass."""
+        key = (submodel.key(), count_batch_norm)
+        if key not in self._macs:
+            module = submodel.build(self._model)
+            self._macs[key] = fwd_macs_per_sample(module, self._shape, count_batch_norm=count_batch_norm)
+        return self._macs[key]
+
+    def flops(self, submodel: SubModel, samples: int) -> int:
+        """Training FLOPs: a sample costs three forward passes, a MAC two operations."""
+        return 6 * self.macs(submodel) * samples
+
+
+class Planner:
+    """Plans rounds from the run's state alone.
+
+    Args:
+        experiment: The experiment.
+        layout: How the full model lies in its vector.
+        costs: The sub-models' costs.
+    """
+
+    def __init__(self, experiment: Experiment, layout: FlatLayout, costs: CostModel) -> None:
+        self._experiment, self._layout, self._costs = experiment, layout, costs
+        self._labels = experiment.world.data.labels
+
+    def plan(self, state: RunState) -> RoundPlan:
+        """The next round.
+
+        Raises:
+            InvariantError: A component broke a promise (a cohort member that is not there, say).
+        """
+        components = dict(state.components)
+        context = self._cohort(state, components)
+        method = self._experiment.method
+        submodels, components["submodels"] = method.submodels.assign(
+            components["submodels"], replace(context, stream=self._seam("submodels", context.round))
+        )
+        context = replace(context, submodels=submodels)
+        durations = self._durations(context)
+        context = replace(context, durations=durations, stream=self._seam("pacing", context.round))
+        points: tuple[SyncPoint, ...] = ()
+        if context.cohort:
+            points, components["pacing"] = method.pacing.plan(components["pacing"], context)
+        self._check(points, context)
+        values, index_bytes = self._traffic(points, context)
+        return RoundPlan(
+            context=context,
+            points=points,
+            components=components,
+            clock=self._clock(state, points, context),
+            values=values,
+            index_bytes=index_bytes,
+        )
+
+    def _seam(self, name: str, round: int) -> Stream:
+        return stream(self._experiment.seed, name, round)
+
+    def _cohort(self, state: RunState, components: dict[str, State]) -> RoundContext:
+        experiment, round = self._experiment, state.round + 1
+        world, method = experiment.world, experiment.method
+        classes = self._classes(round)
+        samples = self._samples(classes)
+        available = tuple(k for k in self._present(state, round) if samples[k])
+        context = RoundContext(
+            round=round,
+            available=available,
+            cohort_size=min(experiment.training.cohort_size, len(available)),
+            profiles=world.profiles,
+            in_flight=tuple(sorted(state.held)),
+            clock=state.clock or 0.0,
+            num_values=self._layout.num_values,
+            budgets=world.budgets,
+            params=self._layout.params(state.vector),
+            stream=self._seam("selection", round),
+        )
+        cohort: tuple[int, ...] = ()
+        if available:
+            cohort, components["selection"] = method.selection.choose(components["selection"], context)
+        if not set(cohort) <= set(available) or list(cohort) != sorted(set(cohort)):
+            raise InvariantError(f"selection must give available clients in ascending order, but gave {cohort}")
+        work = {k: self._work(k, samples[k], classes.get(k)) for k in cohort}
+        return replace(context, cohort=cohort, work=work)
+
+    def _classes(self, round: int) -> dict[int, tuple[int, ...]]:
+        drift, seed = self._experiment.world.drift, self._experiment.seed
+        if drift is None:
+            return {}
+        clients = range(len(self._experiment.world.profiles))
+        return {k: drift.class_set(k, round, stream(seed, "drift", 0, k)) for k in clients}
+
+    def _samples(self, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
+        profiles = self._experiment.world.profiles
+        if not classes:
+            return np.array([p.num_samples for p in profiles])
+        return np.array([int(p.label_counts[list(classes[p.client])].sum()) for p in profiles])
+
+    def _present(self, state: RunState, round: int) -> tuple[int, ...]:
+        world, seed = self._experiment.world, self._experiment.seed
+        if world.availability is None:
+            return tuple(range(len(world.profiles)))
+        return world.availability.draw(
+            round,
+            capabilities=np.array([p.capability for p in world.profiles]),
+            history=dict(state.accuracies),
+            stream_for=lambda k: stream(seed, "availability", round, k),
+        )
+
+    def _work(self, client: int, samples: int, classes: tuple[int, ...] | None) -> ClientWork:
+        steps, batch, whole = self._experiment.local_steps(client, samples)
+        return ClientWork(steps=steps, batch_size=batch, whole_batches=whole, num_samples=samples, classes=classes)
+
+    # -- cost ----------------------------------------------------------------------------------------------------
+
+    def samples_of_steps(self, work: ClientWork, steps: int) -> int:
+        """Samples that go through this many steps from the round's start."""
+        if work.whole_batches:
+            return steps * work.batch_size
+        per_pass = math.ceil(work.num_samples / work.batch_size)
+        full, rest = divmod(steps, per_pass)
+        return full * work.num_samples + min(rest * work.batch_size, work.num_samples)
+
+    def _durations(self, context: RoundContext) -> dict[int, float]:
+        if not context.cohort or context.profiles[context.cohort[0]].device is None:
+            return {}
+        return {k: self._leg(context, k, 0, context.work[k].steps, down=True, up=True) for k in context.cohort}
+
+    def _leg(self, context: RoundContext, client: int, position: int, steps: int, *, down: bool, up: bool) -> float:
+        """Virtual seconds of one job: download, steps, upload."""
+        device = context.profiles[client].device
+        if device is None:
+            raise InvariantError(f"client {client} has no device")
+        submodel = context.submodels.get(client, FULL_MODEL)
+        work = context.work[client]
+        samples = self.samples_of_steps(work, position + steps) - self.samples_of_steps(work, position)
+        bits = 32 * submodel.layout(self._layout).num_values
+        return duration(
+            device,
+            steps=steps,
+            flops=self._costs.flops(submodel, samples),
+            bits_down=(bits + 8 * submodel.index_bytes()) if down else 0,
+            bits_up=bits if up else 0,
+            seed=self._experiment.seed,
+            round=context.round,
+            client=client,
+        )
+
+    def _clock(self, state: RunState, points: tuple[SyncPoint, ...], context: RoundContext) -> float | None:
+        """Virtual time at the round's end: every sync point waits for its attendees."""
+        if state.clock is None:
+            return None
+        now = state.clock
+        started: dict[int, tuple[float, int, bool]] = {}
+        position = dict.fromkeys(context.cohort, 0)
+        for point in points:
+            for job in point.start:
+                started[job.client] = (max(now, job.not_before), job.steps, not job.resume)
+            for client in point.attend:
+                if client not in started:
+                    continue
+                begun, steps, down = started.pop(client)
+                end = begun + self._leg(context, client, position[client], steps, down=down, up=True)
+                position[client] += steps
+                now = max(now, end)
+        for client, (begun, steps, down) in started.items():
+            now = max(now, begun + self._leg(context, client, position[client], steps, down=down, up=False))
+        return now
+
+    def _traffic(self, points: tuple[SyncPoint, ...], context: RoundContext) -> tuple[int, int]:
+        values = index_bytes = 0
+        for point in points:
+            for job in point.start:
+                if not job.resume:
+                    submodel = context.submodels.get(job.client, FULL_MODEL)
+                    values += submodel.layout(self._layout).num_values
+                    index_bytes += submodel.index_bytes()
+            values += sum(context.submodels.get(k, FULL_MODEL).layout(self._layout).num_values for k in point.attend)
+        return values, index_bytes
+
+    def _check(self, points: tuple[SyncPoint, ...], context: RoundContext) -> None:
+        steps: dict[int, int] = {}
+        for point in points:
+            for job in point.start:
+                if job.client not in context.work:
+                    raise InvariantError(f"pacing gave client {job.client} a job, but it is not of the cohort")
+                steps[job.client] = steps.get(job.client, 0) + job.steps
+        for client, taken in steps.items():
+            if taken > context.work[client].steps:
+                raise InvariantError(
+                    f"pacing gave client {client} {taken} local steps, but it has {context.work[client].steps}"
+                )

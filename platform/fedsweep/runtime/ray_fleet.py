@@ -1,0 +1,391 @@
+"""Clients on Ray actors.
+
+Actors are slots and clients are state: a cohort is laid on the actors anew in each round, and what a client
+remembers follows it as an object reference. A lost actor is replaced; the engine then begins the round anew.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray import exceptions as ray_errors
+
+from fedsweep.components.probes import Probe
+from fedsweep.errors import ClientJobError, InputError, ResourceError, RunError, WorkerLost
+from fedsweep.records import State
+from fedsweep.runtime.engine import experiment_layout
+from fedsweep.runtime.experiment import Experiment, client_side
+from fedsweep.runtime.fleet import Fleet, Handle, SegmentResult, combine
+from fedsweep.runtime.messages import Arrays, Segment, SegmentReply
+from fedsweep.runtime.transport import SharedMemoryExchange, make_group_files
+from fedsweep.runtime.worker import Alone, Worker
+
+_POLL_S = 5.0
+_GROUP_PREFIX = "fedsweep-"
+
+
+class ClientActor:
+    """A Ray actor that holds clients for a round.
+
+    Args:
+        experiment: The experiment; its data are views into the node's shared memory.
+        index: The actor's number, from 0.
+        gpus: Its share of a GPU.
+    """
+
+    def __init__(self, experiment: Experiment, index: int, gpus: float) -> None:
+        torch.set_num_threads(1)
+        self._index = index
+        self._exchange: SharedMemoryExchange | None = None
+        if experiment.device == "cuda":
+            _claim_gpu(gpus)
+        self._worker = Worker(
+            client_side(experiment),
+            experiment.world.data,
+            experiment.build_model(),
+            layout=experiment_layout(experiment),
+            index=index,
+        )
+
+    def __repr__(self) -> str:
+        return f"ClientActor[{self._index}]"
+
+    def where(self) -> tuple[str, int]:
+        """The node's id and the process's."""
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    def ping(self) -> int:
+        """Answers while the actor works; runs beside the work."""
+        return os.getpid()
+
+    def prepare_exchange(self, folder: str, size: int, num_values: int, capacity: int, dtype: torch.dtype) -> None:
+        """First step of :class:`SharedMemoryExchange`."""
+        self._close_exchange()
+        self._exchange = SharedMemoryExchange(
+            folder, index=self._index, size=size, num_values=num_values, capacity=capacity, dtype=dtype
+        )
+
+    def connect_exchange(self) -> None:
+        """Second step."""
+        if self._exchange is None:
+            raise RunError("an exchange is connected after it was prepared")
+        self._exchange.connect()
+        self._worker.use_exchange(self._exchange)
+
+    def drop_exchange(self) -> None:
+        """Back to averaging alone."""
+        self._close_exchange()
+        self._worker.use_exchange(Alone())
+
+    def _close_exchange(self) -> None:
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
+
+    def run(
+        self, segment: Segment, anchor: np.ndarray, clients: Sequence[int], keepers: Sequence[int], *memories: State
+    ) -> Any:
+        """Go through a segment; the answer in pieces, so that vectors and memories travel as arrays of their own.
+
+        Args:
+            segment: What to do.
+            anchor: The server's model.
+            clients: Whose memories follow.
+            keepers: Whose memories are asked for.
+            memories: What those clients remember.
+        """
+        try:
+            answer = self._worker.run(segment, anchor, dict(zip(clients, memories, strict=True)))
+        except BaseException:
+            # The others wait for this actor at the next sync point: let them see that it will not come.
+            self._close_exchange()
+            raise
+        head = SegmentReply(
+            replies=answer.replies, vectors=(), totals=answer.totals, memories={}, aggregate=answer.aggregate
+        )
+        kept = [answer.memories.get(client) for client in keepers]
+        return (head, answer.vectors, *kept)
+
+    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: np.ndarray) -> dict[int, Arrays]:
+        """See :meth:`Worker.measure`."""
+        return self._worker.measure(clients, probes, vector)
+
+
+def _claim_gpu(gpus: float) -> None:
+    ids = ray.get_gpu_ids()
+    if not ids or not torch.cuda.is_available():
+        raise ResourceError("runtime.device=cuda, but this client actor was given no GPU; set runtime.gpus_per_client")
+    if gpus < 1:
+        torch.cuda.set_per_process_memory_fraction(gpus, 0)
+
+
+_REMOTE = ray.remote(concurrency_groups={"control": 1})(ClientActor)
+
+
+class RayFleet(Fleet):
+    """Clients on Ray actors.
+
+    Args:
+        experiment: A reference to the experiment in the object store.
+        num_actors: Client actors.
+        name: Begins the actors' names.
+        options: Ray options for each actor's number (resources, placement).
+        num_values: Length of the model's vector.
+        dtype: Its type.
+        capacity: Most attendees of a sync point.
+        start_timeout_s: Longest wait for the actors to be there.
+        hang_timeout_s: An actor that does not answer for this long is taken for lost.
+        shared_memory: Aggregate among actors of one node; False: every sync point goes through the server.
+        warn: Called with a sentence when something falls back.
+    """
+
+    def __init__(
+        self,
+        experiment: Any,
+        *,
+        num_actors: int,
+        name: str,
+        options: Callable[[int], Mapping[str, Any]],
+        num_values: int,
+        dtype: torch.dtype,
+        capacity: int,
+        start_timeout_s: float = 120.0,
+        hang_timeout_s: float = 60.0,
+        shared_memory: bool = True,
+        warn: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self._experiment, self._num_actors, self._name, self._options = experiment, num_actors, name, options
+        self._num_values, self._dtype, self._capacity = num_values, dtype, capacity
+        self._start_timeout_s, self._hang_timeout_s = start_timeout_s, hang_timeout_s
+        self._shared_memory, self._warn = shared_memory, warn
+        self._births = 0
+        self._closed = False
+        self._group: Path | None = None
+        self._nodes: dict[int, str] = {}
+        self._actors: dict[int, Any] = {}
+        self._pings: dict[int, tuple[Any, float]] = {}
+        _sweep_old_groups()
+        self._grow(range(num_actors))
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def _grow(self, indices: Sequence[int]) -> None:
+        for index in indices:
+            suffix = f"-{self._births}" if self._births else ""
+            options = dict(self._options(index))
+            gpus = float(options.get("num_gpus", 0.0))
+            self._actors[index] = _REMOTE.options(
+                name=f"{self._name}-client-{index}{suffix}", max_restarts=0, max_task_retries=0, **options
+            ).remote(self._experiment, index, gpus)
+        self._births += 1
+        where = {index: self._actors[index].where.remote() for index in indices}
+        ready, late = ray.wait(list(where.values()), num_returns=len(where), timeout=self._start_timeout_s)
+        if late:
+            missing = [k for k, ref in where.items() if ref in late]
+            raise ResourceError(
+                f"client actors {missing} did not start within {self._start_timeout_s:.0f} s; the cluster has"
+                f" {ray.available_resources()} free"
+            )
+        try:
+            self._nodes |= {k: ray.get(ref)[0] for k, ref in where.items()}
+        except ray_errors.RayActorError as error:
+            raise _start_error(error) from error
+        self._form_group()
+
+    def _form_group(self) -> None:
+        """Make the actors an exchange of their own, where they are on one node and there is room."""
+        self._drop_group()
+        self._folds = self._num_actors == 1
+        if self._num_actors == 1 or not self._shared_memory or len(set(self._nodes.values())) > 1:
+            return
+        here = ray.get_runtime_context().get_node_id()
+        needed = (self._capacity + 1) * self._num_values * torch.empty(0, dtype=self._dtype).element_size()
+        if set(self._nodes.values()) != {here} or not os.path.isdir("/dev/shm"):
+            return
+        free = shutil.disk_usage("/dev/shm").free
+        if free < 1.2 * needed:
+            self._warn(
+                f"/dev/shm has {free / 2**20:.0f} MB free, but aggregating among actors needs {needed / 2**20:.0f} MB:"
+                " every sync point goes through the server, which is slower"
+            )
+            return
+        self._group = Path(tempfile.mkdtemp(prefix=f"{_GROUP_PREFIX}{os.getpid()}-", dir="/dev/shm"))
+        make_group_files(self._group, num_values=self._num_values, capacity=self._capacity, dtype=self._dtype)
+        size = self._num_actors
+        prepared = [
+            a.prepare_exchange.remote(str(self._group), size, self._num_values, self._capacity, self._dtype)
+            for a in self._actors.values()
+        ]
+        ray.get(prepared, timeout=self._start_timeout_s)
+        ray.get([a.connect_exchange.remote() for a in self._actors.values()], timeout=self._start_timeout_s)
+        self._folds = True
+
+    def _drop_group(self) -> None:
+        if self._group is not None:
+            shutil.rmtree(self._group, ignore_errors=True)
+            self._group = None
+
+    def repair(self) -> None:
+        """See :meth:`Fleet.repair`."""
+        if self._closed:
+            raise RunError("the run was ended")
+        dead = []
+        for index, actor in self._actors.items():
+            try:
+                ray.get(actor.ping.remote(), timeout=self._hang_timeout_s)
+            except (ray_errors.RayError, TimeoutError):
+                ray.kill(actor)
+                dead.append(index)
+        self._grow(dead) if dead else self._form_group()
+
+    def close(self) -> None:
+        """See :meth:`Fleet.close`."""
+        self._closed = True
+        for actor in self._actors.values():
+            ray.kill(actor)
+        self._drop_group()
+
+    # -- work ----------------------------------------------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """See :meth:`Fleet.num_workers`."""
+        return self._num_actors
+
+    @property
+    def folds(self) -> bool:
+        """See :meth:`Fleet.folds`."""
+        return self._folds
+
+    def play(self, segment: Segment, anchor: np.ndarray, memories: Mapping[int, Handle]) -> SegmentResult:
+        """See :meth:`Fleet.play`."""
+        segment_ref, anchor_ref = ray.put(segment), ray.put(anchor)
+        calls: dict[int, list[Any]] = {}
+        keepers: dict[int, list[int]] = {}
+        busy = sorted(set(segment.workers.values())) if not self._folded(segment) else range(self._num_actors)
+        for index in busy:
+            mine = sorted(k for k, w in segment.workers.items() if w == index)
+            known = [k for k in mine if k in memories]
+            keepers[index] = mine if segment.closes and segment.remembers else []
+            refs = (
+                self._actors[index]
+                .run.options(num_returns=2 + len(keepers[index]))
+                .remote(segment_ref, anchor_ref, known, keepers[index], *[memories[k] for k in known])
+            )
+            calls[index] = list(refs)
+        self._wait({index: refs[0] for index, refs in calls.items()})
+        answers = []
+        kept: dict[int, Handle] = {}
+        for index, refs in calls.items():
+            head, vectors = ray.get(refs[:2])
+            answers.append(
+                SegmentReply(
+                    replies=head.replies,
+                    vectors=tuple(vectors),
+                    totals=head.totals,
+                    memories={},
+                    aggregate=head.aggregate,
+                )
+            )
+            kept |= {k: ref for k, ref in zip(keepers[index], refs[2:], strict=True) if k in head.totals}
+        return combine(answers, kept)
+
+    @staticmethod
+    def _folded(segment: Segment) -> bool:
+        return len(segment.points) > 1
+
+    def _wait(self, heads: Mapping[int, Any]) -> None:
+        """Wait for all calls; a failed client's error comes before the losses that it caused."""
+        pending = dict(heads)
+        lost: dict[int, str] = {}
+        failed: list[Exception] = []
+        while pending:
+            done, _ = ray.wait(list(pending.values()), num_returns=1, timeout=_POLL_S, fetch_local=False)
+            for index in [k for k, ref in pending.items() if ref in done]:
+                self._outcome(index, pending.pop(index), lost, failed)
+            if not done:
+                for index in self._hanging(pending):
+                    ray.kill(self._actors[index])
+                    lost[index] = f"client actor {index} does not answer"
+                    pending.pop(index)
+        self._pings.clear()
+        if failed:
+            raise min(failed, key=_blame)
+        if lost:
+            raise WorkerLost(", ".join(lost[k] for k in sorted(lost)))
+
+    def _outcome(self, index: int, ref: Any, lost: dict[int, str], failed: list[Exception]) -> None:
+        try:
+            ray.get(ref)
+        except WorkerLost as error:
+            lost.setdefault(index, str(error))
+        except (ray_errors.RayActorError, ray_errors.WorkerCrashedError, ray_errors.OutOfMemoryError) as error:
+            lost[index] = f"client actor {index} died ({type(error).__name__})"
+        except (ray_errors.ObjectLostError, ray_errors.NodeDiedError) as error:
+            lost[index] = f"client actor {index}'s answer is lost ({type(error).__name__})"
+        except ray_errors.RayTaskError as error:
+            failed.append(error.cause if isinstance(error.cause, Exception) else error)
+
+    def _hanging(self, pending: Mapping[int, Any]) -> list[int]:
+        """Actors whose ping has not come back for too long; sends new pings to the others."""
+        late = []
+        for index in pending:
+            ref, since = self._pings.get(index, (None, 0.0))
+            if ref is not None and not ray.wait([ref], timeout=0)[0]:
+                if time.monotonic() - since > self._hang_timeout_s:
+                    late.append(index)
+                continue
+            self._pings[index] = (
+                self._actors[index].ping.options(concurrency_group="control").remote(),
+                time.monotonic(),
+            )
+        return late
+
+    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: np.ndarray) -> Mapping[int, Arrays]:
+        """See :meth:`Fleet.measure`."""
+        vector_ref = ray.put(vector)
+        shares = [list(clients[index :: self._num_actors]) for index in range(self._num_actors)]
+        refs = {k: self._actors[k].measure.remote(share, list(probes), vector_ref) for k, share in enumerate(shares)}
+        self._wait(refs)
+        merged: dict[int, Arrays] = {}
+        for ref in refs.values():
+            merged |= ray.get(ref)
+        return dict(sorted(merged.items()))
+
+    def fetch(self, handle: Handle) -> State:
+        """See :meth:`Fleet.fetch`."""
+        return ray.get(handle)
+
+    def keep(self, memory: State) -> Handle:
+        """See :meth:`Fleet.keep`."""
+        return ray.put(memory)
+
+
+def _blame(error: Exception) -> tuple[int, int, int]:
+    """The earliest failure comes first, whatever order the actors reported in."""
+    if isinstance(error, ClientJobError):
+        return (0, error.step, error.client)
+    return (1, 0, 0)
+
+
+def _start_error(error: ray_errors.RayActorError) -> Exception:
+    cause = error.__cause__ or error
+    text = str(cause).strip().splitlines()[-1]
+    return ResourceError(f"a client actor could not start: {text}") if not isinstance(cause, InputError) else cause
+
+
+def _sweep_old_groups() -> None:
+    """Remove the folders that dead processes left in /dev/shm."""
+    for folder in Path("/dev/shm").glob(f"{_GROUP_PREFIX}*"):
+        owner = folder.name.removeprefix(_GROUP_PREFIX).split("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)

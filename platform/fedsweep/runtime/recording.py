@@ -1,0 +1,111 @@
+"""From a round as it went to its row of ``rounds.parquet``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedsweep.components.submodels import FULL_MODEL
+from fedsweep.records import RoundRecord
+from fedsweep.runtime.experiment import Experiment
+from fedsweep.runtime.messages import RoundTotals
+from fedsweep.runtime.planning import CostModel, Planner, RoundPlan
+from fedsweep.runtime.playing import Played
+from fedsweep.runtime.state import RunState
+from fedsweep.trees import FlatLayout
+from fedsweep.world.label_stats import kl_divergence, population
+
+
+class Recorder:
+    """Makes the rows.
+
+    Args:
+        experiment: The experiment.
+        planner: Knows how many samples a number of steps is.
+        costs: The sub-models' costs.
+        layout: How the full model lies in its vector.
+    """
+
+    def __init__(self, experiment: Experiment, planner: Planner, costs: CostModel, layout: FlatLayout) -> None:
+        self._experiment, self._planner, self._costs, self._layout = experiment, planner, costs, layout
+        self._counts_NC = np.stack([p.label_counts for p in experiment.world.profiles])
+        self._population_C = population(self._counts_NC)
+
+    def record(self, plan: RoundPlan, state: RunState, played: Played, *, wall_time_s: float) -> RoundRecord:
+        """The row of a round that is not evaluated yet."""
+        context, ledger = plan.context, played.ledger
+        reports = [
+            component.report(played.components[seam]) for seam, component in self._experiment.method.server_components()
+        ]
+        high = next((r.high_frequency for r in reports if r.high_frequency is not None), None)
+        extra = {name: float(value) for report in reports for name, value in report.metrics.items()}
+        up, down = ledger.total("up"), ledger.total("down")
+        steps = sum(total.steps for total in played.totals.values())
+        loss_sum = sum(total.loss_sum for total in played.totals.values())
+        trained = [k for k, total in played.totals.items() if total.steps]
+        return RoundRecord(
+            round=context.round,
+            timestamp_ms=int(time.time() * 1000),
+            test_accuracy=None,
+            test_loss=None,
+            validation_accuracy=None,
+            train_loss=loss_sum / steps if steps else None,
+            lr=self._experiment.training.schedule(context.round),
+            cohort=context.cohort,
+            high_frequency=high,
+            kl_divergence=self._kl(high),
+            attendees=played.attendees,
+            sync_points=played.sync_points,
+            values_up=up,
+            values_down=down,
+            bytes_up=ledger.bytes("up"),
+            bytes_down=ledger.bytes("down"),
+            over_budget=self._over_budget(plan, played),
+            comm_cost=up + down,
+            comm_ratio=self._comm_ratio(plan, up + down),
+            local_steps=steps,
+            flops=self._flops(plan, played.totals),
+            fwd_macs_per_sample=self._macs(plan, trained),
+            sim_time_s=plan.clock,
+            wall_time_s=wall_time_s,
+            eval_time_s=0.0,
+            server_time_s=played.server_time_s,
+            aggregation_weights=played.weights,
+            extra=extra,
+        )
+
+    def _kl(self, group: tuple[int, ...] | None) -> float | None:
+        """Divergence of the group's labels from the population's, in nats (DynamicFL, section 4)."""
+        if not group:
+            return None
+        counts = self._counts_NC[list(group)].sum(axis=0)
+        return float(kl_divergence(counts / counts.sum(), self._population_C))
+
+    def _comm_ratio(self, plan: RoundPlan, cost: int) -> float | None:
+        """kappa_g over A x 2|W| x L, with L the cohort's mean number of steps (DynamicFL, section 7)."""
+        work = plan.context.work
+        if not work:
+            return None
+        mean_steps = sum(w.steps for w in work.values()) / len(work)
+        return cost / (len(work) * 2 * self._layout.num_values * mean_steps)
+
+    def _over_budget(self, plan: RoundPlan, played: Played) -> int | None:
+        budgets = self._experiment.world.budgets
+        if budgets is None or not plan.context.cohort:
+            return None
+        high, low = self._experiment.method.pacing.costs(plan.context)
+        limits = budgets.client_budgets(high, low)
+        return sum(played.ledger.client_values(k) > limits[k] for k in plan.context.cohort)
+
+    def _flops(self, plan: RoundPlan, totals: Mapping[int, RoundTotals]) -> int:
+        return sum(
+            self._costs.flops(plan.context.submodels.get(k, FULL_MODEL), total.samples) for k, total in totals.items()
+        )
+
+    def _macs(self, plan: RoundPlan, trained: list[int]) -> float | None:
+        if not trained:
+            return None
+        macs = [self._costs.macs(plan.context.submodels.get(k, FULL_MODEL), count_batch_norm=True) for k in trained]
+        return sum(macs) / len(macs)

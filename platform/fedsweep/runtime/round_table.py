@@ -1,0 +1,169 @@
+"""``rounds.parquet``: the columns that users and checks rely on, to and from :class:`RoundRecord`.
+
+A method's own figures (``RoundRecord.extra``) follow the fixed columns as further columns of floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedsweep.errors import InvariantError, OutputError
+from fedsweep.records import RoundRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Kind = Literal["int", "float", "ints", "floats"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundColumn:
+    """One column.
+
+    Attributes:
+        name: Its name, also the field's name in :class:`RoundRecord`.
+        kind: What a cell holds: an int64, a float64, or a list of them.
+        nullable: Whether a method may have no such thing.
+    """
+
+    name: str
+    kind: Kind
+    nullable: bool = False
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether a cell holds one number, so that it can be a metric."""
+        return self.kind in ("int", "float")
+
+
+def _columns(kind: Kind, *names: str) -> tuple[RoundColumn, ...]:
+    return tuple(RoundColumn(name=name.rstrip("?"), kind=kind, nullable=name.endswith("?")) for name in names)
+
+
+# A question mark: nullable.
+ROUND_COLUMNS: tuple[RoundColumn, ...] = (
+    *_columns("int", "round"),
+    *_columns("float", "test_accuracy?", "test_loss?", "validation_accuracy?", "train_loss?", "lr"),
+    *_columns("ints", "cohort", "high_frequency?"),
+    *_columns("float", "kl_divergence?"),
+    *_columns("ints", "attendees"),
+    *_columns("int", "sync_points", "values_up", "values_down", "bytes_up", "bytes_down", "over_budget?", "comm_cost"),
+    *_columns("float", "comm_ratio?"),
+    *_columns("int", "local_steps", "flops"),
+    *_columns("float", "fwd_macs_per_sample?", "sim_time_s?", "wall_time_s", "eval_time_s", "server_time_s"),
+    *_columns("floats", "aggregation_weights"),
+    *_columns("int", "timestamp_ms"),
+)
+_NAMES = frozenset(column.name for column in ROUND_COLUMNS)
+_IDENTIFIERS = frozenset({"round", "timestamp_ms"})
+
+
+def scalar_figures(record: RoundRecord) -> dict[str, float]:
+    """A round's figures that are single numbers, by column name, extras included; what is None is left out."""
+    names = [column.name for column in ROUND_COLUMNS if column.is_scalar and column.name not in _IDENTIFIERS]
+    figures = {name: getattr(record, name) for name in names} | dict(record.extra)
+    return {name: float(value) for name, value in figures.items() if value is not None}
+
+
+def records_to_table(records: Sequence[RoundRecord]) -> pa.Table:
+    """The records as a table, one row each, in their order.
+
+    Raises:
+        InvariantError: Rounds are not ascending, or an extra figure has the name of a column.
+    """
+    import pyarrow as pa
+
+    _check_ascending([record.round for record in records])
+    extras = sorted({name for record in records for name in record.extra})
+    if clash := sorted(_NAMES & set(extras)):
+        raise InvariantError(f"a component reports {', '.join(clash)}, which rounds.parquet has already; rename it")
+    types = _arrow_types()
+    arrays = [
+        pa.array([_cell(getattr(record, column.name)) for record in records], types[column.kind])
+        for column in ROUND_COLUMNS
+    ]
+    # from_pandas=False: NaN is a measurement, null is none.
+    arrays += [
+        pa.array([record.extra.get(name) for record in records], pa.float64(), from_pandas=False) for name in extras
+    ]
+    fields = [pa.field(column.name, types[column.kind], nullable=column.nullable) for column in ROUND_COLUMNS]
+    fields += [pa.field(name, pa.float64()) for name in extras]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def table_to_records(table: pa.Table) -> list[RoundRecord]:
+    """The records of a table that :func:`check_round_table` has passed."""
+    extras = [name for name in table.column_names if name not in _NAMES]
+    records = []
+    for row in table.to_pylist():
+        figures = {column.name: _tupled(row[column.name]) for column in ROUND_COLUMNS}
+        extra = {name: row[name] for name in extras if row[name] is not None}
+        records.append(RoundRecord(**figures, extra=extra))
+    return records
+
+
+def check_round_table(table: pa.Table, source: object) -> None:
+    """Refuses a table that is not one of rounds.
+
+    Args:
+        table: What was read.
+        source: The file, for the message.
+
+    Raises:
+        OutputError: A column is missing or of another type, a cell that must be there is null, or the rounds do not
+            ascend from 1 or more.
+    """
+    types = _arrow_types()
+    for column in ROUND_COLUMNS:
+        if column.name not in table.column_names:
+            raise OutputError(f"{source}: the column {column.name!r} is missing, so this is not a table of rounds")
+        cells = table.column(column.name)
+        if not cells.type.equals(types[column.kind]):
+            expected = types[column.kind]
+            raise OutputError(f"{source}: the column {column.name!r} must hold {expected}, but it holds {cells.type}")
+        if cells.null_count and not column.nullable:
+            raise OutputError(f"{source}: the column {column.name!r} has {cells.null_count} empty cells")
+    for name in table.column_names:
+        if name not in _NAMES and not table.column(name).type.equals(types["float"]):
+            raise OutputError(f"{source}: the column {name!r} must hold double, but it holds {table.column(name).type}")
+    try:
+        _check_ascending(table.column("round").to_pylist())
+    except InvariantError as error:
+        raise OutputError(f"{source}: {error}") from error
+
+
+def cumulative_bytes(records: Iterable[RoundRecord]) -> list[int]:
+    """Bytes sent both ways up to and with each round."""
+    totals, total = [], 0
+    for sent in map(attrgetter("bytes_up", "bytes_down"), records):
+        total += sum(sent)
+        totals.append(total)
+    return totals
+
+
+def _arrow_types() -> dict[Kind, pa.DataType]:
+    import pyarrow as pa
+
+    return {
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "ints": pa.list_(pa.int64()),
+        "floats": pa.list_(pa.float64()),
+    }
+
+
+def _check_ascending(rounds: Sequence[int]) -> None:
+    for before, after in zip([0, *rounds], rounds, strict=False):
+        if after <= before:
+            raise InvariantError(f"rounds must ascend from 1, but round {after} follows round {before}")
+
+
+def _cell(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

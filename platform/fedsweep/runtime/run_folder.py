@@ -1,0 +1,371 @@
+"""The folder of a run: every file that a run leaves, written so that a kill at any byte leaves it readable.
+
+A file is written beside its place, forced to disk and moved into it; nobody ever sees half of one. What is read back
+is checked and never unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from fedsweep import __version__
+from fedsweep.errors import OutputError
+from fedsweep.records import RoundRecord
+from fedsweep.runtime.client_table import clients_table
+from fedsweep.runtime.round_table import check_round_table, records_to_table, table_to_records
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
+RESULT, MODEL, CHECKPOINTS, TRACKING = "result.json", "model.safetensors", "checkpoints", "mlflow.json"
+STATUSES = ("finished", "failed", "killed")
+# The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
+_FILES = (ROUNDS, CLIENTS, RESULT, MODEL, TRACKING, CONFIG)
+# Copies of a run's files lie among the artifacts of a tracking store; they are no runs.
+_NO_RUNS_IN = frozenset({CHECKPOINTS, "mlartifacts", "mlruns"})
+_VERSIONS_OF = ("torch", "torchvision", "numpy", "pyarrow", "ray", "mlflow")
+_TEMPORARY = ".tmp"
+
+
+class RunFolder:
+    """A run's folder.
+
+    Args:
+        path: The folder; it need not exist yet.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: str | Path, *, overwrite: bool) -> RunFolder:
+        """Makes the folder, and its parents, for a new run.
+
+        Args:
+            path: The folder; may exist and hold other things.
+            overwrite: Clear an earlier run's files (nothing else) instead of refusing the folder.
+
+        Raises:
+            OutputError: The folder holds a run and ``overwrite`` is false; it holds files with a run's names that no
+                run wrote; or it cannot be made or written.
+        """
+        folder = cls(path)
+        held = folder._held()
+        if held and not overwrite:
+            raise OutputError(
+                f"{folder.path} holds a run already ({', '.join(held)}); choose another --out, go on with --resume,"
+                " or replace it with --overwrite"
+            )
+        try:
+            if held:
+                folder._clear()
+            folder.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{folder.path}: cannot be made a run's folder: {_reason(error)}") from error
+        if not os.access(folder.path, os.W_OK | os.X_OK):
+            raise OutputError(f"{folder.path}: no permission to write into this folder; choose another --out")
+        return folder
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the run's checkpoints."""
+        return self.path / CHECKPOINTS
+
+    def write_config(self, text: str) -> None:
+        """Writes the resolved configuration; the first file of a run."""
+        self._write(CONFIG, text.encode())
+
+    def read_config(self) -> str:
+        """The resolved configuration's text.
+
+        Raises:
+            OutputError: The file is missing or not UTF-8.
+        """
+        try:
+            return self._read(CONFIG).decode()
+        except UnicodeDecodeError as error:
+            raise OutputError(f"{self.path / CONFIG}: not a text file in UTF-8 (byte {error.start})") from error
+
+    def write_rounds(self, records: Sequence[RoundRecord]) -> None:
+        """Replaces the table of rounds by one with a row for each record."""
+        self._write_table(ROUNDS, records_to_table(records))
+
+    def rounds_table(self) -> pa.Table:
+        """The table of rounds.
+
+        Raises:
+            OutputError: The file is missing, damaged, or no table of rounds.
+        """
+        table = self._read_table(ROUNDS)
+        check_round_table(table, self.path / ROUNDS)
+        return table
+
+    def read_rounds(self) -> list[RoundRecord]:
+        """One record per round; raises as :meth:`rounds_table`."""
+        return table_to_records(self.rounds_table())
+
+    def write_clients(
+        self,
+        *,
+        num_samples: ArrayLike,
+        label_counts: ArrayLike,
+        budget_values: Iterable[float | None] | None = None,
+        devices: Mapping[str, Iterable[float | None]] | None = None,
+    ) -> None:
+        """Writes the table of clients, with each client's divergence from the population's labels.
+
+        Args:
+            num_samples: Samples per client [N].
+            label_counts: Samples per client and class [N, C].
+            budget_values: What each affords in a round, in values [N]; None (also a single one): no limit.
+            devices: Figures of the simulated devices [N] by name, any of
+                :data:`~fedsweep.runtime.client_table.DEVICE_FIGURES`.
+
+        Raises:
+            InvariantError: Lengths differ, or a device figure is unknown.
+        """
+        table = clients_table(
+            np.asarray(num_samples), np.asarray(label_counts), budget_values=budget_values, devices=devices or {}
+        )
+        self._write_table(CLIENTS, table)
+
+    def read_clients(self) -> pa.Table:
+        """The table of clients.
+
+        Raises:
+            OutputError: The file is missing, damaged, or lacks a column.
+        """
+        table = self._read_table(CLIENTS)
+        for name in ("client", "num_samples", "label_counts"):
+            if name not in table.column_names or table.column(name).null_count:
+                raise OutputError(f"{self.path / CLIENTS}: the column {name!r} is missing or has empty cells")
+        return table
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Writes the result; what is not finite becomes null."""
+        text = json.dumps(_jsonable(result), indent=2, sort_keys=True, allow_nan=False)
+        self._write(RESULT, f"{text}\n".encode())
+
+    def read_result(self) -> dict[str, Any]:
+        """The result.
+
+        Raises:
+            OutputError: The file is missing, not JSON, or has no known ``status``.
+        """
+        path = self.path / RESULT
+        try:
+            result = json.loads(self._read(RESULT))
+        except ValueError as error:
+            raise OutputError(f"{path}: not readable as JSON: {error}") from error
+        status = result.get("status") if isinstance(result, dict) else None
+        if not isinstance(result, dict) or status not in STATUSES:
+            raise OutputError(f"{path}: not a run's result: its status must be one of {', '.join(STATUSES)}")
+        return result
+
+    def has_result(self) -> bool:
+        """Whether the run has come to an end."""
+        return (self.path / RESULT).is_file()
+
+    def has_rounds(self) -> bool:
+        """Whether a table of rounds has been written."""
+        return (self.path / ROUNDS).is_file()
+
+    def write_model(self, state: Mapping[str, Tensor]) -> str:
+        """Writes the model's tensors; equal tensors give equal bytes.
+
+        Returns:
+            The file's SHA-256, in hexadecimal digits.
+        """
+        from safetensors.torch import save
+
+        # clone: safetensors refuses tensors that share memory, as tied weights and views of one vector do.
+        tensors = {
+            name: state[name].detach().cpu().clone(memory_format=torch.contiguous_format) for name in sorted(state)
+        }
+        data = save(tensors)
+        self._write(MODEL, data)
+        return hashlib.sha256(data).hexdigest()
+
+    def read_model(self) -> dict[str, Tensor]:
+        """The model's tensors, by name.
+
+        Raises:
+            OutputError: The file is missing or damaged, or is not the one that ``result.json`` names.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        data = self._read(MODEL)
+        expected = self.read_result().get("model_sha256") if self.has_result() else None
+        found = hashlib.sha256(data).hexdigest()
+        if expected is not None and found != expected:
+            raise OutputError(f"{self.path / MODEL}: its SHA-256 is {found}, but {RESULT} says {expected}")
+        try:
+            tensors: dict[str, Tensor] = load(data)
+        except (SafetensorError, ValueError) as error:
+            raise OutputError(f"{self.path / MODEL}: not a safetensors file: {error}") from error
+        return tensors
+
+    def _held(self) -> list[str]:
+        return [name for name in (*_FILES, CHECKPOINTS) if os.path.lexists(self.path / name)]
+
+    def _clear(self) -> None:
+        """Removes an earlier run. Its folder may be someone's project with a ``checkpoints`` of its own."""
+        if not self._is_ours():
+            raise OutputError(
+                f"{self.path} has files with the names of a run's, but no {CONFIG} that a run wrote, so they are not"
+                " replaced; choose another --out, or remove them by hand"
+            )
+        if self.checkpoints.is_dir() and not self.checkpoints.is_symlink():
+            shutil.rmtree(self.checkpoints)
+        leftovers = [path.name for name in _FILES for path in self.path.glob(f".{name}.*{_TEMPORARY}")]
+        for name in (CHECKPOINTS, *leftovers, *_FILES):
+            (self.path / name).unlink(missing_ok=True)
+
+    def _is_ours(self) -> bool:
+        if not (self.path / CONFIG).is_file():
+            return False
+        lines = self.read_config().splitlines()
+        return all(any(line.startswith(f"{key}:") for line in lines) for key in ("scenario", "method"))
+
+    def _write(self, name: str, data: bytes) -> None:
+        try:
+            atomic_write(self.path / name, data)
+        except OSError as error:
+            raise OutputError(f"{self.path / name}: cannot be written: {_reason(error)}") from error
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            raise OutputError(f"{self.path / name}: cannot be read: {_reason(error)}") from error
+
+    def _write_table(self, name: str, table: pa.Table) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        self._write(name, sink.getvalue().to_pybytes())
+
+    def _read_table(self, name: str) -> pa.Table:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        data = self._read(name)
+        try:
+            # Not by path: pyarrow would make columns of a folder named "lr=0.1".
+            return pq.ParquetFile(pa.BufferReader(data)).read()
+        except (pa.ArrowException, OSError) as error:
+            raise OutputError(f"{self.path / name}: not a readable parquet file: {error}") from error
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Puts a file in its place as a whole: after a kill or a power cut there is the old one or the new one.
+
+    Args:
+        path: The file.
+        data: Its bytes.
+
+    Raises:
+        OSError: It cannot be written; the old file is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def find_runs(path: str | Path) -> list[Path]:
+    """The folder itself where it is a run's, otherwise the run folders below it, sorted.
+
+    A folder that has no more than a configuration is a run that broke off early, unless runs lie below it: then it
+    is a sweep's. Hidden folders, links and the artifacts of tracking stores are passed over.
+
+    Args:
+        path: A folder.
+
+    Raises:
+        OutputError: There is no such folder.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise OutputError(f"{folder}: there is no such folder")
+    has_config = (folder / CONFIG).is_file()
+    if has_config and any((folder / name).exists() for name in (ROUNDS, RESULT, CLIENTS, CHECKPOINTS)):
+        return [folder]
+    below = [child for child in sorted(folder.iterdir()) if _may_hold_runs(child)]
+    return [run for child in below for run in find_runs(child)] or ([folder] if has_config else [])
+
+
+def run_facts() -> dict[str, Any]:
+    """What a result says of the software: ``versions`` by name (None: not installed) and ``git_commit`` or None.
+
+    The commit is the current folder's: that of the user's own project where the run is started from one.
+    """
+    versions: dict[str, str | None] = {"python": platform.python_version(), "fedsweep": __version__}
+    return {"versions": versions | {name: _version(name) for name in _VERSIONS_OF}, "git_commit": _git_commit()}
+
+
+def _may_hold_runs(folder: Path) -> bool:
+    hidden = folder.name.startswith(".")
+    return not hidden and folder.name not in _NO_RUNS_IN and folder.is_dir() and not folder.is_symlink()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    command = ["git", "rev-parse", "--verify", "HEAD"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return _jsonable(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()

@@ -1,0 +1,165 @@
+"""The server as a Ray actor: holds the engine, makes the client actors, writes the run folder."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from fedsweep.runtime.engine import experiment_layout
+from fedsweep.runtime.experiment import Experiment
+from fedsweep.runtime.fleet import Fleet
+from fedsweep.runtime.metrics import RayMetrics
+from fedsweep.runtime.ray_fleet import RayFleet
+from fedsweep.runtime.session import Opened, RunSession, SessionSettings, Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetSettings:
+    """How client actors are made.
+
+    Attributes:
+        num_actors: How many.
+        name: Begins the actors' names.
+        options: Ray options of each.
+        shared_memory: Aggregate among actors of one node.
+        hang_timeout_s: See :class:`RayFleet`.
+    """
+
+    num_actors: int
+    name: str
+    options: Mapping[str, Any]
+    shared_memory: bool = True
+    hang_timeout_s: float = 60.0
+
+
+def _same_options(options: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+    del index
+    return options
+
+
+class ServerActor:
+    """A :class:`RunSession` behind actor calls.
+
+    Args:
+        experiment: The experiment; a view into the node's shared memory.
+        reference: The same as an object reference (in a list, so that Ray does not resolve it), for the clients.
+        fleet: How client actors are made.
+        settings: Where the session writes.
+    """
+
+    def __init__(
+        self, experiment: Experiment, reference: list[Any], fleet: FleetSettings, settings: SessionSettings
+    ) -> None:
+        torch.set_num_threads(1)
+        self._metrics = RayMetrics(run=settings.folder.name)
+        self._session = RunSession(
+            experiment, functools.partial(make_ray_fleet, experiment, reference[0], fleet), settings
+        )
+
+    def __repr__(self) -> str:
+        return "ServerActor"
+
+    def open(self, *, resume: bool) -> Opened:
+        """See :meth:`RunSession.open`."""
+        return self._session.open(resume=resume)
+
+    def step(self) -> Step:
+        """See :meth:`RunSession.step`."""
+        step = self._session.step()
+        if step.record is not None:
+            self._metrics.record(step.record)
+        return step
+
+    def save(self) -> int:
+        """See :meth:`RunSession.save`; runs beside the work."""
+        return self._session.save()
+
+    def finish(self, status: str, reason: str | None = None) -> dict[str, Any]:
+        """See :meth:`RunSession.finish`."""
+        return self._session.finish(status, reason)
+
+    def close(self) -> None:
+        """See :meth:`RunSession.close`."""
+        self._session.close()
+
+
+def make_ray_fleet(experiment: Experiment, reference: Any, fleet: FleetSettings, warn: Callable[[str], None]) -> Fleet:
+    """The client actors of an experiment."""
+    layout = experiment_layout(experiment)
+    return RayFleet(
+        reference,
+        num_actors=fleet.num_actors,
+        name=fleet.name,
+        options=functools.partial(_same_options, fleet.options),
+        num_values=layout.num_values,
+        dtype=layout.dtype,
+        capacity=experiment.training.cohort_size,
+        hang_timeout_s=fleet.hang_timeout_s,
+        shared_memory=fleet.shared_memory,
+        warn=warn,
+    )
+
+
+class RemoteSession:
+    """A :class:`RunSession` in a server actor, with the session's own methods.
+
+    Args:
+        experiment: The experiment; put into the object store once, for the server and all clients.
+        fleet: How client actors are made.
+        settings: Where the session writes.
+        options: Ray options of the server actor; it stays on this node, where the run folder is.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        fleet: FleetSettings,
+        settings: SessionSettings,
+        options: Mapping[str, Any],
+    ) -> None:
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._reference = ray.put(experiment)
+        remote = ray.remote(concurrency_groups={"control": 1})(ServerActor)
+        self._actor = remote.options(
+            name=f"{fleet.name}-server",
+            max_restarts=0,
+            max_task_retries=0,
+            **{"scheduling_strategy": here, **options},
+        ).remote(self._reference, [self._reference], fleet, settings)
+
+    def open(self, *, resume: bool) -> Opened:
+        """See :meth:`RunSession.open`."""
+        return self._call("open", resume=resume)  # type: ignore[no-any-return]
+
+    def step(self) -> Step:
+        """See :meth:`RunSession.step`."""
+        return self._call("step")  # type: ignore[no-any-return]
+
+    def save(self) -> int:
+        """See :meth:`RunSession.save`; works while a step is under way."""
+        return ray.get(self._actor.save.options(concurrency_group="control").remote(), timeout=300)  # type: ignore[no-any-return]
+
+    def finish(self, status: str, reason: str | None = None) -> dict[str, Any]:
+        """See :meth:`RunSession.finish`; works while a step is under way."""
+        call = self._actor.finish.options(concurrency_group="control").remote(status, reason)
+        return ray.get(call, timeout=300)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """End the server and its clients."""
+        try:
+            ray.get(self._actor.close.options(concurrency_group="control").remote(), timeout=30)
+        finally:
+            ray.kill(self._actor)
+
+    def _call(self, method: str, **arguments: Any) -> Any:
+        try:
+            return ray.get(getattr(self._actor, method).remote(**arguments))
+        except ray.exceptions.RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None

@@ -1,0 +1,282 @@
+"""A run session: an engine, its fleet, its checkpoints and its folder, driven round by round.
+
+The local backend drives one in this process, the Ray backend one inside the server actor. Everything that goes to
+the run folder goes through here.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsweep.errors import RunError
+from fedsweep.records import RoundRecord
+from fedsweep.runtime.checkpoint import CheckpointStore
+from fedsweep.runtime.engine import Engine
+from fedsweep.runtime.experiment import Experiment
+from fedsweep.runtime.fleet import Fleet
+from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.runtime.state import RunState
+
+# rounds.parquet is rewritten at most this often between checkpoints.
+_WRITE_EVERY_S = 5.0
+
+_DEVICE_FIGURES = (
+    "flops_per_s",
+    "overhead_s",
+    "down_bits_per_s",
+    "up_bits_per_s",
+    "down_latency_s",
+    "up_latency_s",
+)
+
+FleetFactory = Callable[[Callable[[str], None]], Fleet]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionSettings:
+    """Where a session writes and how often.
+
+    Attributes:
+        folder: The run folder; exists.
+        checkpoint_every: Rounds between checkpoints.
+        checkpoint_keep: Newest checkpoints that stay.
+        facts: Versions, git commit and the like for ``result.json``.
+    """
+
+    folder: Path
+    checkpoint_every: int
+    checkpoint_keep: int
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A session as it begins.
+
+    Attributes:
+        records: Rounds that a checkpoint brought.
+        messages: Sentences for the user.
+        num_params: Trained scalars of the model.
+        num_actors: Workers of the fleet.
+    """
+
+    records: tuple[RoundRecord, ...]
+    messages: tuple[str, ...]
+    num_params: int
+    num_actors: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What a call of :meth:`RunSession.step` brought.
+
+    Attributes:
+        record: The round's record; None where a limit ended the run before it.
+        stopped_by: Why the run has ended; None where it goes on.
+        messages: Sentences for the user.
+        checkpointed: A checkpoint was written.
+    """
+
+    record: RoundRecord | None
+    stopped_by: str | None
+    messages: tuple[str, ...] = ()
+    checkpointed: bool = False
+
+
+class RunSession:
+    """Drives one run.
+
+    Args:
+        experiment: The experiment.
+        make_fleet: Makes the fleet; gets a function for sentences to the user.
+        settings: Where and how often to write.
+    """
+
+    def __init__(self, experiment: Experiment, make_fleet: FleetFactory, settings: SessionSettings) -> None:
+        self._experiment, self._settings = experiment, settings
+        self._messages: list[str] = []
+        self._folder = RunFolder(settings.folder)
+        self._store = CheckpointStore(
+            settings.folder, keep=settings.checkpoint_keep, config_hash=experiment.config_hash
+        )
+        self._fleet = make_fleet(self._messages.append)
+        self._engine = Engine(experiment, self._fleet, on_partial=self._save_partial, on_repair=self._messages.append)
+        self._state: RunState | None = None
+        self._stopped_by: str | None = None
+        self._written = 0.0
+        self._saved_round = -1
+        self._saving = threading.Lock()
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def open(self, *, resume: bool) -> Opened:
+        """Begin, or go on from the newest valid checkpoint.
+
+        Args:
+            resume: Look for a checkpoint.
+        """
+        self._engine.check()
+        start = self._engine.start()
+        if resume:
+            found = self._store.newest(keep_handle=self._fleet.keep)
+            self._messages.extend(found.skipped)
+            if found.state is not None:
+                start = found.state
+                self._saved_round = start.round
+                self._messages.append(f"going on after round {start.round}")
+            else:
+                self._messages.append("no valid checkpoint: starting anew from config.yaml")
+        self._state = start
+        self._write_clients()
+        return Opened(
+            records=start.records,
+            messages=self._taken_messages(),
+            num_params=self._engine.layout.num_params,
+            num_actors=self._fleet.num_workers,
+        )
+
+    def step(self) -> Step:
+        """Play one round.
+
+        Raises:
+            ClientJobError: A client's work failed.
+        """
+        state = self._known_state()
+        self._stopped_by = self._engine.finished_by(state)
+        if self._stopped_by is not None:
+            return Step(record=None, stopped_by=self._stopped_by, messages=self._taken_messages())
+        state, self._stopped_by = self._engine.advance(state)
+        if self._stopped_by is not None:
+            return Step(record=None, stopped_by=self._stopped_by, messages=self._taken_messages())
+        self._state = state
+        self._stopped_by = self._engine.finished_by(state)
+        due = state.round % self._settings.checkpoint_every == 0 and self._stopped_by is None
+        if due:
+            self.save()
+        elif time.monotonic() - self._written > _WRITE_EVERY_S:
+            self._write_rounds(state)
+        return Step(
+            record=state.records[-1],
+            stopped_by=self._stopped_by,
+            messages=self._taken_messages(),
+            checkpointed=due,
+        )
+
+    def save(self) -> int:
+        """Write a checkpoint of the last finished round; returns its number. Safe to call from another thread."""
+        with self._saving:
+            state = self._known_state()
+            if state.round and state.round != self._saved_round:
+                self._store.save(state, fetch=self._fleet.fetch)
+                self._saved_round = state.round
+                self._write_rounds(state)
+            return state.round
+
+    def _save_partial(self, state: RunState) -> None:
+        with self._saving:
+            self._store.save(state, fetch=self._fleet.fetch)
+
+    def close(self) -> None:
+        """End the fleet."""
+        self._fleet.close()
+
+    # -- results -------------------------------------------------------------------------------------------------
+
+    def finish(self, status: str, reason: str | None = None) -> dict[str, Any]:
+        """Write the results and return what ``result.json`` holds.
+
+        Args:
+            status: ``"finished"``, ``"failed"`` or ``"killed"``.
+            reason: Why it failed.
+        """
+        state = self._known_state()
+        self._write_rounds(state)
+        sha256 = None
+        if status == "finished":
+            self.save()
+            views = self._engine.layout.views(state.vector)
+            riders = [name for name in views if name.startswith("optimizer.")]
+            sha256 = self._folder.write_model({k: v.clone() for k, v in views.items() if k not in riders})
+        result = {
+            "status": status,
+            "reason": reason,
+            "stopped_by": self._stopped_by,
+            "rounds": state.round,
+            **_accuracies(state.records),
+            "total_bytes": state.total_bytes,
+            "registration_bytes": self._engine.registration_bytes + self._engine.setup_bytes,
+            "comm_ratio": _mean([r.comm_ratio for r in state.records]),
+            "comm_cost": sum(r.comm_cost for r in state.records),
+            "flops": sum(r.flops for r in state.records),
+            "sim_time_s": state.clock,
+            "wall_time_s": state.wall_time_s,
+            "peak_memory_mb": peak_memory_mb(),
+            "num_params": self._engine.layout.num_params,
+            "model_sha256": sha256,
+            "method": self._experiment.method.name,
+            "seed": self._experiment.seed,
+            "config_hash": self._experiment.config_hash,
+            **self._settings.facts,
+        }
+        self._folder.write_result(result)
+        return result
+
+    def _write_rounds(self, state: RunState) -> None:
+        self._folder.write_rounds(state.records)
+        self._written = time.monotonic()
+
+    def _write_clients(self) -> None:
+        world = self._experiment.world
+        devices = {}
+        if world.profiles[0].device is not None:
+            devices = {name: [getattr(p.device, name) for p in world.profiles] for name in _DEVICE_FIGURES}
+        self._folder.write_clients(
+            num_samples=[profile.num_samples for profile in world.profiles],
+            label_counts=[profile.label_counts for profile in world.profiles],
+            budget_values=self._budget_values(),
+            devices={**devices, "capability": [profile.capability for profile in world.profiles]},
+        )
+
+    def _budget_values(self) -> list[float] | None:
+        """What each client affords in a round, in values, at the method's frequencies."""
+        budgets = self._experiment.world.budgets
+        if budgets is None:
+            return None
+        context = self._engine.planner.plan(self._known_state()).context
+        high, low = self._experiment.method.pacing.costs(context)
+        limits: list[float] = budgets.client_budgets(high, low).tolist()
+        return limits
+
+    # -- small things --------------------------------------------------------------------------------------------
+
+    def _known_state(self) -> RunState:
+        if self._state is None:
+            raise RunError("a session is opened before it is used")
+        return self._state
+
+    def _taken_messages(self) -> tuple[str, ...]:
+        taken = tuple(self._messages)
+        self._messages.clear()
+        return taken
+
+
+def _accuracies(records: tuple[RoundRecord, ...]) -> dict[str, float | None]:
+    known = [r.test_accuracy for r in records if r.test_accuracy is not None]
+    return {"test_accuracy": known[-1] if known else None, "best_test_accuracy": max(known, default=None)}
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [v for v in values if v is not None and not math.isnan(v)]
+    return math.fsum(known) / len(known) if known else None
+
+
+def peak_memory_mb() -> float:
+    """Greatest resident memory of this process so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,0 +1,98 @@
+"""A client's training samples, and the order in which it sees them.
+
+The order follows from (seed, round, client) alone: neither the sync points of a round nor the method change it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsweep.records import ClientWork
+from fedsweep.streams import Stream
+from fedsweep.world.transforms import Transform
+
+# Shards of up to this many bytes are transformed once; larger ones batch by batch.
+_CACHE_BYTES = 64 * 2**20
+
+
+def batch_order(work: ClientWork, order_stream: Stream) -> list[np.ndarray]:
+    """The batches of a round as arrays of positions in the client's shard.
+
+    Passes over the data are independent random permutations. With ``whole_batches`` they are joined and cut into
+    batches of exactly ``batch_size``, so a batch may cross from one pass into the next and a sample may come twice
+    in it where the shard is smaller (DynamicFL, section 8 of its specification); otherwise each pass ends with a
+    batch of what is left.
+
+    Args:
+        work: Steps, batch size and samples of the round.
+        order_stream: The client's stream for batches in this round.
+    """
+    generator = order_stream.numpy()
+    n, size = work.num_samples, work.batch_size
+    if work.whole_batches:
+        passes = math.ceil(work.steps * size / n)
+        joined = np.concatenate([generator.permutation(n) for _ in range(passes)])
+        return [joined[k * size : (k + 1) * size] for k in range(work.steps)]
+    batches: list[np.ndarray] = []
+    while len(batches) < work.steps:
+        order = generator.permutation(n)
+        batches.extend(order[start : start + size] for start in range(0, n, size))
+    return batches[: work.steps]
+
+
+class Shard:
+    """The samples of one client in one round.
+
+    Args:
+        images: The whole training set [S, C, H, W]; may be read-only shared memory.
+        labels: Its labels [S].
+        indices: The client's samples.
+        transform: What is done to a batch before the model sees it.
+        device: Where batches go.
+        dtype: The model's floating type.
+    """
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        indices: np.ndarray,
+        *,
+        transform: Transform,
+        device: str,
+        dtype: torch.dtype,
+    ) -> None:
+        self._transform = transform
+        self._device = device
+        self._dtype = dtype
+        self._raw = torch.from_numpy(images[indices])
+        self.targets = torch.from_numpy(labels[indices].astype(np.int64)).to(device)
+        self._ready: Tensor | None = None
+        if not transform.random and self._raw[0].numel() * len(indices) * 4 <= _CACHE_BYTES:
+            self._ready = self._convert(self._raw, None, train=True)
+
+    def __len__(self) -> int:
+        return int(self.targets.shape[0])
+
+    def batch(self, positions: np.ndarray, augment: Stream) -> tuple[Tensor, Tensor]:
+        """Inputs [B, C, H, W] and targets [B] of a training batch."""
+        index = torch.from_numpy(positions)
+        if self._ready is not None:
+            if self._device != "cpu":
+                index = index.to(self._device)
+            return self._ready.index_select(0, index), self.targets.index_select(0, index)
+        generator = augment.torch() if self._transform.random else None
+        inputs = self._convert(self._raw.index_select(0, index), generator, train=True)
+        return inputs, self.targets.index_select(0, index.to(self._device))
+
+    def everything(self) -> tuple[Tensor, Tensor]:
+        """All inputs [n, C, H, W], without augmentation, and all targets [n]."""
+        return self._convert(self._raw, None, train=False), self.targets
+
+    def _convert(self, raw: Tensor, generator: torch.Generator | None, *, train: bool) -> Tensor:
+        inputs = self._transform(raw, generator=generator, train=train)
+        return inputs.to(device=self._device, dtype=self._dtype)

@@ -1,0 +1,47 @@
+"""What changes during a run: one value per finished round, from which the next round follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedsweep.records import RoundRecord, State
+from fedsweep.runtime.messages import Tally
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """The run after a round. Nothing in it is ever changed in place, so an interrupted round leaves it whole.
+
+    Attributes:
+        round: Rounds done.
+        version: Version of the server's model.
+        vector: The server's model [V].
+        components: The server components' states by seam.
+        memories: What clients remember, by client, as the fleet's handles.
+        held: What clients that go on from their own params have done since their anchor.
+        anchors: Earlier models that held clients started from, by version.
+        accuracies: Training accuracies of each client's last passes, where the scenario asks for them.
+        clock: Virtual seconds; None without devices.
+        total_bytes: Bytes both ways so far, registration apart.
+        wall_time_s: Seconds of all rounds so far, resumed parts included.
+        records: One per round.
+        partial: What a refinement kept in the middle of the next round's work.
+    """
+
+    round: int = 0
+    version: int = 0
+    vector: Tensor
+    components: Mapping[str, State]
+    memories: Mapping[int, Any] = field(default_factory=dict)
+    held: Mapping[int, Tally] = field(default_factory=dict)
+    anchors: Mapping[int, Tensor] = field(default_factory=dict)
+    accuracies: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    clock: float | None = None
+    total_bytes: int = 0
+    wall_time_s: float = 0.0
+    records: tuple[RoundRecord, ...] = ()
+    partial: Mapping[str, State] = field(default_factory=dict)

@@ -1,0 +1,148 @@
+"""Aggregation among client actors of one node through shared memory.
+
+An actor call between two processes takes milliseconds, which would rule a round that synchronises at every local
+step. Here each actor writes its clients' vectors to a mapped file, sums its share of the coordinates and reads the
+result; a byte through a pipe says when. Each coordinate is summed by the same operations in the same order wherever
+the cut lies, so the bits are those of a sum on the server.
+
+The files lie in a private folder below ``/dev/shm`` that the fleet makes and removes.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsweep.errors import WorkerLost
+from fedsweep.runtime.worker import Exchange
+from fedsweep.trees import weighted_mean
+
+_TOKEN = struct.Struct("<Q")
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+class SharedMemoryExchange(Exchange):
+    """One member of a group of processes on one node that average through shared memory.
+
+    Made in three steps, each finished by all members before the next: construction (makes and opens the reading ends
+    of the member's pipes), :meth:`connect` (opens the writing ends), then :meth:`mean`.
+
+    Args:
+        folder: The group's private folder; ``slots`` and ``mean`` are made by :func:`make_group_files`.
+        index: This member's number, from 0.
+        size: Members.
+        num_values: Length of a vector.
+        capacity: Most attendees of a sync point.
+        dtype: The vectors' type.
+        timeout_s: Longest wait for the others at one sync point.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        index: int,
+        size: int,
+        num_values: int,
+        capacity: int,
+        dtype: torch.dtype,
+        timeout_s: float = 3600.0,
+    ) -> None:
+        self._folder, self._index, self._size = Path(folder), index, size
+        self._timeout_s = timeout_s
+        kind = _NUMPY[dtype]
+        self._slots = torch.from_numpy(
+            np.memmap(self._folder / "slots", dtype=kind, mode="r+", shape=(capacity, num_values))
+        )
+        self._mean = torch.from_numpy(np.memmap(self._folder / "mean", dtype=kind, mode="r+", shape=(num_values,)))
+        bounds = np.linspace(0, num_values, size + 1).astype(int)
+        self._share = slice(int(bounds[index]), int(bounds[index + 1]))
+        self._counter = 0
+        self._readers: dict[int, int] = {}
+        self._writers: list[int] = []
+        for peer in self._peers():
+            path = self._pipe(peer, index)
+            os.mkfifo(path, 0o600)
+            self._readers[os.open(path, os.O_RDONLY | os.O_NONBLOCK)] = peer
+
+    def _peers(self) -> list[int]:
+        return [k for k in range(self._size) if k != self._index]
+
+    def _pipe(self, sender: int, receiver: int) -> Path:
+        return self._folder / f"pipe-{sender}-{receiver}"
+
+    def connect(self) -> None:
+        """Open the writing ends; every member's reading ends exist by now."""
+        for peer in self._peers():
+            self._writers.append(os.open(self._pipe(self._index, peer), os.O_WRONLY | os.O_NONBLOCK))
+        self._poll = select.poll()
+        for descriptor in self._readers:
+            self._poll.register(descriptor, select.POLLIN)
+
+    def mean(self, own: Mapping[int, Tensor], attendees: Sequence[int], weights: Sequence[float], out: Tensor) -> None:
+        """See :meth:`Exchange.mean`.
+
+        Raises:
+            WorkerLost: Another member died or does not answer.
+        """
+        for slot, client in enumerate(attendees):
+            if client in own:
+                self._slots[slot].copy_(own[client])
+        self._barrier()
+        rows = [self._slots[slot, self._share] for slot in range(len(attendees))]
+        weighted_mean(rows, weights, self._mean[self._share])
+        self._barrier()
+        # The next call's first barrier comes before anybody writes to the mean again.
+        out.copy_(self._mean)
+
+    def _barrier(self) -> None:
+        self._counter += 1
+        token = _TOKEN.pack(self._counter)
+        try:
+            for descriptor in self._writers:
+                os.write(descriptor, token)
+        except BrokenPipeError as error:
+            raise WorkerLost("another client actor is gone") from error
+        deadline = time.monotonic() + self._timeout_s
+        waiting = set(self._readers)
+        while waiting:
+            events = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if not events:
+                raise WorkerLost(f"another client actor did not reach a sync point within {self._timeout_s:.0f} s")
+            for descriptor, event in events:
+                if descriptor not in waiting:
+                    # It is ahead of the slowest member: its next token waits. Let the others run.
+                    if event & (select.POLLHUP | select.POLLERR) and not event & select.POLLIN:
+                        raise WorkerLost(f"client actor {self._readers[descriptor]} is gone")
+                    if len(events) == 1 or all(d not in waiting for d, _ in events):
+                        time.sleep(0)
+                    continue
+                found = os.read(descriptor, _TOKEN.size)
+                if not found:
+                    raise WorkerLost(f"client actor {self._readers[descriptor]} is gone")
+                if _TOKEN.unpack(found)[0] != self._counter:
+                    raise WorkerLost(f"client actor {self._readers[descriptor]} is at another sync point")
+                waiting.discard(descriptor)
+
+    def close(self) -> None:
+        """Close the pipes; the other members see the end of the file."""
+        for descriptor in [*self._readers, *self._writers]:
+            os.close(descriptor)
+        self._readers, self._writers = {}, []
+
+
+def make_group_files(folder: Path, *, num_values: int, capacity: int, dtype: torch.dtype) -> None:
+    """Make the mapped files of a group in its (existing, private) folder."""
+    width = torch.empty(0, dtype=dtype).element_size()
+    for name, values in (("slots", capacity * num_values), ("mean", num_values)):
+        with open(folder / name, "xb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, values * width))
+        os.chmod(folder / name, 0o600)

@@ -1,0 +1,339 @@
+"""MLflow tracking stores: which one a run writes to, whether it is there, and opening it safely.
+
+MLflow creates and migrates a fresh sqlite file on first use, and several processes that do so at once leave it broken
+for good: here that happens under a file lock. MLflow also tries for minutes to reach a store that is not there: here
+every store is tried first with a few seconds' patience. ``mlflow`` itself is imported by the functions that need it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import http.client
+import logging
+import os
+import re
+import socket
+import sqlite3
+import ssl
+import time
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+from fedsweep.errors import ConfigError, ResourceError
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+NO_TRACKING = "none"
+ARTIFACTS = "mlartifacts"
+PATIENCE_S = 3.0
+_CREATION_S = 120.0  # a fresh file takes 2 s; several processes may wait for one another
+_SQLITE = "sqlite:///"
+_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+_OWN_STORES = ("databricks", "databricks-uc", "uc")
+_FILE_STORE = (
+    "tracking.uri: {uri!r} is a file store, which MLflow no longer supports; use sqlite:////abs/mlflow.db, the address"
+    " of an MLflow server, or none (`mlflow migrate-filestore` converts an old store)"
+)
+# Defaults that the user's environment overrides.
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_DISABLE_AGENT_HINT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+# They write tracebacks and retries of what is reported in one line anyway.
+_CHATTY = ("mlflow.store.db.utils", "alembic", "urllib3.connectionpool")
+
+
+def resolve_uri(uri: str | None, *, out: Path) -> str | None:
+    """The store that a run writes to, as an absolute address; None: no tracking.
+
+    Args:
+        uri: ``tracking.uri`` as configured; None: a sqlite file in the folder above ``out``.
+        out: The run's or sweep's folder.
+
+    Raises:
+        ConfigError: The address is of a file store, of no known kind, or cannot be written as an address.
+    """
+    if uri is None:
+        return sqlite_uri(out.absolute().parent / "mlflow.db")
+    if uri == NO_TRACKING:
+        return None
+    scheme = urlsplit(uri).scheme.split("+")[0]
+    if scheme == "sqlite":
+        path = uri.removeprefix(_SQLITE)
+        if not uri.startswith(_SQLITE) or path in ("", ":memory:"):
+            raise ConfigError(f"tracking.uri: {uri!r} must name a file, as in sqlite:////abs/mlflow.db")
+        return sqlite_uri(Path(path).absolute())
+    if scheme in (*_PORTS, "http", "https", *_OWN_STORES) or uri in _OWN_STORES:
+        return uri
+    if scheme in ("", "file"):
+        raise ConfigError(_FILE_STORE.format(uri=uri))
+    kinds = ", ".join(("sqlite", *_PORTS, "http", "https", *_OWN_STORES))
+    raise ConfigError(f"tracking.uri: {redacted(uri)!r} is of no known kind (known: {kinds}; null; none)")
+
+
+def sqlite_uri(path: Path) -> str:
+    """The address of a sqlite file.
+
+    Raises:
+        ConfigError: The path has characters that MLflow would take for something else.
+    """
+    if re.search(r"\?|%[0-9a-fA-F]{2}", str(path)):
+        raise ConfigError(
+            f"tracking.uri: MLflow misreads '?' and '%' in {str(path)!r}; choose another --out, or give tracking.uri"
+        )
+    return f"{_SQLITE}{path}"
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The file of a sqlite store; None for other stores."""
+    return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
+
+
+def redacted(text: str) -> str:
+    """The text with the password of any address in it blotted out."""
+    return re.sub(r"(://[^/\s:@]*:)[^/\s@]+@", r"\1***@", text)
+
+
+def check_store(uri: str, *, experiment: str = "fedsweep") -> None:
+    """Makes sure, without writing anything, that a run can be tracked.
+
+    Args:
+        uri: An address from :func:`resolve_uri`.
+        experiment: The MLflow experiment.
+
+    Raises:
+        ResourceError: The store is not there, cannot be written, is not MLflow's, is of another version of MLflow,
+            or the experiment is deleted; in one line, within seconds.
+    """
+    probe_store(uri)
+    path = sqlite_path(uri)
+    if path is not None and not _has_tables(path):
+        return
+    with quiet_mlflow():
+        # Only a process that knows the lock could be creating the file at this moment.
+        if path is not None and _lock_path(path).exists():
+            with _locked(path, create=False):
+                client = _client(uri)
+        else:
+            client = _client(uri)
+        try:
+            found = client.get_experiment_by_name(experiment)
+        except Exception as error:  # MLflow raises its own, SQLAlchemy's and requests' exceptions alike
+            raise _unusable(uri, error) from error
+    if found is not None and found.lifecycle_stage != "active":
+        raise ResourceError(
+            f"tracking.experiment: {experiment!r} is deleted in {redacted(uri)}; restore it (mlflow experiments restore"
+            f" --experiment-id {found.experiment_id}) or choose another name"
+        )
+
+
+def probe_store(uri: str, *, patience_s: float = PATIENCE_S) -> None:
+    """Sees whether a store can be written right now.
+
+    Args:
+        uri: An address from :func:`resolve_uri`.
+        patience_s: Seconds to wait for a lock or an answer.
+
+    Raises:
+        ResourceError: It cannot, in one line.
+    """
+    path = sqlite_path(uri)
+    try:
+        if path is not None:
+            _probe_sqlite(path, patience_s)
+        elif uri.startswith(("http://", "https://")):
+            _probe_server(uri, patience_s)
+        else:
+            _probe_database(uri, patience_s)
+    except (OSError, sqlite3.Error) as error:
+        raise _unusable(uri, error) from error
+
+
+def open_store(uri: str) -> MlflowClient:
+    """A client of the store, which is created where it is a sqlite file that is not there yet.
+
+    Raises:
+        ResourceError: The store cannot be opened, in one line.
+    """
+    path = sqlite_path(uri)
+    with quiet_mlflow():
+        if path is None:
+            return _client(uri)
+        with _locked(path, create=True):
+            return _client(uri)
+
+
+def experiment_id(client: MlflowClient, name: str, *, uri: str, folder: Path) -> str:
+    """The experiment's id; it is created where it is not there yet.
+
+    Args:
+        client: A client of the store.
+        name: The experiment's name.
+        uri: The store's address.
+        folder: The run's folder; artifacts of a database without a server go to the folder above it.
+    """
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    try:
+        return str(client.create_experiment(name, artifact_location=_artifact_location(name, uri=uri, folder=folder)))
+    except MlflowException:
+        # Another process may have been faster.
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            raise
+        return str(found.experiment_id)
+
+
+@contextmanager
+def quiet_mlflow() -> Iterator[None]:
+    """Sets MLflow up for being called: no telemetry, bounded waits, no tracebacks on stderr."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    loggers = [logging.getLogger(name) for name in _CHATTY]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # between MLflow and its dependencies
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _client(uri: str) -> MlflowClient:
+    try:
+        from mlflow.tracking import MlflowClient
+    except ImportError as error:
+        raise ResourceError(f"mlflow cannot be imported ({error}); install it or set tracking.uri: none") from error
+    try:
+        client = MlflowClient(uri)
+        client.search_experiments(max_results=1)
+    except Exception as error:  # MLflow raises its own, SQLAlchemy's and requests' exceptions alike
+        raise _unusable(uri, error) from error
+    return client
+
+
+def _unusable(uri: str, error: Exception) -> ResourceError:
+    lines = [line.strip() for line in redacted(str(error)).splitlines() if line.strip()]
+    reason = lines[0] if lines else type(error).__name__
+    way_out = "set tracking.uri to another store, or to none"
+    return ResourceError(f"tracking.uri: the store {redacted(uri)} cannot be used: {reason}; {way_out}")
+
+
+def _artifact_location(name: str, *, uri: str, folder: Path) -> str | None:
+    if uri.startswith(("http://", "https://", *_OWN_STORES)):
+        return None  # the server decides
+    path = sqlite_path(uri)
+    parent = folder.absolute().parent if path is None else path.parent
+    return str(parent / ARTIFACTS / quote(name, safe=" "))
+
+
+def _probe_sqlite(path: Path, patience_s: float) -> None:
+    if not path.exists():
+        above = next(folder for folder in path.parents if folder.exists())
+        if not above.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(above))
+        _check_writable(above)
+        return
+    _check_writable(path)
+    _check_writable(path.parent)  # for sqlite's journal
+    with contextlib.closing(sqlite3.connect(path, timeout=patience_s, isolation_level=None)) as connection:
+        # Takes the write lock and gives it back: nothing is written.
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if tables and "alembic_version" not in tables:
+        raise sqlite3.DatabaseError(f"it is a database of another program (tables: {', '.join(sorted(tables)[:3])})")
+
+
+def _check_writable(path: Path) -> None:
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, "no permission to write", str(path))
+
+
+def _has_tables(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
+def _probe_server(uri: str, patience_s: float) -> None:
+    parts = urlsplit(uri)
+    host = parts.netloc.rpartition("@")[2]  # urllib knows no passwords in addresses
+    try:
+        with urllib.request.urlopen(f"{parts.scheme}://{host}{parts.path.rstrip('/')}/health", timeout=patience_s):
+            return
+    except urllib.error.HTTPError as error:
+        # Whoever answers is there; what it thinks of the request is found out when the store is opened.
+        error.close()
+    except urllib.error.URLError as error:
+        if not isinstance(error.reason, ssl.SSLCertVerificationError):  # MLflow has its own settings for these
+            raise OSError(str(error.reason)) from error
+    except (http.client.HTTPException, ValueError) as error:
+        raise OSError(f"no MLflow server answers there ({error})") from error
+
+
+def _probe_database(uri: str, patience_s: float) -> None:
+    parts = urlsplit(uri)
+    kind = parts.scheme.split("+")[0]
+    if kind not in _PORTS or parts.hostname is None:
+        return  # a socket file or a managed store: opening it will tell
+    socket.create_connection((parts.hostname, parts.port or _PORTS[kind]), timeout=patience_s).close()
+    import sqlalchemy
+
+    try:
+        # MLflow would try ten times over two minutes where a password or a driver is wrong.
+        engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.pool.NullPool)
+        engine.connect().close()
+    except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
+        raise OSError(str(error)) from error
+
+
+def _lock_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}-lock")
+
+
+@contextmanager
+def _locked(path: Path, *, create: bool) -> Iterator[None]:
+    """Holds the lock of a sqlite store; processes on this machine take turns.
+
+    Raises:
+        ResourceError: Another process holds it for minutes.
+    """
+    lock = _lock_path(path)
+    if create:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(lock, os.O_RDONLY | (os.O_CREAT if create else 0), 0o666)
+    try:
+        deadline = time.monotonic() + _CREATION_S
+        while not _try_lock(handle):
+            if time.monotonic() > deadline:
+                raise ResourceError(f"{lock}: another process has held this lock for {_CREATION_S:.0f} s; end it")
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

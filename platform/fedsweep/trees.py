@@ -1,0 +1,181 @@
+"""Arithmetic on parameter trees, and how a tree lies in one flat vector.
+
+Models travel, are averaged and are saved as one contiguous vector: parameters first, then float buffers (batch
+norm's statistics), then what else moves with the model (averaged momentum). A :class:`FlatLayout` says where each
+tensor lies; the trees that components see are views into such a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+ParamTree = dict[str, Tensor]
+
+# Sums run over blocks of this many values, so that the float64 accumulator stays in the cache.
+_BLOCK = 16_384
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatLayout:
+    """Where each tensor of a model lies in its flat vector.
+
+    Attributes:
+        names: Tensors in order: parameters, float buffers, riders.
+        shapes: Their shapes.
+        num_params: Trained scalars; they lie first.
+        num_buffers: Scalars in float buffers; they lie next.
+        num_riders: Scalars that move with the model but are not part of it (averaged optimiser state).
+        dtype: One floating type for all.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    num_params: int
+    num_buffers: int
+    num_riders: int = 0
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def num_values(self) -> int:
+        """Scalars in the vector: what one message that carries the model counts."""
+        return self.num_params + self.num_buffers + self.num_riders
+
+    def views(self, vector: Tensor) -> ParamTree:
+        """Each tensor by name, as a view into ``vector`` [num_values]."""
+        tree: ParamTree = {}
+        offset = 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            size = prod(shape)
+            tree[name] = vector[offset : offset + size].view(shape)
+            offset += size
+        return tree
+
+    def params(self, vector: Tensor) -> ParamTree:
+        """The trained parameters alone, as views into ``vector``."""
+        tree: ParamTree = {}
+        offset = 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            if offset >= self.num_params:
+                break
+            size = prod(shape)
+            tree[name] = vector[offset : offset + size].view(shape)
+            offset += size
+        return tree
+
+    def flatten(self, tree: Mapping[str, Tensor]) -> Tensor:
+        """A new vector [num_values] from tensors by name; a missing name is a KeyError."""
+        if not self.names:
+            return torch.zeros(0, dtype=self.dtype)
+        return torch.cat([tree[name].detach().reshape(-1).to(self.dtype) for name in self.names])
+
+
+def layout_of(model: nn.Module, riders: Iterable[tuple[str, tuple[int, ...]]] = ()) -> FlatLayout:
+    """The layout of a model's parameters and float buffers; integer buffers stay where they are.
+
+    Args:
+        model: Any module; its parameters share one floating type.
+        riders: Name and shape of what else travels with the model.
+
+    Raises:
+        ValueError: The parameters have several types, or there are none.
+    """
+    params = [(name, p) for name, p in model.named_parameters()]
+    buffers = [(name, b) for name, b in model.named_buffers() if b.is_floating_point()]
+    dtypes = {p.dtype for _, p in params}
+    if len(dtypes) != 1:
+        raise ValueError(f"a model's parameters must share one floating type, but got {sorted(map(str, dtypes))}")
+    extra = list(riders)
+    return FlatLayout(
+        names=tuple(name for name, _ in params + buffers) + tuple(name for name, _ in extra),
+        shapes=tuple(tuple(t.shape) for _, t in params + buffers) + tuple(shape for _, shape in extra),
+        num_params=sum(p.numel() for _, p in params),
+        num_buffers=sum(b.numel() for _, b in buffers),
+        num_riders=sum(prod(shape) for _, shape in extra),
+        dtype=dtypes.pop(),
+    )
+
+
+def model_vector(model: nn.Module, layout: FlatLayout) -> Tensor:
+    """The model's values as a new vector [num_values] on the CPU; riders start at zero."""
+    tree: ParamTree = {name: p.detach().cpu() for name, p in model.named_parameters()}
+    tree |= {name: b.detach().cpu() for name, b in model.named_buffers()}
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        if name not in tree:
+            tree[name] = torch.zeros(shape, dtype=layout.dtype)
+    return layout.flatten(tree)
+
+
+def load_vector(model: nn.Module, layout: FlatLayout, vector: Tensor) -> None:
+    """Copy a vector's parameters and buffers into a model."""
+    views = layout.views(vector)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(views[name])
+        for name, b in model.named_buffers():
+            if name in views:
+                b.copy_(views[name])
+
+
+def weighted_mean(rows: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> None:
+    """``out[j] = sum_k weights[k] * rows[k][j]``, the one sum that all aggregation goes through.
+
+    Accumulates in float64, in the order of ``rows``, and multiplies and adds in separate steps: a fused
+    multiply-add would round differently in vectorised and in left-over lanes, so that the bits would depend on
+    where a slice begins. As it is, any cut of the coordinates over processes gives the same bits.
+
+    Args:
+        rows: Vectors [V], at least one, in ascending order of client id.
+        weights: One finite weight per row; they sum to 1 for a mean. One row of weight 1 comes out bit for bit.
+        out: Vector [V] to write to; may be one of ``rows``.
+    """
+    factors = [float(w) for w in weights]
+    size = out.numel()
+    total = torch.empty(min(size, _BLOCK), dtype=torch.float64)
+    term = torch.empty_like(total)
+    for start in range(0, size, _BLOCK):
+        stop = min(start + _BLOCK, size)
+        sums, product = total[: stop - start], term[: stop - start]
+        for k, (row, factor) in enumerate(zip(rows, factors, strict=True)):
+            target = product if k else sums
+            target.copy_(row[start:stop])
+            target.mul_(factor)
+            if k:
+                sums.add_(product)
+        out[start:stop].copy_(sums)
+
+
+def coverage_mean(
+    server: Tensor, rows: Sequence[Tensor], covers: Sequence[Tensor | None], weights: Sequence[float]
+) -> Tensor:
+    """The one aggregation rule: each coordinate is the weighted mean over the clients that hold it.
+
+    With full models it is the ordinary weighted mean; a coordinate that nobody holds keeps the server's value.
+
+    Args:
+        server: The server's vector [V].
+        rows: The clients' vectors in full shape [V], in ascending order of client id.
+        covers: For each row which coordinates it holds (bool [V]), or None for all of them.
+        weights: Non-negative, one per row; they need not sum to 1 over a coordinate's holders.
+
+    Returns:
+        A new vector [V].
+    """
+    out = torch.empty_like(server)
+    if all(cover is None for cover in covers):
+        weighted_mean(rows, weights, out)
+        return out
+    total = torch.zeros(server.shape, dtype=torch.float64)
+    mass = torch.zeros(server.shape, dtype=torch.float64)
+    for row, cover, weight in zip(rows, covers, weights, strict=True):
+        held = torch.ones_like(mass) if cover is None else cover.to(torch.float64)
+        mass += held.mul_(float(weight))
+        total += row.to(torch.float64).nan_to_num_(0.0).mul_(held)
+    held_by_some = mass > 0
+    mean = torch.where(held_by_some, total / mass.clamp_min(torch.finfo(torch.float64).tiny), server.to(torch.float64))
+    out.copy_(mean)
+    return out

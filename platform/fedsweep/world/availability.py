@@ -1,0 +1,248 @@
+"""Availability: which clients are there in a round.
+
+The chance may depend on how a client's training went so far, so it is asked round by round with the clients' history.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsweep.errors import ConfigError
+from fedsweep.streams import Stream
+from fedsweep.world.replay import ScenarioTrace, load_trace
+from fedsweep.world.spec_checks import build_kind, check_choice, check_flag, check_integer, check_number
+
+KIND_SPEEDS = (1.0, 0.9, 0.8)  # fast, medium, slow
+HISTORY_EPOCHS = 3
+SMALLEST_DECAY = 0.5
+
+
+def capabilities(num_clients: int) -> NDArray[np.float64]:
+    """Each client's capability [N]: 1.0, 0.9, 0.8 (fast, medium, slow) by id mod 3.
+
+    They are the speed weights s_i of FedStg's aggregation as well.
+
+    Source: FedStg, authors' code (20 clients: 7 fast, 7 medium, 6 slow).
+    """
+    return np.asarray([KIND_SPEEDS[client % 3] for client in range(num_clients)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Availability(ABC):
+    """Who is there."""
+
+    @abstractmethod
+    def probability(
+        self, round: int, *, capabilities: NDArray[np.float64], history: Mapping[int, Sequence[float]]
+    ) -> NDArray[np.float64]:
+        """Each client's chance to be there [N], 0..1.
+
+        Args:
+            round: From 1.
+            capabilities: Of all clients [N], in (0, 1].
+            history: Accuracies (0..1) of the latest local epochs of the clients that have trained, oldest first.
+        """
+
+    def draw(
+        self,
+        round: int,
+        *,
+        capabilities: NDArray[np.float64],
+        history: Mapping[int, Sequence[float]],
+        stream_for: Callable[[int], Stream],
+    ) -> tuple[int, ...]:
+        """The clients that are there, ascending: client i is absent iff u_i > its probability, u_i ~ U(0, 1).
+
+        Args:
+            round: From 1.
+            capabilities: Of all clients [N].
+            history: See :meth:`probability`.
+            stream_for: A client's stream of this round; two methods with the same seed draw the same u_i.
+        """
+        chances = self.probability(round, capabilities=capabilities, history=history).tolist()
+        return tuple(client for client, chance in enumerate(chances) if _is_there(chance, client, stream_for))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlwaysAvailable(Availability):
+    """Everybody is there in every round."""
+
+    def probability(
+        self, round: int, *, capabilities: NDArray[np.float64], history: Mapping[int, Sequence[float]]
+    ) -> NDArray[np.float64]:
+        return np.ones(len(capabilities))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapabilityAvailability(Availability):
+    """P_i(R) = min(ceiling, max(floor, base x c_i x perf_i(R) x decay(R))).
+
+    Attributes:
+        num_rounds: T, rounds of the run, >= 1.
+        base: p0, 0..1.
+        floor: Smallest probability, 0..ceiling.
+        ceiling: Largest probability, floor..1.
+        decay: ``linear``: 1 - R / (2 T), 0.5 at the end; ``exponential``: 2^(-R / T), 0.5 at the end as well;
+            ``per_round``: 1 - R / 100, 0.5 from round 50 on. Never below 0.5.
+        perf: ``shifted``: min(1.5, 0.7 + m); ``mean``: m itself; m is the mean accuracy of the client's last up to 3
+            local epochs. Before its first training perf_i is 1.
+        normalise: Divide c_i by its mean over all clients.
+        adaptive: False is the ablation: P_i = base for all, unclipped.
+
+    Raises:
+        ConfigError: A value is outside its range.
+
+    Source: FedStg, participation model and ablation "no adaptive participation".
+    Reading: the default takes ``shifted``, because with the plain mean the floor nearly always wins and the reported
+        participation cannot come about; capabilities are not normalised and the decay ends at T, as in the paper. The
+        authors' code normalises and decays by 0.01 a round.
+    """
+
+    num_rounds: int
+    base: float = 0.8
+    floor: float = 0.3
+    ceiling: float = 0.95
+    decay: str = "linear"
+    perf: str = "shifted"
+    normalise: bool = False
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        check_integer("num_rounds", self.num_rounds, low=1)
+        for name in ("base", "floor", "ceiling"):
+            check_number(name, getattr(self, name), low=0.0, high=1.0)
+        if self.floor > self.ceiling:
+            raise ConfigError(
+                f"`floor <= ceiling` must hold, but got floor={self.floor}, ceiling={self.ceiling}; swap them"
+            )
+        check_choice("decay", self.decay, ("linear", "exponential", "per_round"))
+        check_choice("perf", self.perf, ("shifted", "mean"))
+        check_flag("normalise", self.normalise)
+        check_flag("adaptive", self.adaptive)
+
+    def probability(
+        self, round: int, *, capabilities: NDArray[np.float64], history: Mapping[int, Sequence[float]]
+    ) -> NDArray[np.float64]:
+        if not self.adaptive:
+            return np.full(len(capabilities), self.base)
+        scale = float(np.mean(capabilities)) if self.normalise else 1.0
+        performance = np.asarray([self._performance(history.get(i, ())) for i in range(len(capabilities))])
+        product = self.base * (capabilities / scale) * performance * self.decay_factor(round)
+        return np.asarray(np.clip(product, self.floor, self.ceiling))
+
+    def decay_factor(self, round: int) -> float:
+        """decay(R), in [0.5, 1]."""
+        if self.decay == "exponential":
+            factor = math.exp2(-round / self.num_rounds)
+        elif self.decay == "linear":
+            factor = 1 - 0.5 * round / self.num_rounds
+        else:
+            factor = 1 - 0.01 * round
+        return max(SMALLEST_DECAY, factor)
+
+    def _performance(self, accuracies: Sequence[float]) -> float:
+        latest = accuracies[-HISTORY_EPOCHS:]
+        if not latest:
+            return 1.0
+        mean = math.fsum(latest) / len(latest)
+        return mean if self.perf == "mean" else min(1.5, 0.7 + mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayAvailability(Availability):
+    """The presence of a recorded run.
+
+    Attributes:
+        trace: What was recorded.
+    """
+
+    trace: ScenarioTrace
+
+    def probability(
+        self, round: int, *, capabilities: NDArray[np.float64], history: Mapping[int, Sequence[float]]
+    ) -> NDArray[np.float64]:
+        """1 for who was there, 0 for the others.
+
+        Raises:
+            ConfigError: The round was not recorded, or with another number of clients.
+        """
+        if len(capabilities) != self.trace.num_clients:
+            raise ConfigError(
+                f"a replayed scenario must have as many clients as the recorded one, {self.trace.num_clients}, but got "
+                f"{len(capabilities)}; change scenario.clients or take another file"
+            )
+        chances = np.zeros(self.trace.num_clients)
+        chances[list(self.trace.present_in(round))] = 1.0
+        return chances
+
+
+def build_availability(
+    spec: Mapping[str, object] | None, *, num_rounds: int, num_clients: int | None = None
+) -> Availability:
+    """The availability that ``scenario.availability`` describes; None: everybody is always there.
+
+    Args:
+        spec: ``{kind: capability, profile: default | paper | code, base, floor, ceiling, decay, perf, normalise,
+            adaptive}``, ``{kind: replay, file}`` or ``{kind: always}``. An explicit parameter beats the profile's.
+        num_rounds: Rounds that the run is planned for.
+        num_clients: Clients of the run; if given, a replayed file must fit it.
+
+    Raises:
+        ConfigError: The kind, a parameter or its value is wrong, or the file does not fit.
+        DataError: The file is damaged.
+    """
+    given = {"num_rounds": num_rounds, "num_clients": num_clients}
+    kinds: dict[str, Callable[..., Availability]] = {
+        "always": AlwaysAvailable,
+        "capability": _capability,
+        "replay": _replay_availability,
+    }
+    return AlwaysAvailable() if spec is None else build_kind("scenario.availability", spec, kinds, given=given)
+
+
+def _capability(
+    *,
+    num_rounds: int,
+    profile: str = "default",
+    base: float = 0.8,
+    floor: float = 0.3,
+    ceiling: float = 0.95,
+    decay: str | None = None,
+    perf: str | None = None,
+    normalise: bool | None = None,
+    adaptive: bool = True,
+) -> Availability:
+    profiles = {
+        "default": ("linear", "shifted", False),
+        "paper": ("linear", "mean", False),
+        "code": ("per_round", "shifted", True),
+    }
+    own_decay, own_perf, own_normalise = profiles[check_choice("profile of scenario.availability", profile, profiles)]
+    return CapabilityAvailability(
+        num_rounds=num_rounds,
+        base=base,
+        floor=floor,
+        ceiling=ceiling,
+        decay=own_decay if decay is None else decay,
+        perf=own_perf if perf is None else perf,
+        normalise=own_normalise if normalise is None else normalise,
+        adaptive=adaptive,
+    )
+
+
+def _replay_availability(*, file: str, num_rounds: int, num_clients: int | None) -> Availability:
+    trace = load_trace("scenario.availability.file", file, num_rounds=num_rounds, num_clients=num_clients)
+    return ReplayAvailability(trace=trace)
+
+
+def _is_there(chance: float, client: int, stream_for: Callable[[int], Stream]) -> bool:
+    # The ends need no number: with thousands of clients that are always there, none is drawn.
+    if chance <= 0 or chance >= 1:
+        return chance >= 1
+    return stream_for(client).seed(64) / 2.0**64 <= chance

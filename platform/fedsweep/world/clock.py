@@ -1,0 +1,287 @@
+"""The virtual clock: what a round costs when some clients are slow or vanish, and when a target was reached.
+
+A straggler policy gets what every selected client would have done and answers with the round's length and with the
+clients whose updates count. Work that is thrown away still costs its FLOPs and bytes: the caller meters what was
+selected, and aggregates what survived. With no survivor the model stays and the clock advances all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedsweep.world.spec_checks import build_kind, check_integer, check_number
+
+SERVER_FLOPS_PER_S = 1e13
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientRun:
+    """What a selected client would do if nobody cut it short.
+
+    Attributes:
+        client: Its id.
+        duration_s: T_k, with jitter.
+        compute_s: The part of it that is local training; only partial work needs it.
+        epochs: Equal parts of the training after which the client can stop, >= 1.
+        failed: Whether it vanishes during the round.
+    """
+
+    client: int
+    duration_s: float
+    compute_s: float = 0.0
+    epochs: int = 1
+    failed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundOutcome:
+    """How a round ended.
+
+    Attributes:
+        duration_s: From the round's start to its end, without the server's own time.
+        survivors: Clients whose updates are aggregated, ascending; weights are renormalised over them.
+        epochs: The number of epochs that each survivor finished, in the same order.
+    """
+
+    duration_s: float
+    survivors: tuple[int, ...]
+    epochs: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerPolicy(ABC):
+    """When the server stops waiting.
+
+    Attributes:
+        over_selection: How many times the wanted number of clients is selected, >= 1.
+    """
+
+    over_selection: float = field(default=1.0, init=False)
+
+    @abstractmethod
+    def close(self, runs: Sequence[ClientRun], wanted: int) -> RoundOutcome:
+        """End the round.
+
+        Args:
+            runs: All selected clients, each once; none: the round is empty and takes no time.
+            wanted: Updates wanted, K; only over-selection depends on it.
+        """
+
+    def num_selected(self, wanted: int) -> int:
+        """Clients to select where ``wanted`` updates are wanted: ceil(over_selection x wanted)."""
+        # The slack keeps 1.3 x 10 at 13 where the product is a hair above.
+        return math.ceil(self.over_selection * wanted - 1e-9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitForAll(StragglerPolicy):
+    """Wait for every selected client: max T_k.
+
+    A client that failed is noticed when the others are through; where all failed, when the slowest should have been.
+    """
+
+    def close(self, runs: Sequence[ClientRun], wanted: int) -> RoundOutcome:
+        alive = _alive(runs)
+        return _outcome(max((run.duration_s for run in alive or runs), default=0.0), alive)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadline(StragglerPolicy):
+    """Drop clients with T_k > D; with fewer than ``min_updates`` left, wait until that many have come.
+
+    Attributes:
+        deadline_s: D, > 0.
+        min_updates: Updates without which the round does not end, >= 0; where fewer clients are alive, all of them.
+
+    Round time: max T_k where all came in time, else D, or the ``min_updates``-th T_k where that is later.
+    """
+
+    deadline_s: float
+    min_updates: int = 1
+
+    def __post_init__(self) -> None:
+        check_number("deadline_s", self.deadline_s, above=0.0)
+        check_integer("min_updates", self.min_updates, low=0)
+
+    def close(self, runs: Sequence[ClientRun], wanted: int) -> RoundOutcome:
+        return _close_at(runs, deadline_s=self.deadline_s, min_updates=self.min_updates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverSelect(StragglerPolicy):
+    """Select more clients than wanted and keep the K fastest: the K-th smallest T_k; ties go to the smaller id.
+
+    Attributes:
+        over_selection: Selected over wanted, >= 1.
+
+    Where fewer than K are alive, they are kept, and the round lasts as long as the slowest of them (where all failed,
+    as the slowest of all).
+    """
+
+    over_selection: float = 1.3
+
+    def __post_init__(self) -> None:
+        check_number("over_selection", self.over_selection, low=1.0)
+
+    def close(self, runs: Sequence[ClientRun], wanted: int) -> RoundOutcome:
+        kept = _alive(runs)[:wanted]
+        return _outcome(max((run.duration_s for run in kept or runs), default=0.0), kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropOut(StragglerPolicy):
+    """Clients that vanish are noticed at the deadline, or without one when all others are through.
+
+    Attributes:
+        deadline_s: D, > 0, or None.
+
+    Reading: a server cannot tell a slow client from a lost one, so whoever is not back at D counts as lost.
+    """
+
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.deadline_s is not None:
+            check_number("deadline_s", self.deadline_s, above=0.0)
+
+    def close(self, runs: Sequence[ClientRun], wanted: int) -> RoundOutcome:
+        if self.deadline_s is None:
+            return WaitForAll().close(runs, wanted)
+        return _close_at(runs, deadline_s=self.deadline_s, min_updates=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialWork(StragglerPolicy):
+    """A client that would be late stops after the last full epoch with which it is back by D.
+
+    Attributes:
+        deadline_s: D, > 0.
+
+    A client without one full epoch by then has nothing to send. Round time: at most D.
+    """
+
+    deadline_s: float
+
+    def __post_init__(self) -> None:
+        check_number("deadline_s", self.deadline_s, above=0.0)
+
+    def close(self, runs: Sequence[ClientRun], wanted: int) -> RoundOutcome:
+        done = [(run, self._epochs(run)) for run in _alive(runs)]
+        kept = sorted(((run, epochs) for run, epochs in done if epochs), key=lambda pair: pair[0].client)
+        ends = [run.duration_s - run.compute_s * (1 - epochs / run.epochs) for run, epochs in kept]
+        missing = len(kept) < len(runs)
+        return RoundOutcome(
+            duration_s=self.deadline_s if missing else min(max(ends, default=0.0), self.deadline_s),
+            survivors=tuple(run.client for run, _ in kept),
+            epochs=tuple(epochs for _, epochs in kept),
+        )
+
+    def _epochs(self, run: ClientRun) -> int:
+        if run.duration_s <= self.deadline_s:
+            return run.epochs
+        if run.compute_s <= 0:
+            return 0
+        time_left = self.deadline_s - (run.duration_s - run.compute_s)
+        return min(run.epochs, max(0, math.floor(time_left / (run.compute_s / run.epochs) + 1e-9)))
+
+
+_POLICIES = {
+    "wait": WaitForAll,
+    "deadline": Deadline,
+    "over_select": OverSelect,
+    "drop_out": DropOut,
+    "partial": PartialWork,
+}
+
+
+def build_straggler_policy(spec: Mapping[str, object] | None) -> StragglerPolicy:
+    """The policy that ``{kind: wait | deadline | over_select | drop_out | partial, ...}`` describes; None: wait.
+
+    Raises:
+        ConfigError: The kind, a parameter or its value is wrong.
+    """
+    return WaitForAll() if spec is None else build_kind("straggler policy", spec, _POLICIES)
+
+
+def round_time(
+    durations: Sequence[float], policy: StragglerPolicy, *, wanted: int | None = None, server_s: float = 0.0
+) -> float:
+    """T_round: seconds from a synchronous round's start to its end; the clock is the sum over rounds.
+
+    Args:
+        durations: T_k of the selected clients, none of which fails.
+        policy: When the server stops waiting.
+        wanted: Updates wanted; None: as many as there are durations.
+        server_s: The server's own time, added once.
+    """
+    runs = [ClientRun(client=client, duration_s=seconds) for client, seconds in enumerate(durations)]
+    return policy.close(runs, len(runs) if wanted is None else wanted).duration_s + server_s
+
+
+def server_time(flops: float, *, flops_per_s: float = SERVER_FLOPS_PER_S, constant_s: float = 0.0) -> float:
+    """T_srv: seconds of the server's own work in a round, FLOPs over throughput plus a constant."""
+    return flops / flops_per_s + constant_s
+
+
+def local_steps(num_samples: int, *, batch_size: int, epochs: int) -> int:
+    """Optimiser steps of a client in a round: epochs x ceil(num_samples / batch_size)."""
+    return epochs * math.ceil(num_samples / batch_size)
+
+
+def training_flops(
+    forward_flops: float,
+    *,
+    samples: int,
+    trained_passes: int = 1,
+    extra_forward_passes: int = 0,
+    density: float = 1.0,
+) -> float:
+    """FLOPs of local training: samples x forward FLOPs x (3 x trained passes + extra forward passes) x density.
+
+    Args:
+        forward_flops: Of one sample in the network actually trained, 2 per multiply-accumulate.
+        samples: Samples processed, all epochs together.
+        trained_passes: Forward-and-backward passes per sample, 3 forward passes each; 2 for FjORD with distillation.
+        extra_forward_passes: Passes through frozen copies per sample; 2 for MOON.
+        density: Share of non-zero parameters where sparse arithmetic is assumed to gain speed (``ideal``); 1 where it
+            does not (``dense``, the default: stock kernels do not profit, and FedDHAD counts PruneFL so).
+    """
+    return samples * forward_flops * (3 * trained_passes + extra_forward_passes) * density
+
+
+def time_to_target(times_s: Sequence[float], accuracies: Sequence[float | None], *, target: float) -> float:
+    """Clock at the end of the first evaluated round whose accuracy reaches the target; NaN if none does.
+
+    Args:
+        times_s: The clock at the end of each round.
+        accuracies: Each round's accuracy; None or NaN where the round was not evaluated.
+        target: The accuracy wanted. A later fall below it does not matter.
+    """
+    for seconds, accuracy in zip(times_s, accuracies, strict=True):
+        if accuracy is not None and accuracy >= target:
+            return seconds
+    return math.nan
+
+
+def _alive(runs: Sequence[ClientRun]) -> list[ClientRun]:
+    return sorted((run for run in runs if not run.failed), key=lambda run: (run.duration_s, run.client))
+
+
+def _close_at(runs: Sequence[ClientRun], *, deadline_s: float, min_updates: int) -> RoundOutcome:
+    alive = _alive(runs)
+    in_time = sum(run.duration_s <= deadline_s for run in alive)
+    kept = alive[: max(in_time, min_updates)]
+    last = kept[-1].duration_s if kept else 0.0
+    return _outcome(last if len(kept) == len(runs) else max(deadline_s, last), kept)
+
+
+def _outcome(duration_s: float, kept: Sequence[ClientRun]) -> RoundOutcome:
+    ordered = sorted(kept, key=lambda run: run.client)
+    return RoundOutcome(
+        duration_s=duration_s,
+        survivors=tuple(run.client for run in ordered),
+        epochs=tuple(run.epochs for run in ordered),
+    )

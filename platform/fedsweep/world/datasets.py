@@ -1,0 +1,245 @@
+"""The data sets that a configuration can name, and how one is loaded.
+
+Each entry of :data:`DATASETS` has a one-line summary and its source. A name that is not listed is taken as
+``package.module:callable``, called with ``root=`` and ``download=``, which returns a :class:`Dataset`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsweep.errors import ConfigError, DataError, FedsweepError
+from fedsweep.streams import Stream
+from fedsweep.world import folder_sets, leaf, torchvision_sets
+from fedsweep.world.data_files import default_root
+from fedsweep.world.dataset_record import Dataset
+from fedsweep.world.references import find_plugin
+
+__all__ = ["DATASETS", "Dataset", "DatasetEntry", "dataset_names", "default_root", "is_present", "load_dataset"]
+
+_NUM_DIGITS_TEST = 360
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetEntry:
+    """A data set that is known by name.
+
+    Attributes:
+        name: What a configuration calls it.
+        summary: One line on its content.
+        source: Who published it, and when.
+        load: Called with the data folder and ``download=``.
+        is_present: Whether its files seem to lie under a data folder; nothing is read.
+    """
+
+    name: str
+    summary: str
+    source: str
+    load: Callable[..., Dataset]
+    is_present: Callable[[Path], bool]
+
+
+def dataset_names() -> tuple[str, ...]:
+    """The names of the data sets that come with the package, in the order of :data:`DATASETS`."""
+    return tuple(DATASETS)
+
+
+def is_present(name: str, *, root: str | None) -> bool:
+    """Whether a built-in data set's files seem to lie under the data folder; their content is not looked at.
+
+    Args:
+        name: One of :func:`dataset_names`.
+        root: The data folder; None for the user's cache.
+    """
+    return DATASETS[name].is_present(_root_path(root))
+
+
+def load_dataset(name: str, *, root: str | None, download: bool, image_size: int | None = None) -> Dataset:
+    """A data set, by name.
+
+    Args:
+        name: One of :func:`dataset_names`, ``package.module:callable``, or an entry point of ``fedsweep.datasets``.
+        root: The folder that holds the data, in torchvision's layout; None for the user's cache.
+        download: Whether missing files may be fetched from the network.
+        image_size: Resize all images to this height and width, in pixels; None leaves them.
+
+    Raises:
+        ConfigError: the name is unknown, or ``image_size`` is not positive.
+        DataError: the data are missing, damaged, cannot be fetched, or break the rules of :class:`Dataset`.
+    """
+    if image_size is not None and image_size < 1:
+        raise ConfigError(f"scenario.image_size must be at least 1 pixel or null, but is {image_size}")
+    folder = _root_path(root)
+    if name in DATASETS:
+        dataset = DATASETS[name].load(folder, download=download)
+    else:
+        dataset = _load_plugin(name, find_plugin("dataset", name, DATASETS), root=folder, download=download)
+    return dataset if image_size is None else _resize(dataset, image_size)
+
+
+def _root_path(root: str | None) -> Path:
+    folder = default_root() if root is None else Path(root).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"scenario.root must be a folder, but {folder} is a file")
+    return folder
+
+
+def _load_plugin(name: str, function: Callable[..., Any], *, root: Path, download: bool) -> Dataset:
+    try:
+        dataset = function(root=str(root), download=download)
+    except FedsweepError:
+        raise
+    except Exception as error:
+        raise DataError(f"data set {name!r} failed to load ({type(error).__name__}: {error})") from error
+    if not isinstance(dataset, Dataset):
+        raise DataError(
+            f"data set {name!r} must return a fedsweep.world.datasets.Dataset, but returned a {type(dataset).__name__}"
+        )
+    return dataset
+
+
+def _resize(dataset: Dataset, size: int) -> Dataset:
+    if dataset.image_shape[1:] == (size, size):
+        return dataset
+    return replace(
+        dataset,
+        train_images=_resize_images(dataset.train_images, size),
+        test_images=_resize_images(dataset.test_images, size),
+    )
+
+
+def _resize_images(images: NDArray[Any], size: int) -> NDArray[Any]:
+    """Bilinear, low-pass filtered when shrinking (as torchvision does), in pieces to bound the memory."""
+    import torch
+
+    resized = np.empty((*images.shape[:2], size, size), images.dtype)
+    for start in range(0, len(images), 1000):
+        piece = torch.from_numpy(images[start : start + 1000]).to(torch.float32)
+        piece = torch.nn.functional.interpolate(piece, size=(size, size), mode="bilinear", antialias=True)
+        if images.dtype == np.uint8:
+            piece = piece.round().clamp(0, 255).to(torch.uint8)
+        resized[start : start + 1000] = piece.numpy()
+    return resized
+
+
+def _load_digits(root: Path, *, download: bool) -> Dataset:
+    """scikit-learn's digits, 8 x 8 grey, 10 classes: 1437 for training, 360 for testing.
+
+    The split is stratified and always the same, whatever the run's seed. ``root`` and ``download`` change nothing: the
+    data come with scikit-learn.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = bunch.data.reshape(-1, 1, 8, 8).astype(np.uint8)
+    labels = bunch.target.astype(np.int64)
+    test = _stratified(labels, num_chosen=_NUM_DIGITS_TEST, stream=Stream(("digits-split",)))
+    train = np.setdiff1d(np.arange(len(labels)), test)
+    pixels = images[train] / 16.0
+    return Dataset(
+        name="digits",
+        train_images=images[train],
+        train_labels=labels[train],
+        test_images=images[test],
+        test_labels=labels[test],
+        num_classes=10,
+        scale=16.0,
+        mean=(float(pixels.mean()),),
+        std=(float(pixels.std()),),
+        class_names=tuple(str(digit) for digit in range(10)),
+    )
+
+
+def _stratified(labels: NDArray[np.int64], *, num_chosen: int, stream: Stream) -> NDArray[np.int64]:
+    """Indices of a random subset, ascending, with each class's share kept to within one sample."""
+    counts = np.bincount(labels)
+    ideal = counts * num_chosen / len(labels)
+    quota = np.floor(ideal).astype(np.int64)
+    quota[np.argsort(quota - ideal, kind="stable")[: num_chosen - quota.sum()]] += 1
+    keys = stream.numpy().random(len(labels))
+    order = np.lexsort((keys, labels))
+    rank = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.sort(order[rank < quota[labels[order]]])
+
+
+def _files_present(*paths: str) -> Callable[[Path], bool]:
+    """A check that at least one of some files or folders exists."""
+    return lambda root: any((root / path).exists() for path in paths)
+
+
+DATASETS: dict[str, DatasetEntry] = {
+    entry.name: entry
+    for entry in (
+        DatasetEntry(
+            name="digits",
+            summary="8x8 grey digits, 10 classes, 1437 + 360; comes with scikit-learn",
+            source="UCI optical recognition of handwritten digits, Alpaydin and Kaynak 1998",
+            load=_load_digits,
+            is_present=lambda root: True,
+        ),
+        DatasetEntry(
+            name="mnist",
+            summary="28x28 grey digits, 10 classes, 60,000 + 10,000",
+            source="LeCun et al. 1998",
+            load=torchvision_sets.load_mnist,
+            is_present=_files_present("MNIST/raw/train-images-idx3-ubyte.gz", "MNIST/raw/train-images-idx3-ubyte"),
+        ),
+        DatasetEntry(
+            name="fashion_mnist",
+            summary="28x28 grey garments, 10 classes, 60,000 + 10,000",
+            source="Xiao, Rasul and Vollgraf 2017",
+            load=torchvision_sets.load_fashion_mnist,
+            is_present=_files_present(
+                "FashionMNIST/raw/train-images-idx3-ubyte.gz", "FashionMNIST/raw/train-images-idx3-ubyte"
+            ),
+        ),
+        DatasetEntry(
+            name="cifar10",
+            summary="32x32 colour photographs, 10 classes, 50,000 + 10,000",
+            source="Krizhevsky 2009",
+            load=torchvision_sets.load_cifar10,
+            is_present=_files_present("cifar-10-batches-py/data_batch_1", "cifar-10-python.tar.gz"),
+        ),
+        DatasetEntry(
+            name="cifar100",
+            summary="32x32 colour photographs, 100 classes, 50,000 + 10,000",
+            source="Krizhevsky 2009",
+            load=torchvision_sets.load_cifar100,
+            is_present=_files_present("cifar-100-python/train", "cifar-100-python.tar.gz"),
+        ),
+        DatasetEntry(
+            name="svhn",
+            summary="32x32 colour house numbers, 10 classes, 73,257 + 26,032",
+            source="Netzer et al. 2011",
+            load=torchvision_sets.load_svhn,
+            is_present=_files_present("train_32x32.mat"),
+        ),
+        DatasetEntry(
+            name="femnist",
+            summary="28x28 grey letters and digits by 3,500 writers, 62 classes; LEAF's JSON files",
+            source="Caldas et al. 2018 (LEAF), after Cohen et al. 2017",
+            load=leaf.load_femnist,
+            is_present=lambda root: leaf.find_femnist(root) is not None,
+        ),
+        DatasetEntry(
+            name="cinic10",
+            summary="32x32 colour photographs, 10 classes, 90,000 + 90,000",
+            source="Darlow et al. 2018",
+            load=folder_sets.load_cinic10,
+            is_present=lambda root: folder_sets.find_cinic10(root) is not None,
+        ),
+        DatasetEntry(
+            name="tiny_imagenet",
+            summary="64x64 colour photographs, 200 classes, 100,000 + 10,000",
+            source="Stanford CS231n 2015, after Deng et al. 2009",
+            load=folder_sets.load_tiny_imagenet,
+            is_present=lambda root: folder_sets.find_tiny_imagenet(root) is not None,
+        ),
+    )
+}

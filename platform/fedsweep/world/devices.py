@@ -1,0 +1,370 @@
+"""The simulated fleet: how fast each client computes and sends, so that every method gets a reproducible training time.
+
+Time is computed, never measured: a client's round takes its messages' time on its links plus its arithmetic on its
+processor. A fleet is drawn once from a seed (or read from a file), and all methods of a comparison share it. Jitter and
+failures are counter based: they depend on (seed, round, client) alone, so two methods that choose the same client in
+the same round meet the same noise, and one more method shifts nothing.
+
+What happens when many clients make up a round (stragglers, failures, the clock) is in ``fedsweep.world.clock``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+
+from fedsweep.errors import ConfigError, DataError
+from fedsweep.streams import Stream, stream
+from fedsweep.world.fleet_rows import FLEET_ROWS, PROFILE_NAMES, FleetRow
+from fedsweep.world.spec_checks import (
+    check_choice,
+    check_integer,
+    check_keys,
+    check_number,
+    parse_document,
+    read_text,
+    write_text,
+)
+
+SPEED_RANGE = (0.17, 2.43)  # slowest and fastest of 254 phones, relative to the median (AI-Benchmark)
+JITTER_FLOOR = 0.1  # a rate never falls below a tenth of its mean
+FLEET_FORMAT = "fedsweep-devices"
+_DRAWN_KEYS = ("profile", "of", "seed", "compute_sigma")
+_KEYS = (*_DRAWN_KEYS, "file", "bandwidth_factor", "drop_probability", "jitter", "compute_jitter")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProfile:
+    """One client's device and its links.
+
+    Attributes:
+        flops_per_s: Effective training throughput, FLOP/s with 2 FLOPs per multiply-accumulate, > 0.
+        overhead_s: Fixed seconds per local step (framework, kernel launch, data), >= 0.
+        down_bits_per_s: Link rate from the server, bit/s (not bytes), > 0, may be infinite.
+        up_bits_per_s: Link rate to the server, bit/s, > 0, may be infinite.
+        down_latency_s: One-way seconds of a message from the server, >= 0.
+        up_latency_s: One-way seconds of a message to the server, >= 0.
+        drop_probability: Chance to vanish during a round, 0..1.
+        jitter: Coefficient of variation of both link rates from round to round, >= 0 (0.4 for mobile links).
+        compute_jitter: The same for computing, 0.01 to 0.06 on phones.
+        speed_factor: The factor that drew this device's speed, 1 for the median device; information only, it is
+            already in ``flops_per_s`` and ``overhead_s``.
+
+    Raises:
+        ConfigError: A figure is outside its range.
+
+    Source: FLASH (Yang et al., WWW 2021) for jitter; Bonawitz et al. 2019 for failures (6 to 10 % a round).
+    """
+
+    flops_per_s: float
+    overhead_s: float
+    down_bits_per_s: float
+    up_bits_per_s: float
+    down_latency_s: float
+    up_latency_s: float
+    drop_probability: float = 0.0
+    jitter: float = 0.0
+    compute_jitter: float = 0.0
+    speed_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("flops_per_s", "down_bits_per_s", "up_bits_per_s"):
+            check_number(name, getattr(self, name), above=0.0, finite=False)
+        for name in ("overhead_s", "down_latency_s", "up_latency_s", "jitter", "compute_jitter"):
+            check_number(name, getattr(self, name), low=0.0)
+        check_number("drop_probability", self.drop_probability, low=0.0, high=1.0)
+        check_number("speed_factor", self.speed_factor, above=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFleet:
+    """The devices of all clients, in the order of their ids.
+
+    Attributes:
+        devices: One profile per client.
+    """
+
+    devices: tuple[DeviceProfile, ...]
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hex digest of all figures: equal for equal fleets, on any machine."""
+        text = json.dumps(_records(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The fleet as a JSON document that :meth:`from_json` reads back to the same bits."""
+        document = {"format": FLEET_FORMAT, "version": 1, "sha256": self.sha256, "devices": _records(self)}
+        return json.dumps(document, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "the device file") -> DeviceFleet:
+        """The fleet of a JSON document.
+
+        Args:
+            text: What :meth:`to_json` gave. A document written by hand has null as its ``sha256``.
+            source: Where the text comes from, for messages.
+
+        Raises:
+            DataError: The document is damaged, a figure is outside its range, or the digest does not fit.
+        """
+        document = parse_document(text, source=source, format=FLEET_FORMAT, keys=("sha256", "devices"))
+        records = document["devices"]
+        if not isinstance(records, list) or not records:
+            raise DataError(f"{source} must list one device per client under `devices`; write it anew")
+        fleet = cls(devices=tuple(_device(record, f"{source}, device {k}") for k, record in enumerate(records)))
+        if document["sha256"] not in (None, fleet.sha256):
+            raise DataError(
+                f"the sha256 in {source} must be the digest of its devices, but it is {document['sha256']!r} and they "
+                f"have {fleet.sha256!r}; restore the file, or set sha256 to null if you changed it on purpose"
+            )
+        return fleet
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fleet as a JSON file."""
+        write_text(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> DeviceFleet:
+        """Read a fleet that :meth:`save` wrote.
+
+        Raises:
+            ConfigError: There is no such file.
+            DataError: Its content is wrong, see :meth:`from_json`.
+        """
+        return cls.from_json(read_text("scenario.devices.file", path), source=str(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientTime:
+    """The three parts of a client's time in seconds; their sum is :attr:`total_s`.
+
+    Attributes:
+        download_s: Latency and transfer from the server.
+        compute_s: Local training.
+        upload_s: Latency and transfer to the server.
+    """
+
+    download_s: float
+    compute_s: float
+    upload_s: float
+
+    @property
+    def total_s(self) -> float:
+        """T_k."""
+        return self.download_s + self.compute_s + self.upload_s
+
+
+def build_devices(spec: Mapping[str, object], num_clients: int, seed: int) -> DeviceFleet:
+    """The fleet that ``scenario.devices`` describes.
+
+    Args:
+        spec: ``profile`` (one of :data:`PROFILE_NAMES`, default edge-accel), ``of`` (homogeneous alone: the row whose
+            medians all devices have, default edge-accel), ``seed`` (default: the run's), ``compute_sigma`` (sd of the
+            log speed factor, default 0.52), or instead of these ``file``; on top of either ``bandwidth_factor``
+            (multiplies both links' rates), ``drop_probability``, ``jitter``, ``compute_jitter``.
+        num_clients: Clients in the federation, >= 1.
+        seed: The run's seed.
+
+    Returns:
+        One device per client. A client's device does not depend on how many clients there are.
+
+    Raises:
+        ConfigError: A key or a value is wrong, keys exclude each other, or the file is for another number of clients.
+        DataError: The file is damaged.
+
+    Source: AI-Benchmark list (CPU speeds), FLASH (Yang et al., WWW 2021; links, tiers), FLHetBench (CVPR 2024; Wi-Fi).
+    Reading: FLASH's link file is read as kilobit/s (phone-slow); read as kilobyte/s it is close to phone-wifi.
+    """
+    given = check_keys("scenario.devices", spec, _KEYS)
+    check_integer("num_clients", num_clients, low=1)
+    fleet = _fleet_of_file(given, num_clients) if "file" in given else _drawn_fleet(given, num_clients, seed)
+    factor = check_number("scenario.devices.bandwidth_factor", given.get("bandwidth_factor", 1.0), above=0.0)
+    noise = {key: value for key, value in given.items() if key in ("drop_probability", "jitter", "compute_jitter")}
+    if factor == 1.0 and not noise:
+        return fleet
+    return DeviceFleet(devices=tuple(_changed(device, factor, noise) for device in fleet.devices))
+
+
+def client_time(device: DeviceProfile, *, steps: int, flops: float, bits_down: float, bits_up: float) -> ClientTime:
+    """The expected time of a client's work, without jitter: what methods plan with.
+
+    T_k = lat_dn + D_k / b_dn + C_k + lat_up + U_k / b_up,  C_k = steps x overhead + FLOPs / F.
+
+    Args:
+        device: Who works.
+        steps: Local steps, >= 0.
+        flops: Training FLOPs of all steps together, >= 0; of the network actually trained.
+        bits_down: Bits received, >= 0.
+        bits_up: Bits sent, >= 0.
+
+    Reading: a message that is not sent (no bits) has no latency, so a job that goes on from local parameters pays
+    none; the sources give the formula for rounds with both messages only.
+    """
+    return ClientTime(
+        download_s=_message_s(bits_down, device.down_bits_per_s, device.down_latency_s),
+        compute_s=steps * device.overhead_s + flops / device.flops_per_s,
+        upload_s=_message_s(bits_up, device.up_bits_per_s, device.up_latency_s),
+    )
+
+
+def jittered(device: DeviceProfile, *, seed: int, round: int, client: int) -> DeviceProfile:
+    """The device as it is in one round: each rate times max(0.1, Normal(1, cv)).
+
+    Computing jitter scales the time of a local step as a whole, its overhead included. Latencies stay.
+
+    Args:
+        device: The client's device.
+        seed: The run's seed.
+        round: From 1.
+        client: The client's id.
+    """
+    if device.jitter == 0.0 and device.compute_jitter == 0.0:
+        return device
+    noise = stream(seed, "jitter", round, client)
+    compute = _rate_factor(noise.child("compute"), device.compute_jitter)
+    return replace(
+        device,
+        flops_per_s=device.flops_per_s * compute,
+        overhead_s=device.overhead_s / compute,
+        down_bits_per_s=device.down_bits_per_s * _rate_factor(noise.child("down"), device.jitter),
+        up_bits_per_s=device.up_bits_per_s * _rate_factor(noise.child("up"), device.jitter),
+    )
+
+
+def duration(
+    device: DeviceProfile,
+    *,
+    steps: int,
+    flops: float,
+    bits_down: float,
+    bits_up: float,
+    seed: int,
+    round: int,
+    client: int,
+) -> float:
+    """T_k: virtual seconds of a client's work in a round, with that round's jitter.
+
+    Args:
+        device: The client's device.
+        steps: Local steps, >= 0.
+        flops: Training FLOPs of all steps together.
+        bits_down: Bits received.
+        bits_up: Bits sent.
+        seed: The run's seed.
+        round: From 1.
+        client: The client's id.
+    """
+    today = jittered(device, seed=seed, round=round, client=client)
+    return client_time(today, steps=steps, flops=flops, bits_down=bits_down, bits_up=bits_up).total_s
+
+
+def fails(device: DeviceProfile, *, seed: int, round: int, client: int) -> bool:
+    """Whether the client vanishes in this round; the same answer for every method.
+
+    Args:
+        device: The client's device; its ``drop_probability`` decides.
+        seed: The run's seed.
+        round: From 1.
+        client: The client's id.
+    """
+    return stream(seed, "failure", round, client).seed(64) < device.drop_probability * 2.0**64
+
+
+def _drawn_fleet(given: Mapping[str, object], num_clients: int, seed: int) -> DeviceFleet:
+    name = check_choice("device profile", given.get("profile", "edge-accel"), PROFILE_NAMES)
+    if "of" in given and name != "homogeneous":
+        raise ConfigError(f"`of` goes with profile homogeneous, but got profile={name!r}; remove `of`")
+    alike = name == "homogeneous"
+    row_name = check_choice("device profile", given.get("of", "edge-accel"), FLEET_ROWS) if alike else name
+    row = FLEET_ROWS[row_name]
+    if "compute_sigma" in given and (alike or row.speed_sigma is None):
+        raise ConfigError(
+            f"`compute_sigma` needs a profile with a speed factor, but got profile={name!r}; remove `compute_sigma`"
+        )
+    sigma = check_number("scenario.devices.compute_sigma", given.get("compute_sigma", row.speed_sigma or 0.0), low=0.0)
+    if "seed" in given:
+        seed = check_integer("scenario.devices.seed", given["seed"], low=0)
+    source = stream(seed, "devices")
+    if alike:
+        typical = _device_of(row, speed=1.0, share=0.5, down=row.down.typical, up=row.up.typical)
+        return DeviceFleet(devices=(typical,) * num_clients)
+    # A stream for each figure: a sweep of one of them leaves the others as they are.
+    speeds = [_speed(sigma * z) for z in source.child("speed").numpy().standard_normal(num_clients).tolist()]
+    shares = source.child("tier").numpy().random(num_clients).tolist()
+    downs, ups = row.down.draw(source.child("down"), num_clients), row.up.draw(source.child("up"), num_clients)
+    figures = zip(speeds, shares, downs, ups, strict=True)
+    return DeviceFleet(
+        devices=tuple(_device_of(row, speed=speed, share=u, down=down, up=up) for speed, u, down, up in figures)
+    )
+
+
+def _device_of(row: FleetRow, *, speed: float, share: float, down: float, up: float) -> DeviceProfile:
+    return DeviceProfile(
+        flops_per_s=row.tier(share) * speed,
+        overhead_s=row.overhead_s / speed,
+        down_bits_per_s=down,
+        up_bits_per_s=up,
+        down_latency_s=row.latency_s,
+        up_latency_s=row.latency_s,
+        speed_factor=speed,
+    )
+
+
+def _fleet_of_file(given: Mapping[str, object], num_clients: int) -> DeviceFleet:
+    clash = sorted(set(given) & set(_DRAWN_KEYS))
+    if clash:
+        raise ConfigError(
+            f"`scenario.devices.file` holds drawn devices, but {clash} would draw others; give the file or those keys"
+        )
+    path = given["file"]
+    fleet = DeviceFleet.from_json(read_text("scenario.devices.file", path), source=str(path))
+    if len(fleet) != num_clients:
+        raise ConfigError(
+            f"`scenario.devices.file` must have one device per client, but {path} has {len(fleet)} and "
+            f"scenario.clients={num_clients}; change one of the two"
+        )
+    return fleet
+
+
+def _changed(device: DeviceProfile, factor: float, noise: Mapping[str, object]) -> DeviceProfile:
+    down, up = device.down_bits_per_s * factor, device.up_bits_per_s * factor
+    return replace(device, down_bits_per_s=down, up_bits_per_s=up, **noise)  # type: ignore[arg-type]
+
+
+def _speed(log_factor: float) -> float:
+    return min(max(math.exp(log_factor), SPEED_RANGE[0]), SPEED_RANGE[1])
+
+
+def _message_s(bits: float, bits_per_s: float, latency_s: float) -> float:
+    return latency_s + bits / bits_per_s if bits > 0 else 0.0
+
+
+def _rate_factor(noise: Stream, variation: float) -> float:
+    return max(JITTER_FLOOR, 1.0 + variation * float(noise.numpy().standard_normal())) if variation > 0 else 1.0
+
+
+def _records(fleet: DeviceFleet) -> list[dict[str, float | str]]:
+    # JSON has no infinity, so an infinitely fast link is the string "inf".
+    return [
+        {name: "inf" if math.isinf(value) else float(value) for name, value in asdict(device).items()}
+        for device in fleet.devices
+    ]
+
+
+def _device(record: object, source: str) -> DeviceProfile:
+    names = {field.name for field in fields(DeviceProfile)}
+    if not isinstance(record, dict) or set(record) != names:
+        raise DataError(f"{source} must have exactly the figures {sorted(names)}; write the file anew")
+    try:
+        return DeviceProfile(**{name: math.inf if value == "inf" else value for name, value in record.items()})
+    except ConfigError as error:
+        raise DataError(f"{source}: {error}") from error

@@ -1,0 +1,236 @@
+"""Drift: which classes a client's data has in a round.
+
+Drift only filters: a client's samples of a round are those of its pool whose label is in the round's class set. Inside
+the chosen classes nothing is reweighted.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsweep.errors import ConfigError
+from fedsweep.streams import Stream
+from fedsweep.world.replay import ScenarioTrace, load_trace
+from fedsweep.world.spec_checks import build_kind, check_choice, check_flag, check_integer, check_number
+
+Pool = Literal["partition", "all"]
+WEIGHT_LIFT = 1.1  # w = (cos + 1.1)^2 lies between 0.01 and 4.41: rare classes stay possible
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift(ABC):
+    """How the classes of the clients change over the rounds.
+
+    Attributes:
+        pool: What the class set filters: ``partition``, the client's own samples, or ``all``, the whole training set.
+    """
+
+    pool: Pool = "partition"
+
+    @abstractmethod
+    def class_probabilities(self, client: int, round: int) -> NDArray[np.float64]:
+        """The chance of each class to be drawn first [C], sums to 1.
+
+        Args:
+            client: From 0.
+            round: From 1.
+        """
+
+    @abstractmethod
+    def class_set(self, client: int, round: int, stream: Stream) -> tuple[int, ...]:
+        """The classes of a client in a round: distinct, ascending.
+
+        Args:
+            client: From 0.
+            round: From 1.
+            stream: The client's stream for drift, **the same one in every round** (``stream(seed, "drift", 0,
+                client)``): the round's own numbers are drawn below it, and a frozen drift needs the same ones always.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineRotation(Drift):
+    """Class weights that go round like a cosine, each client out of phase with the others.
+
+    phase_i(R) = 2 pi R / num_rounds x rotation_speed + client_offset x i;
+    w_ic(R) = (cos(phase_i(R) + c x class_shift) + 1.1)^2;  p_ic = w_ic / sum_c w_ic.
+    The class set: its size is uniform from min_classes to max_classes, its members are drawn one after the other
+    without replacement with p_ic, renormalised after each.
+
+    Attributes:
+        num_classes: C, >= 1.
+        num_rounds: T, rounds of the run, >= 1.
+        rotation_speed: Full cycles in the run, >= 0; the period is num_rounds / rotation_speed.
+        class_shift: Phase between neighbouring classes, radians.
+        client_offset: Phase between neighbouring clients, radians.
+        min_classes: Smallest class set, 1..C.
+        max_classes: Largest class set, min_classes..C.
+        frozen: Ablation without rotation: the class set of round 1, drawn once, in all rounds.
+
+    Raises:
+        ConfigError: A value is outside its range.
+
+    Source: FedStg, drift model and ablation "no rotation".
+    Reading: p_ic draws classes, not single samples, as the authors' code does; R counts from 1; frozen keeps the drawn
+        set and not only the probabilities.
+    """
+
+    num_classes: int
+    num_rounds: int
+    rotation_speed: float = 2.0
+    class_shift: float = 0.5
+    client_offset: float = 0.4
+    min_classes: int
+    max_classes: int
+    frozen: bool = False
+
+    def __post_init__(self) -> None:
+        check_integer("num_classes", self.num_classes, low=1)
+        check_integer("num_rounds", self.num_rounds, low=1)
+        check_number("rotation_speed", self.rotation_speed, low=0.0)
+        check_number("class_shift", self.class_shift)
+        check_number("client_offset", self.client_offset)
+        check_integer("min_classes", self.min_classes, low=1, high=self.num_classes)
+        check_integer("max_classes", self.max_classes, low=1, high=self.num_classes)
+        if self.min_classes > self.max_classes:
+            raise ConfigError(
+                f"`min_classes <= max_classes` must hold, but got min_classes={self.min_classes}, "
+                f"max_classes={self.max_classes}; swap them or give both"
+            )
+        check_flag("frozen", self.frozen)
+        check_choice("pool", self.pool, ("partition", "all"))
+
+    def class_probabilities(self, client: int, round: int) -> NDArray[np.float64]:
+        turned = self._drawn_round(round) / self.num_rounds * self.rotation_speed
+        phase = 2 * math.pi * turned + self.client_offset * client
+        # The scalar cosine gives the same bits on every machine; a vectorised one need not.
+        weights = [(math.cos(phase + c * self.class_shift) + WEIGHT_LIFT) ** 2 for c in range(self.num_classes)]
+        return np.asarray(weights) / math.fsum(weights)
+
+    def class_set(self, client: int, round: int, stream: Stream) -> tuple[int, ...]:
+        numbers = stream.child("classes", self._drawn_round(round)).numpy()
+        size = int(numbers.integers(self.min_classes, self.max_classes + 1))
+        left = dict(enumerate(self.class_probabilities(client, round).tolist()))
+        chosen = []
+        for u in numbers.random(size).tolist():
+            drawn = _pick(left, u)
+            chosen.append(drawn)
+            del left[drawn]
+        return tuple(sorted(chosen))
+
+    def _drawn_round(self, round: int) -> int:
+        return 1 if self.frozen else round
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayDrift(Drift):
+    """The class sets of a recorded run.
+
+    Attributes:
+        trace: What was recorded.
+    """
+
+    trace: ScenarioTrace
+
+    def class_probabilities(self, client: int, round: int) -> NDArray[np.float64]:
+        """Uniform over the recorded class set: the probabilities behind it were not recorded."""
+        classes = self.trace.classes_of(client, round)
+        probabilities = np.zeros(self.trace.num_classes)
+        probabilities[list(classes)] = 1 / len(classes)
+        return probabilities
+
+    def class_set(self, client: int, round: int, stream: Stream) -> tuple[int, ...]:
+        """See :class:`Drift`; the stream is not used."""
+        return self.trace.classes_of(client, round)
+
+
+def samples_of_classes(labels: NDArray[np.int64], pool: NDArray[np.int64], classes: Sequence[int]) -> NDArray[np.int64]:
+    """The local data of a round: those samples of a pool whose label is in a class set, in the pool's order.
+
+    Args:
+        labels: Of the whole training set [S].
+        pool: Indices into it.
+        classes: The class set.
+    """
+    return pool[np.isin(labels[pool], np.asarray(classes, dtype=np.int64))]
+
+
+def build_drift(
+    spec: Mapping[str, object] | None, *, num_classes: int, num_rounds: int, num_clients: int | None = None
+) -> Drift | None:
+    """The drift that ``scenario.drift`` describes; None: there is none.
+
+    Args:
+        spec: ``{kind: cosine_rotation, profile: paper | code, rotation_speed, class_shift, client_offset, min_classes,
+            max_classes, pool, frozen}`` or ``{kind: replay, file, pool}``. An explicit parameter beats the profile's.
+        num_classes: Classes of the data set.
+        num_rounds: Rounds that the run is planned for.
+        num_clients: Clients of the run; if given, a replayed file must fit it.
+
+    Raises:
+        ConfigError: The kind, a parameter or its value is wrong, or the file does not fit.
+        DataError: The file is damaged.
+    """
+    given = {"num_classes": num_classes, "num_rounds": num_rounds, "num_clients": num_clients}
+    kinds: dict[str, Callable[..., Drift]] = {"cosine_rotation": _cosine_rotation, "replay": _replay_drift}
+    return None if spec is None else build_kind("scenario.drift", spec, kinds, given=given)
+
+
+def _cosine_rotation(
+    *,
+    num_classes: int,
+    num_rounds: int,
+    profile: str = "paper",
+    rotation_speed: float | None = None,
+    class_shift: float = 0.5,
+    client_offset: float = 0.4,
+    min_classes: int | None = None,
+    max_classes: int | None = None,
+    pool: Pool | None = None,
+    frozen: bool = False,
+) -> Drift:
+    # 6-8 (paper) or 4-6 (authors' code) of 10 classes; other data sets keep the fraction.
+    profiles: dict[str, tuple[float, int, int, Pool]] = {"paper": (2.0, 6, 8, "partition"), "code": (0.15, 4, 6, "all")}
+    speed, fewest, most, source = profiles[check_choice("profile of scenario.drift", profile, profiles)]
+    return CosineRotation(
+        num_classes=num_classes,
+        num_rounds=num_rounds,
+        rotation_speed=speed if rotation_speed is None else rotation_speed,
+        class_shift=class_shift,
+        client_offset=client_offset,
+        min_classes=_tenths(fewest, num_classes) if min_classes is None else min_classes,
+        max_classes=_tenths(most, num_classes) if max_classes is None else max_classes,
+        pool=source if pool is None else pool,
+        frozen=frozen,
+    )
+
+
+def _replay_drift(
+    *, file: str, num_classes: int, num_rounds: int, num_clients: int | None, pool: Pool = "partition"
+) -> Drift:
+    check_choice("pool", pool, ("partition", "all"))
+    trace = load_trace(
+        "scenario.drift.file", file, num_rounds=num_rounds, num_classes=num_classes, num_clients=num_clients
+    )
+    return ReplayDrift(trace=trace, pool=pool)
+
+
+def _tenths(tenths: int, num_classes: int) -> int:
+    return max(1, (2 * tenths * num_classes + 10) // 20)
+
+
+def _pick(weights: Mapping[int, float], u: float) -> int:
+    # One draw by weight; u in [0, 1) is scaled to what is left, which is the renormalisation.
+    rest = u * math.fsum(weights.values())
+    for item, weight in weights.items():
+        rest -= weight
+        if rest < 0:
+            return item
+    return max(weights)  # rounding let u reach past the last one

@@ -1,0 +1,125 @@
+"""What a partition is, and the checks that all kinds share."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedsweep.errors import ConfigError, DataError, InvariantError
+from fedsweep.streams import Stream
+from fedsweep.world.partition_draws import Indices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition(ABC):
+    """A rule that splits S training samples among clients.
+
+    Attributes:
+        source: Who proposed it; for listings.
+    """
+
+    source: ClassVar[str] = ""
+
+    @abstractmethod
+    def split(
+        self,
+        labels: Indices,
+        num_clients: int,
+        stream: Stream,
+        *,
+        num_classes: int,
+        writers: Indices | None = None,
+    ) -> list[Indices]:
+        """Each client's sample indices.
+
+        Args:
+            labels: ``[S]``, each in ``0 .. num_classes - 1``.
+            num_clients: How many clients there are, at least 1.
+            stream: What is random comes from here.
+            num_classes: C.
+            writers: ``[S]``, each sample's natural client, where the data set has such.
+
+        Returns:
+            One ascending int64 array per client, none empty; together they hold each of ``0 .. S - 1`` exactly once.
+
+        Raises:
+            DataError: the samples cannot be split like this.
+        """
+
+
+def check_parts(parts: Sequence[Indices], *, num_samples: int, num_clients: int) -> None:
+    """Check what a partition returned, a user's own in particular.
+
+    Raises:
+        InvariantError: there is not one array per client, an index is out of range, or a sample was given away twice.
+    """
+    if len(parts) != num_clients:
+        raise InvariantError(f"a partition must return one index array per client ({num_clients}), not {len(parts)}")
+    joined = np.concatenate([np.asarray(part) for part in parts])
+    if not np.issubdtype(joined.dtype, np.integer) or joined.ndim != 1:
+        raise InvariantError(
+            f"a partition must return one-dimensional integer arrays, not {joined.dtype} {joined.shape}"
+        )
+    if len(joined) and not 0 <= joined.min() <= joined.max() < num_samples:
+        raise InvariantError(
+            f"a partition's indices must lie in 0..{num_samples - 1}, but range from {joined.min()} to {joined.max()}"
+        )
+    if len(joined) and np.bincount(joined).max() > 1:
+        raise InvariantError(f"a partition must not use a sample twice, but sample {np.bincount(joined).argmax()} is")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Check that a parameter is a finite number > 0.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
+        raise ConfigError(f"scenario.partition.{name} must be a finite number > 0, but is {value!r}")
+
+
+def check_integer(name: str, value: object, *, low: int) -> None:
+    """Check that a parameter is an integer of at least ``low``.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ConfigError(f"scenario.partition.{name} must be an integer >= {low}, but is {value!r}")
+
+
+def check_enough(num_samples: int, num_clients: int, *, min_samples: int) -> None:
+    """Check that each client can get ``min_samples``.
+
+    Raises:
+        ConfigError: there is no client.
+        DataError: there are too few samples.
+    """
+    if num_clients < 1:
+        raise ConfigError(f"scenario.clients must be at least 1, but is {num_clients}")
+    if num_clients * min_samples > num_samples:
+        raise DataError(
+            f"{num_clients} clients with at least {min_samples} samples each need {num_clients * min_samples} training "
+            f"samples, but there are {num_samples}; lower scenario.clients"
+            + (" or scenario.partition.min_samples" if min_samples > 1 else "")
+        )
+
+
+def without_empty(parts: list[Indices], way_out: str) -> list[Indices]:
+    """The parts, none of which is empty.
+
+    Raises:
+        DataError: one is; the message ends in ``way_out``.
+    """
+    empty = [client for client, part in enumerate(parts) if not len(part)]
+    if empty:
+        raise DataError(
+            f"{len(empty)} of {len(parts)} clients would hold no sample, the first is client {empty[0]}; {way_out}"
+        )
+    return parts

@@ -1,0 +1,105 @@
+"""The arithmetic of partitions: drawing shares, cutting classes by them, and collecting each client's samples."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_ALTERNATIONS = 1000
+
+
+def log_dirichlet(concentration: float, shape: tuple[int, int], rng: np.random.Generator) -> Floats:
+    """Logarithms of unnormalised draws from a symmetric Dirichlet, one per row: ``[rows, columns]``.
+
+    A gamma variable of shape a is one of shape a + 1 times U^(1/a). In logarithms that stays finite at any
+    concentration, where the plain draw underflows to zeros.
+    """
+    return np.log(rng.standard_gamma(concentration + 1.0, shape)) - rng.standard_exponential(shape) / concentration
+
+
+def doubly_stochastic(log_weights: Floats) -> Floats | None:
+    """The matrix whose rows sum to 1 and whose columns sum to rows / columns, by dividing both by their sums in turn.
+
+    Args:
+        log_weights: ``[rows, columns]``, natural logarithms of positive weights.
+
+    Returns:
+        ``[rows, columns]``; None where a row underflows to zeros, so that a fresh draw is needed.
+
+    Source: Sinkhorn and Knopp 1967; DynaFed's authors, up to 1000 alternations.
+    """
+    # The first division by the column sums is done in logarithms, where no column can vanish.
+    matrix: Floats = np.exp(log_weights - log_weights.max(axis=0))
+    if not matrix.any(axis=1).all():
+        return None
+    target = matrix.shape[0] / matrix.shape[1]
+    for _ in range(_ALTERNATIONS):
+        matrix /= matrix.sum(axis=0)
+        row_sums = matrix.sum(axis=1, keepdims=True)
+        if not (row_sums > 0).all():
+            return None
+        matrix /= row_sums
+        column_sums = matrix.sum(axis=0)
+        if not (column_sums > 0).all():
+            return None
+        if np.abs(column_sums - target).max() < 1e-9 * target:
+            break
+    return matrix
+
+
+def cut(weights: Floats, size: int) -> Indices:
+    """How many of ``size`` samples each client gets: differences of floor(cumulative share x size); they sum to size.
+
+    Args:
+        weights: One per client, >= 0, with a positive sum.
+        size: How many samples there are.
+    """
+    cumulative = np.cumsum(weights)
+    ends = np.floor(cumulative / cumulative[-1] * size).astype(np.int64)
+    counts: Indices = np.diff(ends, prepend=0)
+    return counts
+
+
+def owners_by_counts(labels: Indices, counts: Indices, rng: np.random.Generator | None) -> Indices:
+    """Each sample's client, ``[S]``, so that client n holds ``counts[c, n]`` samples of class c.
+
+    Args:
+        labels: ``[S]``.
+        counts: ``[C, N]``; row c sums to the size of class c.
+        rng: Shuffles each class first; None keeps the data set's order.
+    """
+    owners = np.empty(len(labels), np.int64)
+    clients = np.arange(counts.shape[1])
+    for label in np.flatnonzero(counts.sum(axis=1)):
+        samples = np.flatnonzero(labels == label)
+        if rng is not None:
+            samples = rng.permutation(samples)
+        owners[samples] = np.repeat(clients, counts[label])
+    return owners
+
+
+def parts_by_owner(owners: Indices, num_clients: int) -> list[Indices]:
+    """Each client's sample indices, ascending, from each sample's client ``[S]``."""
+    ends = np.cumsum(np.bincount(owners, minlength=num_clients))
+    return np.split(np.argsort(owners, kind="stable"), ends[:-1])
+
+
+def repaired(counts: Indices, min_samples: int) -> Indices:
+    """Counts ``[C, N]`` in which each client holds ``min_samples``: the largest gave to those too small.
+
+    One sample at a time goes from the client that holds most, of the class of which it holds most, to the client that
+    holds fewest. There must be ``min_samples`` per client in all.
+    """
+    counts = counts.copy()
+    held = counts.sum(axis=0)
+    while held.min() < min_samples:
+        taker, giver = held.argmin(), held.argmax()
+        label = counts[:, giver].argmax()
+        counts[label, giver] -= 1
+        counts[label, taker] += 1
+        held[giver] -= 1
+        held[taker] += 1
+    return counts

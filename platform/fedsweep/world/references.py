@@ -1,0 +1,70 @@
+"""Finds what a user's configuration names: ``package.module:callable``, or an installed package's entry point.
+
+So a data set, a partition or a transform of one's own needs no change in this package.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points
+from typing import Any
+
+from fedsweep.errors import ConfigError, unknown_name
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name has the form ``package.module:callable``."""
+    return ":" in name
+
+
+def resolve_reference(kind: str, reference: str) -> Callable[..., Any]:
+    """The callable that ``package.module:callable`` names.
+
+    Args:
+        kind: What is looked for, e.g. ``"dataset"``; for messages.
+        reference: Module path and attribute path, separated by a colon.
+
+    Raises:
+        ConfigError: the form is wrong, the module cannot be imported, it has no such attribute, or that cannot be
+            called.
+    """
+    module_name, _, attribute_path = reference.partition(":")
+    if not module_name or not attribute_path:
+        raise ConfigError(f"{kind} {reference!r} must have the form 'package.module:callable'")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(
+            f"{kind} {reference!r}: the module {module_name!r} cannot be imported "
+            f"({type(error).__name__}: {error}); install it or put its folder on PYTHONPATH"
+        ) from error
+    for attribute in attribute_path.split("."):
+        if not hasattr(found, attribute):
+            known = [name for name in dir(found) if not name.startswith("_")]
+            raise ConfigError(f"{kind} {reference!r}: {unknown_name('attribute', attribute, known)}")
+        found = getattr(found, attribute)
+    if not callable(found):
+        raise ConfigError(f"{kind} {reference!r} must be callable, but is a {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def find_plugin(kind: str, name: str, known: Iterable[str]) -> Callable[..., Any]:
+    """The callable behind a name that is not built in: a reference, or an entry point of group ``fedsweep.<kind>s``.
+
+    Args:
+        kind: ``"dataset"``, ``"partition"`` or ``"transform"``.
+        name: What the configuration gives.
+        known: The built-in names, for the message.
+
+    Raises:
+        ConfigError: nothing of that name is there; the message gives the nearest name.
+    """
+    if is_reference(name):
+        return resolve_reference(kind, name)
+    installed = {point.name: point.value for point in entry_points(group=f"fedsweep.{kind}s")}
+    if name in installed:
+        return resolve_reference(kind, installed[name])
+    raise ConfigError(
+        f"{unknown_name(kind, name, [*known, *installed])}; your own is given as 'package.module:callable'"
+    )

@@ -1,0 +1,210 @@
+"""Checks of what a scenario's mappings and files say, shared by devices, budgets, drift and availability.
+
+The signatures of the builders are the schema: a key that no parameter has is an error that names the nearest one. Each
+check states the rule, the value seen and the way out, so that a wrong key never shows as a traceback.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+from collections.abc import Callable, Collection, Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from typing import TypeVar
+
+from fedsweep.errors import ConfigError, DataError, unknown_name
+
+Built = TypeVar("Built")
+
+
+def check_number(
+    name: str,
+    value: object,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    above: float | None = None,
+    finite: bool = True,
+    error: type[ConfigError] | type[DataError] = ConfigError,
+) -> float:
+    """The value as a float, once it is known to be a number in its range.
+
+    Args:
+        name: The key, as the user wrote it.
+        value: What was found.
+        low: Smallest value allowed.
+        high: Largest value allowed.
+        above: If given, the value must be strictly larger.
+        finite: Whether infinity is refused even where ``high`` is infinite. NaN is always refused.
+        error: What to raise: ``DataError`` for the content of a file.
+
+    Raises:
+        ConfigError: (or ``error``) The value is no number or outside its range.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        rule = _rule(name, low=low, high=high, above=above)
+        raise error(f"`{name}` must be a number, but got {value!r}; give a number with {rule}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.nan
+    inside = low <= number <= high and (above is None or number > above)
+    if not inside or (finite and math.isinf(number)):
+        rule = _rule(name, low=low, high=high, above=above)
+        raise error(f"{rule} must hold, but got {name}={value!r}; give a finite value in that range")
+    return number
+
+
+def check_integer(
+    name: str,
+    value: object,
+    *,
+    low: int,
+    high: int | None = None,
+    error: type[ConfigError] | type[DataError] = ConfigError,
+) -> int:
+    """The value as an int, once it is known to be a whole number from ``low`` to ``high`` (None: no upper end).
+
+    Raises:
+        ConfigError: (or ``error``) The value is no whole number or outside its range.
+    """
+    rule = _rule(name, low=low, high=math.inf if high is None else high, above=None)
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise error(f"`{name}` must be a whole number, but got {value!r}; give a whole number with {rule}")
+    number = int(value)
+    if number < low or (high is not None and number > high):
+        raise error(f"{rule} must hold, but got {name}={value!r}; give a value in that range")
+    return number
+
+
+def check_choice(name: str, value: object, known: Collection[str]) -> str:
+    """The value, once it is known to be one of the names allowed.
+
+    Raises:
+        ConfigError: It is not; the message names the nearest one.
+    """
+    if not isinstance(value, str) or value not in known:
+        raise ConfigError(unknown_name(name, str(value), known))
+    return value
+
+
+def check_flag(name: str, value: object) -> bool:
+    """The value, once it is known to be true or false.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"`{name}` must be true or false, but got {value!r}; write one of the two")
+    return value
+
+
+def check_keys(where: str, spec: object, known: Collection[str]) -> dict[str, object]:
+    """The mapping's entries that are not null, once each key is known to be allowed.
+
+    Args:
+        where: The mapping's own key, e.g. ``"scenario.devices"``.
+        spec: What was found.
+        known: Keys that are allowed.
+
+    Raises:
+        ConfigError: It is no mapping, or a key is unknown.
+    """
+    if not isinstance(spec, Mapping):
+        raise ConfigError(f"`{where}` must be a mapping, but got {spec!r}; write {{key: value, ...}} or null")
+    for key in spec:
+        if key not in known:
+            raise ConfigError(unknown_name(f"key in {where}", str(key), known))
+    return {str(key): value for key, value in spec.items() if value is not None}
+
+
+def build_kind(
+    where: str,
+    spec: object,
+    kinds: Mapping[str, Callable[..., Built]],
+    *,
+    given: Mapping[str, object] | None = None,
+) -> Built:
+    """What ``{kind: ..., parameters}`` describes.
+
+    Args:
+        where: The mapping's own key, e.g. ``"scenario.drift"``.
+        spec: The mapping; a parameter that is null keeps its default.
+        kinds: A builder by kind; its keyword parameters are the keys allowed.
+        given: Arguments that the caller adds and a user cannot set; a builder takes those that it names.
+
+    Raises:
+        ConfigError: The kind or a parameter is unknown, a parameter is missing, or the builder refuses its value.
+    """
+    given = given or {}
+    if not isinstance(spec, Mapping):
+        raise ConfigError(f"`{where}` must be a mapping, but got {spec!r}; write {{kind: ..., ...}} or null")
+    if "kind" not in spec:
+        raise ConfigError(f"`{where}` must name its kind, but got {dict(spec)!r}; add `kind`, one of {sorted(kinds)}")
+    kind = check_choice(f"kind of {where}", spec["kind"], kinds)
+    parameters = inspect.signature(kinds[kind]).parameters
+    own = [name for name in parameters if name not in given]
+    arguments = check_keys(f"{where} of kind {kind!r}", {k: v for k, v in spec.items() if k != "kind"}, own)
+    for name in own:
+        if parameters[name].default is inspect.Parameter.empty and name not in arguments:
+            raise ConfigError(f"`{where}` of kind {kind!r} needs `{name}`, but it is not there; add it")
+    return kinds[kind](**arguments, **{name: value for name, value in given.items() if name in parameters})
+
+
+def read_text(where: str, path: object) -> str:
+    """The text of a file that a configuration names.
+
+    Raises:
+        ConfigError: The path is no string, or no file can be read there.
+        DataError: The file is not UTF-8 text.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"`{where}` must be the path of a file, but got {path!r}; give a path")
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} (named by `{where}`) is no UTF-8 text ({error}); write the file anew") from error
+    except OSError as error:
+        raise ConfigError(f"`{where}` must name a readable file, but {path} gave: {error}; correct the path") from error
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file in one step: a reader sees the old file or the new one, never a part."""
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(target)
+
+
+def parse_document(text: str, *, source: str, format: str, keys: Collection[str]) -> dict[str, object]:
+    """A JSON object of a known format, version 1.
+
+    Args:
+        text: The document.
+        source: Where it comes from, for messages.
+        format: What its ``format`` must be.
+        keys: Keys that must be there beside ``format`` and ``version``; others are refused.
+
+    Raises:
+        DataError: It is no JSON object, of another format or version, or a key is missing or unknown.
+    """
+    try:
+        document = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise DataError(f"{source} is no JSON document ({error}); write it anew") from error
+    if not isinstance(document, dict) or document.get("format") != format or document.get("version") != 1:
+        raise DataError(f"{source} must be a JSON object with format {format!r} and version 1; write it anew")
+    expected = {"format", "version", *keys}
+    if set(document) != expected:
+        wrong = sorted(set(document) ^ expected)
+        raise DataError(f"{source} must have the keys {sorted(expected)}, but these differ: {wrong}; write it anew")
+    return document
+
+
+def _rule(name: str, *, low: float, high: float, above: float | None) -> str:
+    left = f"{above:g} < " if above is not None else (f"{low:g} <= " if low > -math.inf else "")
+    right = f" <= {high:g}" if high < math.inf else ""
+    return f"`{left}{name}{right}`"

@@ -1,0 +1,75 @@
+"""Imports torchvision, also where its compiled operators do not fit the installed torch.
+
+PyPI's torchvision is built against PyPI's torch for GPUs. Beside a torch built for CPUs only, its library ``_C`` does
+not load, and ``import torchvision`` then fails with "operator torchvision::nms does not exist": the package attaches
+shape rules to two operators which nobody has declared. fedsweep uses the data sets alone, none of the operators, so
+declaring their signatures is enough. Where the library loads, nothing is declared and nothing changes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedsweep.errors import ResourceError
+
+_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+# A torch.library.Library takes its declarations back when it is collected, so it lives as long as the process.
+_declared: list[Any] = []
+
+
+def import_torchvision() -> Any:
+    """The module ``torchvision``, imported with its operators declared where they cannot be loaded.
+
+    Raises:
+        ResourceError: torchvision is not installed, or cannot be imported for another reason.
+    """
+    if "torchvision" in sys.modules:
+        return sys.modules["torchvision"]
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        raise ResourceError("this data set needs torchvision, which is not installed; run 'pip install torchvision'")
+    if not _operators_load(Path(spec.origin).parent):
+        _declare_operators()
+    try:
+        return importlib.import_module("torchvision")
+    except (ImportError, RuntimeError, OSError) as error:
+        raise ResourceError(
+            f"torchvision is installed but cannot be imported ({type(error).__name__}: {error}); install the "
+            "torchvision release that belongs to the installed torch"
+        ) from error
+
+
+def _operators_load(package: Path) -> bool:
+    """Whether torchvision's compiled library is there and loads; a second load by torchvision is without effect."""
+    import torch
+
+    finder = importlib.machinery.FileFinder(
+        str(package), (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES)
+    )
+    spec = finder.find_spec("_C")
+    if spec is None or spec.origin is None:
+        return False
+    try:
+        torch.ops.load_library(spec.origin)  # type: ignore[no-untyped-call]
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _declare_operators() -> None:
+    """Declare the operators' signatures, once per process."""
+    import torch
+
+    if not _declared:
+        library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+        for schema in _SCHEMAS:
+            library.define(schema)  # type: ignore[no-untyped-call]
+        _declared.append(library)

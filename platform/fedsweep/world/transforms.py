@@ -1,0 +1,316 @@
+"""What happens to images on their way into a model: scaling, normalisation, and the papers' augmentations.
+
+A transform works on a whole batch at once and draws only from the generator that it is given. The draws are made on
+the CPU, so they are the same wherever the images lie. Legend: B batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsweep.errors import ConfigError, FedsweepError, InvariantError
+from fedsweep.world.dataset_record import Dataset
+from fedsweep.world.references import find_plugin
+
+_CROP_TRIES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transform(ABC):
+    """Turns raw images into a model's inputs.
+
+    Attributes:
+        random: Whether training inputs are drawn at random; False means that inputs may be computed once and kept.
+        dtype: The inputs' floating type; float64 is for exact tests.
+    """
+
+    random: bool
+    dtype: torch.dtype = torch.float32
+
+    @abstractmethod
+    def __call__(self, images: Tensor, *, generator: torch.Generator | None, train: bool) -> Tensor:
+        """Inputs for a batch.
+
+        Args:
+            images: ``[B, C, H, W]``, as the data set holds them (uint8 or float); not changed.
+            generator: A CPU generator; needed where ``train`` and :attr:`random` hold, otherwise unused.
+            train: Whether the inputs are for training, so that augmentation applies.
+
+        Returns:
+            ``[B, C, H, W]`` of type :attr:`dtype`, on the images' device.
+
+        Raises:
+            InvariantError: a generator is needed and missing.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalize(Transform):
+    """``(x / scale - mean) / std`` per channel, the same for training and testing.
+
+    Attributes:
+        scale: The pixel value that maps to 1.0, > 0.
+        mean: Per channel, after scaling.
+        std: Per channel, after scaling, > 0.
+    """
+
+    random: bool = field(default=False, init=False)
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, images: Tensor, *, generator: torch.Generator | None, train: bool) -> Tensor:
+        """See :meth:`Transform.__call__`."""
+        factor, offset = _affine_constants(self.scale, self.mean, self.std, self.dtype, images.device)
+        return torch.addcmul(offset, images.to(self.dtype), factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlipCrop(Transform):
+    """For training: a random horizontal flip, then a random crop after reflecting the border; then normalisation.
+
+    Source: DynamicFL, section 8 (CIFAR-10 and CIFAR-100: padding 4).
+
+    Attributes:
+        normalize: What follows, and all that is done for testing.
+        padding: Pixels by which the border is reflected, >= 0 and smaller than the image. The crop has the image's
+            size.
+    """
+
+    random: bool = field(default=True, init=False)
+    normalize: Normalize
+    padding: int = 4
+
+    def __call__(self, images: Tensor, *, generator: torch.Generator | None, train: bool) -> Tensor:
+        """See :meth:`Transform.__call__`."""
+        if train:
+            images = self._augment(images, _needed(generator, self))
+        return self.normalize(images, generator=None, train=train)
+
+    def _augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Flip and crop as one gather: each output pixel's source row and column are computed, nothing is padded."""
+        batch, channels, height, width = images.shape
+        shifts = torch.randint(0, 2 * self.padding + 1, (2, batch, 1), generator=generator) - self.padding
+        flipped = torch.rand(batch, 1, generator=generator) < 0.5
+        rows = _reflected(torch.arange(height) + shifts[0], height)
+        columns = _reflected(torch.arange(width) + shifts[1], width)
+        columns = torch.where(flipped, width - 1 - columns, columns)
+        device = images.device
+        return images[
+            torch.arange(batch, device=device)[:, None, None, None],
+            torch.arange(channels, device=device)[None, :, None, None],
+            rows.to(device)[:, None, :, None],
+            columns.to(device)[:, None, None, :],
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlipRotateJitterCrop(Transform):
+    """FedStg's augmentation: flip, rotation, brightness and contrast jitter, random resized crop; then normalisation.
+
+    Each step is torchvision's of the same name: the rotation takes the nearest pixel and fills with black; brightness
+    and contrast come in random order, each clipped to 0..1; the crop keeps an aspect ratio between 3/4 and 4/3 and is
+    scaled back to the image's size bilinearly.
+
+    Source: FedStg, section 6.
+
+    Attributes:
+        normalize: What follows, and all that is done for testing.
+        max_degrees: Largest rotation either way.
+        jitter: Brightness and contrast factors come from ``1 - jitter .. 1 + jitter``.
+        min_area: Smallest share of the image's area that a crop keeps, in (0, 1].
+    """
+
+    random: bool = field(default=True, init=False)
+    normalize: Normalize
+    max_degrees: float = 15.0
+    jitter: float = 0.2
+    min_area: float = 0.8
+
+    def __call__(self, images: Tensor, *, generator: torch.Generator | None, train: bool) -> Tensor:
+        """See :meth:`Transform.__call__`."""
+        if not train:
+            return self.normalize(images, generator=None, train=False)
+        pixels = self._augment(images.to(self.dtype) / self.normalize.scale, _needed(generator, self))
+        return self.normalize(pixels * self.normalize.scale, generator=None, train=True)
+
+    def _augment(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+        flipped, turn, brightness, contrast, order = torch.rand(5, len(pixels), 1, 1, 1, generator=generator).to(
+            dtype=pixels.dtype, device=pixels.device
+        )
+        pixels = torch.where(flipped < 0.5, pixels.flip(-1), pixels)
+        pixels = _rotated(pixels, (2 * turn - 1) * math.radians(self.max_degrees))
+        brightness = 1 + (2 * brightness - 1) * self.jitter
+        contrast = 1 + (2 * contrast - 1) * self.jitter
+        brightness_first = order < 0.5
+        pixels = torch.where(brightness_first, _brightened(pixels, brightness), _contrasted(pixels, contrast))
+        pixels = torch.where(brightness_first, _contrasted(pixels, contrast), _brightened(pixels, brightness))
+        return _resized_crop(pixels, _crop_boxes(pixels.shape, self.min_area, generator))
+
+
+@lru_cache(maxsize=64)
+def _affine_constants(
+    scale: float, mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Factor and offset ``[C, 1, 1]`` of the normalisation as one multiply-add."""
+    means = torch.tensor(mean, dtype=torch.float64)
+    deviations = torch.tensor(std, dtype=torch.float64)
+    factor, offset = 1 / (scale * deviations), -means / deviations
+    return factor.to(device, dtype)[:, None, None], offset.to(device, dtype)[:, None, None]
+
+
+def _needed(generator: torch.Generator | None, transform: Transform) -> torch.Generator:
+    if generator is None:
+        raise InvariantError(f"{type(transform).__name__} draws at random for training and needs a generator")
+    return generator
+
+
+def _reflected(positions: Tensor, size: int) -> Tensor:
+    """Positions outside ``0 .. size - 1`` mirrored at the border pixel, which is not repeated."""
+    positions = positions.abs()
+    return size - 1 - (size - 1 - positions).abs()
+
+
+def _rotated(pixels: Tensor, angles: Tensor) -> Tensor:
+    """Rotated about the centre by ``angles [B, 1, 1, 1]`` in radians; nearest pixel, black outside."""
+    batch, _, height, width = pixels.shape
+    angles = angles.reshape(batch, 1, 1)
+    y = (torch.arange(height, dtype=pixels.dtype, device=pixels.device) - (height - 1) / 2)[:, None]
+    x = torch.arange(width, dtype=pixels.dtype, device=pixels.device) - (width - 1) / 2
+    source_x = x * angles.cos() - y * angles.sin()
+    source_y = x * angles.sin() + y * angles.cos()
+    grid = torch.stack((source_x * 2 / width, source_y * 2 / height), dim=-1)
+    return torch.nn.functional.grid_sample(pixels, grid, mode="nearest", padding_mode="zeros", align_corners=False)
+
+
+def _brightened(pixels: Tensor, factors: Tensor) -> Tensor:
+    return (pixels * factors).clamp(0, 1)
+
+
+def _contrasted(pixels: Tensor, factors: Tensor) -> Tensor:
+    """Blended with the mean grey of each image."""
+    if pixels.shape[1] == 3:
+        weights = torch.tensor((0.299, 0.587, 0.114), dtype=pixels.dtype, device=pixels.device)
+        grey = (pixels * weights[:, None, None]).sum(dim=1, keepdim=True)
+    else:
+        grey = pixels.mean(dim=1, keepdim=True)
+    return (pixels * factors + grey.mean(dim=(2, 3), keepdim=True) * (1 - factors)).clamp(0, 1)
+
+
+def _crop_boxes(shape: torch.Size, min_area: float, generator: torch.Generator) -> Tensor:
+    """Top, left, height and width of each image's crop: ``[4, B]``; ten tries each, else the whole image."""
+    batch, _, height, width = shape
+    draws = torch.rand(4, batch, _CROP_TRIES, dtype=torch.float64, generator=generator)
+    area = height * width * (min_area + (1 - min_area) * draws[0])
+    ratio = torch.exp((2 * draws[1] - 1) * math.log(4 / 3))
+    crop_width = torch.sqrt(area * ratio).round()
+    crop_height = torch.sqrt(area / ratio).round()
+    fits = (crop_width >= 1) & (crop_width <= width) & (crop_height >= 1) & (crop_height <= height)
+    top = (draws[2] * (height - crop_height + 1)).floor()
+    left = (draws[3] * (width - crop_width + 1)).floor()
+    boxes = torch.stack((top, left, crop_height, crop_width))
+    first = fits.to(torch.int64).argmax(dim=1)
+    chosen = boxes.gather(2, first.expand(4, batch)[:, :, None])[:, :, 0]
+    whole = torch.tensor((0.0, 0.0, height, width), dtype=torch.float64)[:, None]
+    return torch.where(fits.any(dim=1), chosen, whole)
+
+
+def _resized_crop(pixels: Tensor, boxes: Tensor) -> Tensor:
+    """Crops ``boxes [4, B]`` (top, left, height, width) scaled to the image's size, bilinearly."""
+    _, _, height, width = pixels.shape
+    top, left, crop_height, crop_width = boxes.to(pixels.device, pixels.dtype)
+    y = _source_positions(height, top, crop_height) * 2 / max(height - 1, 1) - 1
+    x = _source_positions(width, left, crop_width) * 2 / max(width - 1, 1) - 1
+    grid = torch.stack((x[:, None, :].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)), dim=-1)
+    return torch.nn.functional.grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=True)
+
+
+def _source_positions(size: int, start: Tensor, length: Tensor) -> Tensor:
+    """For each of ``size`` output pixels, its place in the input: ``[B, size]``, within the crop."""
+    steps = (torch.arange(size, dtype=start.dtype, device=start.device) + 0.5) / size
+    places = steps * length[:, None] - 0.5
+    return start[:, None] + torch.minimum(places.clamp(min=0), length[:, None] - 1)
+
+
+def _own_normalize(dataset: Dataset) -> Normalize:
+    return Normalize(scale=dataset.scale, mean=dataset.mean, std=dataset.std)
+
+
+def _constants(dataset: Dataset, table: dict[str, tuple[tuple[float, ...], tuple[float, ...]]]) -> Normalize:
+    """The table's mean and standard deviation for this data set, else its own."""
+    mean, std = table.get(dataset.name, (dataset.mean, dataset.std))
+    return Normalize(scale=dataset.scale, mean=mean, std=std)
+
+
+_DYNAMICFL_CONSTANTS = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "femnist": ((0.9614,), (0.1634,)),
+}
+_DYNAFED_CONSTANTS = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "fashion_mnist": ((0.1307,), (0.3081,)),
+    "cinic10": ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
+}
+
+
+def _dynamicfl(dataset: Dataset) -> Transform:
+    """DynamicFL: flip and crop for colour images; grey ones are normalised only (section 8)."""
+    normalize = _constants(dataset, _DYNAMICFL_CONSTANTS)
+    return FlipCrop(normalize=normalize) if dataset.num_channels == 3 else normalize
+
+
+def _dynafed(dataset: Dataset) -> Transform:
+    """DynaFed: normalisation alone, with its authors' constants (section 7)."""
+    return _constants(dataset, _DYNAFED_CONSTANTS)
+
+
+def _fedstg(dataset: Dataset) -> Transform:
+    """FedStg: its augmentation, with mean and standard deviation 0.5 in each channel (section 6)."""
+    halves = (0.5,) * dataset.num_channels
+    return FlipRotateJitterCrop(normalize=Normalize(scale=dataset.scale, mean=halves, std=halves))
+
+
+TRANSFORMS: dict[str, Callable[[Dataset], Transform]] = {
+    "normalize": _own_normalize,
+    "dynamicfl": _dynamicfl,
+    "dynafed": _dynafed,
+    "fedstg": _fedstg,
+}
+
+
+def build_transform(name: str, dataset: Dataset) -> Transform:
+    """The transform of that name for a data set.
+
+    Args:
+        name: A key of :data:`TRANSFORMS`, ``package.module:callable`` (called with the data set), or an entry point of
+            ``fedsweep.transforms``.
+        dataset: Gives channels and constants.
+
+    Raises:
+        ConfigError: the name is unknown, or what it names does not give a :class:`Transform`.
+    """
+    if name in TRANSFORMS:
+        return TRANSFORMS[name](dataset)
+    factory = find_plugin("transform", name, TRANSFORMS)
+    try:
+        transform: Any = factory(dataset)
+    except FedsweepError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"transform {name!r} cannot be built ({type(error).__name__}: {error})") from error
+    if not isinstance(transform, Transform):
+        raise ConfigError(
+            f"transform {name!r} must give a fedsweep.world.transforms.Transform, but gives a "
+            f"{type(transform).__name__}"
+        )
+    return transform

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.config import load_config, resolve
+from fedsweep.config.load import check_key, with_values
+from fedsweep.errors import ConfigError
+
+
+def refused(given: dict[str, Any], *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(given, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "pydantic" not in message
+    return message
+
+
+def test_override_beats_file_and_file_beats_default(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("training: {rounds: 7, batch_size: 3}\n")
+    training = load_config(path, ["training.rounds=9"]).training
+    assert (training.rounds, training.batch_size, training.local_epochs) == (9, 3, 1)
+
+
+def test_component_with_a_name_takes_its_own_defaults() -> None:
+    given = {"training": {"optimizer": {"name": "adam"}}, "scenario": {"partition": {"kind": "iid"}}}
+    config = load_config(given)
+    assert config.training.optimizer.lr == 1e-3
+    assert config.scenario.partition.parameters == {}
+
+
+def test_component_without_a_name_joins_the_default() -> None:
+    overrides = [
+        "scenario.partition.dirichlet_alpha=0.1",
+        "training.optimizer={lr: 0.2}",
+        "method.mu=1",
+        "model.width=3",
+    ]
+    config = load_config({}, overrides)
+    assert config.scenario.partition.parameters == {"dirichlet_alpha": 0.1, "min_samples": 5}
+    assert (config.training.optimizer.name, config.training.optimizer.lr) == ("sgd", 0.2)
+    assert config.method == {"name": "fedavg", "mu": 1}
+    assert (config.model.name, config.model.parameters) == ("mlp", {"width": 3})
+
+
+def test_changed_name_of_a_default_component_drops_the_default_parameters() -> None:
+    assert load_config({}, ["training.optimizer.name=adam"]).training.optimizer.lr == 1e-3
+    assert load_config({}, ["scenario.partition.kind=iid"]).scenario.partition.parameters == {}
+
+
+def test_given_key_displaces_the_default_of_the_one_it_excludes() -> None:
+    training = load_config({"training": {"cohort_size": 4, "local_steps": 8}}).training
+    assert (training.cohort_fraction, training.cohort_size) == (None, 4)
+    assert (training.local_epochs, training.local_steps) == (None, 8)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("cohort_fraction=0.5", "cohort_size=4"), ("local_epochs=1", "local_steps=8")]
+)
+def test_two_keys_that_exclude_each_other_are_an_error(first: str, second: str) -> None:
+    message = refused({}, f"training.{first}", f"training.{second}")
+    assert first in message and second in message
+    assert "exclude each other" in message
+
+
+def test_null_takes_an_excluding_key_back() -> None:
+    given = {"training": {"cohort_fraction": 0.2}}
+    training = load_config(given, ["training.cohort_fraction=null", "training.cohort_size=4"]).training
+    assert (training.cohort_fraction, training.cohort_size) == (None, 4)
+    assert "both are null" in refused(given, "training.cohort_fraction=null")
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "near"),
+    [
+        ("training.roundz=3", "training.roundz", "training.rounds"),
+        ("trainning={rounds: 3}", "trainning", "training"),
+        ("rounds=3", "rounds", "training.rounds"),
+        ("scenario.server_data={proxy: {per_clas: 3}}", "scenario.server_data.proxy.per_clas", "per_class"),
+        ("training.optimizer={name: sgd, momentun: 0.9}", "training.optimizer.momentun", "training.optimizer.momentum"),
+        ("training.local_epochs={rang: [3, 5]}", "training.local_epochs.rang", "training.local_epochs.range"),
+        ("training.schedule={kind: cosine, flor: 0}", "training.schedule.flor", "training.schedule.floor"),
+        ("sweep.space.seed={grdi: [1]}", "sweep.space.seed.grdi", "sweep.space.seed.grid"),
+        ("runtime.gpu_per_client=1", "runtime.gpu_per_client", "runtime.gpus_per_client"),
+    ],
+)
+def test_unknown_key_is_an_error_that_names_it_in_full_and_the_nearest(override: str, key: str, near: str) -> None:
+    message = refused({}, override)
+    assert f"unknown key '{key}'" in message
+    assert "did you mean" in message and near in message.split("(known")[0]
+
+
+def test_known_keys_are_those_of_the_component_that_is_meant() -> None:
+    assert "square_decay" not in refused({}, "training.optimizer={name: sgd, decay: 1}")
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("training.rounds=ten", ("training.rounds", "an integer >= 1", "'ten'")),
+        ("training.rounds=0", ("training.rounds", "an integer >= 1", "0")),
+        ("training.rounds=2.5", ("training.rounds", "an integer", "2.5")),
+        ("training.rounds=true", ("training.rounds", "an integer", "true")),
+        ("training.rounds=null", ("training.rounds", "an integer", "null")),
+        ("seed=-1", ("seed", ">= 0", "-1")),
+        ("training.local_epochs=0", ("training.local_epochs", "an integer >= 1 or a mapping with range", "0")),
+        ("training.local_epochs={range: [3]}", ("training.local_epochs.range", "a list of 2", "[3]")),
+        ("training.local_epochs={range: [0, 3]}", ("training.local_epochs.range.0", "an integer >= 1", "0")),
+        ("training.batch_size={range: [5, 3]}", ("training.batch_size", "swap them")),
+        ("training.cohort_fraction=1.5", ("training.cohort_fraction", "> 0 and <= 1", "1.5")),
+        ("training.optimizer={name: adm}", ("training.optimizer.name", "'adm'", "'adam'")),
+        ("training.optimizer.lr=-1", ("training.optimizer.lr", "a number > 0", "-1")),
+        ("training.optimizer.lr=.inf", ("training.optimizer.lr", "a number > 0", "inf")),
+        ("training.optimizer={nesterov: true}", ("nesterov needs momentum > 0",)),
+        ("training.optimizer=sgd", ("training.optimizer", "a mapping with name", "'sgd'")),
+        ("training.schedule=cosin", ("training.schedule", "'cosin'", "'cosine'")),
+        ("training.schedule={floor: 1}", ("training.schedule.kind is missing", "'cosine' or 'exponential'")),
+        ("training.schedule={kind: lin}", ("training.schedule.kind", "'lin'", "cosine, exponential")),
+        ("training.optimizer_state=rest", ("training.optimizer_state", "'rest'", "'reset'")),
+        ("training.stop.target_accuracy=2", ("training.stop.target_accuracy", "<= 1", "2")),
+        ("training=5", ("training", "a mapping with rounds", "5")),
+        ("training.cohort_size=40", ("training.cohort_size=40", "scenario.clients=20")),
+        ("scenario.server_data.validation=1", ("scenario.server_data.validation", ">= 0 and < 1", "1")),
+        ("scenario.server_data.proxy={labelled: true}", ("scenario.server_data.proxy.per_class is missing",)),
+        ("scenario.drift={speed: 1}", ("scenario.drift.kind is missing",)),
+        ("scenario.partition=iid", ("scenario.partition", "a mapping with kind", "'iid'")),
+        ("runtime.backend=rai", ("runtime.backend", "'rai'", "'ray'")),
+        ("runtime.executor=vmap", ("runtime.executor", "'vmap'", "loop")),
+        ("runtime.client_actors=many", ("runtime.client_actors", "'auto' or an integer >= 1", "'many'")),
+        ("runtime={backend: local, address: auto}", ("address means Ray", "backend=local")),
+        ("name=a/b", ("name", "without slashes", "'a/b'")),
+        ("method={name: a, merge: [{name: b}]}", ("method", "exactly one of name and merge")),
+        ("method={merge: [fedavg]}", ("method", "mapping with a name", "'fedavg'")),
+        ("method={merge: []}", ("method", "list of methods")),
+        ("sweep.space.seed={grid: [1], choice: [2]}", ("sweep.space.seed", "exactly one", "grid and choice")),
+        ("sweep.space.seed={}", ("sweep.space.seed", "exactly one", "none")),
+        ("sweep.space.seed={grid: []}", ("sweep.space.seed.grid", "a list of at least 1", "[]")),
+        ("sweep.space.seed={randint: [3, 3]}", ("sweep.space.seed", "low < high", "[3, 3]")),
+        ("sweep.space.method.mu={loguniform: [0, 1]}", ("sweep.space.method.mu", "low > 0")),
+        ("sweep.space.sweep.samples={grid: [1]}", ("sweep can't vary its own section",)),
+        ("sweep.space.training.ronds={grid: [1]}", ("'training.ronds'", "'training.rounds'")),
+        ("sweep={metric: [a, b]}", ("mode must list max or min for each of the 2 metrics",)),
+        ("sweep={mode: [max]}", ("metric must be one too",)),
+        ("sweep.scheduler=hyperband", ("sweep.scheduler", "'hyperband'", "asha")),
+    ],
+)
+def test_wrong_value_is_an_error_that_names_key_value_and_what_is_allowed(
+    override: str, parts: tuple[str, ...]
+) -> None:
+    message = refused({}, override)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize("share", [0, 0.5, 0.25, 0.3333, 0.33, 1 / 3, 0.1, 0.01, 1, 2, 8.0])
+def test_share_of_a_gpu_may_be_one_over_k_or_whole(share: float) -> None:
+    assert load_config({"runtime": {"gpus_per_client": share}}).runtime.gpus_per_client == share
+
+
+@pytest.mark.parametrize(
+    ("share", "near"), [(0.6, "0.5 and 1"), (0.4, "0.3333 and 0.5"), (1.5, "1 and 2"), (0.99, None), (0.9, "0.5 and 1")]
+)
+def test_other_shares_of_a_gpu_are_errors_with_the_nearest(share: float, near: str | None) -> None:
+    if near is None:
+        assert load_config({"runtime": {"gpus_per_server": share}}).runtime.gpus_per_server == share
+    else:
+        assert near in refused({"runtime": {"gpus_per_server": share}})
+
+
+def test_schedule_may_be_a_word_or_a_mapping() -> None:
+    assert load_config({"training": {"schedule": "cosine"}}).tree()["training"]["schedule"] == {
+        "kind": "cosine",
+        "floor": 1e-4,
+    }
+    assert load_config({"training": {"schedule": {"kind": "fedstg"}}}).training.schedule == "fedstg"
+
+
+def test_byte_limit_may_be_written_as_a_float() -> None:
+    limit = load_config({}, ["training.stop.total_bytes=2e9"]).training.stop.total_bytes
+    assert limit == 2_000_000_000
+    assert isinstance(limit, int)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "this is empty"),
+        ("- a\n- b\n", "this is a list"),
+        ("hello", "this is a str"),
+        ("a: [1\n", "line 2"),
+        ("seed: 1\nseed: 2\n", "line 2: the key 'seed' is given twice"),
+    ],
+)
+def test_file_that_is_no_mapping_is_an_error_with_file_and_line(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(path) in str(caught.value) and ", line " in str(caught.value)
+    assert reason in str(caught.value)
+
+
+def test_missing_file_is_an_error_that_names_it() -> None:
+    with pytest.raises(ConfigError, match=r"no file 'nowhere\.yaml' is there; unknown preset"):
+        load_config("nowhere.yaml")
+
+
+def test_folder_is_an_error_that_points_at_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is a folder; give the YAML file in it, e\.g\. .*config\.yaml"):
+        load_config(tmp_path)
+
+
+def test_mapping_may_hold_paths_and_tuples_but_no_objects() -> None:
+    config = load_config({"scenario": {"root": Path("/data")}, "method": {"name": "x", "levels": (1, 2)}})
+    assert config.scenario.root == "/data"
+    assert config.method["levels"] == [1, 2]
+    assert "method.mu must be text, number" in refused({"method": {"name": "x", "mu": object()}})
+    assert "has the key 3" in refused({"training": {3: 4}})
+
+
+def test_given_is_what_the_user_gave() -> None:
+    assert load_config({"seed": 1}, ["training.rounds=3"]).given == {"seed": 1, "training": {"rounds": 3}}
+
+
+def test_trial_values_are_laid_over_what_was_given() -> None:
+    config = load_config({"method": {"name": "x", "mu": 1}, "training": {"rounds": 3}})
+    trial = with_values(config, {"method": {"name": "y"}, "training.cohort_size": 4, "training.optimizer.lr": 0.5})
+    assert trial.method == {"name": "y"}
+    assert (trial.training.rounds, trial.training.cohort_size, trial.training.cohort_fraction) == (3, 4, None)
+    assert trial.training.optimizer.lr == 0.5
+    assert config.training.cohort_size is None
+    with pytest.raises(ConfigError, match=r"training\.rounds"):
+        with_values(config, {"training.rounds": 0})
+
+
+@pytest.mark.parametrize("key", ["seed", "training.optimizer.lr", "method.anything", "scenario.partition.x", "model"])
+def test_known_and_open_keys_can_be_set(key: str) -> None:
+    check_key(key)
+
+
+@pytest.mark.parametrize(
+    ("key", "near"), [("training.rond", "training.rounds"), ("scenario.clint", "scenario.clients")]
+)
+def test_key_that_can_not_be_set_is_an_error_with_the_nearest(key: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean '{near}'"):
+        check_key(key)
+
+
+def dirichlet(*, dirichlet_alpha: float, min_samples: int = 10) -> None:
+    """A stand-in for a partition."""
+
+
+def test_resolve_fills_in_the_parameters_of_what_is_named() -> None:
+    config = load_config({"scenario": {"partition": {"kind": "dirichlet", "dirichlet_alpha": 1}}})
+    resolved = resolve(config, {"scenario.partition": lambda name: dirichlet, "scenario.drift": lambda name: dirichlet})
+    assert resolved.scenario.partition.parameters == {"dirichlet_alpha": 1.0, "min_samples": 10}
+    assert resolved.method == {"name": "fedavg"}
+    assert resolved.given == config.given
+    assert resolve(resolved, {"scenario.partition": lambda name: dirichlet}) == resolved
+
+
+def test_resolve_names_the_unknown_parameter_and_its_section() -> None:
+    config = load_config({}, ["scenario.partition.dirichlet_alhpa=1"])
+    with pytest.raises(ConfigError, match=r"scenario\.partition dirichlet: unknown parameter 'dirichlet_alhpa'"):
+        resolve(config, {"scenario.partition": lambda name: dirichlet})

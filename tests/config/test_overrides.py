@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedsweep.config.overrides import apply_overrides, parse_override, set_value
+from fedsweep.errors import ConfigError
+
+
+def test_value_is_yaml_1_2() -> None:
+    assert parse_override("training.optimizer.lr=1e-3") == ("training.optimizer.lr", 1e-3)
+    assert parse_override("method.high_interval=a") == ("method.high_interval", "a")
+    assert parse_override("scenario.partition={kind: iid, x: [1, no]}") == (
+        "scenario.partition",
+        {"kind": "iid", "x": [1, "no"]},
+    )
+
+
+def test_only_the_first_equals_sign_separates() -> None:
+    assert parse_override("name=a=b") == ("name", "a=b")
+
+
+@pytest.mark.parametrize("text", ["training.rounds", "=3", "a..b=3", ".a=1", "a.=1", ""])
+def test_malformed_override_is_an_error_that_shows_the_form(text: str) -> None:
+    with pytest.raises(ConfigError, match="--set takes KEY=VALUE"):
+        parse_override(text)
+
+
+def test_value_that_is_no_yaml_is_an_error_that_names_the_key() -> None:
+    with pytest.raises(ConfigError, match=r"--set scenario\.partition, line 1"):
+        parse_override("scenario.partition={kind: iid")
+
+
+def test_last_of_the_same_key_wins() -> None:
+    assert apply_overrides({}, ["a.b=1", "a.b=2"]) == {"a": {"b": 2}}
+
+
+def test_given_tree_is_not_changed() -> None:
+    given = {"a": {"b": 1}}
+    apply_overrides(given, ["a.b=2", "a.c=3"])
+    assert given == {"a": {"b": 1}}
+
+
+def test_mapping_without_selector_joins_and_with_one_replaces() -> None:
+    given = {"method": {"name": "fedprox", "mu": 1}}
+    assert apply_overrides(given, ["method={mu: 2}"]) == {"method": {"name": "fedprox", "mu": 2}}
+    assert apply_overrides(given, ["method={name: fedavg}"]) == {"method": {"name": "fedavg"}}
+    assert apply_overrides(given, ["method={merge: [{name: a}]}"]) == {"method": {"merge": [{"name": "a"}]}}
+
+
+def test_nested_mapping_with_a_selector_replaces_the_nested_one() -> None:
+    given = {"training": {"rounds": 3, "optimizer": {"name": "sgd", "momentum": 0.9}}}
+    found = apply_overrides(given, ["training={optimizer: {name: adam}}"])
+    assert found == {"training": {"rounds": 3, "optimizer": {"name": "adam"}}}
+
+
+def test_null_becomes_a_mapping_where_a_key_is_set_below_it() -> None:
+    found = apply_overrides({"scenario": {"devices": None}}, ["scenario.devices.profile=phone-lte"])
+    assert found == {"scenario": {"devices": {"profile": "phone-lte"}}}
+
+
+def test_key_below_a_scalar_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"training\.rounds\.x can't be set: training\.rounds is 3"):
+        apply_overrides({"training": {"rounds": 3}}, ["training.rounds.x=1"])
+
+
+def test_position_in_a_list_can_be_set() -> None:
+    given = {"method": {"merge": [{"name": "a"}, {"name": "b"}]}}
+    found = apply_overrides(given, ["method.merge.1.mu=0.1"])
+    assert found["method"]["merge"] == [{"name": "a"}, {"name": "b", "mu": 0.1}]
+    with pytest.raises(ConfigError, match=r"'2' is no position in a list of 2"):
+        apply_overrides(given, ["method.merge.2.mu=0.1"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["sweep.space.method.mu={grid: [1]}", "sweep.space={method.mu: {grid: [1]}}", "sweep.space.method.mu.grid=[1]"],
+)
+def test_dotted_key_of_a_space_is_one_key(text: str) -> None:
+    assert apply_overrides({}, [text]) == {"sweep": {"space": {"method.mu": {"grid": [1]}}}}
+
+
+def test_entry_of_a_space_is_replaced_and_others_stay() -> None:
+    given = {"sweep": {"space": {"method.mu": {"grid": [1]}, "seed": {"grid": [0, 1]}}}}
+    found = apply_overrides(given, ["sweep.space.method.mu={uniform: [0, 1]}"])
+    assert found["sweep"]["space"] == {"method.mu": {"uniform": [0, 1]}, "seed": {"grid": [0, 1]}}
+
+
+def test_value_that_is_set_is_a_copy() -> None:
+    tree: dict[str, Any] = {}
+    value = {"kind": "iid"}
+    set_value(tree, "scenario.partition", value=value)
+    tree["scenario"]["partition"]["kind"] = "writer"
+    assert value == {"kind": "iid"}

@@ -1,0 +1,199 @@
+"""Building by name: same stream same values, global generator untouched, options, users' own modules."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsweep.errors import ConfigError
+from fedsweep.models.network import Network
+from fedsweep.models.registry import MODELS, build_model, model_names, model_options
+from fedsweep.models.units import build_submodel_module
+from fedsweep.streams import Stream
+
+torch.set_num_threads(1)
+
+SHAPE = (1, 8, 8)
+STREAM = Stream((0, "init"))
+
+USER_MODULE = """
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+from fedsweep.models.units import unit_group
+
+
+class Split(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first = nn.Linear(64, width)
+        self.relu = nn.ReLU()
+        self.last = nn.Linear(width, 3)
+
+    def features(self, inputs):
+        return self.relu(self.first(inputs.flatten(1)))
+
+    def head(self, features):
+        return self.last(features)
+
+    def unit_groups(self):
+        return (unit_group(self, name="hidden", layers=["first"], norms=[], consumers=["last"], modules=["relu"]),)
+
+
+def split(*, input_shape, num_classes, width=5):
+    return Split(width)
+
+
+def plain(*, input_shape, num_classes, **options):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+
+
+def three_logits(*, input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+
+def tied(*, input_shape, num_classes):
+    layer = nn.Linear(64, 64)
+    return nn.Sequential(nn.Flatten(), layer, layer, nn.Linear(64, num_classes))
+
+
+def parametrized(*, input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, num_classes)))
+
+
+def no_module(*, input_shape, num_classes):
+    return 5
+
+
+def wrong_call(shape):
+    return None
+
+
+not_callable = 5
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "fedsweep_test_user_models.py").write_text(USER_MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "fedsweep_test_user_models"
+
+
+def build(name: str, *, stream: Stream = STREAM, num_classes: int = 3, **options: Any) -> Network:
+    return build_model(name, input_shape=SHAPE, num_classes=num_classes, stream=stream, **options)
+
+
+def same_values(one: Network, other: Network) -> bool:
+    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
+    return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+
+
+def test_names_are_those_of_the_interface() -> None:
+    assert set(model_names()) == {
+        "mlp", "cnn", "lenet5", "feddhad_cnn", "convnet3", "fedstg_cnn", "resnet18", "feddhad_resnet18", "vgg11",
+    }  # fmt: skip
+    assert all(entry.summary and entry.source for entry in MODELS.values())
+
+
+@pytest.mark.parametrize("name", ["mlp", "convnet3", "fedstg_cnn"])
+def test_same_stream_gives_the_same_values_and_another_stream_others(name: str) -> None:
+    assert same_values(build(name), build(name))
+    assert not same_values(build(name), build(name, stream=Stream((1, "init"))))
+
+
+@pytest.mark.parametrize("name", ["mlp", "{user_module}:plain"])
+def test_global_generator_is_as_before_and_does_not_matter(name: str, user_module: str) -> None:
+    name = name.format(user_module=user_module)
+    before = torch.get_rng_state()
+    first = build(name)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.rand(3)
+    assert same_values(first, build(name))
+
+
+def test_global_generator_is_put_back_after_an_error() -> None:
+    before = torch.get_rng_state()
+    with pytest.raises(ConfigError):
+        build("lenet5")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_options_come_from_the_signature_and_act() -> None:
+    assert {key: value.default for key, value in model_options("mlp").items()} == {"hidden_width": 128}
+    assert {key: value.default for key, value in model_options("fedstg_cnn").items()} == {"dropout": 0.5}
+    assert model_options("lenet5") == {}
+    assert build("mlp", hidden_width=4).feature_width == 4
+    assert build("convnet3", width=4).feature_width == 4
+    assert build("fedstg_cnn", dropout=0).get_submodule("dropout").p == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("lenet", {}, "model.name: unknown model 'lenet'; did you mean 'lenet5'"),
+        ("mlp", {"hiden_width": 4}, "unknown option 'hiden_width'; did you mean 'hidden_width'"),
+        ("resnet18", {"width": 4}, "model 'resnet18': unknown option 'width' .it takes none"),
+        ("mlp", {"hidden_width": 4.5}, "model.hidden_width of model 'mlp' must be of type int, but got 4.5"),
+        ("mlp", {"hidden_width": True}, "must be of type int, but got True"),
+        ("mlp", {"hidden_width": 0}, "model.hidden_width must be at least 1, but got 0"),
+        ("convnet3", {"width": 0}, "model.width must be at least 1, but got 0"),
+        ("fedstg_cnn", {"dropout": 1.0}, "0 <= model.dropout < 1 must hold, but got 1.0"),
+    ],
+)
+def test_wrong_names_and_options_are_explained(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(name, **options)
+
+
+def test_user_module_with_features_and_groups_is_used_like_a_built_in_one(user_module: str) -> None:
+    model = build(f"{user_module}:split", width=6)
+    assert (model.has_features, model.feature_width) == (True, 6)
+    inputs = torch.rand(2, *SHAPE, generator=STREAM.torch())
+    assert torch.equal(model(inputs), model.head(model.features(inputs)))
+    smaller = build_submodel_module(model, {"hidden": [1, 4]})
+    assert {name: tuple(p.shape) for name, p in smaller.named_parameters()} == {
+        "module.first.weight": (2, 64),
+        "module.first.bias": (2,),
+        "module.last.weight": (3, 2),
+        "module.last.bias": (3,),
+    }
+    assert smaller(inputs).shape == (2, 3)
+
+
+def test_user_module_without_features_has_its_logits_as_features(user_module: str) -> None:
+    model = build(f"{user_module}:plain", anything=1)
+    inputs = torch.rand(2, *SHAPE, generator=STREAM.torch())
+    assert (model.has_features, model.feature_width, model.unit_groups()) == (False, 3, ())
+    assert torch.equal(model(inputs), model.features(inputs))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "options", "message"),
+    [
+        ("three_logits", {}, r"must give logits \[2, 4\] for two samples, but gave \[2, 3\]"),
+        ("tied", {}, "must not tie parameters, but 'module.1.weight' and 'module.2.weight' are the same"),
+        ("parametrized", {}, "must not use torch's parametrizations"),
+        ("no_module", {}, "must return a torch.nn.Module, but returned a int"),
+        ("wrong_call", {}, r"must be callable as f\(input_shape=, num_classes=, \*\*options\)"),
+        ("not_callable", {}, "must be callable, but is a int"),
+        ("splitt", {}, "'splitt'; did you mean 'split'"),
+        ("split", {"widht": 4}, "unknown option 'widht'; did you mean 'width'"),
+    ],
+)
+def test_unfit_user_modules_are_explained(
+    user_module: str, attribute: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(f"{user_module}:{attribute}", num_classes=4, **options)
+
+
+def test_user_module_that_cannot_take_the_inputs_is_explained(user_module: str) -> None:
+    with pytest.raises(ConfigError, match=r"can't take inputs \[2, 1, 9, 9\]"):
+        build_model(f"{user_module}:plain", input_shape=(1, 9, 9), num_classes=3, stream=STREAM)
+
+
+def test_missing_user_module_is_explained() -> None:
+    with pytest.raises(ConfigError, match=r"model\.name: can't import 'no_such_package_here'"):
+        build("no_such_package_here:model")

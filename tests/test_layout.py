@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import ast
+import platform
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedsweep
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "platform" / "fedsweep"
+ALGORITHMS = ROOT / "algorithms"
+HEAVY = {"ray", "mlflow", "torchvision", "matplotlib", "sklearn", "pyarrow"}
+
+
+def modules() -> list[Path]:
+    return [path for folder in (SOURCES, ALGORITHMS) for path in sorted(folder.rglob("*.py"))]
+
+
+def label(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imported(nodes: list[ast.stmt]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imports_anywhere(path: Path) -> set[str]:
+    return set(imported([node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.stmt)]))
+
+
+def imports_on_import(path: Path) -> set[str]:
+    """What importing the module imports: neither inside functions nor under TYPE_CHECKING."""
+
+    def executed(nodes: list[ast.stmt]) -> Iterator[ast.stmt]:
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                yield from executed(node.orelse)
+                continue
+            yield node
+            for field in ("body", "orelse", "finalbody"):
+                yield from executed(getattr(node, field, []))
+            for handler in getattr(node, "handlers", []):
+                yield from executed(handler.body)
+
+    return set(imported(list(executed(ast.parse(path.read_text()).body))))
+
+
+def belongs_to(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_platform_is_the_standard_library_from_the_repository_root() -> None:
+    found = Path(python("import sys; sys.path.insert(0, '.'); import platform; print(platform.__file__)"))
+    assert found.name == "platform.py"
+    assert ROOT not in found.parents
+
+
+def test_platform_is_the_standard_library_under_pytest() -> None:
+    assert platform.python_implementation() == "CPython"
+    assert platform.__file__ is not None and ROOT not in Path(platform.__file__).parents
+
+
+@pytest.mark.ray
+def test_platform_is_the_standard_library_in_a_ray_worker() -> None:
+    code = """
+import os
+os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
+import ray
+
+def where():
+    import platform
+    return platform.__file__
+
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+print(ray.get(ray.remote(where).options(num_cpus=1).remote(), timeout=60))
+ray.shutdown()
+"""
+    found = Path(python(code).splitlines()[-1])
+    assert found.name == "platform.py"
+    assert ROOT not in found.parents
+
+
+def test_platform_folder_holds_the_package_and_nothing_else() -> None:
+    entries = {path.name for path in (ROOT / "platform").iterdir()}
+    assert {name for name in entries if not name.endswith(".egg-info")} <= {"fedsweep", "__pycache__"}
+    assert not (ROOT / "platform" / "__init__.py").exists()
+
+
+def test_packages_list_equals_the_folders_on_disk() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    on_disk = {"fedsweep.tune_configs"}
+    for folder, name in ((SOURCES, "fedsweep"), (ALGORITHMS, "fedsweep.algorithms")):
+        for path in folder.rglob("*.py"):
+            on_disk.add(".".join([name, *path.parent.relative_to(folder).parts]))
+    assert set(settings["packages"]) == on_disk
+    assert len(settings["packages"]) == len(on_disk)
+    places = {name: ROOT / path for name, path in settings["package-dir"].items()}
+    assert places == {
+        "fedsweep": SOURCES,
+        "fedsweep.algorithms": ALGORITHMS,
+        "fedsweep.tune_configs": ROOT / "tune_configs",
+    }
+
+
+@pytest.mark.parametrize("folder", [SOURCES, ALGORITHMS], ids=label)
+def test_each_folder_with_modules_is_a_package(folder: Path) -> None:
+    assert {path.parent for path in folder.rglob("*.py")} == {path.parent for path in folder.rglob("__init__.py")}
+
+
+def test_presets_are_data_and_never_imported() -> None:
+    assert not list((ROOT / "tune_configs").rglob("*.py"))
+    assert not [label(p) for p in modules() if any(n.startswith("fedsweep.tune_configs") for n in imports_anywhere(p))]
+
+
+@pytest.mark.parametrize("part", ["world", "components", "models", "algorithms"])
+def test_world_components_models_and_algorithms_never_import_ray_mlflow_or_runtime(part: str) -> None:
+    folder = ALGORITHMS if part == "algorithms" else SOURCES / part
+    wrong = [
+        (label(path), name)
+        for path in sorted(folder.rglob("*.py"))
+        for name in imports_anywhere(path)
+        if any(belongs_to(name, package) for package in ("ray", "mlflow", "fedsweep.runtime"))
+    ]
+    assert wrong == []
+
+
+def test_nothing_in_the_platform_imports_an_algorithm() -> None:
+    wrong = [
+        (label(path), name)
+        for path in sorted(SOURCES.rglob("*.py"))
+        for name in imports_anywhere(path)
+        if belongs_to(name, "fedsweep.algorithms")
+    ]
+    assert wrong == []
+
+
+def test_nothing_imports_algorithms_by_the_bare_name() -> None:
+    everything = [*modules(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
+    wrong = [(label(p), name) for p in everything for name in imports_anywhere(p) if belongs_to(name, "algorithms")]
+    assert wrong == []
+
+
+def test_runtime_never_imports_sweeps_reports_or_cli() -> None:
+    wrong = [
+        (label(path), name)
+        for path in sorted((SOURCES / "runtime").rglob("*.py"))
+        for name in imports_anywhere(path)
+        if any(belongs_to(name, f"fedsweep.{package}") for package in ("sweeps", "reports", "cli"))
+    ]
+    assert wrong == []
+
+
+def may_import_heavy_libraries(path: Path) -> bool:
+    place = path.relative_to(SOURCES) if SOURCES in path.parents else path.relative_to(ROOT)
+    if place.parts[0] == "sweeps":
+        return True
+    start = {"runtime": ("ray_", "server_actor"), "tracking": ("mlflow_",)}.get(place.parts[0], ())
+    return place.name.startswith(tuple(start)) if start else False
+
+
+def test_heavy_libraries_are_imported_where_they_are_used() -> None:
+    wrong = [
+        (label(path), name)
+        for path in modules()
+        if not may_import_heavy_libraries(path)
+        for name in imports_on_import(path)
+        if name.split(".")[0] in HEAVY
+    ]
+    assert wrong == []
+
+
+def test_no_module_is_named_like_one_of_the_standard_library() -> None:
+    named = {
+        path for path in [*modules(), *(ROOT / "scripts").glob("*.py")] if path.stem not in ("__init__", "__main__")
+    }
+    folders = {path.parent for path in modules()}
+    assert [label(path) for path in sorted(named | folders) if path.stem in sys.stdlib_module_names] == []
+
+
+def test_nothing_is_named_alpha_or_beta() -> None:
+    def names(tree: ast.AST) -> Iterator[str]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.arg):
+                yield node.arg
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                yield node.id if isinstance(node, ast.Name) else node.attr
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield node.name
+
+    wrong = [(label(p), n) for p in modules() for n in names(ast.parse(p.read_text())) if n in ("alpha", "beta")]
+    assert wrong == []
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    code = (
+        "import sys, fedsweep; print(*sorted({'torch', 'numpy', 'pydantic', 'yaml', 'ray', 'mlflow'} & {*sys.modules}))"
+    )
+    assert python(code) == ""
+
+
+def test_exported_names_are_the_documented_ones_and_resolve() -> None:
+    assert set(fedsweep.__all__) == {"Result", "__version__", "load_model", "run", "sweep"}
+    assert set(fedsweep.__all__) <= set(dir(fedsweep))
+    for name in fedsweep.__all__:
+        assert getattr(fedsweep, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'runn'"):
+        fedsweep.runn  # noqa: B018
+
+
+def test_version_is_the_one_of_the_distribution() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == fedsweep.__version__
+
+
+def test_algorithms_are_found_in_a_clone_without_an_install() -> None:
+    # -S leaves out site-packages, and with them the editable install's import hook
+    code = "import sys; sys.path.insert(0, 'platform'); import fedsweep.algorithms as found; print(found.__file__)"
+    command = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert Path(done.stdout.strip()) == ALGORITHMS / "__init__.py"
+
+
+@pytest.mark.slow
+def test_training_core_imports_with_torch_and_numpy_alone() -> None:
+    core = [path for path in modules() if is_training_core(path)]
+    names = [
+        ".".join(("fedsweep", *path.relative_to(SOURCES if SOURCES in path.parents else ROOT).with_suffix("").parts))
+        for path in core
+    ]
+    blocked = sorted(HEAVY | {"typer", "rich", "pydantic", "yaml", "jinja2", "scipy", "pandas", "psutil"})
+    code = f"""
+import importlib, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in {blocked!r}:
+            raise ModuleNotFoundError(f'the training core must not import {{name}}')
+
+sys.meta_path.insert(0, Blocked())
+for name in {names!r}:
+    importlib.import_module(name.removesuffix('.__init__'))
+"""
+    python(code)
+
+
+def is_training_core(path: Path) -> bool:
+    if ALGORITHMS in path.parents:
+        return True
+    place = path.relative_to(SOURCES)
+    if place.parts[0] == "runtime":
+        return not place.name.startswith(("ray_", "server_actor"))
+    return place.parts[0] in ("components", "models", "records.py", "trees.py", "method.py", "streams.py", "errors.py")

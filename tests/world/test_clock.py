@@ -1,0 +1,137 @@
+"""Straggler policies, round times, the virtual clock and the time to a target."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+
+import pytest
+
+from fedsweep.errors import ConfigError
+from fedsweep.world.clock import (
+    ClientRun,
+    Deadline,
+    DropOut,
+    OverSelect,
+    PartialWork,
+    StragglerPolicy,
+    WaitForAll,
+    build_straggler_policy,
+    local_steps,
+    round_time,
+    server_time,
+    time_to_target,
+    training_flops,
+)
+
+
+def runs(*durations: float, failed: tuple[int, ...] = ()) -> list[ClientRun]:
+    return [ClientRun(client=k, duration_s=t, failed=k in failed) for k, t in enumerate(durations)]
+
+
+def test_training_flops_count_extra_passes_and_density() -> None:
+    plain = training_flops(10.0, samples=7)
+    assert plain == 210.0
+    assert training_flops(10.0, samples=7, extra_forward_passes=2) == pytest.approx(plain * 5 / 3)  # MOON
+    assert training_flops(10.0, samples=7, trained_passes=2) == 2 * plain  # FjORD with distillation at full width
+    assert training_flops(10.0, samples=7, density=0.25) == plain / 4
+
+
+def test_local_steps_round_the_last_batch_up() -> None:
+    assert local_steps(101, batch_size=10, epochs=5) == 55
+
+
+def test_waiting_for_all_takes_the_longest_time_and_the_server_once() -> None:
+    assert round_time([4.0, 9.0, 2.0], WaitForAll()) == 9.0
+    assert round_time([4.0, 9.0, 2.0], WaitForAll(), server_s=server_time(5e13, constant_s=1.0)) == 15.0
+    assert round_time([], WaitForAll()) == 0.0
+
+
+def test_clock_is_the_sum_of_round_times() -> None:
+    rounds = [round_time(times, WaitForAll(), server_s=1.0) for times in ([4.0, 9.0], [2.0], [3.0, 1.0])]
+    assert list(accumulate(rounds)) == [10.0, 13.0, 17.0]
+
+
+def test_deadline_drops_the_late_and_never_lasts_longer() -> None:
+    outcome = Deadline(deadline_s=5.0).close(runs(3.0, 6.0, 5.0), 3)
+    assert (outcome.duration_s, outcome.survivors) == (5.0, (0, 2))
+    assert Deadline(deadline_s=9.0).close(runs(3.0, 6.0, 5.0), 3).duration_s == 6.0
+
+
+def test_deadline_is_extended_to_the_least_number_of_updates() -> None:
+    outcome = Deadline(deadline_s=2.0, min_updates=2).close(runs(3.0, 6.0, 5.0), 3)
+    assert (outcome.duration_s, outcome.survivors) == (5.0, (0, 2))
+    lost = Deadline(deadline_s=2.0, min_updates=3).close(runs(3.0, 6.0, 5.0, failed=(1,)), 3)
+    assert (lost.duration_s, lost.survivors) == (5.0, (0, 2))
+
+
+def test_over_selection_lasts_as_long_as_the_kth_fastest() -> None:
+    policy = OverSelect()
+    assert [policy.num_selected(k) for k in (1, 3, 10, 100)] == [2, 4, 13, 130]
+    outcome = policy.close(runs(7.0, 1.0, 5.0, 3.0), 3)
+    assert (outcome.duration_s, outcome.survivors) == (5.0, (1, 2, 3))
+    assert policy.close(runs(2.0, 2.0, 2.0), 2).survivors == (0, 1)
+    assert policy.close(runs(7.0, 1.0, 5.0, 3.0, failed=(1, 3)), 3).duration_s == 7.0
+    assert WaitForAll().num_selected(10) == 10
+
+
+def test_failed_clients_do_not_survive_and_are_noticed_at_the_deadline() -> None:
+    lost = runs(3.0, 9.0, 5.0, failed=(1,))
+    assert DropOut().close(lost, 3).duration_s == 5.0
+    assert DropOut().close(lost, 3).survivors == (0, 2)
+    assert DropOut(deadline_s=7.0).close(lost, 3).duration_s == 7.0
+    assert DropOut(deadline_s=4.0).close(lost, 3).survivors == (0,)
+    assert WaitForAll().close(lost, 3) == DropOut().close(lost, 3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds"),
+    [
+        (WaitForAll(), 9.0),
+        (DropOut(), 9.0),
+        (DropOut(deadline_s=7.0), 7.0),
+        (Deadline(deadline_s=7.0), 7.0),
+        (OverSelect(), 9.0),
+        (PartialWork(deadline_s=7.0), 7.0),
+    ],
+)
+def test_clock_advances_without_any_survivor(policy: StragglerPolicy, seconds: float) -> None:
+    outcome = policy.close(runs(3.0, 9.0, failed=(0, 1)), 2)
+    assert (outcome.duration_s, outcome.survivors) == (seconds, ())
+
+
+def test_partial_work_stops_after_the_last_full_epoch_in_time() -> None:
+    """Client 0: 2 s of messages and 5 epochs of 2 s; by 9 s it finishes 3 and is back at 8. Client 1 is in time.
+
+    Client 2 needs 8 s for its first epoch and 2 s for messages, so it has nothing to send and the server waits.
+    """
+    late = ClientRun(client=0, duration_s=12.0, compute_s=10.0, epochs=5)
+    quick = ClientRun(client=1, duration_s=4.0, compute_s=2.0, epochs=3)
+    stuck = ClientRun(client=2, duration_s=10.0, compute_s=8.0, epochs=1)
+    outcome = PartialWork(deadline_s=9.0).close([late, quick], 2)
+    assert outcome.duration_s == pytest.approx(8.0)
+    assert (outcome.survivors, outcome.epochs) == ((0, 1), (3, 3))
+    outcome = PartialWork(deadline_s=9.0).close([late, quick, stuck], 3)
+    assert (outcome.duration_s, outcome.survivors) == (9.0, (0, 1))
+
+
+def test_policies_are_built_from_their_mappings() -> None:
+    assert build_straggler_policy(None) == WaitForAll()
+    assert build_straggler_policy({"kind": "wait"}) == WaitForAll()
+    assert build_straggler_policy({"kind": "deadline", "deadline_s": 3}) == Deadline(deadline_s=3)
+    assert build_straggler_policy({"kind": "over_select", "over_selection": 1.5}).num_selected(4) == 6
+    with pytest.raises(ConfigError, match="did you mean 'deadline'"):
+        build_straggler_policy({"kind": "dedline"})
+    with pytest.raises(ConfigError, match="needs `deadline_s`"):
+        build_straggler_policy({"kind": "partial"})
+    with pytest.raises(ConfigError, match="unknown key"):
+        build_straggler_policy({"kind": "wait", "over_selection": 2})
+    with pytest.raises(ConfigError, match="1 <= over_selection"):
+        OverSelect(over_selection=0.5)
+
+
+def test_target_time_is_the_first_crossing_and_nan_without_one() -> None:
+    times = [10.0, 20.0, 30.0, 40.0]
+    assert time_to_target(times, [0.1, None, 0.6, 0.9], target=0.5) == 30.0
+    assert time_to_target(times, [0.1, 0.5, 0.2, 0.3], target=0.5) == 20.0
+    assert math.isnan(time_to_target(times, [0.1, math.nan, 0.2, 0.3], target=0.5))

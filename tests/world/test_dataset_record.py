@@ -1,0 +1,75 @@
+import dataclasses
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsweep.errors import DataError
+from fedsweep.world.dataset_record import Dataset
+
+
+def small(**changes: Any) -> Dataset:
+    fields: dict[str, Any] = {
+        "name": "own",
+        "train_images": np.zeros((4, 2, 3, 5), np.uint8),
+        "train_labels": np.array([0, 1, 2, 0]),
+        "test_images": np.zeros((2, 2, 3, 5), np.uint8),
+        "test_labels": np.array([2, 1]),
+        "num_classes": 3,
+        "scale": 255.0,
+        "mean": (0.5, 0.5),
+        "std": (0.5, 0.25),
+    }
+    return Dataset(**{**fields, **changes})
+
+
+def test_integers_become_int64_and_arrays_contiguous() -> None:
+    images = np.zeros((4, 5, 3, 2), np.float32).transpose(0, 3, 2, 1)
+    dataset = small(
+        train_images=images,
+        test_images=np.zeros((2, 2, 3, 5), np.float32),
+        train_labels=np.array([0, 1, 2, 0], np.uint8),
+        writers=np.array([0, 0, 1, 1], np.int32),
+        mean=[0, 0],
+    )
+    assert dataset.train_images.flags.c_contiguous
+    assert dataset.train_labels.dtype == np.int64
+    assert dataset.writers is not None and dataset.writers.dtype == np.int64
+    assert dataset.mean == (0.0, 0.0)
+    assert (dataset.num_channels, dataset.image_shape) == (2, (2, 3, 5))
+
+
+def test_a_dataset_is_frozen_and_picklable() -> None:
+    dataset = small()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        dataset.name = "other"  # type: ignore[misc]
+    assert np.array_equal(pickle.loads(pickle.dumps(dataset)).train_labels, dataset.train_labels)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_images": np.zeros((4, 3, 5), np.uint8)}, r"train_images must be a non-empty array \[S, C, H, W\]"),
+        ({"train_images": np.zeros((0, 2, 3, 5), np.uint8)}, "non-empty"),
+        ({"train_images": [[1]]}, "list"),
+        ({"test_images": np.zeros((2, 2, 3, 5), np.int32)}, "uint8 or float32"),
+        ({"test_images": np.zeros((2, 2, 3, 6), np.uint8)}, "one shape and type"),
+        ({"test_images": np.zeros((2, 2, 3, 5), np.float32)}, "one shape and type"),
+        ({"train_images": np.full((4, 2, 3, 5), np.nan, np.float32)}, "finite"),
+        ({"train_labels": np.array([0, 1, 3, 0])}, r"0\.\.2, but one is 3"),
+        ({"train_labels": np.array([0, 1, -1, 0])}, "negative"),
+        ({"train_labels": np.array([0, 1])}, "one per image"),
+        ({"train_labels": np.array([0.0, 1, 2, 0])}, "integers"),
+        ({"writers": np.array([0, 1])}, "writers"),
+        ({"num_classes": 0}, "num_classes >= 1"),
+        ({"scale": 0.0}, "scale > 0"),
+        ({"mean": (0.5,)}, "per channel"),
+        ({"std": (0.5, 0.0)}, "std > 0"),
+        ({"std": (0.5, float("inf"))}, "finite"),
+        ({"class_names": ("a",)}, "class_names"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        small(**changes)

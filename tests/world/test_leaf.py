@@ -1,0 +1,100 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsweep.errors import DataError
+from fedsweep.world.datasets import is_present, load_dataset
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def write(folder: Path, users: dict[str, list[int]], name: str = "a.json") -> None:
+    """A LEAF file; each image of a user has all pixels at label / 255."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = {user: {"x": [[label / 255] * 784 for label in labels], "y": labels} for user, labels in users.items()}
+    counts = [len(labels) for labels in users.values()]
+    (folder / name).write_text(json.dumps({"users": list(users), "num_samples": counts, "user_data": data}))
+
+
+@pytest.mark.parametrize("place", ["femnist", "femnist/data", "leaf/data/femnist/data", "."])
+def test_train_and_test_folders_are_used_as_they_are(tmp_path: Path, place: str) -> None:
+    write(tmp_path / "root" / place / "train", {"f2": [1, 2], "f1": [61]}, "b.json")
+    write(tmp_path / "root" / place / "train", {"f3": [5]}, "c.json")
+    write(tmp_path / "root" / place / "test", {"f1": [7, 8]})
+    assert is_present("femnist", root=str(tmp_path / "root"))
+    dataset = load_dataset("femnist", root=str(tmp_path / "root"), download=False)
+    assert dataset.train_labels.tolist() == [1, 2, 61, 5] and dataset.test_labels.tolist() == [7, 8]
+    assert dataset.train_images[:, 0, 3, 4].tolist() == [1, 2, 61, 5]
+    assert dataset.writers is not None and dataset.writers.tolist() == [1, 1, 0, 2]
+    assert dataset.train_images.shape == (4, 1, 28, 28) and dataset.train_images.dtype == np.uint8
+    assert (dataset.num_classes, dataset.class_names[10], dataset.class_names[61]) == (62, "A", "z")
+
+
+def test_all_data_alone_is_split_80_to_20_in_a_fixed_way(tmp_path: Path) -> None:
+    write(tmp_path / "femnist/all_data", {f"f{user}": list(range(user, user + 9)) for user in range(7)})
+    dataset = load_dataset("femnist", root=str(tmp_path), download=False)
+    assert (len(dataset.train_labels), len(dataset.test_labels)) == (50, 13)  # floor(0.8 * 63)
+    joined = np.sort(np.concatenate((dataset.train_labels, dataset.test_labels)))
+    assert np.array_equal(joined, np.sort(np.concatenate([np.arange(user, user + 9) for user in range(7)])))
+    assert np.array_equal(dataset.train_images[:, 0, 0, 0], dataset.train_labels)
+    again = load_dataset("femnist", root=str(tmp_path), download=False)
+    assert np.array_equal(dataset.train_labels, again.train_labels)
+
+
+def test_decoded_arrays_are_kept_until_a_source_changes(tmp_path: Path, own_cache: Path) -> None:
+    write(tmp_path / "femnist/train", {"f1": [1, 2]})
+    write(tmp_path / "femnist/test", {"f1": [3]})
+    load_dataset("femnist", root=str(tmp_path), download=False)
+    stored = list(own_cache.rglob("train_labels.npy"))
+    assert len(stored) == 1
+    np.save(stored[0], np.array([2, 1]))
+    assert load_dataset("femnist", root=str(tmp_path), download=False).train_labels.tolist() == [2, 1]
+    write(tmp_path / "femnist/train", {"f1": [4, 4, 4]})
+    assert load_dataset("femnist", root=str(tmp_path), download=False).train_labels.tolist() == [4, 4, 4]
+
+
+def test_a_damaged_cache_is_decoded_again(tmp_path: Path, own_cache: Path) -> None:
+    write(tmp_path / "femnist/train", {"f1": [1, 2]})
+    write(tmp_path / "femnist/test", {"f1": [3]})
+    load_dataset("femnist", root=str(tmp_path), download=False)
+    next(own_cache.rglob("train_labels.npy")).write_bytes(b"damaged")
+    assert load_dataset("femnist", root=str(tmp_path), download=False).train_labels.tolist() == [1, 2]
+
+
+def test_a_cache_that_cannot_be_written_does_not_matter(tmp_path: Path, own_cache: Path) -> None:
+    own_cache.write_text("a file where the folder should be")
+    write(tmp_path / "femnist/train", {"f1": [1, 2]})
+    write(tmp_path / "femnist/test", {"f1": [3]})
+    assert load_dataset("femnist", root=str(tmp_path), download=False).train_labels.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", '{"users": ["f1"]}', '{"users": ["f1"], "user_data": {"f1": {"x": [[1, 2]], "y": [0]}}}', "[1]"],
+)
+def test_a_damaged_json_file_is_named(tmp_path: Path, text: str) -> None:
+    write(tmp_path / "femnist/test", {"f1": [3]})
+    (tmp_path / "femnist/train").mkdir()
+    (tmp_path / "femnist/train/x.json").write_text(text)
+    with pytest.raises(DataError, match=r"train/x\.json is not a LEAF file"):
+        load_dataset("femnist", root=str(tmp_path), download=False)
+
+
+def test_pixels_beyond_1_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "femnist/test", {"f1": [3]})
+    write(tmp_path / "femnist/train", {"f1": [300]})
+    with pytest.raises(DataError, match=r"0\.\.1"):
+        load_dataset("femnist", root=str(tmp_path), download=False)
+
+
+def test_files_without_samples_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "femnist/test", {"f1": [3]})
+    write(tmp_path / "femnist/train", {"f1": []})
+    with pytest.raises(DataError, match="no training or no test samples"):
+        load_dataset("femnist", root=str(tmp_path), download=False)
