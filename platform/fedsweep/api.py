@@ -12,8 +12,8 @@ from torch import nn
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.errors import DataError
-from fedsweep.runtime.run_folder import RunFolder
 from fedsweep.running import default_folder, plan_run, run_plan
+from fedsweep.runtime.run_folder import RunFolder
 from fedsweep.tracking.factory import make_observers
 from fedsweep.tracking.observers import Observer
 from fedsweep.trees import layout_of, load_vector

@@ -222,7 +222,7 @@ def build_world(config: Config, dataset: Dataset) -> World:
 
 
 def _tree(section: object) -> dict[str, object] | None:
-    return None if section is None else section.model_dump(mode="python")  # type: ignore[attr-defined,no-any-return]
+    return None if section is None else section.model_dump(mode="python")  # type: ignore[attr-defined]
 
 
 def server_share(

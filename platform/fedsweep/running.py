@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -24,6 +24,9 @@ from fedsweep.runtime.run_folder import RunFolder, run_facts
 from fedsweep.runtime.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.runtime.worker import Worker
 from fedsweep.tracking.observers import Observer, RunInfo
+
+if TYPE_CHECKING:
+    from fedsweep.runtime.ray_cluster import ClusterNeeds
 
 
 class Session(Protocol):
@@ -157,12 +160,36 @@ def cluster_for(plan: Plan, *, dashboard: bool = False) -> Iterator[None]:
     if not plan.num_actors:
         yield
         return
-    from fedsweep.runtime.ray_cluster import ClusterNeeds, ray_cluster
+    from fedsweep.runtime.ray_cluster import ray_cluster
+
+    with ray_cluster(plan.config.runtime.address, _needs(plan), dashboard=dashboard):
+        yield
+
+
+def check_resources(plan: Plan) -> None:
+    """Check that what a run asks for is there, without starting a cluster; a given one is joined for a moment.
+
+    Raises:
+        ResourceError: It is not.
+    """
+    if not plan.num_actors:
+        return
+    from fedsweep.runtime.ray_cluster import check_gpus, ray_cluster
+
+    if plan.config.runtime.address is None:
+        check_gpus(_needs(plan))
+        return
+    with ray_cluster(plan.config.runtime.address, _needs(plan)):
+        pass
+
+
+def _needs(plan: Plan) -> ClusterNeeds:
+    from fedsweep.runtime.ray_cluster import ClusterNeeds
 
     runtime = plan.config.runtime
     data = plan.experiment.world.data
     model_bytes = 8 * experiment_layout(plan.experiment).num_values
-    needs = ClusterNeeds(
+    return ClusterNeeds(
         actors=plan.num_actors,
         cpus_per_client=runtime.cpus_per_client,
         gpus_per_client=runtime.gpus_per_client,
@@ -170,8 +197,6 @@ def cluster_for(plan: Plan, *, dashboard: bool = False) -> Iterator[None]:
         gpus_per_server=runtime.gpus_per_server,
         store_bytes=2**29 + 2 * data.images.nbytes + 8 * model_bytes * plan.experiment.training.cohort_size,
     )
-    with ray_cluster(runtime.address, needs, dashboard=dashboard):
-        yield
 
 
 def run_plan(
@@ -243,8 +268,12 @@ def _tell(observers: Sequence[Observer], step: Step) -> None:
 
 def _end(session: Session, observers: Sequence[Observer], status: str, reason: str | None) -> dict[str, Any]:
     result: dict[str, Any] = {"status": status, "reason": reason}
-    with contextlib.suppress(Exception if status == "failed" else ()):
+    try:
         result = session.finish(status, reason)
+    except Exception:
+        # What made the run fail matters more than that its results can't be written either.
+        if status != "failed":
+            raise
     for observer in observers:
         observer.finished(status, result)
     return result

@@ -174,7 +174,7 @@ def coverage_mean(
     for row, cover, weight in zip(rows, covers, weights, strict=True):
         held = torch.ones_like(mass) if cover is None else cover.to(torch.float64)
         mass += held.mul_(float(weight))
-        total += row.to(torch.float64).nan_to_num_(0.0).mul_(held)
+        total += row.to(torch.float64, copy=True).nan_to_num_(0.0).mul_(held)
     held_by_some = mass > 0
     mean = torch.where(held_by_some, total / mass.clamp_min(torch.finfo(torch.float64).tiny), server.to(torch.float64))
     out.copy_(mean)

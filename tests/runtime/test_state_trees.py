@@ -51,11 +51,11 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return same([*a.keys()], [*b.keys()]) and same([*a.values()], [*b.values()])
     if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and bits_of(a) == bits_of(b)
+        return bool(a.dtype == b.dtype and a.shape == b.shape and bits_of(a) == bits_of(b))
     if isinstance(a, np.ndarray):
-        return a.dtype.str == b.dtype.str and a.shape == b.shape and a.tobytes() == b.tobytes()
+        return bool(a.dtype.str == b.dtype.str and a.shape == b.shape and a.tobytes() == b.tobytes())
     if isinstance(a, np.generic):
-        return a.dtype.str == b.dtype.str and a.tobytes() == b.tobytes()
+        return bool(a.dtype.str == b.dtype.str and a.tobytes() == b.tobytes())
     if isinstance(a, float):
         return struct.pack("d", a) == struct.pack("d", b)
     return bool(a == b)
@@ -239,9 +239,18 @@ def test_equal_trees_give_equal_bytes_whatever_the_layout_in_memory() -> None:
 
 
 def test_the_input_stays_untouched() -> None:
-    tree = {"a": torch.arange(3), "b": [np.arange(2)]}
-    from_bytes(to_bytes(tree))["a"].fill_(9)
-    assert tree["a"].tolist() == [0, 1, 2]
+    tensor, array = torch.arange(3), np.arange(2)
+    loaded = from_bytes(to_bytes([tensor, array]))
+    loaded[0].fill_(9)
+    loaded[1].fill(9)
+    assert tensor.tolist() == [0, 1, 2] and array.tolist() == [0, 1]
+
+
+def test_what_was_decoded_has_memory_of_its_own() -> None:
+    skeleton, tensors = encode([torch.zeros(2), np.zeros(2)])
+    for loaded in decode(skeleton, tensors):
+        loaded += 1
+    assert all(tensor.tolist() == [0, 0] for tensor in tensors.values())
 
 
 class Pair(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -94,7 +95,7 @@ class Aggregator:
             seam = f"refinement{number}"
             sync = replace(
                 self._context(seam, place),
-                checkpoint=lambda tree, seam=seam: keep(seam, tree),
+                checkpoint=functools.partial(keep, seam),
                 resumed=resumed.get(seam),
             )
             shown = [self._shown(u, needs=refinement.needs_updates) for u in updates]

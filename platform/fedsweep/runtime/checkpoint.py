@@ -147,14 +147,14 @@ class CheckpointStore:
     def _keep_memories(self, state: RunState, fetch: Callable[[Handle], State]) -> dict[int, ObjectRef]:
         for client in set(self._memories) - set(state.memories):
             del self._memories[client]
-        for client, handle in sorted(state.memories.items()):
+        for client, handle in state.memories.items():
             known = self._memories.get(client)
             if known is not None and known[0] is handle and self._objects.holds(known[1]):
                 continue
             data = to_bytes(fetch(handle), root=f"memory of client {client}")
             with self._writing(state.round):
                 self._memories[client] = (handle, self._objects.put(data))
-        return {client: self._memories[client][1] for client in sorted(state.memories)}
+        return {client: self._memories[client][1] for client in state.memories}
 
     def _keep_rows(self, records: _Rows) -> tuple[ObjectRef, ...]:
         refs = []
@@ -323,7 +323,7 @@ def _manifest_of(body: dict[str, Any], path: Path) -> _Manifest:
         config_hash=body["config_hash"],
         state=_ref_of(body["state"]),
         rows=tuple(_ref_of(entry) for entry in body["rows"]),
-        memories={int(client): _ref_of(clients[client]) for client in sorted(clients, key=int)},
+        memories={int(client): _ref_of(clients[client]) for client in clients},
     )
 
 

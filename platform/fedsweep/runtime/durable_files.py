@@ -73,7 +73,7 @@ def read_plain(path: Path, *, size: int | None = None, max_size: int | None = No
     except OSError as error:
         reason = "it is a link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
         raise DataError(f"can't read {path.name}: {reason}") from error
-    with open(handle, "rb") as file:
+    try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise DataError(f"can't read {path.name}: it is no regular file")
@@ -81,10 +81,12 @@ def read_plain(path: Path, *, size: int | None = None, max_size: int | None = No
             raise DataError(f"size differs ({path.name} has {found.st_size} bytes instead of {size})")
         if max_size is not None and found.st_size > max_size:
             raise DataError(f"{path.name} has {found.st_size} bytes, more than {max_size}")
-        try:
+        with open(handle, "rb", closefd=False) as file:
             return file.read(found.st_size)
-        except OSError as error:
-            raise DataError(f"can't read {path.name}: {os.strerror(error.errno or 0)}") from error
+    except OSError as error:
+        raise DataError(f"can't read {path.name}: {os.strerror(error.errno or 0)}") from error
+    finally:
+        os.close(handle)
 
 
 @dataclass(frozen=True)

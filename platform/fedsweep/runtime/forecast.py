@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fedsweep.records import ServerContext
 from fedsweep.runtime.engine import experiment_layout
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.ledger import BYTES_PER_VALUE
@@ -11,7 +12,6 @@ from fedsweep.runtime.messages import Tally
 from fedsweep.runtime.planning import CostModel, Planner
 from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
-from fedsweep.records import ServerContext
 from fedsweep.trees import model_vector
 
 # Rounds that are planned one by one; longer runs are extrapolated.
@@ -64,7 +64,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
     ratios = []
     for _ in range(planned):
         plan = planner.plan(state)
-        taken = {k: 0 for k in plan.context.cohort}
+        taken = dict.fromkeys(plan.context.cohort, 0)
         for point in plan.points:
             for job in point.start:
                 taken[job.client] += job.steps
@@ -76,7 +76,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
         work = plan.context.work
         if work:
             mean_steps = sum(w.steps for w in work.values()) / len(work)
-            ratios.append(plan.values / (len(work) * 2 * layout.num_values * mean_steps))
+            ratios.append(plan.values / (len(work) * 2 * (layout.num_params + layout.num_buffers) * mean_steps))
         held = {k: Tally() for k in taken} if plan.points and not plan.points[-1].attend else {}
         state = replace(
             state, round=state.round + 1, components=plan.components, clock=plan.clock, held={**state.held, **held}

@@ -227,17 +227,18 @@ class LocalSession:
 
     def _take_steps(self) -> None:
         module = self._slot.bind(self._views)
-        module.train()
+        if not module.training:
+            module.train()
         losses: list[Tensor] = []
         first = self._position
         for _ in range(self._due):
             losses.append(self._one_step(module))
         self._due = 0
-        values = torch.stack(losses).to(torch.float64).cpu()
-        if not bool(torch.isfinite(values).all()):
-            step = first + 1 + int((~torch.isfinite(values)).nonzero()[0, 0])
+        values = [float(losses[0])] if len(losses) == 1 else torch.stack(losses).tolist()
+        loss_sum = math.fsum(values)
+        if not math.isfinite(loss_sum):
+            step = first + 1 + [math.isfinite(value) for value in values].index(False)
             raise self._error(step, "its loss is not finite; lower the learning rate or clip the gradient")
-        loss_sum = float(values.sum())
         self._loss_sum += loss_sum
         steps = len(losses)
         self._tally = dataclasses.replace(
@@ -250,8 +251,9 @@ class LocalSession:
     def _one_step(self, module: nn.Module) -> Tensor:
         side, position = self._side, self._position
         positions = self._batches[position]
-        key = stream(side.seed, "augment", self._round, self.client, position)
-        inputs, targets = self._shard.batch(positions, key)
+        inputs, targets = self._shard.batch(
+            positions, lambda: stream(side.seed, "augment", self._round, self.client, position)
+        )
         if self._slot.stochastic:
             # nn.Dropout takes no generator: the global one is keyed anew for each step.
             torch.manual_seed(stream(side.seed, "dropout", self._round, self.client, position).seed(56))

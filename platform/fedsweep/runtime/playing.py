@@ -272,7 +272,8 @@ class Player:
             if client in result.replies:
                 updates.append(self._update(plan, result.replies[client], result.vectors[client]))
             elif client in point.idle:
-                updates.append(replace(self._announced(plan, client, played), vector=state.vector))
+                idle = self._announced(plan, client, played)
+                updates.append(replace(idle, vector=state.vector, anchor_version=state.version))
             else:
                 updates.append(self._held_update(state, client))
         anchors = {**state.anchors, **played.anchors}

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,11 +73,12 @@ def ray_cluster(address: str | None, needs: ClusterNeeds, *, dashboard: bool = F
     import ray
 
     ours = not ray.is_initialized()
-    if ours and address is None:
-        _check_gpus(needs)
-        _start(ray, needs, dashboard=dashboard)
-    elif ours and address is not None:
-        _join(ray, address)
+    with _same_sigterm():
+        if ours and address is None:
+            check_gpus(needs)
+            _start(ray, needs, dashboard=dashboard)
+        elif ours and address is not None:
+            _join(ray, address)
     try:
         if not ours or address is not None:
             check_fits([node["Resources"] for node in ray.nodes() if node["Alive"]], needs)
@@ -83,6 +86,17 @@ def ray_cluster(address: str | None, needs: ClusterNeeds, *, dashboard: bool = F
     finally:
         if ours:
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def _same_sigterm() -> Iterator[None]:
+    """Ray takes SIGTERM over, and would end the process where the caller's handler writes a checkpoint."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _set_environment(*, joining: bool) -> None:
@@ -93,7 +107,8 @@ def _set_environment(*, joining: bool) -> None:
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 
-def _check_gpus(needs: ClusterNeeds) -> None:
+def check_gpus(needs: ClusterNeeds) -> None:
+    """Whether this machine has the GPUs; a ResourceError where it has not."""
     wanted = needs.gpus_per_client * needs.actors + needs.gpus_per_server
     there = num_gpus_here()
     if wanted > there:

@@ -128,7 +128,7 @@ def _claim_gpu(gpus: float) -> None:
         torch.cuda.set_per_process_memory_fraction(gpus, 0)
 
 
-_REMOTE = ray.remote(concurrency_groups={"control": 1})(ClientActor)
+_REMOTE: Any = ray.remote(concurrency_groups={"control": 1})(ClientActor)  # type: ignore[call-overload]
 
 
 class RayFleet(Fleet):
@@ -188,7 +188,7 @@ class RayFleet(Fleet):
             ).remote(self._experiment, index, gpus)
         self._births += 1
         where = {index: self._actors[index].where.remote() for index in indices}
-        ready, late = ray.wait(list(where.values()), num_returns=len(where), timeout=self._start_timeout_s)
+        _, late = ray.wait(list(where.values()), num_returns=len(where), timeout=self._start_timeout_s)
         if late:
             missing = [k for k, ref in where.items() if ref in late]
             raise ResourceError(

@@ -89,7 +89,8 @@ class Recorder:
         if not work:
             return None
         mean_steps = sum(w.steps for w in work.values()) / len(work)
-        return cost / (len(work) * 2 * self._layout.num_values * mean_steps)
+        model_values = self._layout.num_params + self._layout.num_buffers
+        return cost / (len(work) * 2 * model_values * mean_steps)
 
     def _over_budget(self, plan: RoundPlan, played: Played) -> int | None:
         budgets = self._experiment.world.budgets
@@ -97,7 +98,7 @@ class Recorder:
             return None
         high, low = self._experiment.method.pacing.costs(plan.context)
         limits = budgets.client_budgets(high, low)
-        return sum(played.ledger.client_values(k) > limits[k] for k in plan.context.cohort)
+        return sum(int(played.ledger.client_values(k) > limits[k]) for k in plan.context.cohort)
 
     def _flops(self, plan: RoundPlan, totals: Mapping[int, RoundTotals]) -> int:
         return sum(

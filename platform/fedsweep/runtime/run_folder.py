@@ -66,12 +66,8 @@ class RunFolder:
                 run wrote; or it cannot be made or written.
         """
         folder = cls(path)
+        folder.check_free(overwrite=overwrite)
         held = folder._held()
-        if held and not overwrite:
-            raise OutputError(
-                f"{folder.path} holds a run already ({', '.join(held)}); choose another --out, go on with --resume,"
-                " or replace it with --overwrite"
-            )
         try:
             if held:
                 folder._clear()
@@ -81,6 +77,17 @@ class RunFolder:
         if not os.access(folder.path, os.W_OK | os.X_OK):
             raise OutputError(f"{folder.path}: no permission to write into this folder; choose another --out")
         return folder
+
+    def check_free(self, *, overwrite: bool) -> None:
+        """Refuses a folder that holds a run; writes nothing. Arguments and errors are :meth:`create`'s."""
+        held = self._held()
+        if held and not overwrite:
+            raise OutputError(
+                f"{self.path} holds a run already ({', '.join(held)}); choose another --out, go on with --resume,"
+                " or replace it with --overwrite"
+            )
+        if self.path.exists() and not self.path.is_dir():
+            raise OutputError(f"{self.path}: cannot be made a run's folder: it is a file")
 
     @property
     def checkpoints(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from fedsweep.errors import FedsweepError, RunError
 from fedsweep.runtime.engine import experiment_layout
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.fleet import Fleet
@@ -126,7 +128,7 @@ class RemoteSession:
     ) -> None:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._reference = ray.put(experiment)
-        remote = ray.remote(concurrency_groups={"control": 1})(ServerActor)
+        remote: Any = ray.remote(concurrency_groups={"control": 1})(ServerActor)  # type: ignore[call-overload]
         self._actor = remote.options(
             name=f"{fleet.name}-server",
             max_restarts=0,
@@ -153,13 +155,17 @@ class RemoteSession:
 
     def close(self) -> None:
         """End the server and its clients."""
-        try:
+        with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
             ray.get(self._actor.close.options(concurrency_group="control").remote(), timeout=30)
-        finally:
-            ray.kill(self._actor)
+        ray.kill(self._actor)
 
     def _call(self, method: str, **arguments: Any) -> Any:
         try:
             return ray.get(getattr(self._actor, method).remote(**arguments))
         except ray.exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
+        except ray.exceptions.RayActorError as error:
+            cause = error.__cause__
+            if isinstance(cause, FedsweepError):
+                raise cause from None
+            raise RunError(f"the server actor died ({type(error).__name__}: {str(error).splitlines()[0]})") from error

@@ -172,7 +172,9 @@ class RunSession:
     def save(self) -> int:
         """Write a checkpoint of the last finished round; returns its number. Safe to call from another thread."""
         with self._saving:
-            state = self._known_state()
+            state = self._state
+            if state is None:
+                return 0
             if state.round and state.round != self._saved_round:
                 self._store.save(state, fetch=self._fleet.fetch)
                 self._saved_round = state.round
@@ -182,6 +184,8 @@ class RunSession:
     def _save_partial(self, state: RunState) -> None:
         with self._saving:
             self._store.save(state, fetch=self._fleet.fetch)
+            self._saved_round = state.round  # or an interrupt would save the round again, without the partial work
+            self._write_rounds(state)
 
     def close(self) -> None:
         """End the fleet."""
@@ -196,7 +200,11 @@ class RunSession:
             status: ``"finished"``, ``"failed"`` or ``"killed"``.
             reason: Why it failed.
         """
-        state = self._known_state()
+        state = self._state
+        if state is None:
+            early = {"status": status, "reason": reason, "rounds": 0, **self._settings.facts}
+            self._folder.write_result(early)
+            return early
         self._write_rounds(state)
         sha256 = None
         if status == "finished":

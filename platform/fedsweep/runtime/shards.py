@@ -6,6 +6,7 @@ The order follows from (seed, round, client) alone: neither the sync points of a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -78,14 +79,14 @@ class Shard:
     def __len__(self) -> int:
         return int(self.targets.shape[0])
 
-    def batch(self, positions: np.ndarray, augment: Stream) -> tuple[Tensor, Tensor]:
+    def batch(self, positions: np.ndarray, augment: Callable[[], Stream]) -> tuple[Tensor, Tensor]:
         """Inputs [B, C, H, W] and targets [B] of a training batch."""
         index = torch.from_numpy(positions)
         if self._ready is not None:
             if self._device != "cpu":
                 index = index.to(self._device)
             return self._ready.index_select(0, index), self.targets.index_select(0, index)
-        generator = augment.torch() if self._transform.random else None
+        generator = augment().torch() if self._transform.random else None
         inputs = self._convert(self._raw.index_select(0, index), generator, train=True)
         return inputs, self.targets.index_select(0, index.to(self._device))
 

@@ -114,7 +114,7 @@ class Worker:
             self._start_jobs(segment, point, turns, current, version, memories)
             due = [k for k in point.attend if self._mine(segment, k) and k in self._sessions]
             for client in due:
-                self._guard(segment, client, lambda k=client: self._sessions[k].advance(segment.probes))  # type: ignore[misc]
+                self._guard(segment, client, lambda k=client: self._sessions[k].advance(segment.probes))
             self._attended.update(due)
             if number < len(segment.points) - 1:
                 own = {k: self._sessions[k].vector.cpu() for k in due}
@@ -141,14 +141,14 @@ class Worker:
             if client not in self._sessions:
                 if client not in turns:
                     raise InvariantError(f"client {client} has a job in round {segment.round} but no turn")
-                self._guard(segment, client, lambda k=client: self._open(segment, turns[k], memories.get(k)))  # type: ignore[misc]
+                self._guard(segment, client, lambda k=client: self._open(segment, turns[k], memories.get(k)))
             session = self._sessions[client]
             broadcast = torch_tree(segment.broadcasts.get(client, {}))
             self._attended.discard(client)
             self._guard(
                 segment,
                 client,
-                lambda s=session, j=job, b=broadcast: s.begin(  # type: ignore[misc]
+                lambda s=session, j=job, b=broadcast: s.begin(
                     j, None if j.resume else current, version=version, broadcast=b, probes=segment.probes
                 ),
             )

@@ -1,39 +1,256 @@
-"""Runs in MLflow: one MLflow run per experiment, which a resumed experiment goes on with.
+"""An experiment in MLflow: its rounds as they come, its files in the end.
 
-A run is known by ids kept in its folder, never by MLflow's global "active run". Nothing that happens to the store
-once a run has started ends the run: rounds are kept and tried again, and what is missing in the end is said once.
+Nothing that happens to the store once a run has started ends the run: rounds are kept and tried again, the first
+trouble is said once, and what is missing in the end is said in one line.
 """
 
 from __future__ import annotations
 
-import getpass
-import json
 import logging
 import math
-import re
 import tempfile
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from hashlib import blake2b
-from itertools import batched
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.errors import ResourceError
+from fedsweep.runtime.round_table import scalar_figures
+from fedsweep.runtime.run_folder import CLIENTS, CONFIG, MODEL, RESULT, ROUNDS
+from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, Point, key_text
 from fedsweep.tracking.observers import Observer, RunInfo
-from fedsweep.tracking.store import (
-    PATIENCE_S,
-    check_store,
-    experiment_id,
-    open_store,
-    probe_store,
-    quiet_mlflow,
-    redacted,
-)
+from fedsweep.tracking.store import PATIENCE_S, check_store, probe_store, redacted
 
 if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
-
     from fedsweep.records import RoundRecord
 
+BY_BYTES = "by_bytes/"
+_AGAINST_BYTES = ("test_accuracy", "test_loss", "validation_accuracy", "train_loss")
+_ARTIFACTS = (CONFIG, RESULT, MODEL, ROUNDS, CLIENTS)
+# After a failed try, training goes on for this many times as long as the try took.
+_BACK_OFF = 10.0
+_RETRY_S = 0.5
+_LOGGER = logging.getLogger("fedsweep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A round with what had come together up to it.
+
+    Attributes:
+        record: The round.
+        total_bytes: Bytes both ways up to and with it, registration apart.
+        best_test_accuracy: Of the rounds so far; None before the first evaluation.
+    """
+
+    record: RoundRecord
+    total_bytes: int
+    best_test_accuracy: float | None
+
+    def points(self) -> list[Point]:
+        """Its metrics: figures by round, then accuracies and losses by kB sent. What is infinite is NaN."""
+        figures = scalar_figures(self.record) | {"total_bytes": float(self.total_bytes)}
+        if self.best_test_accuracy is not None:
+            figures["best_test_accuracy"] = self.best_test_accuracy
+        by_round = [(name, value, self.record.round) for name, value in figures.items()]
+        kilobytes = self.total_bytes // 1000
+        by_bytes = [(BY_BYTES + name, figures[name], kilobytes) for name in _AGAINST_BYTES if name in figures]
+        return [
+            Point(key_text(name), value if math.isfinite(value) else math.nan, self.record.timestamp_ms, step)
+            for name, value, step in (*by_round, *by_bytes)
+        ]
+
+    def tags(self) -> dict[str, str]:
+        """What its metrics cannot say: that a figure is infinite, which MLflow cannot keep."""
+        infinite = {name: value for name, value in scalar_figures(self.record).items() if math.isinf(value)}
+        return {
+            key_text(f"infinite.{name}"): f"{value} in round {self.record.round}" for name, value in infinite.items()
+        }
+
+
+class MlflowObserver(Observer):
+    """Logs a run to MLflow.
+
+    Args:
+        uri: The store, as :func:`~fedsweep.tracking.store.resolve_uri` gives it.
+        experiment: The MLflow experiment.
+        tags: Further tags; ``mlflow.parentRunId`` makes the run a child.
+        plots: Whether pictures are drawn and logged in the end.
+        flush_s: Rounds are written at least this many seconds apart, and at checkpoints.
+        final_patience_s: How long the end of a run may wait for a store that is gone or locked.
+        warn: Takes what the user should know, in one line.
+        clock: Seconds that only go up.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        experiment: str,
+        tags: Mapping[str, str] | None = None,
+        plots: bool = True,
+        flush_s: float = 2.0,
+        final_patience_s: float = 10.0,
+        warn: Callable[[str], None] = _LOGGER.warning,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._uri, self._experiment, self._tags, self._plots = uri, experiment, dict(tags or {}), plots
+        self._flush_s, self._final_patience_s = flush_s, final_patience_s
+        self._warn, self._clock = warn, clock
+        self._info: RunInfo | None = None
+        self._run: MlflowRun | None = None
+        self._described = False
+        self._pending: deque[Row] = deque()
+        self._total_bytes = 0
+        self._best: float | None = None
+        self._infinite: set[str] = set()
+        self._next_try = -math.inf
+        self._failing = False
+        self._trouble = ""
+        self._warned = False
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id in MLflow; None as long as it could not be begun."""
+        return self._run.run_id if self._run else None
+
+    def check(self) -> None:
+        check_store(self._uri, experiment=self._experiment)
+
+    def started(self, info: RunInfo) -> None:
+        self._info = info
+        for record in info.records:
+            self._keep(record)
+        self._flush(patience_s=PATIENCE_S)
+
+    def round_done(self, record: RoundRecord) -> None:
+        self._keep(record)
+        if self._clock() >= self._next_try:
+            self._flush(patience_s=PATIENCE_S)
+
+    def checkpointed(self, round: int) -> None:
+        if not self._failing or self._clock() >= self._next_try:
+            self._flush(patience_s=PATIENCE_S)
+
+    def finished(self, status: str, result: Mapping[str, Any]) -> None:
+        if self._info is None:
+            return  # the run failed before it started
+        deadline = self._clock() + self._final_patience_s
+        while not self._flush(patience_s=max(_RETRY_S, deadline - self._clock())) and self._clock() < deadline:
+            time.sleep(_RETRY_S)
+        missing = self._missing_rounds()
+        if self._run is None or self._failing:
+            missing.append("its files and its status")
+        else:
+            missing += self._end(self._run, self._info, status)
+        if missing:
+            where = f"the MLflow run {self.run_id or '(never begun)'} in {redacted(self._uri)}"
+            self._warn(f"{where} lacks {', '.join(missing)} ({self._trouble}); {self._info.folder} has everything")
+
+    def _keep(self, record: RoundRecord) -> None:
+        self._total_bytes += record.bytes_up + record.bytes_down
+        accuracy = record.test_accuracy
+        if accuracy is not None and not math.isnan(accuracy):
+            self._best = accuracy if self._best is None else max(self._best, accuracy)
+        self._pending.append(Row(record=record, total_bytes=self._total_bytes, best_test_accuracy=self._best))
+
+    def _flush(self, *, patience_s: float) -> bool:
+        """Writes what is pending; says whether that went well."""
+        if self._info is None:
+            return False
+        began = self._clock()
+        with self._guarded() as outcome:
+            probe_store(self._uri, patience_s=patience_s)
+            self._write(self._info)
+        now = self._clock()
+        self._failing = not outcome.ok
+        self._next_try = now + (self._flush_s if outcome.ok else max(self._flush_s, _BACK_OFF * (now - began)))
+        if not outcome.ok and not self._warned:
+            self._warned = True
+            self._warn(f"MLflow: {self._trouble}; training goes on, and logging is tried again")
+        return outcome.ok
+
+    def _write(self, info: RunInfo) -> None:
+        run = self._begun(info)
+        if not self._described:
+            run.log_params(info.config)
+            run.log_dataset(info.config)
+            self._described = True
+        while self._pending:
+            rows = self._next_rows()
+            tags = {key: text for row in reversed(rows) for key, text in row.tags().items()}
+            fresh = {key: text for key, text in tags.items() if key not in self._infinite}
+            run.log_points([point for row in rows for point in row.points()], fresh)
+            self._infinite.update(fresh)
+            for _ in rows:
+                self._pending.popleft()
+
+    def _begun(self, info: RunInfo) -> MlflowRun:
+        if self._run is None:
+            tags = {**info.tags, **self._tags}
+            self._run = MlflowRun.begin(
+                self._uri, experiment=self._experiment, name=info.name, tags=tags, folder=info.folder
+            )
+        return self._run
+
+    def _next_rows(self) -> list[Row]:
+        """The oldest pending rounds that fit one batch, at least one."""
+        rows: list[Row] = []
+        size = 0
+        for row in self._pending:
+            size += len(row.points())
+            if rows and size > METRICS_PER_BATCH:
+                break
+            rows.append(row)
+        return rows
+
+    def _end(self, run: MlflowRun, info: RunInfo, status: str) -> list[str]:
+        """Logs the files and ends the run; returns what could not be done."""
+        missing = []
+        with self._guarded() as files:
+            for path in (info.folder / name for name in _ARTIFACTS):
+                if path.is_file():
+                    run.log_file(path)
+        if not files.ok:
+            missing.append("some of its files")
+        with self._guarded() as pictures, tempfile.TemporaryDirectory() as scratch:
+            for path in _draw(info.folder, Path(scratch)) if self._plots else ():
+                run.log_file(path, into="plots")
+        if not pictures.ok:
+            missing.append("its plots")
+        with self._guarded() as ended:
+            run.end(status)
+        if not ended.ok:
+            missing.append("its status")
+        return missing
+
+    def _missing_rounds(self) -> list[str]:
+        if not self._pending:
+            return []
+        first, last = self._pending[0].record.round, self._pending[-1].record.round
+        return [f"round {first}" if first == last else f"rounds {first} to {last}"]
+
+    @contextmanager
+    def _guarded(self) -> Iterator[_Outcome]:
+        """Remembers trouble instead of raising it: MLflow raises its own, SQLAlchemy's, requests' and OS errors."""
+        outcome = _Outcome()
+        try:
+            yield outcome
+            outcome.ok = True
+        except Exception as error:
+            lines = redacted(str(error)).strip().splitlines()
+            self._trouble = lines[0] if lines else type(error).__name__
+
+
+@dataclass
+class _Outcome:
+    ok: bool = False
+
+
+def _draw(folder: Path, into: Path) -> list[Path]:
+    """The run's pictures, drawn into a folder."""
+    from fedsweep.reports.plots import plot_run
+
+    return plot_run(folder, into)

@@ -1,0 +1,34 @@
+"""The choosers of a high-frequency group by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from fedsweep.errors import ConfigError, unknown_name
+
+from .dynacomm import DynaComm
+from .exact_groups import ExactGroup
+from .groups import GroupChooser, RandomGroup
+from .search_groups import ExhaustiveGroup, GeneticGroup
+
+GROUP_CHOOSERS: dict[str, Callable[..., GroupChooser]] = {
+    "random": RandomGroup,
+    "dynacomm": DynaComm,
+    "exact": ExactGroup,
+    "exhaustive": ExhaustiveGroup,
+    "genetic": GeneticGroup,
+}
+
+
+def group_chooser(name: str, **options: object) -> GroupChooser:
+    """The chooser of that name; options that it does not have (``orders`` of the random one) are left out.
+
+    Raises:
+        ConfigError: No chooser has the name, or an option is out of its range.
+    """
+    if name not in GROUP_CHOOSERS:
+        raise ConfigError(unknown_name("group chooser", name, GROUP_CHOOSERS))
+    build = GROUP_CHOOSERS[name]
+    known = {field.name for field in dataclasses.fields(build)}  # type: ignore[arg-type]
+    return build(**{key: value for key, value in options.items() if key in known})

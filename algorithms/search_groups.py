@@ -1,0 +1,241 @@
+"""Choosers that search all groups, or search by a genetic algorithm: what DynamicFL compares DynaComm with.
+
+Shape letters: B groups of a batch, C classes, E usable clients, I individuals.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, combinations, islice
+from typing import Any
+
+import numpy as np
+
+from fedsweep.errors import ConfigError, ResourceError
+from fedsweep.streams import Stream
+
+from .dynacomm import random_orders
+from .group_scores import TIE, Floats, Rows, SizedGroupChooser, Usable, check_size, usable
+from .groups import GroupProblem
+
+_BATCH = 1 << 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExhaustiveGroup(SizedGroupChooser):
+    """The admissible group of least divergence, by looking at every one.
+
+    Attributes:
+        max_subsets: Limit on the number of groups; more is an error. Four million take a few seconds and cover all
+            groups among 21 clients.
+
+    Source: DynamicFL, section 5 (brute force). Ties go to the smaller group, then to the lower rows.
+    """
+
+    max_subsets: int = 4_000_000
+
+    def __post_init__(self) -> None:
+        """Check the range."""
+        if self.max_subsets < 1:
+            raise ConfigError(f"max_subsets must be at least 1, but got {self.max_subsets}")
+
+    def choose(self, problem: GroupProblem) -> tuple[int, ...]:
+        """See :meth:`GroupChooser.choose`.
+
+        Raises:
+            ConfigError: There are more than ``max_subsets`` groups.
+        """
+        able = usable(problem)
+        return self._search(able, range(1, min(problem.max_size, len(able.rows_E)) + 1))
+
+    def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
+        """See :meth:`SizedGroupChooser.choose_size`.
+
+        Raises:
+            ConfigError: Likewise, or no group has this size.
+        """
+        able = usable(problem)
+        check_size(size, len(able.rows_E))
+        return self._search(able, range(size, size + 1))
+
+    def _search(self, able: Usable, sizes: range) -> tuple[int, ...]:
+        num_clients = len(able.rows_E)
+        num_subsets = sum(math.comb(num_clients, size) for size in sizes)
+        if num_subsets > self.max_subsets:
+            raise ConfigError(
+                f"an exhaustive search looks at no more than max_subsets={self.max_subsets} groups, but {num_clients}"
+                f" clients have {num_subsets} of the sizes admitted; choose by dynacomm or exact, or admit fewer"
+            )
+        best, chosen = math.inf, np.zeros(0, dtype=np.int64)
+        for groups in chain.from_iterable(_batches(num_clients, size) for size in sizes):
+            members_BE = np.zeros((len(groups), num_clients))
+            np.put_along_axis(members_BE, groups, 1.0, axis=1)
+            scores_B = able.score(members_BE @ able.counts_EC)
+            # The first within rounding of the least, so that equal groups come in their order.
+            place = int((scores_B <= scores_B.min() + TIE).argmax())
+            if scores_B[place] < best - TIE:
+                best, chosen = float(scores_B[place]), groups[place]
+        return able.group(chosen)
+
+
+def _batches(num_clients: int, size: int) -> Iterator[Rows]:
+    """All sets of a size in lexicographic order, in arrays ``[up to 16384, size]``."""
+    places = chain.from_iterable(combinations(range(num_clients), size))
+    while len(batch := np.fromiter(islice(places, _BATCH * size), dtype=np.int64)):
+        yield batch.reshape(-1, size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneticGroup(SizedGroupChooser):
+    """scikit-opt's genetic algorithm, one 0/1 variable per eligible client.
+
+    Attributes:
+        orders: Random orders of the clients; one run each, the best is kept.
+        individuals: Population, an even number.
+        generations: At least 1.
+        mutation: Probability that a variable flips, 0..1. The paper prints 0.01, its program has the library's 0.001.
+
+    Source: DynamicFL, section 5 (comparators); library class ``sko.GA.GA``, all else at its defaults.
+    Reading: A group of a given size is the paper's use, with an equality constraint, which is a penalty in the library.
+        In a round the size is free, so the constraints are at least one member and at most ``max_size``; without the
+        first the empty set, which scores 0, would always win. The library may end outside its constraints (a small
+        group among many clients); then members are taken out or in, one at a time, each time the one that leaves the
+        least divergence.
+    """
+
+    orders: int = 10
+    individuals: int = 50
+    generations: int = 200
+    mutation: float = 0.001
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.orders < 1 or self.generations < 1 or self.individuals < 2 or self.individuals % 2:
+            raise ConfigError(
+                "orders and generations must be at least 1 and individuals an even number of at least 2, but got"
+                f" orders={self.orders}, generations={self.generations}, individuals={self.individuals}"
+            )
+        if not 0 <= self.mutation <= 1:
+            raise ConfigError(f"mutation must be a probability (0..1), but got {self.mutation}")
+
+    def choose(self, problem: GroupProblem) -> tuple[int, ...]:
+        """See :meth:`GroupChooser.choose`.
+
+        Raises:
+            ResourceError: scikit-opt is not installed.
+        """
+        able = usable(problem)
+        largest = min(problem.max_size, len(able.rows_E))
+        return self._search(able, problem.stream, (1, largest)) if largest else ()
+
+    def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
+        """See :meth:`SizedGroupChooser.choose_size`.
+
+        Raises:
+            ResourceError: scikit-opt is not installed.
+        """
+        able = usable(problem)
+        check_size(size, len(able.rows_E))
+        return self._search(able, problem.stream, (size, size))
+
+    def _search(self, able: Usable, stream: Stream, sizes: tuple[int, int]) -> tuple[int, ...]:
+        algorithm = _genetic_algorithm()
+        best, chosen = math.inf, np.zeros(0, dtype=np.int64)
+        for run, order_E in enumerate(random_orders(stream.numpy(), len(able.rows_E), orders=self.orders)):
+            seed = stream.child("genetic", run).seed(32)
+            members = order_E[self._run(algorithm, able, able.counts_EC[order_E], sizes, seed)]
+            members = _fit(able, members, sizes)
+            score = float(able.score(able.counts_EC[members].sum(axis=0)))
+            if score < best - TIE:
+                best, chosen = score, members
+        return able.group(chosen)
+
+    def _run(
+        self, algorithm: Callable[..., Any], able: Usable, counts_EC: Floats, sizes: tuple[int, int], seed: int
+    ) -> Rows:
+        """Places of the best individual's members in ``counts_EC``."""
+        low, high = sizes
+
+        def divergence(individuals_IE: Floats) -> Floats:
+            filled = individuals_IE.any(axis=1)
+            scores_I = np.zeros(len(individuals_IE))
+            scores_I[filled] = able.score(individuals_IE[filled] @ counts_EC)
+            return scores_I
+
+        # What scikit-opt's set_run_mode does: all individuals in one call.
+        divergence.__dict__["mode"] = "vectorization"
+        def members_amiss(single_E: Floats) -> float:
+            size = float(single_E.sum())
+            return low - size if low == high else max(low - size, size - high)
+
+        constraint = "constraint_eq" if low == high else "constraint_ueq"
+        with _global_seed(seed):
+            best_E, _ = algorithm(
+                func=divergence,
+                n_dim=len(counts_EC),
+                size_pop=self.individuals,
+                max_iter=self.generations,
+                prob_mut=self.mutation,
+                lb=0,
+                ub=1,
+                precision=1,
+                **{constraint: (members_amiss,)},
+            ).run()
+        return np.flatnonzero(best_E)
+
+
+def _fit(able: Usable, members: Rows, sizes: tuple[int, int]) -> Rows:
+    """The members, less or more some, so that their number is within the limits."""
+    low, high = sizes
+    inside = [int(place) for place in members]
+    while not low <= len(inside) <= high:
+        sum_C = able.counts_EC[inside].sum(axis=0)
+        too_many = len(inside) > high
+        moves = inside if too_many else [place for place in range(len(able.rows_E)) if place not in inside]
+        sums_MC = sum_C - able.counts_EC[moves] if too_many else sum_C + able.counts_EC[moves]
+        moved = moves[int(able.score(sums_MC).argmin())]
+        inside = [place for place in inside if place != moved] if too_many else [*inside, moved]
+    return np.asarray(sorted(inside), dtype=np.int64)
+
+
+@contextmanager
+def _global_seed(seed: int) -> Iterator[None]:
+    """Seed numpy's global generator, which scikit-opt draws from, and put it back afterwards."""
+    before = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
+
+
+def _genetic_algorithm() -> Callable[..., Any]:
+    """scikit-opt's GA.
+
+    Raises:
+        ResourceError: It is not installed.
+    """
+    # Importing it sets the process's start method for good, and fails where one is set already.
+    method = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(None, force=True)
+    try:
+        with warnings.catch_warnings():
+            # Its docstrings have escapes that Python warns of.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", SyntaxWarning)
+            from sko.GA import GA
+    except ModuleNotFoundError as error:
+        if error.name != "sko":
+            raise
+        raise ResourceError(
+            "the genetic algorithm needs scikit-opt, which is not installed; pip install 'fedsweep[genetic]'"
+        ) from error
+    finally:
+        multiprocessing.set_start_method(method, force=True)
+    found: Callable[..., Any] = GA
+    return found

@@ -1,0 +1,154 @@
+"""The command ``fedsweep``: what can be asked for, and how errors become one line and an exit code.
+
+Importing this module loads typer and little else: each command imports what it needs, so that help comes at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+import typer
+
+from fedsweep import __version__
+from fedsweep.commands import catalog, doctor, run, tables, ui, verify
+from fedsweep.commands.interrupts import INTERRUPTED, interrupts
+from fedsweep.commands.options import examples
+from fedsweep.errors import InputError, RunError
+
+_DEBUG = "--debug"
+
+app = typer.Typer(
+    name="fedsweep",
+    help="Federated-learning experiments: one method against one world, on a Ray cluster, tracked in MLflow.",
+    epilog=examples(
+        "fedsweep run quickstart/dynamicfl",
+        "fedsweep run quickstart/dynamicfl --set training.rounds=5 --dry-run",
+        "fedsweep compare runs --plot accuracy.png",
+        "fedsweep COMMAND --help",
+    ),
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_EXPERIMENTS, _NAMES, _MACHINE = "Experiments", "What can be named", "This machine"
+app.command("run", rich_help_panel=_EXPERIMENTS, epilog=run.EXAMPLES)(run.run)
+app.command("compare", rich_help_panel=_EXPERIMENTS, epilog=tables.COMPARE_EXAMPLES)(tables.compare)
+app.command("verify", rich_help_panel=_EXPERIMENTS, epilog=verify.EXAMPLES)(verify.verify)
+app.command("partition", rich_help_panel=_EXPERIMENTS, epilog=tables.PARTITION_EXAMPLES)(tables.partition)
+app.command("select", rich_help_panel=_EXPERIMENTS, epilog=tables.SELECT_EXAMPLES)(tables.select)
+app.command("list", rich_help_panel=_NAMES, epilog=catalog.LIST_EXAMPLES)(catalog.list_names)
+app.command("show", rich_help_panel=_NAMES, epilog=catalog.SHOW_EXAMPLES)(catalog.show)
+app.command("ui", rich_help_panel=_MACHINE, epilog=ui.EXAMPLES)(ui.ui)
+app.command("doctor", rich_help_panel=_MACHINE, epilog=doctor.EXAMPLES)(doctor.doctor)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"fedsweep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option(_DEBUG, help="Show the traceback of an error; stands anywhere on the line.")
+    ] = False,
+) -> None:
+    del version, debug
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line.
+
+    Args:
+        argv: The words after ``fedsweep``; by default the process's own.
+
+    Returns:
+        0 done; 1 the run failed; 2 the input was wrong; 130 interrupted.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = _DEBUG in words
+    words = [word for word in words if word != _DEBUG] or ["--help"]
+    try:
+        with _surroundings(debug=debug), interrupts():
+            code = typer.main.get_command(app).main(args=words, prog_name="fedsweep", standalone_mode=False)
+            sys.stdout.flush()
+            return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has gone; a second error while Python ends would only be noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        message, code = explain(error)
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        return code
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """One line on an exception, and the exit code.
+
+    Args:
+        error: Anything that a command raised.
+    """
+    text = re.sub(r"\s*\n\s*", " ", str(error).strip())
+    if isinstance(error, InputError):
+        return text, 2
+    if isinstance(error, RunError):
+        return text, 1
+    # typer's own errors: their class moved between its releases, their methods did not.
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        return _usage(error), 2
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}; this is a bug: {_DEBUG} shows the traceback", 1
+
+
+def _usage(error: Exception) -> str:
+    said: str = error.format_message()  # type: ignore[attr-defined]
+    text = re.sub(r"\s*\n\s*", " ", said.strip()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "fedsweep"
+    return f"{text} ({path} --help lists what there is)"
+
+
+@contextlib.contextmanager
+def _surroundings(*, debug: bool) -> Iterator[None]:
+    """What a command finds: the user's own modules, and no chatter from libraries on standard error."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # for package.module:callable, as with python -m
+    handler = _ToStandardError()
+    logger = logging.getLogger("fedsweep")
+    logger.addHandler(handler)
+    with warnings.catch_warnings():
+        if not debug and not sys.warnoptions:
+            warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+
+
+class _ToStandardError(logging.Handler):
+    """Prints warnings as lines; to the standard error of the moment, which a live display takes over."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"warning: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

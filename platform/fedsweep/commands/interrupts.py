@@ -1,0 +1,53 @@
+"""Ctrl-C and SIGTERM: the first ends the run in good order, a second one at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+INTERRUPTED = 130
+_SHOW_CURSOR = b"\x1b[?25h"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_seen: list[int] = []
+
+
+def is_interrupted() -> bool:
+    """Whether a signal has come, so that the run is being put away."""
+    return bool(_seen)
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[None]:
+    """Turns the first SIGINT or SIGTERM into a KeyboardInterrupt and lets a second one end the process.
+
+    A signal that the parent process had ignored (a job in the background of a script) stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    _seen.clear()
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _seen.clear()
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    del frame
+    if _seen:
+        # A live display hides the cursor, and nothing else will bring it back.
+        os.write(2, (_SHOW_CURSOR if sys.stderr.isatty() else b"") + b"\nstopped at once\n")
+        os._exit(INTERRUPTED)
+    _seen.append(number)
+    raise KeyboardInterrupt

@@ -1,0 +1,28 @@
+"""Arguments and options that several commands share, and the examples below a command's help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Config = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="A YAML file, or a preset's name ([b]fedsweep list presets[/b]).")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a dotted key to a YAML value; may be repeated, and of the same key the last one wins.",
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the last line only.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a picture into this file.")]
+
+
+def examples(*lines: str) -> str:
+    """The epilog of a command's help: one example per line."""
+    escaped = [line.replace("[", r"\[") for line in lines]
+    return "\n\n".join(["[b]Examples[/b]", *(f"  {line}" for line in escaped)])

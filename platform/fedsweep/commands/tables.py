@@ -1,0 +1,176 @@
+"""``fedsweep compare``, ``partition`` and ``select``: tables of runs, of the data's split, and of one group."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsweep.commands.options import Config, Overrides, Plot, examples
+from fedsweep.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+COMPARE_EXAMPLES = examples(
+    "fedsweep compare runs",
+    "fedsweep compare runs/fedavg runs/dynamicfl --plot accuracy.png",
+)
+PARTITION_EXAMPLES = examples(
+    "fedsweep partition quickstart/fedavg --plot split.png",
+    "fedsweep partition my.yaml --set 'scenario.partition={kind: dirichlet, dirichlet_alpha: 0.1}'",
+)
+SELECT_EXAMPLES = examples(
+    "fedsweep select --counts counts.csv --max-size 20",
+    "fedsweep select --counts counts.csv --method exhaustive --size 5 --eligible 0,1,2,3,4,5,6,7 --json",
+)
+
+_MOST_CLIENTS, _EDGE_CLIENTS = 60, 25
+_MOST_CLASSES = 20
+
+
+def compare(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders with run folders below them.")
+    ],
+    plot: Plot = None,
+) -> None:
+    """Put runs side by side: accuracy, bytes, communication ratio, simulated and wall time.
+
+    The picture shows test accuracy against the bytes sent.
+    """
+    from fedsweep.commands.output import make_console
+    from fedsweep.reports.compare import compare_rows, render_table
+
+    render_table(compare_rows(folders), make_console())
+    if plot is not None:
+        from fedsweep.reports.plots import plot_accuracy_against_bytes
+
+        plot_accuracy_against_bytes(folders, plot)
+        print(f"picture: {plot.absolute()}")
+
+
+def partition(config: Config, overrides: Overrides = None, plot: Plot = None) -> None:
+    """Show how the data falls to clients: samples per class, and how far each client is from the population.
+
+    KL and JS are the divergences of a client's labels from everybody's, in nats.
+    """
+    counts_NC, title = _split_counts(config, overrides or [])
+    _print_counts(counts_NC, title)
+    if plot is not None:
+        from fedsweep.reports.plots import plot_partition
+
+        plot_partition(counts_NC, plot)
+        print(f"picture: {plot.absolute()}")
+
+
+def _split_counts(config: str, overrides: list[str]) -> tuple[np.ndarray, str]:
+    import numpy as np
+
+    from fedsweep.building import build_world
+    from fedsweep.config.load import load_config
+    from fedsweep.world.datasets import load_dataset
+
+    loaded = load_config(config, overrides)
+    scenario = loaded.scenario
+    data = load_dataset(
+        scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
+    )
+    world = build_world(loaded, data)
+    how = ", ".join(f"{key}={value}" for key, value in scenario.partition.parameters.items())
+    title = f"{scenario.dataset}, {scenario.partition.kind}{f' ({how})' if how else ''}, seed {loaded.seed}"
+    return np.stack([profile.label_counts for profile in world.profiles]), title
+
+
+def _print_counts(counts_NC: np.ndarray, title: str) -> None:
+    from fedsweep.commands.output import make_console, make_table
+    from fedsweep.world.label_stats import js_divergence, kl_divergence, population
+
+    num_clients, num_classes = counts_NC.shape
+    shares_C = population(counts_NC)
+    kl_N, js_N = kl_divergence(counts_NC, shares_C), js_divergence(counts_NC, shares_C)
+    in_full = num_classes <= _MOST_CLASSES
+    headings = [f"c{label}" for label in range(num_classes)] if in_full else ["classes", "most frequent"]
+    table = make_table("client", "samples", *headings, "KL", "JS", left=0)
+    for client in _shown_clients(num_clients):
+        if client is None:
+            table.add_row("...", f"({num_clients - 2 * _EDGE_CLIENTS} more)")
+            continue
+        row_C = counts_NC[client]
+        cells = [str(count) if count else "." for count in row_C.tolist()] if in_full else _most_frequent(row_C)
+        table.add_row(str(client), str(row_C.sum()), *cells, f"{kl_N[client]:.3f}", f"{js_N[client]:.3f}")
+    totals_C = counts_NC.sum(axis=0)
+    table.add_row("all", str(totals_C.sum()), *(map(str, totals_C) if in_full else (str((totals_C > 0).sum()),)))
+    make_console().print(table)
+    sizes_N, classes_N = counts_NC.sum(axis=1), (counts_NC > 0).sum(axis=1)
+    print(
+        f"{title}: {num_clients} clients, {sizes_N.min()} to {sizes_N.max()} samples (mean {sizes_N.mean():.1f}),"
+        f" {classes_N.min()} to {classes_N.max()} classes (mean {classes_N.mean():.1f});"
+        f" mean KL {kl_N.mean():.3f}, mean JS {js_N.mean():.3f}"
+    )
+
+
+def _shown_clients(num_clients: int) -> list[int | None]:
+    """All clients, or the first and the last with None for those between."""
+    if num_clients <= _MOST_CLIENTS:
+        return list(range(num_clients))
+    return [*range(_EDGE_CLIENTS), None, *range(num_clients - _EDGE_CLIENTS, num_clients)]
+
+
+def _most_frequent(row_C: np.ndarray) -> list[str]:
+    """How many classes a client has, and its five largest, with their counts."""
+    order = (-row_C).argsort(kind="stable")[:5]
+    return [str((row_C > 0).sum()), " ".join(f"c{label}:{row_C[label]}" for label in order.tolist() if row_C[label])]
+
+
+def select(
+    counts: Annotated[
+        Path,
+        typer.Option("--counts", metavar="FILE.csv", help="A row per client, a column per class, no header."),
+    ],
+    method: Annotated[
+        str, typer.Option("--method", help="dynacomm, exact, exhaustive, genetic or random.", metavar="NAME")
+    ] = "dynacomm",
+    size: Annotated[int | None, typer.Option("--size", metavar="N", help="Size of the group.")] = None,
+    max_size: Annotated[
+        int | None, typer.Option("--max-size", metavar="N", help="Greatest size of the group; default: all clients.")
+    ] = None,
+    eligible: Annotated[
+        str | None, typer.Option("--eligible", metavar="IDS", help="Rows that may be in it, from 0, comma-separated.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of everything random.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """Choose a high-frequency group whose labels, taken together, are close to everybody's.
+
+    The population that it is compared with is all rows of the file.
+    """
+    # The platform never imports an algorithm; it looks them up by name.
+    selecting: Any = importlib.import_module("fedsweep.algorithms.selecting")
+    chosen = selecting.select_group(
+        selecting.read_counts(counts),
+        method=method,
+        size=size,
+        max_size=max_size,
+        eligible=None if eligible is None else _parse_ids(eligible),
+        seed=seed,
+    )
+    clients = [int(client) for client in chosen.clients]
+    if as_json:
+        print(json.dumps({"clients": clients, "kl_divergence": chosen.kl_divergence, "seconds": chosen.seconds}))
+        return
+    print(f"clients: {','.join(map(str, clients)) or 'none'}")
+    print(f"size: {len(clients)}")
+    print(f"KL divergence: {'none' if chosen.kl_divergence is None else format(chosen.kl_divergence, '.6g')}")
+    print(f"seconds: {chosen.seconds:.4f}")
+
+
+def _parse_ids(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    wrong = [part for part in parts if not (part.isascii() and part.isdecimal())]
+    if wrong or not parts:
+        raise ConfigError(f"--eligible takes row numbers from 0, comma-separated, e.g. 0,3,7, but got {text!r}")
+    return [int(part) for part in parts]

@@ -1,0 +1,127 @@
+"""``fedsweep verify``: a run's configuration once more, elsewhere, and whether the same comes out."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsweep.commands.interrupts import is_interrupted
+from fedsweep.commands.options import Quiet, examples
+from fedsweep.errors import OutputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fedsweep.runtime.run_folder import RunFolder
+
+EXAMPLES = examples("fedsweep verify runs/my-experiment-20250102-030405")
+
+# Times of the machine and the hour; everything else follows from the configuration.
+_VARYING = frozenset({"timestamp_ms", "wall_time_s", "eval_time_s", "server_time_s"})
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a finished run.")],
+    quiet: Quiet = False,
+) -> None:
+    """Run a folder's configuration again elsewhere and compare the results bit by bit.
+
+    Compared are the final model, every column of the rounds but times of the machine, and the clients. Exit code 1
+    where something differs.
+    """
+    from fedsweep.runtime.run_folder import RunFolder
+
+    original = RunFolder(folder.expanduser().absolute())
+    result = _finished(original)
+    with tempfile.TemporaryDirectory(prefix="fedsweep-verify-") as scratch:
+        again = RunFolder(Path(scratch) / "run")
+        repeated = _play_again(original, again, quiet=quiet)
+        found = differences(original, again, results=(result, repeated))
+    for line in found:
+        print(line)
+    if found:
+        print(f"differs: {original.path} does not repeat bit by bit")
+        raise typer.Exit(1)
+    print(f"identical: {result['rounds']} rounds, model {result['model_sha256']}")
+
+
+def _finished(original: RunFolder) -> dict[str, Any]:
+    if not original.path.is_dir():
+        raise OutputError(f"{original.path}: there is no such folder")
+    original.read_config()
+    result = original.read_result() if original.has_result() else {"status": "unfinished"}
+    if result["status"] != "finished":
+        raise OutputError(
+            f"{original.path}: only a finished run can be verified, but this one is {result['status']}; finish it with"
+            " fedsweep run --resume"
+        )
+    return result
+
+
+def _play_again(original: RunFolder, again: RunFolder, *, quiet: bool) -> dict[str, Any]:
+    from fedsweep.commands.output import is_plain
+    from fedsweep.config.load import load_config
+    from fedsweep.running import plan_run, run_plan
+    from fedsweep.tracking.progress import make_progress
+
+    with make_progress(quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress:
+        plan = plan_run(load_config(original.path / "config.yaml", ["tracking.uri=none"]))
+        return run_plan(plan, again.path, observers=[progress])
+
+
+def differences(
+    original: RunFolder, again: RunFolder, *, results: tuple[Mapping[str, Any], Mapping[str, Any]]
+) -> list[str]:
+    """What differs between two runs of one configuration, a line each; empty where they are the same.
+
+    Args:
+        original: A finished run.
+        again: The other.
+        results: What their ``result.json`` hold.
+    """
+    there, here = results
+    lines = [
+        f"{key}: {there[key]} there, {here[key]} here"
+        for key in ("stopped_by", "rounds", "registration_bytes", "model_sha256")
+        if there[key] != here[key]
+    ]
+    lines += _table_differences(original.rounds_table(), again.rounds_table(), row_names="round")
+    lines += _table_differences(original.read_clients(), again.read_clients(), row_names="client")
+    return lines
+
+
+def _table_differences(there: pa.Table, here: pa.Table, *, row_names: str) -> list[str]:
+    lines = []
+    for name in dict.fromkeys([*there.column_names, *here.column_names]):
+        if name in _VARYING:
+            continue
+        if name not in there.column_names or name not in here.column_names:
+            lines.append(f"{name}: only {'there' if name in there.column_names else 'here'}")
+            continue
+        lines += _first_difference(
+            name, there.column(name).to_pylist(), here.column(name).to_pylist(), there.column(row_names).to_pylist()
+        )
+    return lines
+
+
+def _first_difference(name: str, there: Sequence[Any], here: Sequence[Any], rows: Sequence[int]) -> list[str]:
+    differing = [k for k, pair in enumerate(zip(there, here, strict=False)) if not _same(*pair)]
+    if not differing:
+        return []
+    first = differing[0]
+    return [
+        f"{name}: {there[first]} there, {here[first]} here, first in row {rows[first]}, {len(differing)} rows in all"
+    ]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
+        return math.isnan(other)
+    return bool(one == other)

@@ -1,0 +1,27 @@
+"""The observers that a configuration asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsweep.tracking.mlflow_observer import MlflowObserver
+from fedsweep.tracking.observers import Observer
+from fedsweep.tracking.store import resolve_uri
+
+if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
+
+
+def make_observers(config: Config, folder: Path) -> list[Observer]:
+    """The observers of a run.
+
+    Args:
+        config: Its configuration.
+        folder: Its folder.
+
+    Raises:
+        ConfigError: ``tracking.uri`` names no usable store.
+    """
+    uri = resolve_uri(config.tracking.uri, out=folder)
+    return [] if uri is None else [MlflowObserver(uri, experiment=config.tracking.experiment)]

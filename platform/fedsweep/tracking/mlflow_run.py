@@ -1,0 +1,214 @@
+"""One run in an MLflow store, by its id: begun or gone on with, described, fed with metrics, ended.
+
+It serves experiments, through the observer, and sweeps, as the parent of their trials' runs.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from fedsweep.runtime.run_folder import TRACKING, atomic_write
+from fedsweep.tracking.store import experiment_id, open_store, quiet_mlflow, redacted
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+METRICS_PER_BATCH = 1000
+_ITEMS_PER_BATCH = 100
+_VALUE_CHARACTERS = 6000
+_KEY_CHARACTERS = 250
+_STATUSES = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+_GIT_COMMIT = "fedsweep.git_commit"
+# What a data set's content does not depend on.
+_PLACES = ("scenario.root", "scenario.download")
+_Item = TypeVar("_Item")
+
+
+class Point(NamedTuple):
+    """One value of a metric; ``timestamp_ms`` is Unix time in milliseconds."""
+
+    key: str
+    value: float
+    timestamp_ms: int
+    step: int
+
+
+@dataclass(kw_only=True)
+class MlflowRun:
+    """A run in a store; every method may raise whatever MLflow raises.
+
+    Attributes:
+        client: A client of its store.
+        run_id: Its id.
+        params: Keys of the params that it has; these can never change.
+        seen: How often each metric has each step already: what an earlier part of the run logged.
+    """
+
+    client: MlflowClient
+    run_id: str
+    params: set[str] = field(default_factory=set)
+    seen: dict[str, Counter[int]] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, uri: str, *, experiment: str, name: str, tags: Mapping[str, str], folder: Path) -> MlflowRun:
+        """Goes on with the run that the folder names, or makes one and leaves its ids there.
+
+        Args:
+            uri: The store's address, absolute.
+            experiment: The MLflow experiment; made where it is not there.
+            name: The run's name.
+            tags: The run's tags; ``mlflow.parentRunId`` makes it the child of another.
+            folder: The run's folder; ``mlflow.json`` in it keeps the ids.
+        """
+        client = open_store(uri)
+        with quiet_mlflow():
+            saved = _saved_id(folder, uri)
+            found = _find(client, saved) if saved else None
+            if found is not None:
+                client.update_run(found.info.run_id, status="RUNNING")
+                return cls(
+                    client=client,
+                    run_id=found.info.run_id,
+                    params=set(found.data.params),
+                    seen={key: _steps(client, found.info.run_id, key) for key in found.data.metrics},
+                )
+            where = experiment_id(client, experiment, uri=uri, folder=folder)
+            run_id = str(client.create_run(where, run_name=name, tags=_run_tags(tags, folder)).info.run_id)
+        ids = {"uri": redacted(uri), "experiment": experiment, "experiment_id": where, "run_id": run_id}
+        atomic_write(folder / TRACKING, f"{json.dumps(ids, indent=2)}\n".encode())
+        return cls(client=client, run_id=run_id)
+
+    def log_params(self, config: Mapping[str, Any]) -> None:
+        """Logs params that the run does not have yet; long values are cut and passwords blotted out."""
+        from mlflow.entities import Param
+
+        texts = {key_text(key): redacted(_value_text(value))[:_VALUE_CHARACTERS] for key, value in config.items()}
+        fresh = [Param(key, text) for key, text in texts.items() if key not in self.params]
+        for part in _parts(fresh, _ITEMS_PER_BATCH):
+            with quiet_mlflow():
+                self.client.log_batch(self.run_id, params=part)
+            self.params.update(param.key for param in part)
+
+    def log_dataset(self, config: Mapping[str, Any]) -> None:
+        """Logs the scenario as the run's input: the same world, the same digest.
+
+        Args:
+            config: The resolved configuration, flat.
+        """
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        world = {k: v for k, v in sorted(config.items()) if k.startswith("scenario.") and k not in _PLACES}
+        digest = blake2b(json.dumps(world, default=str).encode(), digest_size=8).hexdigest()
+        name = str(config.get("scenario.dataset", "unknown"))
+        source = json.dumps({"dataset": name, "root": config.get("scenario.root")}, default=str)
+        dataset = Dataset(name=name, digest=digest, source_type="fedsweep", source=source)
+        with quiet_mlflow():
+            tags = [InputTag("mlflow.data.context", "training")]
+            self.client.log_inputs(self.run_id, [DatasetInput(dataset, tags=tags)])
+
+    def log_points(self, points: Sequence[Point], tags: Mapping[str, str]) -> None:
+        """Logs metrics and tags, each point once: those that an earlier part of the run logged are passed over.
+
+        Args:
+            points: At most :data:`METRICS_PER_BATCH`.
+            tags: At most 100.
+        """
+        from mlflow.entities import Metric, RunTag
+
+        known: list[Point] = []
+        fresh: list[Metric] = []
+        for point in points:
+            if self._take_seen(point):
+                known.append(point)
+            else:
+                fresh.append(Metric(*point))
+        try:
+            with quiet_mlflow():
+                self.client.log_batch(self.run_id, metrics=fresh, tags=[RunTag(*tag) for tag in tags.items()])
+        except BaseException:
+            for point in known:
+                self.seen[point.key][point.step] += 1
+            raise
+
+    def log_file(self, path: Path, *, into: str | None = None) -> None:
+        """Logs a file as an artifact, in the artifact folder ``into`` where one is given."""
+        with quiet_mlflow():
+            self.client.log_artifact(self.run_id, str(path), into)
+
+    def end(self, status: str) -> None:
+        """Ends the run.
+
+        Args:
+            status: ``finished``, ``failed`` or ``killed``.
+        """
+        with quiet_mlflow():
+            self.client.set_terminated(self.run_id, _STATUSES[status])
+
+    def _take_seen(self, point: Point) -> bool:
+        steps = self.seen.get(point.key)
+        if not steps or not steps[point.step]:
+            return False
+        steps[point.step] -= 1
+        return True
+
+
+def key_text(text: str) -> str:
+    """The text as a name that MLflow admits."""
+    return re.sub(r"[^A-Za-z0-9_.\-/: ]", "_", text)[:_KEY_CHARACTERS]
+
+
+def _value_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _run_tags(tags: Mapping[str, str], folder: Path) -> dict[str, str]:
+    own = {"fedsweep.folder": str(folder.absolute()), "mlflow.source.name": "fedsweep", "mlflow.source.type": "LOCAL"}
+    try:
+        own["mlflow.user"] = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        own["mlflow.user"] = "unknown"
+    if _GIT_COMMIT in tags:
+        own["mlflow.source.git.commit"] = tags[_GIT_COMMIT]
+    return own | {key_text(key): value[:_VALUE_CHARACTERS] for key, value in tags.items()}
+
+
+def _saved_id(folder: Path, uri: str) -> str | None:
+    """The run's id in this store; None where there is none, or the file is unusable: then a new run is made."""
+    try:
+        saved = json.loads((folder / TRACKING).read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(saved, dict) or saved.get("uri") != redacted(uri):
+        return None
+    run_id = saved.get("run_id")
+    return run_id if isinstance(run_id, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run_id) else None
+
+
+def _find(client: MlflowClient, run_id: str) -> Run | None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        found = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+    return found if found.info.lifecycle_stage == "active" else None
+
+
+def _steps(client: MlflowClient, run_id: str, key: str) -> Counter[int]:
+    return Counter(metric.step for metric in client.get_metric_history(run_id, key))
+
+
+def _parts(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,268 @@
+"""A run's progress for people: a live table on a terminal, plain lines for a pipe, nothing but messages when quiet."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from fedsweep.tracking.observers import Observer, RunInfo
+
+if TYPE_CHECKING:
+    from fedsweep.records import RoundRecord
+
+# The pace is the mean of so many rounds; the live table shows the newest few.
+_PACE_ROUNDS = 10
+_SHOWN_ROUNDS = 5
+_HEADINGS = ("round", "accuracy", "best", "loss", "MB sent", "ratio", "s/round")
+
+
+class Standing:
+    """How far a run is.
+
+    Attributes:
+        name: The run's.
+        planned: Rounds that it is planned for.
+        done: The last finished round.
+        total_bytes: Bytes both ways so far.
+        best: Best test accuracy so far, 0..1; None before the first evaluation.
+    """
+
+    def __init__(self, name: str, planned: int) -> None:
+        self.name, self.planned = name, planned
+        self.done, self.total_bytes = 0, 0
+        self.best: float | None = None
+        self._seconds: deque[float] = deque(maxlen=_PACE_ROUNDS)
+
+    def add(self, record: RoundRecord) -> dict[str, str]:
+        """Counts a round; returns its row, text by heading."""
+        self.done = record.round
+        self.total_bytes += record.bytes_up + record.bytes_down
+        accuracy = record.test_accuracy
+        if accuracy is not None:
+            self.best = accuracy if self.best is None else max(self.best, accuracy)
+        self._seconds.append(record.wall_time_s + record.eval_time_s)
+        loss = record.test_loss if record.test_loss is not None else record.train_loss
+        figures = (_figure(accuracy, "%.4f"), _figure(self.best, "%.4f"), _figure(loss, "%.4g"))
+        sent = (_figure(self.total_bytes / 1e6, "%.1f"), _figure(record.comm_ratio, "%.4f"))
+        return dict(zip(_HEADINGS, (str(record.round), *figures, *sent, f"{self.pace:.2f}"), strict=True))
+
+    @property
+    def pace(self) -> float:
+        """Seconds per round, of late."""
+        return sum(self._seconds) / len(self._seconds) if self._seconds else 0.0
+
+    @property
+    def left(self) -> str:
+        """Time to the last planned round, as h:mm:ss."""
+        seconds = round(self.pace * max(0, self.planned - self.done))
+        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+class Progress(Observer):
+    """Shows how a run gets on; a context manager that leaves the terminal as it was.
+
+    What reads the output may go away in the middle; the run goes on without an audience.
+    """
+
+    def __init__(self) -> None:
+        self._standing: Standing | None = None
+        self._has_audience = True
+
+    def __enter__(self) -> Progress:
+        with self._audience():
+            self.opened()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._audience():
+            self.closed()
+
+    def started(self, info: RunInfo) -> None:
+        self._standing = Standing(info.name, info.planned_rounds)
+        with self._audience():
+            self.shows_start(self._standing)
+        for record in info.records:
+            self._standing.add(record)
+
+    def round_done(self, record: RoundRecord) -> None:
+        if self._standing is not None:
+            row = self._standing.add(record)
+            with self._audience():
+                self.shows_round(self._standing, row)
+
+    def checkpointed(self, round: int) -> None:
+        del round
+
+    def message(self, text: str) -> None:
+        with self._audience():
+            self.shows_message(text)
+
+    def finished(self, status: str, result: Mapping[str, Any]) -> None:
+        del status, result
+        with self._audience():
+            self.closed()
+
+    def opened(self) -> None:
+        """The run is being prepared."""
+        return
+
+    def closed(self) -> None:
+        """Nothing more comes; may be said twice."""
+        return
+
+    def shows_start(self, standing: Standing) -> None:
+        """The first round begins."""
+        return
+
+    def shows_round(self, standing: Standing, row: Mapping[str, str]) -> None:
+        """A round is done."""
+        return
+
+    @abstractmethod
+    def shows_message(self, text: str) -> None:
+        """A sentence for the user."""
+
+    @contextlib.contextmanager
+    def _audience(self) -> Iterator[None]:
+        if self._has_audience:
+            try:
+                yield
+            except OSError:
+                self._has_audience = False
+        else:
+            with contextlib.suppress(OSError):
+                yield
+
+
+class QuietProgress(Progress):
+    """Only messages, on standard error."""
+
+    def shows_message(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class PlainProgress(Progress):
+    """A line per round.
+
+    Args:
+        file: Where to; by default standard output.
+    """
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        super().__init__()
+        self._file = file
+
+    def shows_start(self, standing: Standing) -> None:
+        self.shows_message(f"{standing.name}: {standing.planned} rounds")
+
+    def shows_round(self, standing: Standing, row: Mapping[str, str]) -> None:
+        width = len(str(standing.planned))
+        self.shows_message(
+            f"round {standing.done:{width}d}/{standing.planned}  accuracy {row['accuracy']} (best {row['best']})"
+            f"  loss {row['loss']}  {row['MB sent']} MB sent  ratio {row['ratio']}  {row['s/round']} s/round"
+            f"  {standing.left} left"
+        )
+
+    def shows_message(self, text: str) -> None:
+        print(text, file=self._file or sys.stdout, flush=True)
+
+
+class LiveProgress(Progress):
+    """A table of the newest rounds above a bar, drawn in place.
+
+    Args:
+        console: A terminal.
+        is_interrupted: Whether the user has asked for the end.
+        clock: Seconds that only go up.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        is_interrupted: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self._console, self._is_interrupted, self._clock = console, is_interrupted, clock
+        self._rows: deque[Mapping[str, str]] = deque(maxlen=_SHOWN_ROUNDS)
+        self._spinner = Spinner("dots", "preparing")
+        self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=4, transient=False)
+        self._began = clock()
+
+    def opened(self) -> None:
+        self._live.start()
+
+    def closed(self) -> None:
+        # Before the first round there is only a spinner, of which nothing should stay.
+        self._live.transient = not self._rows
+        self._live.stop()
+
+    def shows_start(self, standing: Standing) -> None:
+        self._began = self._clock()
+
+    def shows_round(self, standing: Standing, row: Mapping[str, str]) -> None:
+        self._rows.append(row)
+
+    def shows_message(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def _draw(self) -> RenderableType:
+        standing = self._standing
+        if self._is_interrupted():
+            return Text("interrupted: writing a checkpoint (Ctrl-C again: stop at once)", style="yellow")
+        if standing is None or not self._rows:
+            self._spinner.update(text="preparing" if standing is None else f"{standing.name}: first round")
+            return self._spinner
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in _HEADINGS:
+            table.add_column(heading, justify="right")
+        for row in list(self._rows):
+            table.add_row(*(row[heading] for heading in _HEADINGS))
+        return Group(table, self._bar(standing))
+
+    def _bar(self, standing: Standing) -> RenderableType:
+        line = Table.grid(padding=(0, 1))
+        passed = round(self._clock() - self._began)
+        line.add_row(
+            standing.name,
+            ProgressBar(total=standing.planned, completed=standing.done, width=30),
+            f"{standing.done}/{standing.planned}",
+            f"{passed // 3600}:{passed // 60 % 60:02d}:{passed % 60:02d}",
+            f"{standing.left} left",
+        )
+        return line
+
+
+def make_progress(*, quiet: bool, plain: bool, is_interrupted: Callable[[], bool] = lambda: False) -> Progress:
+    """What suits a command's output.
+
+    Args:
+        quiet: Messages alone.
+        plain: Lines; otherwise a live table, for terminals.
+        is_interrupted: Whether the user has asked for the end.
+    """
+    if quiet:
+        return QuietProgress()
+    if plain:
+        return PlainProgress()
+    return LiveProgress(Console(), is_interrupted=is_interrupted)
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else form % value

@@ -1,0 +1,199 @@
+"""Runs side by side: what a row says, and that the table fits."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedsweep.errors import InputError
+from fedsweep.records import RoundRecord
+from fedsweep.reports.compare import CompareRow, bytes_text, compare_rows, render_table, seconds_text
+from fedsweep.reports.runs import load_runs, run_labels
+from fedsweep.runtime.run_folder import RunFolder
+
+ROUND = RoundRecord(
+    round=1,
+    timestamp_ms=1,
+    test_accuracy=None,
+    test_loss=None,
+    validation_accuracy=None,
+    train_loss=None,
+    lr=0.1,
+    cohort=(0,),
+    high_frequency=None,
+    kl_divergence=None,
+    attendees=(0,),
+    sync_points=1,
+    values_up=1,
+    values_down=1,
+    bytes_up=1000,
+    bytes_down=500,
+    over_budget=None,
+    comm_cost=2,
+    comm_ratio=None,
+    local_steps=1,
+    flops=1,
+    fwd_macs_per_sample=None,
+    sim_time_s=None,
+    wall_time_s=1.0,
+    eval_time_s=0.5,
+    server_time_s=0.0,
+    aggregation_weights=(1.0,),
+)
+
+
+def write_run(
+    path: Path,
+    *rounds: dict[str, Any],
+    name: str = "run",
+    seed: int = 0,
+    method: str = "{name: fedavg}",
+    status: str | None = "finished",
+    **result: Any,
+) -> Path:
+    folder = RunFolder.create(path, overwrite=False)
+    folder.write_config(f"name: {name}\nseed: {seed}\nscenario: {{}}\nmethod: {method}\n")
+    if rounds:
+        folder.write_rounds([replace(ROUND, round=number, **values) for number, values in enumerate(rounds, 1)])
+    if status is not None:
+        folder.write_result({"status": status, **result})
+    return path
+
+
+def table(rows: list[CompareRow], **options: Any) -> list[str]:
+    console = Console(file=io.StringIO(), **options)
+    render_table(rows, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_a_row_says_what_the_rounds_say(tmp_path: Path) -> None:
+    rounds: tuple[dict[str, Any], ...] = (
+        {"test_accuracy": 0.5, "comm_ratio": 0.25, "sim_time_s": 10.0},
+        {"test_accuracy": 0.75, "comm_ratio": 0.75, "sim_time_s": 30.0},
+        {"test_accuracy": 0.7, "bytes_up": 0},
+        {},
+    )
+    (row,) = compare_rows([write_run(tmp_path / "a", *rounds, seed=3, status=None)])
+    assert (row.name, row.method, row.seed, row.status, row.rounds) == ("run", "fedavg", 3, "unfinished", 4)
+    assert (row.test_accuracy, row.best_test_accuracy) == (0.7, 0.75)
+    assert (row.total_bytes, row.comm_ratio) == (5000, 0.5)
+    assert (row.sim_time_s, row.wall_time_s, row.folder) == (30.0, 6.0, tmp_path / "a")
+
+
+def test_the_result_comes_before_the_rounds(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", {"test_accuracy": 0.5}, total_bytes=7, best_test_accuracy=0.9, test_accuracy=None)
+    (row,) = compare_rows([path])
+    assert (row.total_bytes, row.best_test_accuracy, row.test_accuracy) == (7, 0.9, 0.5)
+
+
+def test_runs_without_a_round_have_a_row(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", status="failed")
+    write_run(tmp_path / "b", status=None)
+    first, second = compare_rows([tmp_path])
+    assert (first.status, first.rounds, first.test_accuracy, first.total_bytes) == ("failed", 0, None, 0)
+    assert second.status == "unfinished"
+
+
+def test_nan_is_never_the_best(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", {"test_accuracy": math.nan}, {"test_accuracy": 0.1}, status=None)
+    assert compare_rows([path])[0].best_test_accuracy == 0.1
+
+
+def test_merged_methods_are_named_together(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", method="{merge: [{name: feddh}, {name: fedad}]}")
+    assert compare_rows([path])[0].method == "feddh+fedad"
+
+
+def test_a_run_named_twice_has_one_row(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a")
+    assert len(compare_rows([tmp_path, path])) == 1
+
+
+@pytest.mark.parametrize("name", ["empty", "missing"])
+def test_a_folder_without_a_run_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    write_run(tmp_path / "a")
+    with pytest.raises(InputError, match=str(tmp_path / name)):
+        compare_rows([tmp_path / "a", tmp_path / name])
+
+
+@pytest.mark.parametrize("text", ["- 1\n", "a: [\n"])
+def test_a_damaged_configuration_is_named(tmp_path: Path, text: str) -> None:
+    (write_run(tmp_path / "a") / "config.yaml").write_text(text)
+    with pytest.raises(InputError, match=str(tmp_path / "a" / "config.yaml")):
+        compare_rows([tmp_path])
+
+
+def test_labels_grow_only_as_far_as_runs_need_to_be_told_apart(tmp_path: Path) -> None:
+    write_run(tmp_path / "1", name="one")
+    write_run(tmp_path / "2", name="two", seed=0)
+    write_run(tmp_path / "3", name="two", seed=1)
+    runs = load_runs([tmp_path])
+    assert run_labels(runs) == ["one", "two (seed 0)", "two (seed 1)"]
+    assert run_labels(runs, with_seeds=False) == ["one", "two", "two"]
+    write_run(tmp_path / "4", name="two", seed=1)
+    assert run_labels(load_runs([tmp_path])) == ["one", "two (seed 0)", "3", "4"]
+    assert [row.label for row in compare_rows([tmp_path])] == ["one", "two", "3", "4"]
+
+
+def test_the_table_is_aligned_and_fits_a_hundred_columns(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", {"test_accuracy": 0.12345, "comm_ratio": 0.5}, name="short")
+    write_run(tmp_path / "b", {"test_accuracy": 1.0}, name="long-" * 30 + "end", seed=123456, status="killed")
+    header, first, second = table(compare_rows([tmp_path]), width=40)
+    assert header.split() == "run method acc best bytes ratio sim wall seed status rounds".split()
+    assert first.split() == "short fedavg 12.35% 12.35% 1.5 kB 0.500 - 1.5s 0 finished 1".split()
+    assert "…" in second and second.endswith("1") and "g-end" in second and "killed" in second
+    assert max(map(len, (header, first, second))) <= 100
+    place = header.index("acc") + len("acc")
+    assert first[:place].endswith("12.35%") and second[:place].endswith("100.00%")
+    assert "\x1b" not in header
+
+
+def test_a_narrow_terminal_loses_the_last_columns_first(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", {"test_accuracy": 0.5}, name="n" * 50)
+    header, line = table(compare_rows([tmp_path]), width=40, force_terminal=True, no_color=True, color_system=None)
+    assert header.split()[:4] == ["run", "method", "acc", "best"] and "rounds" not in header
+    assert max(len(header), len(line)) <= 40
+
+
+def test_wide_letters_keep_the_columns_aligned(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", {"test_accuracy": 0.5}, name="実験")
+    write_run(tmp_path / "b", {"test_accuracy": 0.5}, name="abcd")
+    _, wide, plain = table(compare_rows([tmp_path]))
+    assert plain.index("fedavg") == wide.index("fedavg") + 2
+
+
+def test_a_name_with_markup_or_control_characters_is_only_text(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", name='"[red]x\\e[2J"')
+    assert "[red]x?[2J" in table(compare_rows([tmp_path]), force_terminal=True, width=100, color_system=None)[1]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (1536, "1.54 kB"),
+        (999_600, "1 MB"),
+        (2.5e18, "2500 PB"),
+        (None, "-"),
+    ],
+)
+def test_bytes_for_people(count: float | None, text: str) -> None:
+    assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0s"), (99.9, "99.9s"), (150.0, "2.5m"), (7200.0, "2h"), (1e6, "11.6d"), (math.inf, "inf"), (None, "-")],
+)
+def test_seconds_for_people(seconds: float | None, text: str) -> None:
+    assert seconds_text(seconds) == text

@@ -1,0 +1,154 @@
+"""Pictures: what is drawn, that every run can be told apart, and which files come out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from fedsweep.errors import InputError, InvariantError
+from fedsweep.records import RoundRecord
+from fedsweep.reports import plots
+from fedsweep.reports.plots import plot_accuracy_against_bytes, plot_learning_curves, plot_partition, plot_run
+from fedsweep.runtime.run_folder import RunFolder
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are saved, in their order."""
+    saved: list[Figure] = []
+    save = plots._save
+
+    def keep(figure: Figure, target: Path) -> None:
+        saved.append(figure)
+        save(figure, target)
+
+    monkeypatch.setattr(plots, "_save", keep)
+    return saved
+
+
+def write_run(path: Path, *, name: str, seed: int = 0, rounds: int = 4, status: str | None = "finished") -> Path:
+    values: dict[str, Any] = dict.fromkeys(RoundRecord.__dataclass_fields__, 1)
+    lists = {"cohort": (0,), "high_frequency": (0,), "attendees": (0,), "aggregation_weights": (1.0,), "extra": {}}
+    blank = RoundRecord(**{**values, **lists, "bytes_up": 60, "bytes_down": 40})
+    folder = RunFolder.create(path, overwrite=False)
+    folder.write_config(f"name: {name}\nseed: {seed}\nscenario: {{}}\nmethod: {{name: fedavg}}\n")
+    folder.write_clients(num_samples=[3, 1], label_counts=[[2, 1], [0, 1]])
+    if rounds:
+        rows = [
+            replace(blank, round=r, test_accuracy=r / 10 if r % 2 else None, test_loss=None)
+            for r in range(1, rounds + 1)
+        ]
+        folder.write_rounds(rows)
+    if status:
+        folder.write_result({"status": status})
+    return path
+
+
+def test_accuracy_is_drawn_against_all_bytes_so_far(tmp_path: Path, figures: list[Figure]) -> None:
+    write_run(tmp_path / "a", name="a")
+    plot_accuracy_against_bytes([tmp_path], tmp_path / "plot.png")
+    (axes,) = figures[0].axes
+    (line,) = axes.lines
+    assert line.get_xydata().tolist() == [[100.0, 0.1], [300.0, 0.3]]
+    assert axes.get_xscale() == "log"
+    assert (tmp_path / "plot.png").read_bytes().startswith(PNG)
+
+
+def test_every_run_has_a_line_of_its_own_look(tmp_path: Path, figures: list[Figure]) -> None:
+    for name, seed in (("a", 0), ("a", 1), ("b", 0), ("c", 0)):
+        write_run(tmp_path / f"{name}{seed}", name=name, seed=seed, status=None if name == "c" else "finished")
+    plot_accuracy_against_bytes([tmp_path], tmp_path / "plot.png")
+    lines = figures[0].axes[0].lines
+    labels = ["a (seed 0), fedavg", "a (seed 1), fedavg", "b, fedavg", "c, fedavg, unfinished"]
+    assert [line.get_label() for line in lines] == labels
+    looks = [(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines]
+    assert len(set(looks)) == 4
+    assert looks[0][:2] == looks[1][:2] and looks[0][2] != looks[1][2]
+    assert len({look[0] for look in looks}) == 3
+
+
+def test_many_runs_are_told_apart_by_markers_too(tmp_path: Path, figures: list[Figure]) -> None:
+    for number in range(10):
+        write_run(tmp_path / f"{number:02}", name=f"fedavg-{number}")
+    plot_learning_curves([tmp_path], tmp_path / "plot.png")
+    left, right = figures[0].axes
+    assert len({(line.get_color(), line.get_marker()) for line in left.lines}) == 10
+    assert right.get_ylabel() == "train loss"  # no test loss in these runs
+    legend = right.get_legend()
+    assert legend is not None and len(legend.get_texts()) == 10
+    box = legend.get_window_extent()
+    assert box.x0 >= right.get_window_extent().x1 and box.x1 <= figures[0].bbox.x1
+
+
+def test_a_run_without_rounds_is_named_all_the_same(tmp_path: Path, figures: list[Figure]) -> None:
+    write_run(tmp_path / "a", name="fedavg", rounds=0, status="failed")
+    plot_accuracy_against_bytes([tmp_path], tmp_path / "plot.png")
+    axes = figures[0].axes[0]
+    assert axes.lines[0].get_label() == "fedavg, failed"
+    assert [text.get_text() for text in axes.texts] == ["nothing measured yet"]
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".png", PNG), (".pdf", b"%PDF"), (".SVG", b"<?xml")])
+def test_the_suffix_names_the_format(tmp_path: Path, suffix: str, start: bytes) -> None:
+    path = tmp_path / "new" / f"plot{suffix}"
+    plot_partition(np.ones((2, 2)), path)
+    assert path.read_bytes().startswith(start)
+
+
+def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"plot\.gif: a picture's name must end in one of \.png, \.pdf, \.svg"):
+        plot_partition(np.ones((2, 2)), tmp_path / "plot.gif")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be written"):
+        plot_partition(np.ones((2, 2)), tmp_path / "file" / "plot.png")
+
+
+def test_bubbles_have_areas_like_counts(tmp_path: Path, figures: list[Figure]) -> None:
+    plot_partition(np.array([[4, 0], [1, 2]]), tmp_path / "plot.png")
+    top, main = figures[0].axes
+    assert [bar.get_height() for bar in top.patches] == [4, 3]  # type: ignore[attr-defined]
+    bubbles = main.collections[0]
+    assert np.asarray(bubbles.get_offsets()).tolist() == [[0, 0], [1, 0], [1, 1]]
+    sizes = bubbles.get_sizes()  # type: ignore[attr-defined]
+    assert (sizes / sizes[1]).tolist() == [4, 1, 2]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (60, 30), (61, 10), (1000, 10), (10, 100)])
+def test_partitions_of_any_size_are_drawn_whole(tmp_path: Path, figures: list[Figure], shape: tuple[int, int]) -> None:
+    counts = np.arange(shape[0] * shape[1]).reshape(shape)
+    plot_partition(counts, tmp_path / "plot.png")
+    main = figures[0].axes[1]
+    assert main.get_xlim()[1] > shape[0] - 1 and main.get_ylim()[0] > shape[1] - 1
+    if main.images:
+        assert np.ma.filled(np.ma.asarray(main.images[0].get_array()), 0).tolist() == counts.T.tolist()
+    else:
+        assert len(np.asarray(main.collections[0].get_offsets())) == np.count_nonzero(counts)
+
+
+@pytest.mark.parametrize("counts", [[1, 2], [[-1]], []])
+def test_what_is_no_table_of_counts_is_refused(tmp_path: Path, counts: list[Any]) -> None:
+    with pytest.raises(InvariantError, match="counts must be a table"):
+        plot_partition(counts, tmp_path / "plot.png")
+
+
+def test_a_run_has_three_pictures(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    drawn = plot_run(write_run(tmp_path / "a", name="a"), tmp_path / "out")
+    assert [path.name for path in drawn] == ["learning_curves.png", "accuracy_against_bytes.png", "partition.png"]
+    assert all(path.read_bytes().startswith(PNG) for path in drawn)
+    drawn = plot_run(write_run(tmp_path / "b", name="b", rounds=0), tmp_path / "out")
+    assert [path.name for path in drawn] == ["partition.png"]
+
+
+def test_reports_import_without_matplotlib() -> None:
+    code = "import sys, fedsweep.reports.plots, fedsweep.reports.compare; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,190 @@
+"""The Ray fleet gives the local fleet's bits, whatever dies on the way."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedsweep.algorithms.dynamicfl import dynamicfl, dynamicsgd
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.errors import ClientJobError, ResourceError
+from fedsweep.method import FederatedMethod
+from fedsweep.runtime.engine import Engine
+from fedsweep.runtime.experiment import Experiment
+from fedsweep.runtime.messages import OptimizerSettings
+from fedsweep.runtime.ray_cluster import ClusterNeeds, check_fits
+from fedsweep.runtime.state import RunState
+from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+
+pytestmark = pytest.mark.ray
+
+_NAMES = itertools.count()
+
+_SPEC = importlib.util.spec_from_file_location("fault_terms", Path(__file__).with_name("fault_terms.py"))
+assert _SPEC is not None and _SPEC.loader is not None
+exits = importlib.util.module_from_spec(_SPEC)
+sys.modules["fault_terms"] = exits
+_SPEC.loader.exec_module(exits)
+
+
+@pytest.fixture(scope="module")
+def ray_module() -> Iterator[Any]:
+    import cloudpickle
+
+    from fedsweep.runtime.ray_cluster import ray_cluster
+
+    cloudpickle.register_pickle_by_value(exits)
+    with ray_cluster(None, ClusterNeeds(actors=3)) as ray:
+        import ray.cloudpickle as ray_pickle
+
+        ray_pickle.register_pickle_by_value(exits)
+        yield ray
+
+
+def play(
+    ray: Any, experiment: Experiment, actors: int, *, shared_memory: bool = True, hang_timeout_s: float = 60.0
+) -> tuple[RunState, list[str]]:
+    from fedsweep.runtime.server_actor import FleetSettings, make_ray_fleet
+
+    messages: list[str] = []
+    settings = FleetSettings(
+        num_actors=actors,
+        name=f"test-{next(_NAMES)}",
+        options={"num_cpus": 1},
+        shared_memory=shared_memory,
+        hang_timeout_s=hang_timeout_s,
+    )
+    fleet = make_ray_fleet(experiment, ray.put(experiment), settings, messages.append)
+    try:
+        return run_rounds(Engine(experiment, fleet, on_repair=messages.append)), messages
+    finally:
+        fleet.close()
+
+
+def bits(state: RunState) -> bytes:
+    return state.vector.numpy().tobytes()
+
+
+MOMENTUM = {keep: OptimizerSettings(momentum=0.9, keep=keep) for keep in ("reset", "persist", "average")}
+METHODS = {
+    "fedavg": fedavg(),
+    "fedprox": fedprox(mu=0.1),
+    "dynamicsgd": dynamicsgd(),
+    "dynamicfl": dynamicfl(high_interval=1, low_interval=4, high_only=False),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "keep", "actors", "shared_memory"),
+    [
+        ("fedavg", "reset", 1, True),
+        ("fedavg", "persist", 2, True),
+        ("fedavg", "reset", 3, True),
+        ("fedprox", "average", 2, True),
+        ("dynamicsgd", "reset", 2, True),
+        ("dynamicsgd", "persist", 3, True),
+        ("dynamicsgd", "reset", 2, False),
+        ("dynamicfl", "persist", 1, True),
+        ("dynamicfl", "persist", 2, True),
+        ("dynamicfl", "average", 3, True),
+        ("dynamicfl", "persist", 2, False),
+    ],
+)
+def test_actors_give_the_bits_of_one_process(
+    ray_module: Any, name: str, keep: str, actors: int, shared_memory: bool
+) -> None:
+    work = tiny_experiment(METHODS[name], rounds=3, local_epochs=2, optimizer=MOMENTUM[keep])
+    expected = run_rounds(local_engine(work))
+    found, messages = play(ray_module, work, actors, shared_memory=shared_memory)
+    assert bits(found) == bits(expected)
+    assert found.records[-1].values_up == expected.records[-1].values_up
+    assert found.records[-1].train_loss == expected.records[-1].train_loss
+    assert messages == []
+    assert found.records[-1].test_accuracy is not None and found.records[-1].test_accuracy > 0.8
+
+
+@pytest.mark.parametrize(("name", "keep"), [("fedavg", "persist"), ("dynamicsgd", "reset"), ("dynamicfl", "persist")])
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_client_actor_killed_in_a_round_changes_no_bit(
+    ray_module: Any, tmp_path: Path, name: str, keep: str, shared_memory: bool
+) -> None:
+    plain = tiny_experiment(METHODS[name], rounds=3, local_epochs=2, optimizer=MOMENTUM[keep])
+    expected = run_rounds(local_engine(plain))
+    client = expected.records[1].cohort[1]
+    method = exits.with_fault(
+        METHODS[name], client=client, round=2, position=3, marker=str(tmp_path / "died"), how="kill"
+    )
+    work = tiny_experiment(method, rounds=3, local_epochs=2, optimizer=MOMENTUM[keep])
+    found, messages = play(ray_module, work, 2, shared_memory=shared_memory)
+    assert (tmp_path / "died").exists()
+    assert bits(found) == bits(expected)
+    assert [r.attendees for r in found.records] == [r.attendees for r in expected.records]
+    assert any("client actor" in message and "round 2" in message for message in messages)
+
+
+@pytest.mark.slow
+def test_a_client_actor_that_hangs_is_replaced(ray_module: Any, tmp_path: Path) -> None:
+    plain = tiny_experiment(METHODS["fedavg"], rounds=2, local_epochs=2)
+    expected = run_rounds(local_engine(plain))
+    client = expected.records[0].cohort[0]
+    method = exits.with_fault(
+        METHODS["fedavg"], client=client, round=1, position=1, marker=str(tmp_path / "hung"), how="stop"
+    )
+    found, messages = play(ray_module, tiny_experiment(method, rounds=2, local_epochs=2), 2, hang_timeout_s=3.0)
+    assert bits(found) == bits(expected)
+    assert any("does not answer" in message for message in messages)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "dynamicsgd"])
+def test_a_client_that_diverges_names_client_round_and_step(ray_module: Any, tmp_path: Path, name: str) -> None:
+    plain = run_rounds(local_engine(tiny_experiment(METHODS[name], rounds=2, local_epochs=2)))
+    client = plain.records[1].cohort[-1]
+    method: FederatedMethod = exits.with_fault(
+        METHODS[name], client=client, round=2, position=2, marker=str(tmp_path / "unused"), how="nan"
+    )
+    with pytest.raises(ClientJobError, match=f"client {client} failed in round 2, local step 3"):
+        play(ray_module, tiny_experiment(method, rounds=2, local_epochs=2), 2)
+
+
+def test_an_embedded_cluster_listens_on_loopback_alone(ray_module: Any) -> None:
+    del ray_module
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    listening = [
+        connection.laddr.ip.removeprefix("::ffff:")
+        for process in family
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening, "the cluster must listen somewhere"
+    assert {ip for ip in listening if not ip.startswith("127.") and ip != "::1"} == set()
+
+
+def test_data_are_in_the_node_once_and_read_only_in_actors(ray_module: Any) -> None:
+    import numpy as np
+
+    work = tiny_experiment(METHODS["fedavg"])
+    reference = ray_module.put(work)
+
+    @ray_module.remote(num_cpus=0)
+    def owns(experiment: Experiment) -> tuple[bool, bool]:
+        images: np.ndarray = experiment.world.data.images
+        return bool(images.flags.owndata), bool(images.flags.writeable)
+
+    assert ray_module.get(owns.remote(reference)) == (False, False)
+
+
+def test_a_node_by_node_check_refuses_fractions_that_fit_only_in_sum() -> None:
+    nodes = [{"CPU": 8.0, "GPU": 2.0}]
+    check_fits(nodes, ClusterNeeds(actors=4, gpus_per_client=0.5))
+    with pytest.raises(ResourceError, match="no room for client actor 4"):
+        check_fits(nodes, ClusterNeeds(actors=5, gpus_per_client=0.5))
+    with pytest.raises(ResourceError, match="largest of 2 nodes has 1 CPU"):
+        check_fits([{"CPU": 1.0}, {"CPU": 1.0}], ClusterNeeds(actors=1, cpus_per_client=2.0))

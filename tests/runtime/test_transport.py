@@ -1,0 +1,86 @@
+"""The shared-memory exchange gives the bits of a sum in one process, and notices who is gone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedsweep.errors import WorkerLost
+from fedsweep.runtime.transport import SharedMemoryExchange, make_group_files
+from fedsweep.runtime.worker import Alone
+from fedsweep.streams import stream
+
+VALUES = 1003
+CLIENTS = (0, 2, 3, 5, 8)
+
+
+def vectors(dtype: torch.dtype) -> dict[int, torch.Tensor]:
+    generator = stream(7, "vectors").torch()
+    return {k: torch.randn(VALUES, generator=generator, dtype=dtype) for k in CLIENTS}
+
+
+def member(folder: str, index: int, size: int, dtype: torch.dtype, gate, pipe, rounds: int) -> None:  # type: ignore[no-untyped-def]
+    torch.set_num_threads(1)
+    exchange = SharedMemoryExchange(
+        folder, index=index, size=size, num_values=VALUES, capacity=len(CLIENTS), dtype=dtype
+    )
+    gate.wait()
+    exchange.connect()
+    gate.wait()
+    own = {k: v for k, v in vectors(dtype).items() if k % size == index}
+    out = torch.empty(VALUES, dtype=dtype)
+    try:
+        for number in range(rounds):
+            weights = [1 / (k + number + 1) for k in range(len(CLIENTS))]
+            exchange.mean(own, CLIENTS, weights, out)
+        pipe.send(out.numpy())
+    except WorkerLost as lost:
+        pipe.send(str(lost))
+
+
+def start(tmp_path: Path, size: int, dtype: torch.dtype, rounds: int):  # type: ignore[no-untyped-def]
+    make_group_files(tmp_path, num_values=VALUES, capacity=len(CLIENTS), dtype=dtype)
+    context = multiprocessing.get_context("fork")
+    gate = context.Barrier(size)
+    pipes, processes = [], []
+    for index in range(size):
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=member, args=(str(tmp_path), index, size, dtype, gate, theirs, rounds), daemon=True
+        )
+        process.start()
+        pipes.append(ours)
+        processes.append(process)
+    return pipes, processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [2, 3])
+def test_members_get_the_bits_of_a_sum_in_one_process(tmp_path: Path, size: int, dtype: torch.dtype) -> None:
+    rounds = 50
+    pipes, processes = start(tmp_path, size, dtype, rounds)
+    expected = torch.empty(VALUES, dtype=dtype)
+    Alone().mean(vectors(dtype), CLIENTS, [1 / (k + rounds) for k in range(len(CLIENTS))], expected)
+    for pipe, process in zip(pipes, processes, strict=True):
+        assert pipe.poll(30)
+        found = pipe.recv()
+        assert isinstance(found, np.ndarray)
+        assert found.tobytes() == expected.numpy().tobytes()
+        process.join(10)
+
+
+@pytest.mark.slow
+def test_a_killed_member_is_noticed_by_the_others(tmp_path: Path) -> None:
+    pipes, processes = start(tmp_path, 3, torch.float32, 10**9)
+    assert not pipes[0].poll(1.0)  # they are under way
+    os.kill(processes[1].pid, signal.SIGKILL)
+    for index in (0, 2):
+        assert pipes[index].poll(10)
+        assert "gone" in pipes[index].recv()

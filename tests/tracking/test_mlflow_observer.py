@@ -1,0 +1,412 @@
+"""Runs in MLflow: every point once, whatever happens on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.entities import Metric, Run
+from mlflow.tracking import MlflowClient
+
+from fedsweep.records import RoundRecord
+from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.tracking import mlflow_observer
+from fedsweep.tracking.mlflow_observer import MlflowObserver
+from fedsweep.tracking.mlflow_run import MlflowRun
+from fedsweep.tracking.observers import RunInfo
+from fedsweep.tracking.store import open_store, sqlite_uri
+
+CONFIG = {"name": "run", "seed": 0, "scenario.dataset": "digits", "scenario.root": None, "training.lr": 1e-3}
+TAGS = {"fedsweep.git_commit": "abc", "fedsweep.config_hash": "123", "fedsweep.method": "fedavg"}
+
+
+def record(round: int, *, attempt: int = 0, **values: Any) -> RoundRecord:
+    """A round that sends 1200 bytes; another attempt at it happens at another time."""
+    full = RoundRecord(
+        round=round,
+        timestamp_ms=1_700_000_000_000 + 1000 * round + attempt,
+        test_accuracy=0.1 * round,
+        test_loss=1.0 / round,
+        validation_accuracy=None,
+        train_loss=2.0,
+        lr=0.1,
+        cohort=(0, 1),
+        high_frequency=None,
+        kl_divergence=None,
+        attendees=(0, 1),
+        sync_points=1,
+        values_up=150,
+        values_down=150,
+        bytes_up=600,
+        bytes_down=600,
+        over_budget=None,
+        comm_cost=300,
+        comm_ratio=0.5,
+        local_steps=4,
+        flops=10,
+        fwd_macs_per_sample=None,
+        sim_time_s=None,
+        wall_time_s=0.1 + attempt,
+        eval_time_s=0.1,
+        server_time_s=0.1,
+        aggregation_weights=(0.5, 0.5),
+    )
+    return replace(full, **values)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    run = RunFolder.create(tmp_path / "run", overwrite=False)
+    run.write_config("name: run\nscenario: {}\nmethod: {name: fedavg}\n")
+    return run.path
+
+
+class Watched:
+    """An observer with a clock of its own, and what it warned of."""
+
+    def __init__(self, store: Path, **options: Any) -> None:
+        self.now = 0.0
+        self.warnings: list[str] = []
+        options = {"plots": False, "final_patience_s": 0.0, **options}
+        self.observer = MlflowObserver(
+            sqlite_uri(store), experiment="fedsweep", warn=self.warnings.append, clock=lambda: self.now, **options
+        )
+
+    def start(self, folder: Path, *, records: tuple[RoundRecord, ...] = (), **values: Any) -> MlflowObserver:
+        values = {"config": CONFIG, "tags": TAGS, **values}
+        self.observer.check()
+        info = RunInfo(name="run", folder=folder, planned_rounds=9, records=records, **values)
+        self.observer.started(info)
+        return self.observer
+
+
+def stored(store: Path, observer: MlflowObserver) -> tuple[MlflowClient, Run]:
+    assert observer.run_id is not None
+    client = open_store(sqlite_uri(store))
+    return client, client.get_run(observer.run_id)
+
+
+def points(store: Path, observer: MlflowObserver, key: str) -> list[tuple[int, float]]:
+    client, run = stored(store, observer)
+    history: list[Metric] = client.get_metric_history(run.info.run_id, key)
+    return sorted((metric.step, metric.value) for metric in history)
+
+
+def number_of_runs(store: Path) -> int:
+    with contextlib.closing(sqlite3.connect(store)) as connection:
+        return int(connection.execute("SELECT count(*) FROM runs").fetchone()[0])
+
+
+@contextlib.contextmanager
+def locked(store: Path) -> Iterator[None]:
+    with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield
+        other.execute("ROLLBACK")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow_observer, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(mlflow_observer, "_RETRY_S", 0.01)
+
+
+def test_rounds_become_metrics_by_round_and_by_bytes(store: Path, folder: Path) -> None:
+    observer = Watched(store).start(folder)
+    observer.round_done(record(1, extra={"rank (mean)": 3.0}))
+    observer.round_done(record(2, test_accuracy=0.05))
+    observer.finished("finished", {})
+    _, run = stored(store, observer)
+    assert run.info.status == "FINISHED" and run.info.run_name == "run"
+    assert points(store, observer, "test_accuracy") == [(1, 0.1), (2, 0.05)]
+    assert points(store, observer, "best_test_accuracy") == [(1, 0.1), (2, 0.1)]
+    assert points(store, observer, "total_bytes") == [(1, 1200.0), (2, 2400.0)]
+    assert points(store, observer, "by_bytes/test_accuracy") == [(1, 0.1), (2, 0.05)]
+    assert points(store, observer, "rank _mean_") == [(1, 3.0)]
+    scalars = {name for name, value in vars(record(1)).items() if isinstance(value, int | float)}
+    expected = scalars - {"round", "timestamp_ms"} | {"total_bytes", "best_test_accuracy", "rank _mean_"}
+    by_bytes = {f"by_bytes/{name}" for name in ("test_accuracy", "test_loss", "train_loss")}
+    assert set(run.data.metrics) == expected | by_bytes
+
+
+def test_the_step_by_bytes_is_in_kilobytes_sent_so_far(store: Path, folder: Path) -> None:
+    observer = Watched(store).start(folder)
+    for number in (1, 2, 3):
+        observer.round_done(record(number, bytes_up=1_000_000, bytes_down=500))
+    observer.finished("finished", {})
+    assert [step for step, _ in points(store, observer, "by_bytes/test_loss")] == [1000, 2001, 3001]
+
+
+def test_points_carry_the_rounds_time(store: Path, folder: Path) -> None:
+    observer = Watched(store).start(folder)
+    observer.round_done(record(1))
+    observer.finished("finished", {})
+    client, run = stored(store, observer)
+    (point,) = client.get_metric_history(run.info.run_id, "lr")
+    assert point.timestamp == record(1).timestamp_ms
+
+
+def test_configuration_and_facts_become_params_tags_and_an_input(store: Path, folder: Path) -> None:
+    config = CONFIG | {f"key{n}": n for n in range(250)} | {"long": "x" * 7000, "tracking.uri": "mysql://u:pw@h/db"}
+    config |= {"empty": "", "listed": [1, None], "odd[key]": True}
+    observer = Watched(store, tags={"mlflow.parentRunId": "p"}).start(folder, config=config)
+    _, run = stored(store, observer)
+    params = run.data.params
+    assert len(params) == len(config)
+    assert (params["training.lr"], params["scenario.root"], params["key249"]) == ("0.001", "null", "249")
+    assert (params["listed"], params["odd_key_"], params["empty"]) == ("[1, null]", "true", "")
+    assert len(params["long"]) == 6000 and params["tracking.uri"] == "mysql://u:***@h/db"
+    tags = run.data.tags
+    assert TAGS.items() <= tags.items() and tags["mlflow.source.git.commit"] == "abc"
+    assert tags["mlflow.parentRunId"] == "p" and tags["fedsweep.folder"] == str(folder)
+    (used,) = run.inputs.dataset_inputs
+    assert used.dataset.name == "digits" and used.tags[0].value == "training"
+
+
+def test_the_same_world_is_the_same_input(store: Path, tmp_path: Path) -> None:
+    digests = []
+    for number, change in enumerate(({}, {"scenario.root": "/data", "seed": 1}, {"scenario.clients": 3})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        observer = Watched(store).start(folder, config=CONFIG | change)
+        digests.append(stored(store, observer)[1].inputs.dataset_inputs[0].dataset.digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_files_and_plots_become_artifacts_beside_the_store(store: Path, folder: Path) -> None:
+    observer = Watched(store, plots=True).start(folder)
+    observer.round_done(record(1))
+    RunFolder(folder).write_rounds([record(1)])
+    RunFolder(folder).write_result({"status": "finished"})
+    observer.finished("finished", {})
+    client, run = stored(store, observer)
+    names = {item.path for item in client.list_artifacts(run.info.run_id)}
+    assert names == {"config.yaml", "result.json", "rounds.parquet", "plots"}
+    plots = {item.path for item in client.list_artifacts(run.info.run_id, "plots")}
+    assert plots == {"plots/learning_curves.png", "plots/accuracy_against_bytes.png"}
+    assert str(run.info.artifact_uri).startswith(str(store.parent / "mlartifacts" / "fedsweep"))
+
+
+@pytest.mark.parametrize(("status", "expected"), [("killed", "KILLED"), ("failed", "FAILED")])
+def test_a_run_ends_as_it_ended(store: Path, folder: Path, status: str, expected: str) -> None:
+    observer = Watched(store).start(folder)
+    assert stored(store, observer)[1].info.status == "RUNNING"
+    observer.finished(status, {})
+    assert stored(store, observer)[1].info.status == expected
+
+
+def test_a_run_that_failed_before_it_started_leaves_no_trace(store: Path) -> None:
+    Watched(store).observer.finished("failed", {})
+    assert number_of_runs(store) == 0
+
+
+def test_a_resumed_run_goes_on_with_every_point_once(store: Path, folder: Path) -> None:
+    """Rounds 1 to 5 are logged; the checkpoint holds 3, so 4 and 5 are played again, at another time, then 6."""
+    first = Watched(store).start(folder)
+    for number in range(1, 6):
+        first.round_done(record(number))
+    first.checkpointed(5)
+    second = Watched(store).start(folder, records=tuple(record(n) for n in (1, 2, 3)), resumed_from=3)
+    assert second.run_id == first.run_id and stored(store, second)[1].info.status == "RUNNING"
+    for number in range(4, 7):
+        second.round_done(record(number, attempt=1))
+    second.finished("finished", {})
+    _, run = stored(store, second)
+    for key in run.data.metrics:
+        steps = Counter(step for step, _ in points(store, second, key))
+        assert sorted(steps.elements()) == ([1, 2, 3, 4, 6, 7] if key.startswith("by_bytes/") else [1, 2, 3, 4, 5, 6])
+    assert number_of_runs(store) == 1 and run.info.end_time is not None
+
+
+def test_steps_that_several_rounds_share_are_kept_apart_on_a_resume(store: Path, folder: Path) -> None:
+    """Rounds of 100 bytes: many have the step 0 by kB sent."""
+    small = {"bytes_up": 50, "bytes_down": 50}
+    first = Watched(store).start(folder)
+    for number in (1, 2):
+        first.round_done(record(number, **small))
+    first.checkpointed(2)
+    second = Watched(store).start(folder, records=(record(1, **small),), resumed_from=1)
+    for number in (2, 3):
+        second.round_done(record(number, attempt=1, **small))
+    second.finished("finished", {})
+    accuracies = points(store, second, "by_bytes/test_accuracy")
+    assert accuracies == [(0, pytest.approx(0.1)), (0, pytest.approx(0.2)), (0, pytest.approx(0.3))]
+
+
+def test_what_was_never_logged_is_logged_on_a_resume(store: Path, folder: Path) -> None:
+    second = Watched(store).start(folder, records=(record(1), record(2)), resumed_from=2)
+    assert [step for step, _ in points(store, second, "lr")] == [1, 2]
+
+
+def test_a_resume_with_another_config_keeps_the_params(store: Path, folder: Path) -> None:
+    Watched(store).start(folder)
+    watched = Watched(store)
+    second = watched.start(folder, config=CONFIG | {"seed": 7, "new": 1})
+    params = stored(store, second)[1].data.params
+    assert (params["seed"], params["new"], watched.warnings) == ("0", "1", [])
+
+
+@pytest.mark.parametrize("spoil", ["{", "[]", '{"uri": "http://elsewhere", "run_id": "x"}', "deleted", "unknown"])
+def test_without_the_earlier_run_a_new_one_has_everything(store: Path, folder: Path, spoil: str) -> None:
+    first = Watched(store).start(folder)
+    assert first.run_id is not None
+    ids = json.loads((folder / "mlflow.json").read_text())
+    if spoil == "deleted":
+        open_store(sqlite_uri(store)).delete_run(first.run_id)
+    else:
+        text = json.dumps(ids | {"run_id": "0" * 32}) if spoil == "unknown" else spoil
+        (folder / "mlflow.json").write_text(text)
+    watched = Watched(store)
+    second = watched.start(folder, records=(record(1),))
+    assert second.run_id != first.run_id and watched.warnings == []
+    assert json.loads((folder / "mlflow.json").read_text()) == ids | {"run_id": second.run_id}
+    assert points(store, second, "lr") == [(1, 0.1)]
+
+
+def test_infinite_figures_are_nan_and_a_tag(store: Path, folder: Path) -> None:
+    observer = Watched(store).start(folder)
+    observer.round_done(record(1, test_loss=math.nan, test_accuracy=math.nan))
+    observer.round_done(record(2, test_loss=math.inf))
+    observer.round_done(record(3, test_loss=math.inf))
+    observer.finished("finished", {})
+    losses = points(store, observer, "test_loss")
+    assert [step for step, _ in losses] == [1, 2, 3] and all(math.isnan(value) for _, value in losses)
+    assert points(store, observer, "best_test_accuracy") == [(2, 0.2), (3, pytest.approx(0.3))]
+    tags = stored(store, observer)[1].data.tags
+    assert {key: value for key, value in tags.items() if key.startswith("infinite.")} == {
+        "infinite.test_loss": "inf in round 2"
+    }
+
+
+def test_short_rounds_are_written_together(store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    log_points = MlflowRun.log_points
+
+    def counted(run: MlflowRun, batch: Any, tags: Any) -> None:
+        sizes.append(len(batch))
+        log_points(run, batch, tags)
+
+    monkeypatch.setattr(MlflowRun, "log_points", counted)
+    watched = Watched(store, flush_s=2.0)
+    observer = watched.start(folder)
+    for number in range(1, 81):
+        watched.now += 0.05
+        observer.round_done(record(number))
+    assert len(sizes) == 2  # after 2 s and after 4 s
+    observer.checkpointed(80)
+    observer.finished("finished", {})
+    assert max(sizes) <= 1000 and len(sizes) <= 5
+    assert [step for step, _ in points(store, observer, "lr")] == list(range(1, 81))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_training_goes_on_while_the_store_is_locked(store: Path, folder: Path) -> None:
+    watched = Watched(store)
+    observer = watched.start(folder)
+    with locked(store):
+        for number in range(1, 6):
+            watched.now += 100
+            observer.round_done(record(number))
+            observer.checkpointed(number)
+    assert len(watched.warnings) == 1 and "locked" in watched.warnings[0] and "\n" not in watched.warnings[0]
+    watched.now += 100
+    observer.round_done(record(6))
+    observer.finished("finished", {})
+    assert [step for step, _ in points(store, observer, "lr")] == [1, 2, 3, 4, 5, 6]
+    assert len(watched.warnings) == 1 and stored(store, observer)[1].info.status == "FINISHED"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_store_locked_at_the_start_gets_the_run_later(store: Path, folder: Path) -> None:
+    watched = Watched(store)
+    watched.observer.check()
+    info = RunInfo(name="run", folder=folder, config=CONFIG, planned_rounds=1)
+    with locked(store):
+        watched.observer.started(info)
+        watched.observer.round_done(record(1))
+        assert watched.observer.run_id is None
+    watched.observer.finished("finished", {})
+    _, run = stored(store, watched.observer)
+    assert run.info.status == "FINISHED" and run.data.params["seed"] == "0"
+    assert points(store, watched.observer, "lr") == [(1, 0.1)]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_is_missing_in_the_end_is_said_in_one_line(store: Path, folder: Path) -> None:
+    watched = Watched(store)
+    observer = watched.start(folder)
+    watched.now = 10
+    observer.round_done(record(1))
+    store.rename(store.with_name("gone"))
+    store.mkdir()
+    for number in (2, 3):
+        watched.now += 100
+        observer.round_done(record(number))
+    observer.finished("finished", {})
+    first, last = watched.warnings
+    assert "training goes on" in first
+    assert "lacks rounds 2 to 3, its files and its status" in last and str(folder) in last and "\n" not in last
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_failed_try_is_paid_for_with_a_long_pause(store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(store, flush_s=1.0)
+    observer = watched.start(folder)
+    tries: list[float] = []
+
+    def slow(*_: object, **__: object) -> None:
+        tries.append(watched.now)
+        watched.now += 20
+        raise OSError("the server is gone")
+
+    monkeypatch.setattr(mlflow_observer, "probe_store", slow)
+    for number in range(1, 300):
+        watched.now += 1
+        observer.round_done(record(number))
+    assert [later - earlier for earlier, later in zip(tries, tries[1:], strict=False)] == [220.0]
+
+
+def test_artifacts_that_fail_do_not_keep_the_run_open(
+    store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(MlflowRun, "log_file", full)
+    watched = Watched(store)
+    observer = watched.start(folder)
+    observer.finished("finished", {})
+    assert stored(store, observer)[1].info.status == "FINISHED"
+    assert len(watched.warnings) == 1 and "lacks some of its files (no space left" in watched.warnings[0]
+
+
+def test_a_points_batch_that_fails_is_not_taken_for_logged(store: Path, folder: Path) -> None:
+    first = Watched(store).start(folder)
+    first.round_done(record(1))
+    first.checkpointed(1)
+    run = MlflowRun.begin(sqlite_uri(store), experiment="fedsweep", name="run", tags={}, folder=folder)
+    assert run.seen["lr"] == Counter({1: 1})
+    row = mlflow_observer.Row(record=record(1, attempt=1), total_bytes=1200, best_test_accuracy=None)
+    with pytest.raises(Exception, match="Tag"):
+        run.log_points(row.points(), {"": "an empty name is no tag"})
+    assert run.seen["lr"] == Counter({1: 1})
+    run.log_points(row.points(), {})
+    assert points(store, first, "lr") == [(1, 0.1)]
+
+
+def test_a_sweep_has_a_parent_run(store: Path, folder: Path, tmp_path: Path) -> None:
+    parent = MlflowRun.begin(sqlite_uri(store), experiment="fedsweep", name="sweep", tags={}, folder=tmp_path)
+    child = Watched(store, tags={"mlflow.parentRunId": parent.run_id}).start(folder)
+    child.finished("finished", {})
+    parent.end("finished")
+    client, run = stored(store, child)
+    found = client.search_runs([run.info.experiment_id], f"tags.mlflow.parentRunId = '{parent.run_id}'")
+    assert [item.info.run_id for item in found] == [child.run_id]

@@ -1,0 +1,27 @@
+"""The observers' interface."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from fedsweep.tracking.observers import InMemory, RunInfo
+
+
+def test_what_is_told_is_kept(tmp_path: Path) -> None:
+    observer = InMemory()
+    observer.check()
+    info = RunInfo(name="run", folder=tmp_path, config={}, planned_rounds=2)
+    observer.started(info)
+    observer.message("an actor was replaced")
+    observer.checkpointed(1)
+    observer.finished("killed", {"status": "killed"})
+    assert observer.info is info and observer.checkpoints == [1] and observer.messages == ["an actor was replaced"]
+    assert observer.status == "killed" and observer.result == {"status": "killed"}
+
+
+def test_tracking_imports_without_mlflow() -> None:
+    modules = "observers, fedsweep.tracking.factory, fedsweep.tracking.mlflow_observer, fedsweep.tracking.ui"
+    code = f"import sys, fedsweep.tracking.{modules}; sys.exit(bool({{'mlflow', 'pyarrow', 'matplotlib'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,185 @@
+"""Which store a run writes to, and whether it is there: found out quickly, and before anything is written."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import multiprocessing
+import os
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsweep.errors import ConfigError, ResourceError
+from fedsweep.tracking.store import check_store, open_store, probe_store, redacted, resolve_uri, sqlite_uri
+
+OUT = Path("/runs/a b/run")
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        yield int(held.getsockname()[1])
+
+
+def test_without_an_address_the_store_lies_above_the_run() -> None:
+    assert resolve_uri(None, out=OUT) == "sqlite:////runs/a b/mlflow.db"
+
+
+def test_addresses_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_uri("sqlite:///my.db", out=OUT) == f"sqlite:///{tmp_path}/my.db"
+    assert resolve_uri(None, out=Path("runs/x")) == f"sqlite:///{tmp_path}/runs/mlflow.db"
+    for uri in ("http://localhost:5000", "postgresql+psycopg2://u@h/db", "databricks"):
+        assert resolve_uri(uri, out=OUT) == uri
+
+
+def test_none_means_no_tracking() -> None:
+    assert resolve_uri("none", out=OUT) is None
+
+
+@pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "./mlruns", "/abs/mlruns", "mlruns"])
+def test_file_stores_are_refused_with_the_reason(uri: str) -> None:
+    with pytest.raises(ConfigError, match=r"tracking\.uri: .*file store.*migrate-filestore"):
+        resolve_uri(uri, out=OUT)
+
+
+@pytest.mark.parametrize("uri", ["sqlite://", "sqlite:///:memory:", "sqlite:///", "ftp://user:secret@host/x"])
+def test_addresses_of_no_store_are_refused(uri: str) -> None:
+    with pytest.raises(ConfigError, match=r"tracking\.uri: ") as caught:
+        resolve_uri(uri, out=OUT)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["what?", "100%25"])
+def test_paths_that_mlflow_misreads_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="MLflow misreads"):
+        resolve_uri(None, out=Path("/runs") / name / "run")
+
+
+def test_passwords_are_blotted_out() -> None:
+    assert redacted("see mysql://me:pw@host/db?x=a:b@c") == "see mysql://me:***@host/db?x=a:b@c"
+    assert redacted("http://host:80/a@b") == "http://host:80/a@b"
+
+
+def test_checking_a_store_that_is_not_there_yet_writes_nothing(tmp_path: Path) -> None:
+    check_store(sqlite_uri(tmp_path / "deep" / "below" / "mlflow.db"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checking_a_store_leaves_it_as_it_is(store: Path) -> None:
+    before = store.read_bytes()
+    check_store(sqlite_uri(store))
+    assert store.read_bytes() == before and os.listdir(store.parent) == ["mlflow.db"]
+
+
+def test_a_store_below_a_file_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError, match=r"file/mlflow\.db cannot be used: .*not a folder"):
+        check_store(sqlite_uri(tmp_path / "file" / "mlflow.db"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_store_that_may_not_be_written_cannot_be_used(store: Path) -> None:
+    store.chmod(0o400)
+    with pytest.raises(ResourceError, match="no permission to write"):
+        check_store(sqlite_uri(store))
+
+
+def test_a_file_that_is_no_database_cannot_be_used(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    path.write_text("no database " * 100)
+    with pytest.raises(ResourceError, match="file is not a database"):
+        check_store(sqlite_uri(path))
+
+
+def test_another_programs_database_is_let_be(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE recipes (name)")
+    before = path.read_bytes()
+    with pytest.raises(ResourceError, match="a database of another program"):
+        check_store(sqlite_uri(path))
+    assert path.read_bytes() == before
+
+
+def test_a_store_of_another_mlflow_cannot_be_used(store: Path) -> None:
+    with contextlib.closing(sqlite3.connect(store)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'from the future'")
+    with pytest.raises(ResourceError, match=r"tracking\.uri: the store .* cannot be used") as caught:
+        check_store(sqlite_uri(store))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_locked_store_is_waited_for_a_moment_only(store: Path) -> None:
+    with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        began = time.monotonic()
+        with pytest.raises(ResourceError, match="database is locked"):
+            probe_store(sqlite_uri(store), patience_s=0.05)
+        assert time.monotonic() - began < 2
+        other.execute("ROLLBACK")
+    probe_store(sqlite_uri(store))
+
+
+def test_a_deleted_experiment_is_named(store: Path) -> None:
+    client = open_store(sqlite_uri(store))
+    number = client.create_experiment("gone")
+    client.delete_experiment(number)
+    with pytest.raises(ResourceError, match=f"'gone' is deleted.*--experiment-id {number}"):
+        check_store(sqlite_uri(store), experiment="gone")
+
+
+def test_a_server_that_is_not_there_is_found_out_quickly(closed_port: int, silent_port: int) -> None:
+    began = time.monotonic()
+    with pytest.raises(ResourceError, match=r"cannot be used: .*refused.*; set tracking\.uri"):
+        check_store(f"http://me:secret@127.0.0.1:{closed_port}")
+    with pytest.raises(ResourceError, match="timed out"):
+        probe_store(f"http://127.0.0.1:{silent_port}", patience_s=0.05)
+    with pytest.raises(ResourceError, match="refused"):
+        check_store(f"postgresql://me:secret@127.0.0.1:{closed_port}/db")
+    assert time.monotonic() - began < 5
+
+
+def test_any_server_that_answers_is_there() -> None:
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(401)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    asked: list[str] = []
+    with http.server.HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        probe_store(f"http://me:secret@127.0.0.1:{server.server_port}/prefix/")
+        thread.join()
+    assert asked == ["/prefix/health"]
+
+
+def _open_in_process(uri: str) -> int:
+    return len(open_store(uri).search_experiments())
+
+
+@pytest.mark.slow
+def test_a_fresh_store_survives_being_opened_by_several_processes_at_once(tmp_path: Path) -> None:
+    uri = sqlite_uri(tmp_path / "mlflow.db")
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        assert pool.map(_open_in_process, [uri] * 4, chunksize=1) == [1] * 4
+    check_store(uri)
