@@ -169,6 +169,7 @@ class GeneticGroup(SizedGroupChooser):
 
         # What scikit-opt's set_run_mode does: all individuals in one call.
         divergence.__dict__["mode"] = "vectorization"
+
         def members_amiss(single_E: Floats) -> float:
             size = float(single_E.sum())
             return low - size if low == high else max(low - size, size - high)

@@ -60,10 +60,13 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", metavar="", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
     debug: Annotated[
-        bool, typer.Option(_DEBUG, help="Show the traceback of an error; stands anywhere on the line.")
+        bool, typer.Option(_DEBUG, metavar="", help="Show the traceback of an error; stands anywhere on the line.")
     ] = False,
 ) -> None:
     del version, debug
@@ -120,6 +123,8 @@ def explain(error: Exception) -> tuple[str, int]:
 
 def _usage(error: Exception) -> str:
     said: str = error.format_message()  # type: ignore[attr-defined]
+    if near := getattr(error, "possibilities", None):
+        said = f"no such option: {getattr(error, 'option_name', '')}; did you mean {near[0]}?"
     text = re.sub(r"\s*\n\s*", " ", said.strip()).rstrip(".")
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "fedsweep"

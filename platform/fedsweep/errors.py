@@ -9,6 +9,7 @@
     +-- RunError (RuntimeError)           the run failed on its way: exit code 1
         +-- ClientJobError                a client's work failed; names client, round and step
         +-- WorkerLost                    a client actor died or hangs (the fleet replaces it)
+        +-- MemoryLost                    what clients remember was lost with a node (the run goes back)
         +-- InvariantError                the engine or a component broke a promise
 
 A message states the rule, the values seen, and the way out.
@@ -78,6 +79,10 @@ def _rebuild_client_job_error(client: int, round: int, step: int, reason: str) -
 
 class WorkerLost(RunError):
     """A client actor died or does not answer; its unfinished work is lost."""
+
+
+class MemoryLost(RunError):
+    """What clients remember was on a node that is gone; the run goes back to its last checkpoint."""
 
 
 class InvariantError(RunError):

@@ -58,7 +58,7 @@ def test_accuracy_is_drawn_against_all_bytes_so_far(tmp_path: Path, figures: lis
     plot_accuracy_against_bytes([tmp_path], tmp_path / "plot.png")
     (axes,) = figures[0].axes
     (line,) = axes.lines
-    assert line.get_xydata().tolist() == [[100.0, 0.1], [300.0, 0.3]]
+    assert np.asarray(line.get_xydata()).tolist() == [[100.0, 0.1], [300.0, 0.3]]
     assert axes.get_xscale() == "log"
     assert (tmp_path / "plot.png").read_bytes().startswith(PNG)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import sys
@@ -157,12 +158,14 @@ def test_a_client_that_diverges_names_client_round_and_step(ray_module: Any, tmp
 def test_an_embedded_cluster_listens_on_loopback_alone(ray_module: Any) -> None:
     del ray_module
     family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    listening = [
-        connection.laddr.ip.removeprefix("::ffff:")
-        for process in family
-        for connection in process.net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
+    listening = []
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            listening += [
+                connection.laddr.ip.removeprefix("::ffff:")
+                for connection in process.net_connections(kind="inet")
+                if connection.status == psutil.CONN_LISTEN
+            ]
     assert listening, "the cluster must listen somewhere"
     assert {ip for ip in listening if not ip.startswith("127.") and ip != "::1"} == set()
 

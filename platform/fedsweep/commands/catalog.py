@@ -17,7 +17,7 @@ LIST_EXAMPLES = examples("fedsweep list methods", "fedsweep list presets")
 SHOW_EXAMPLES = examples(
     "fedsweep show dynamicfl",
     "fedsweep show quickstart/dynamicfl",
-    "fedsweep show --json-schema > fedsweep.schema.json     (for editors)",
+    "fedsweep show --json-schema > fedsweep.schema.json",
 )
 
 
@@ -60,7 +60,8 @@ def show(
         str | None, typer.Argument(metavar="NAME", help="Anything that [b]fedsweep list[/b] lists.")
     ] = None,
     json_schema: Annotated[
-        bool, typer.Option("--json-schema", help="Print the JSON Schema of configuration files, for editors.")
+        bool,
+        typer.Option("--json-schema", metavar="", help="Print the JSON Schema of configuration files, for editors."),
     ] = False,
 ) -> None:
     """Show one of the things that can be named: its parameters, types, defaults and source."""
@@ -75,7 +76,8 @@ def show(
     found = [(kind, entry) for kind, entries in everything.items() for entry in entries if entry.name == name]
     if not found:
         names = {entry.name for entries in everything.values() for entry in entries}
-        raise ConfigError(unknown_name("name", name, names))
+        said, _, _ = unknown_name("name", name, names).partition(" (known: ")
+        raise ConfigError(f"{said} (all names: fedsweep list {' | '.join(KINDS)})")
     for kind, entry in found:
         _print_entry(kind.removesuffix("s"), entry)
 
@@ -141,7 +143,17 @@ def _methods() -> list[Named]:
 def _datasets() -> list[Named]:
     from fedsweep.world.datasets import DATASETS
 
-    return [Named(name=name, summary=entry.summary, source=entry.source) for name, entry in DATASETS.items()]
+    return [
+        Named(name=name, summary=entry.summary, source=entry.source, text=_bound(_whereabouts, name))
+        for name, entry in DATASETS.items()
+    ]
+
+
+def _whereabouts(name: str) -> str:
+    from fedsweep.world.datasets import default_root, is_present
+
+    where = f"in {default_root()}" if is_present(name, root=None) else f"not in {default_root()} (fetched when used)"
+    return f"files: {where}; another folder is set as scenario.root"
 
 
 def _models() -> list[Named]:

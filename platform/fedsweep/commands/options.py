@@ -18,11 +18,10 @@ Overrides = Annotated[
         help="Set a dotted key to a YAML value; may be repeated, and of the same key the last one wins.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the last line only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Print the last line only.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a picture into this file.")]
 
 
 def examples(*lines: str) -> str:
     """The epilog of a command's help: one example per line."""
-    escaped = [line.replace("[", r"\[") for line in lines]
-    return "\n\n".join(["[b]Examples[/b]", *(f"  {line}" for line in escaped)])
+    return "\n\n".join(["[b]Examples[/b]", *(line.replace("[", r"\[") for line in lines)])

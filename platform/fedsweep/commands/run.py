@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "fedsweep run quickstart/dynamicfl",
     "fedsweep run my.yaml --set training.rounds=50 --set 'method={name: fedprox, mu: 0.1}' --out runs/prox",
-    "fedsweep run my.yaml --dry-run > resolved.yaml     (nothing runs; checks all, forecasts the cost)",
-    "fedsweep run --resume runs/prox                    (goes on from the newest checkpoint)",
+    "fedsweep run my.yaml --dry-run > resolved.yaml",
+    "fedsweep run --resume runs/prox",
 )
 
 
@@ -37,11 +37,19 @@ def run(
         Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print configuration and forecast, write nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", metavar="", help="Check everything, print configuration and forecast, write nothing."
+        ),
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that --out holds.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", metavar="", help="Replace the run that --out holds.")
+    ] = False,
     dashboard: Annotated[
-        bool, typer.Option("--dashboard", help="Start Ray's dashboard on 127.0.0.1; needs fedsweep[dashboard].")
+        bool,
+        typer.Option(
+            "--dashboard", metavar="", help="Start Ray's dashboard on 127.0.0.1; needs the extra 'dashboard'."
+        ),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -74,8 +82,8 @@ def _run_new(
     quiet: bool,
 ) -> None:
     from fedsweep.config.load import load_config
-    from fedsweep.runtime.run_folder import RunFolder
     from fedsweep.running import check_resources, default_folder
+    from fedsweep.runtime.run_folder import RunFolder
 
     loaded = load_config(config, overrides)
     folder = (out or default_folder(loaded)).expanduser().absolute()
@@ -180,6 +188,7 @@ def _print_forecast(plan: Plan) -> None:
     cost = forecast(plan.experiment, num_actors=max(1, plan.num_actors))
     about = "" if cost.exact else "about "
     where = f"{plan.num_actors} Ray client actors" if plan.num_actors else "this process"
+    clock = "none, without scenario.devices" if cost.sim_time_s is None else f"{about}{cost.sim_time_s:,.1f} s"
     lines = [
         f"rounds: {cost.rounds}, at most",
         f"runs in: {where}",
@@ -187,7 +196,7 @@ def _print_forecast(plan: Plan) -> None:
         f"local steps, all clients: {about}{cost.local_steps:,}",
         f"bytes sent, both ways: {about}{cost.total_bytes:,} (communication ratio {cost.comm_ratio:.4f})",
         f"training FLOPs: {about}{cost.flops:.3g}",
-        f"simulated time: {'none, without scenario.devices' if cost.sim_time_s is None else f'{about}{cost.sim_time_s:,.1f} s'}",
+        f"simulated time: {clock}",
         f"memory per actor, beside the program: {cost.memory_mb:,.1f} MB",
     ]
     print(plan.config.to_yaml() + "\n".join(["# forecast", *(f"#   {line}" for line in lines)]))

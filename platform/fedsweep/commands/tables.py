@@ -142,7 +142,7 @@ def select(
         str | None, typer.Option("--eligible", metavar="IDS", help="Rows that may be in it, from 0, comma-separated.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of everything random.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one line of JSON.")] = False,
 ) -> None:
     """Choose a high-frequency group whose labels, taken together, are close to everybody's.
 

@@ -164,7 +164,8 @@ class Experiment:
         if fixed is None and self.training.local_steps is not None:
             fixed = self.drawn(self.training.local_steps, "local_steps", client)
         if fixed is not None:
-            return fixed, batch, True
+            # A method's own single step (FedSGD) is on the client's whole set where the batch would hold more.
+            return fixed, batch, self.method.settings.local_steps is None
         if self.steps_are_equal():
             return self.equal_steps(), batch, True
         epochs = self.drawn(self.training.local_epochs, "local_epochs", client)

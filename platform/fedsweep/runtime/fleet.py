@@ -59,6 +59,7 @@ class Fleet(ABC):
         Raises:
             ClientJobError: A client's work failed.
             WorkerLost: A worker died or hangs; after :meth:`repair` the round can be begun again.
+            MemoryLost: What a client remembers is gone; only a checkpoint brings it back.
         """
 
     @abstractmethod

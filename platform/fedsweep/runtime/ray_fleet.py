@@ -20,7 +20,7 @@ import torch
 from ray import exceptions as ray_errors
 
 from fedsweep.components.probes import Probe
-from fedsweep.errors import ClientJobError, InputError, ResourceError, RunError, WorkerLost
+from fedsweep.errors import ClientJobError, InputError, MemoryLost, ResourceError, RunError, WorkerLost
 from fedsweep.records import State
 from fedsweep.runtime.engine import experiment_layout
 from fedsweep.runtime.experiment import Experiment, client_side
@@ -318,7 +318,7 @@ class RayFleet(Fleet):
                     lost[index] = f"client actor {index} does not answer"
                     pending.pop(index)
         self._pings.clear()
-        if failed:
+        if failed and not (lost and all(isinstance(error, MemoryLost) for error in failed)):
             raise min(failed, key=_blame)
         if lost:
             raise WorkerLost(", ".join(lost[k] for k in sorted(lost)))
@@ -330,8 +330,10 @@ class RayFleet(Fleet):
             lost.setdefault(index, str(error))
         except (ray_errors.RayActorError, ray_errors.WorkerCrashedError, ray_errors.OutOfMemoryError) as error:
             lost[index] = f"client actor {index} died ({type(error).__name__})"
-        except (ray_errors.ObjectLostError, ray_errors.NodeDiedError) as error:
-            lost[index] = f"client actor {index}'s answer is lost ({type(error).__name__})"
+        except ray_errors.NodeDiedError as error:
+            lost[index] = f"client actor {index}'s node died ({type(error).__name__})"
+        except ray_errors.ObjectLostError as error:
+            failed.append(MemoryLost(f"what clients of actor {index} remember is lost ({type(error).__name__})"))
         except ray_errors.RayTaskError as error:
             failed.append(error.cause if isinstance(error.cause, Exception) else error)
 
@@ -362,8 +364,15 @@ class RayFleet(Fleet):
         return dict(sorted(merged.items()))
 
     def fetch(self, handle: Handle) -> State:
-        """See :meth:`Fleet.fetch`."""
-        return ray.get(handle)
+        """See :meth:`Fleet.fetch`.
+
+        Raises:
+            MemoryLost: It was on a node that is gone.
+        """
+        try:
+            return ray.get(handle)
+        except ray_errors.ObjectLostError as error:
+            raise MemoryLost(f"what a client remembers is lost ({type(error).__name__})") from error
 
     def keep(self, memory: State) -> Handle:
         """See :meth:`Fleet.keep`."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsweep.errors import RunError
+from fedsweep.errors import MemoryLost, RunError
 from fedsweep.records import RoundRecord
 from fedsweep.runtime.checkpoint import CheckpointStore
 from fedsweep.runtime.engine import Engine
@@ -111,6 +111,8 @@ class RunSession:
         self._state: RunState | None = None
         self._stopped_by: str | None = None
         self._written = 0.0
+        self._reported = 0
+        self._went_back = -1
         self._saved_round = -1
         self._saving = threading.Lock()
 
@@ -134,6 +136,7 @@ class RunSession:
             else:
                 self._messages.append("no valid checkpoint: starting anew from config.yaml")
         self._state = start
+        self._reported = start.round
         self._write_clients()
         return Opened(
             records=start.records,
@@ -152,7 +155,10 @@ class RunSession:
         self._stopped_by = self._engine.finished_by(state)
         if self._stopped_by is not None:
             return Step(record=None, stopped_by=self._stopped_by, messages=self._taken_messages())
-        state, self._stopped_by = self._engine.advance(state)
+        try:
+            state, self._stopped_by = self._engine.advance(state)
+        except MemoryLost as lost:
+            return self._go_back(lost)
         if self._stopped_by is not None:
             return Step(record=None, stopped_by=self._stopped_by, messages=self._taken_messages())
         self._state = state
@@ -162,12 +168,25 @@ class RunSession:
             self.save()
         elif time.monotonic() - self._written > _WRITE_EVERY_S:
             self._write_rounds(state)
+        record = state.records[-1] if state.round > self._reported else None
+        self._reported = max(self._reported, state.round)
         return Step(
-            record=state.records[-1],
+            record=record,
             stopped_by=self._stopped_by,
             messages=self._taken_messages(),
             checkpointed=due,
         )
+
+    def _go_back(self, lost: MemoryLost) -> Step:
+        """Begin again from the newest checkpoint; rounds that were reported already are not reported again."""
+        if self._went_back == self._reported:
+            raise lost
+        self._went_back = self._reported
+        self._fleet.repair()
+        found = self._store.newest(keep_handle=self._fleet.keep)
+        self._state = self._engine.start() if found.state is None else found.state
+        self._messages.append(f"{lost}: going back to the checkpoint of round {self._state.round}")
+        return Step(record=None, stopped_by=None, messages=(*self._taken_messages(), *found.skipped))
 
     def save(self) -> int:
         """Write a checkpoint of the last finished round; returns its number. Safe to call from another thread."""

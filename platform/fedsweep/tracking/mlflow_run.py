@@ -162,8 +162,9 @@ class MlflowRun:
 
 
 def key_text(text: str) -> str:
-    """The text as a name that MLflow admits."""
-    return re.sub(r"[^A-Za-z0-9_.\-/: ]", "_", text)[:_KEY_CHARACTERS]
+    """The text as a name that MLflow admits: it may become a file's, so no part may be empty or lead elsewhere."""
+    parts = re.sub(r"[^A-Za-z0-9_.\-/: ]", "_", text)[:_KEY_CHARACTERS].split("/")
+    return "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
 
 
 def _value_text(value: Any) -> str:
