@@ -21,7 +21,8 @@ from fedsweep.records import RoundContext, State, SyncPoint
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.label_stats import population
 
-from .groups import GroupChooser, GroupProblem, RandomGroup
+from .group_registry import group_chooser
+from .groups import GroupChooser, GroupProblem
 
 _SOURCE = "DynamicFL (2024), Federated learning with dynamic communication resource allocation"
 
@@ -157,7 +158,8 @@ def dynamicfl(
     *,
     high_interval: str | int = "a",
     low_interval: str | int = "g",
-    group: Literal["random"] = "random",
+    group: Literal["dynacomm", "random", "exact", "exhaustive", "genetic"] = "dynacomm",
+    orders: int = 10,
     high_only: bool = False,
     sync_rule: SyncRule = "authors",
     idle_clients: Literal["exclude", "authors"] = "exclude",
@@ -175,14 +177,13 @@ def dynamicfl(
         idle_clients: With high_only, whether the others' unchanged models count in the round's average: exclude (the
             paper) or authors (their program).
     """
-    choosers: dict[str, GroupChooser] = {"random": RandomGroup()}
     return FederatedMethod(
         name="dynamicfl",
         source=_SOURCE,
         pacing=TwoSpeed(
             high=interval_of(high_interval, key="high_interval"),
             low=interval_of(low_interval, key="low_interval"),
-            group=choosers[group],
+            group=group_chooser(group, orders=orders),
             high_only=high_only,
             sync_rule=sync_rule,
             idle_clients=idle_clients,

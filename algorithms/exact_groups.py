@@ -39,7 +39,7 @@ class Solution:
         lower_bound: No admissible group has a smaller one; at most ``kl``.
         certified: ``kl`` is the least there is, to 1e-12 nats.
         seconds: Time taken.
-        pairs: Work done, in pairs of subset sums looked at.
+        pairs: Work done, as :class:`~fedsweep.algorithms.group_levels.Work` counts it.
     """
 
     group: tuple[int, ...]

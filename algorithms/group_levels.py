@@ -25,16 +25,19 @@ from .group_scores import Floats, LabelDivergence, Rows
 
 _BLOCK = 64
 _CHUNK = 1 << 14
+# Multiplications in one matrix product. BLAS spreads larger ones over threads, which costs far more than it gains here.
+_PRODUCT = 1 << 18
 _MAX_DIRECTIONS = 24
 # Counts are scaled to sum to 1, so this is far above rounding and lets no group slip through a bound.
 _SLACK = 1e-11
 
 
 class Work:
-    """How much may still be searched; counted in pairs looked at, so that the same limit stops at the same place.
+    """How much may still be searched, counted so that the same limit stops at the same place on any machine.
 
     Attributes:
-        max_pairs: Pairs of subset sums; None: no limit.
+        max_pairs: Pairs of subset sums looked at, of ten classes; those of 100 classes count tenfold, and a group that
+            is computed exactly counts as two pairs per class. None: no limit.
         deadline: In ``time.perf_counter`` seconds; None: no limit. What a deadline cuts off differs between runs.
     """
 
@@ -211,6 +214,7 @@ class LevelSearch:
         """The best group whose divergence is below the level, which is above the centre's bound."""
         alive_BB = self._alive_blocks(level)
         left_P, right_P = self._factors(level)
+        weight = max(1, len(self._centre.shares_C) // 10)
         best, members = level, (0, 0)
         complete = True
         for place in np.flatnonzero(alive_BB.any(axis=1)):
@@ -218,11 +222,10 @@ class LevelSearch:
             others = np.concatenate([self._right.blocks[other] for other in np.flatnonzero(alive_BB[place])])
             for start in range(0, len(others), _CHUNK):
                 part = others[start : start + _CHUNK]
-                complete = complete and work.spend(len(points) * len(part))
+                complete = complete and work.spend(len(points) * len(part) * weight)
                 if not complete:
                     break
-                lefts, rights = np.nonzero(left_P[points] @ right_P[part].T <= _SLACK)
-                found = self._exact(points[lefts], part[rights], work)
+                found = self._exact(*_near(left_P, points, right_P, part), work)
                 if found is None:
                     complete = False
                 elif found[0] < best:
@@ -304,6 +307,17 @@ class LevelSearch:
     def _members(self, left_mask: int, right_mask: int) -> tuple[int, ...]:
         mask = left_mask | right_mask << self._first
         return tuple(place for place in range(mask.bit_length()) if mask >> place & 1)
+
+
+def _near(left_P: Floats, lefts: Rows, right_P: Floats, rights: Rows) -> tuple[Rows, Rows]:
+    """The pairs of points whose inner product is at most 0, give or take rounding; some may come twice."""
+    width = min(len(rights), max(1, _PRODUCT // (len(lefts) * left_P.shape[1])))
+    rights = np.concatenate([rights, np.repeat(rights[-1:], -len(rights) % width)])
+    pieces = right_P[rights].reshape(-1, width, right_P.shape[1]).transpose(0, 2, 1)
+    places = np.flatnonzero(left_P[lefts] @ pieces <= _SLACK)
+    rows, columns = np.divmod(places, width)
+    piece, row = np.divmod(rows, len(lefts))
+    return lefts[row], rights[piece * width + columns]
 
 
 def _blocks(points_PD: Floats) -> list[Rows]:

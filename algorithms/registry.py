@@ -47,4 +47,14 @@ METHODS: Mapping[str, Entry] = {
         summary="a chosen group of clients is averaged often, the others seldom",
         source="DynamicFL",
     ),
+    "fedstg": Entry(
+        builder="fedsweep.algorithms.fedstg:fedstg",
+        summary="weights by samples, speed and class rarity; fewer aggregations while accuracy improves",
+        source="FedStg",
+    ),
+    "dynafed": Entry(
+        builder="fedsweep.algorithms.dynafed:dynafed",
+        summary="FedAvg; the server learns synthetic data from the first rounds' models and fine-tunes on it",
+        source="Pi et al., CVPR 2023",
+    ),
 }

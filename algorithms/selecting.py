@@ -55,6 +55,7 @@ def select_group(
     max_size: int | None = None,
     eligible: Iterable[int] | None = None,
     seed: int = 0,
+    orders: int = 10,
 ) -> Selected:
     """Choose a group among all rows; the population is all rows, too.
 
@@ -65,6 +66,7 @@ def select_group(
         max_size: Greatest size; None: all. Not together with ``size``.
         eligible: Row numbers of those that may be in the group; None: all.
         seed: Of everything random.
+        orders: Random orders, of the methods that try some; at least 1.
 
     Raises:
         ConfigError: An unknown method, a size or a row number that is out of range, or both sizes.
@@ -84,7 +86,7 @@ def select_group(
         max_size=num_clients if max_size is None else min(max_size, num_clients),
         stream=stream(seed, "select"),
     )
-    chooser = group_chooser(method, max_pairs=_EXACT_PAIRS)
+    chooser = group_chooser(method, orders=orders, max_pairs=_EXACT_PAIRS)
     start = time.perf_counter()
     lower_bound = None
     if isinstance(chooser, ExactGroup):

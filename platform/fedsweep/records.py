@@ -72,11 +72,13 @@ class SyncPoint:
         attend: Clients whose results are waited for and aggregated; none: nothing is aggregated.
         idle: Clients that did nothing and count in the mean with the model that the server sent last at the
             round's start; nothing travels for them.
+        discard: The attendees send their models, but the server throws them away and keeps its own.
     """
 
     start: tuple[LocalJob, ...]
     attend: tuple[int, ...]
     idle: tuple[int, ...] = ()
+    discard: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,7 @@ class ServerContext:
         num_clients: Clients in the federation.
         num_classes: Classes of the data set.
         num_rounds: Rounds that the run is planned for.
+        evaluate_every: Rounds between two evaluations.
         profiles: All clients.
         model: A template on the CPU, for structure and forward passes; never trained in place.
         layout: How the model lies in its vector.
@@ -124,6 +127,7 @@ class ServerContext:
     model: nn.Module
     layout: FlatLayout
     vector: Tensor
+    evaluate_every: int = 1
     proxy_data: tuple[Tensor, Tensor | None] | None = None
     validation_data: tuple[Tensor, Tensor] | None = None
     budgets: BudgetPlan | None = None
@@ -137,6 +141,8 @@ class RoundContext:
     Attributes:
         round: From 1.
         available: Clients that are there and have data.
+        present: Clients that are there.
+        classes: Under drift, all clients' classes of this round; empty without.
         cohort_size: Clients asked for, at most as many as are there.
         profiles: All clients.
         cohort: The chosen clients; empty while they are being chosen.
@@ -155,6 +161,8 @@ class RoundContext:
     available: tuple[int, ...]
     cohort_size: int
     profiles: Sequence[ClientProfile]
+    present: tuple[int, ...] = ()
+    classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     cohort: tuple[int, ...] = ()
     work: Mapping[int, ClientWork] = field(default_factory=dict)
     submodels: Mapping[int, SubModel] = field(default_factory=dict)
@@ -223,10 +231,12 @@ class SyncContext:
         anchors: Earlier versions that updates started from.
         learning_rate: The round's rate.
         cohort: The round's clients.
+        classes: Under drift, all clients' classes of this round; empty without.
         model: A template on the CPU for forward passes.
         stream: Random numbers of this component at this sync point.
         checkpoint: ``checkpoint(tree)`` keeps work that takes minutes; ``resumed`` holds what was kept.
         resumed: What an earlier, interrupted try of this very call kept; None otherwise.
+        message: Takes a sentence for the user, on the progress of work that takes minutes.
     """
 
     round: int
@@ -241,6 +251,8 @@ class SyncContext:
     stream: Stream
     checkpoint: Callable[[State], None]
     resumed: State = None
+    message: Callable[[str], None] = lambda text: None
+    classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def params(self) -> ParamTree:
@@ -279,6 +291,7 @@ class RoundRecord:
     eval_time_s: float
     server_time_s: float
     aggregation_weights: tuple[float, ...]
+    present: tuple[int, ...] | None = None
     extra: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -17,7 +17,7 @@ from fedsweep.building import build_experiment
 from fedsweep.config.load import load_config, resolve
 from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
-from fedsweep.runtime.engine import experiment_layout
+from fedsweep.runtime.engine import check_experiment, experiment_layout
 from fedsweep.runtime.experiment import Experiment, client_side
 from fedsweep.runtime.fleet import LocalFleet
 from fedsweep.runtime.run_folder import RunFolder, run_facts
@@ -172,6 +172,7 @@ def check_resources(plan: Plan) -> None:
     Raises:
         ResourceError: It is not.
     """
+    check_experiment(plan.experiment)
     if not plan.num_actors:
         return
     from fedsweep.runtime.ray_cluster import check_gpus, ray_cluster
@@ -223,6 +224,7 @@ def run_plan(
         RunError: The run failed on its way; the folder says so.
         KeyboardInterrupt: It was interrupted; a checkpoint was written.
     """
+    check_experiment(plan.experiment)
     with cluster_for(plan, dashboard=dashboard):
         for observer in observers:
             observer.check()

@@ -95,6 +95,8 @@ def tiny_experiment(
 ) -> Experiment:
     """An experiment of milliseconds: clusters, a linear model, clients with consecutive slices of the data.
 
+    Without ``sizes`` the data is sorted by label first, so that clients have one class or two each.
+
     Args:
         method: What is run.
         num_clients: Clients in the federation.
@@ -119,9 +121,9 @@ def tiny_experiment(
     if images is None or labels is None:
         images, labels = tiny_data(seed=seed, dtype=dtype)
     num_classes = int(labels.max()) + 1
+    order = np.argsort(labels, kind="stable") if sizes is None else np.arange(len(labels))
     sizes = list(sizes) if sizes is not None else [len(labels) // num_clients] * num_clients
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    order = np.argsort(labels, kind="stable") if sizes is None else np.arange(len(labels))
     indices = tuple(order[starts[k] : starts[k + 1]] for k in range(num_clients))
     profiles = tuple(
         ClientProfile(

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+
 from fedsweep.algorithms import exact_groups, group_levels
 from fedsweep.algorithms.dynacomm import DynaComm
 from fedsweep.algorithms.exact_groups import ExactGroup, improve
@@ -82,11 +83,10 @@ def test_twenty_clients_of_ten_classes_are_certified_and_beat_dynacomm() -> None
 def test_a_limit_leaves_a_valid_bound_and_an_admissible_group() -> None:
     unlimited = ExactGroup(max_pairs=None)
     for seed in range(4):
-        chosen = instance(seed, 24, 10, concentration=0.3, budgets=False)
+        chosen = instance(seed, 22, 10, concentration=0.3, budgets=False)
         optimum = unlimited.solve(chosen)
         limited = ExactGroup(max_pairs=50_000 * 4**seed).solve(chosen)
         assert limited.lower_bound <= optimum.kl + 1e-12 <= limited.kl + 2e-12
-        assert limited == ExactGroup(max_pairs=50_000 * 4**seed).solve(chosen) or limited.seconds > 0
         assert limited.group == ExactGroup(max_pairs=50_000 * 4**seed).solve(chosen).group
     assert not ExactGroup(max_pairs=1).solve(chosen).certified
 

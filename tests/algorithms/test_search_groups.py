@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from fedsweep.algorithms.group_scores import group_divergence
 from fedsweep.algorithms.groups import GroupProblem
 from fedsweep.algorithms.search_groups import ExhaustiveGroup, GeneticGroup
@@ -124,9 +125,9 @@ def test_genetic_group_of_free_size_has_a_member_and_keeps_the_cap(fake_library:
 def test_genetic_leaves_the_global_generator_as_it_was_and_repeats_itself(fake_library: type[RandomSearch]) -> None:
     generator = np.random.default_rng(0)
     chosen = problem(generator.integers(1, 30, (12, 5)), max_size=6)
-    before = np.random.get_state()[1].copy()
+    before = np.random.get_state(legacy=False)["state"]["key"].copy()
     first = GeneticGroup(individuals=4).choose(chosen)
-    assert (np.random.get_state()[1] == before).all()
+    assert (np.random.get_state(legacy=False)["state"]["key"] == before).all()
     np.random.seed(1)
     try:
         assert GeneticGroup(individuals=4).choose(chosen) == first

@@ -367,7 +367,7 @@ def unit_move(settings: OptimizerSettings, steps: int) -> float:
     for _ in range(steps):
         parameter.grad = torch.ones_like(parameter)
         optimizer.step()
-    return -float(parameter)
+    return -float(parameter.detach())
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 10])

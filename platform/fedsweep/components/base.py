@@ -39,9 +39,11 @@ class ServerComponent(ABC):
     Class attributes:
         needs_updates: The component reads the updates' vectors. Where no component does, and the server update is
             the plain mean, aggregations inside a round may happen among the client actors.
+        observes_start: The initial model is evaluated, and ``observe`` sees that as the record of a round 0.
     """
 
     needs_updates: ClassVar[bool] = False
+    observes_start: ClassVar[bool] = False
 
     def registration(self) -> tuple[str, ...]:
         """Names of what clients send once before round 1 for this component (``"label_counts"``)."""

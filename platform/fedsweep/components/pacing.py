@@ -18,7 +18,14 @@ class Pacing(ServerComponent):
 
     @abstractmethod
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
-        """The round's sync points in order, and the new state."""
+        """The round's sync points in order, and the new state.
+
+        Asked where there is a cohort, or a client that still holds work.
+        """
+
+    def carries_work(self) -> bool:
+        """Whether clients may keep what they trained over a round's end and deliver it later."""
+        return False
 
     def costs(self, context: RoundContext) -> tuple[float, float]:
         """Values that a client moves in a round at the high and at the low frequency, for the scenario's budgets.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -89,7 +90,13 @@ FULL_MODEL = FullModel()
 
 
 class SubModelPolicy(ServerComponent):
-    """Decides each cohort member's sub-model."""
+    """Decides each cohort member's sub-model.
+
+    Class attributes:
+        cuts: Clients may get less than the whole model.
+    """
+
+    cuts: ClassVar[bool] = True
 
     @abstractmethod
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
@@ -99,6 +106,8 @@ class SubModelPolicy(ServerComponent):
 @dataclass(frozen=True, kw_only=True)
 class WholeModel(SubModelPolicy):
     """Everybody gets the whole model."""
+
+    cuts: ClassVar[bool] = False
 
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
         """See :meth:`SubModelPolicy.assign`."""

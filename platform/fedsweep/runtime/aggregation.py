@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ class SyncPlace:
     anchors: Mapping[int, Tensor]
     learning_rate: float
     cohort: tuple[int, ...]
+    classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Aggregator:
@@ -37,6 +38,7 @@ class Aggregator:
         layout: How the full model lies in its vector.
         model: A template for the components' forward passes; taken over.
         stream_for: ``stream_for(seam, round, index)``.
+        message: Takes a component's sentences for the user.
     """
 
     def __init__(
@@ -46,17 +48,17 @@ class Aggregator:
         *,
         model: nn.Module,
         stream_for: Callable[[str, int, int], Stream],
+        message: Callable[[str], None] = lambda text: None,
     ) -> None:
+        self._message = message
         self._method, self._layout, self._model, self._stream_for = method, layout, model, stream_for
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], place: SyncPlace) -> tuple[Tensor, State]:
         """Checked weights [M] of a sync point's attendees, and the weighting's new state."""
         sync = self._context("weighting", place)
         weights, state = self._method.weighting.weigh(state, updates, sync)
-        bad = (
-            not bool(torch.isfinite(weights).all()) or float(weights.min()) < 0 or abs(float(weights.sum()) - 1) > 1e-6
-        )
-        if bad or weights.shape != (len(updates),):
+        fits = weights.shape == (len(updates),) and bool(torch.isfinite(weights).all())
+        if not fits or float(weights.min()) < 0 or abs(float(weights.sum()) - 1) > 1e-6:
             raise InvariantError(
                 f"{type(self._method.weighting).__name__} must give {len(updates)} non-negative weights that sum to 1,"
                 f" but gave {weights.tolist()} in round {place.round}"
@@ -78,7 +80,7 @@ class Aggregator:
             components: The components' states.
             updates: The attendees', ascending by client, with vectors.
             place: Where this is.
-            keep: ``keep(seam, tree)`` saves a refinement's unfinished work.
+            keep: ``keep(call, tree)`` saves a refinement's unfinished work.
             resumed: What such a call saved before an interruption.
 
         Returns:
@@ -93,10 +95,11 @@ class Aggregator:
             if refinement.when == "round_end" and not place.ends_round:
                 continue
             seam = f"refinement{number}"
+            call = f"{seam}@{place.index}"  # of several calls in a round each finds what it kept itself
             sync = replace(
                 self._context(seam, place),
-                checkpoint=functools.partial(keep, seam),
-                resumed=resumed.get(seam),
+                checkpoint=functools.partial(keep, call),
+                resumed=resumed.get(call),
             )
             shown = [self._shown(u, needs=refinement.needs_updates) for u in updates]
             vector, states[seam] = refinement.refine(states[seam], vector, shown, sync)
@@ -125,7 +128,9 @@ class Aggregator:
             anchors=place.anchors,
             learning_rate=place.learning_rate,
             cohort=place.cohort,
+            classes=place.classes,
             model=self._model,
             stream=self._stream_for(seam, place.round, place.index),
             checkpoint=lambda tree: None,
+            message=self._message,
         )

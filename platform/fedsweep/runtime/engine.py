@@ -41,6 +41,71 @@ def experiment_layout(experiment: Experiment) -> FlatLayout:
     return layout_of(model, optimizer_riders(settings, layout_of(model).num_params))
 
 
+def server_context(experiment: Experiment, layout: FlatLayout, seam: str, vector: torch.Tensor) -> ServerContext:
+    """What the component of a seam may know when it makes its state."""
+    world, dtype = experiment.world, layout.dtype
+    proxy = validation = None
+    if world.proxy is not None:
+        images, labels = world.proxy
+        proxy = (transformed(world, images, dtype), None if labels is None else torch.from_numpy(np.array(labels)))
+    if world.validation is not None:
+        images, labels = world.validation
+        validation = (transformed(world, images, dtype), torch.from_numpy(np.array(labels)))
+    return ServerContext(
+        num_clients=len(world.profiles),
+        num_classes=world.data.num_classes,
+        num_rounds=experiment.training.rounds,
+        evaluate_every=experiment.evaluate_every,
+        profiles=world.profiles,
+        model=experiment.build_model(),
+        layout=layout,
+        vector=vector,
+        proxy_data=proxy,
+        validation_data=validation,
+        budgets=world.budgets,
+        stream=stream(experiment.seed, seam, 0),
+    )
+
+
+def check_world(experiment: Experiment) -> None:
+    """What can be known of method and world together without a model.
+
+    Raises:
+        ConfigError: A client has no samples, or parts of the method can't do without each round's updates although
+            clients carry work from round to round.
+    """
+    empty = [p.client for p in experiment.world.profiles if p.num_samples == 0]
+    if empty:
+        raise ConfigError(
+            f"every client needs at least one sample, but clients {empty[:5]} have none; use fewer clients or"
+            " another scenario.partition"
+        )
+    method = experiment.method
+    if not method.pacing.carries_work():
+        return
+    sending = [term.name for term in method.terms if term.sends]
+    if sending or method.submodels.cuts:
+        part = f"the term {sending[0]}, which sends" if sending else "sub-models, which are drawn"
+        raise ConfigError(
+            f"method {method.name}: its clients keep what they trained over several rounds, which does not go"
+            f" with {part} anew in each round; leave one of them out, or choose a pacing that ends all work with its"
+            " round"
+        )
+
+
+def check_experiment(experiment: Experiment) -> None:
+    """Everything that a method has to say against the world, before anything is written.
+
+    Raises:
+        ConfigError: See :func:`check_world`; or a component can't work in this world.
+    """
+    check_world(experiment)
+    layout = experiment_layout(experiment)
+    vector = model_vector(experiment.build_model(), layout)
+    for seam, component in experiment.method.server_components():
+        component.init(server_context(experiment, layout, seam, vector))
+
+
 class Engine:
     """Runs an experiment on a fleet.
 
@@ -70,6 +135,7 @@ class Engine:
             self.layout,
             model=experiment.build_model(),
             stream_for=lambda seam, round, index: stream(experiment.seed, seam, round, -1, index),
+            message=on_repair,
         )
         self._player = Player(experiment, fleet, aggregator, self.layout)
         self._recorder = Recorder(experiment, self.planner, self.costs, self.layout)
@@ -95,7 +161,7 @@ class Engine:
         components: dict[str, State] = {}
         ledger = Ledger()
         for seam, component in self.experiment.method.server_components():
-            context = self._context(seam, vector)
+            context = server_context(self.experiment, self.layout, seam, vector)
             state = component.init(context)
             probes, payload = component.setup(state, context)
             if probes:
@@ -103,34 +169,19 @@ class Engine:
             for profile in self.experiment.world.profiles:
                 ledger.payload(profile.client, "down", {n: v.numpy() for n, v in payload.items()})
             components[seam] = state
+        self._show_start(vector, components)
         self.setup_bytes = ledger.bytes("up") + ledger.bytes("down")
         has_devices = self.experiment.world.profiles[0].device is not None
         return RunState(vector=vector, components=components, clock=0.0 if has_devices else None)
 
-    def _context(self, seam: str, vector: torch.Tensor) -> ServerContext:
-        world = self.experiment.world
-        dtype = self.layout.dtype
-        proxy = world.proxy
-        return ServerContext(
-            num_clients=len(world.profiles),
-            num_classes=world.data.num_classes,
-            num_rounds=self.experiment.training.rounds,
-            profiles=world.profiles,
-            model=self.experiment.build_model(),
-            layout=self.layout,
-            vector=vector,
-            proxy_data=None
-            if proxy is None
-            else (
-                transformed(world, proxy[0], dtype),
-                None if proxy[1] is None else torch.from_numpy(np.array(proxy[1])),
-            ),
-            validation_data=None
-            if world.validation is None
-            else (transformed(world, world.validation[0], dtype), torch.from_numpy(np.array(world.validation[1]))),
-            budgets=world.budgets,
-            stream=stream(self.experiment.seed, seam, 0),
-        )
+    def _show_start(self, vector: torch.Tensor, components: dict[str, State]) -> None:
+        """Let components that ask for it see how good the initial model is."""
+        asking = {seam: c for seam, c in self.experiment.method.server_components() if c.observes_start}
+        if asking:
+            played = Played(vector=vector, version=0, components=components)
+            record = self._tested(self._recorder.start(), played)
+            for seam, component in asking.items():
+                components[seam] = component.observe(components[seam], record)
 
     def _ask(
         self, probes: tuple[Probe, ...], vector: torch.Tensor, ledger: Ledger
@@ -220,7 +271,7 @@ class Engine:
             version=played.version,
             vector=played.vector,
             components=played.components,
-            memories={**state.memories, **played.memories},
+            memories={k: m for k, m in state.memories.items() if k not in played.totals} | played.memories,
             held=held,
             anchors={version: anchors[version] for version in sorted(versions) if version in anchors},
             accuracies=self._accuracies(state, played),
@@ -263,10 +314,4 @@ class Engine:
 
     def check(self) -> None:
         """What can only be known with model and world together; wrong input is a ConfigError before round 1."""
-        sizes = {profile.num_samples for profile in self.experiment.world.profiles}
-        if 0 in sizes:
-            empty = [p.client for p in self.experiment.world.profiles if p.num_samples == 0]
-            raise ConfigError(
-                f"every client needs at least one sample, but clients {empty[:5]} have none; use fewer clients or"
-                " another scenario.partition"
-            )
+        check_world(self.experiment)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fedsweep.records import ServerContext
-from fedsweep.runtime.engine import experiment_layout
+from fedsweep.runtime.engine import experiment_layout, server_context
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.ledger import BYTES_PER_VALUE
 from fedsweep.runtime.messages import Tally
 from fedsweep.runtime.planning import CostModel, Planner
 from fedsweep.runtime.state import RunState
-from fedsweep.streams import stream
 from fedsweep.trees import model_vector
 
 # Rounds that are planned one by one; longer runs are extrapolated.
@@ -77,10 +75,9 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
         if work:
             mean_steps = sum(w.steps for w in work.values()) / len(work)
             ratios.append(plan.values / (len(work) * 2 * (layout.num_params + layout.num_buffers) * mean_steps))
-        held = {k: Tally() for k in taken} if plan.points and not plan.points[-1].attend else {}
-        state = replace(
-            state, round=state.round + 1, components=plan.components, clock=plan.clock, held={**state.held, **held}
-        )
+        delivered = {k for point in plan.points for k in point.attend}
+        held = {k: Tally() for k in sorted({*state.held, *taken} - delivered)}
+        state = replace(state, round=state.round + 1, components=plan.components, clock=plan.clock, held=held)
     scale = rounds / planned
     return Forecast(
         rounds=rounds,
@@ -98,24 +95,12 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
 def _start(experiment: Experiment) -> RunState:
     layout = experiment_layout(experiment)
     vector = model_vector(experiment.build_model(), layout)
-    world = experiment.world
     components = {
-        seam: component.init(
-            ServerContext(
-                num_clients=len(world.profiles),
-                num_classes=world.data.num_classes,
-                num_rounds=experiment.training.rounds,
-                profiles=world.profiles,
-                model=experiment.build_model(),
-                layout=layout,
-                vector=vector,
-                budgets=world.budgets,
-                stream=stream(experiment.seed, seam, 0),
-            )
-        )
+        seam: component.init(server_context(experiment, layout, seam, vector))
         for seam, component in experiment.method.server_components()
     }
-    return RunState(vector=vector, components=components, clock=0.0 if world.profiles[0].device is not None else None)
+    has_devices = experiment.world.profiles[0].device is not None
+    return RunState(vector=vector, components=components, clock=0.0 if has_devices else None)
 
 
 def _memory_mb(experiment: Experiment, *, num_values: int, num_actors: int) -> float:

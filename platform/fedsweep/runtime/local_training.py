@@ -43,7 +43,6 @@ class ModuleSlot:
         for parameter, view in zip(self._tensors, layout.params(self.gradient).values(), strict=True):
             parameter.grad = view
         self._tensors += [b for b in self.module.buffers() if b.is_floating_point()]
-        self.stochastic = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())
         self._bound: list[Tensor] | None = None
 
     def bind(self, views: list[Tensor]) -> nn.Module:
@@ -104,7 +103,7 @@ class LocalSession:
         self._slot, self._shard, self._full, self._num_classes = slot, shard, full, num_classes
         self._work = turn.work
         self._batches = batch_order(turn.work, stream(side.seed, "batches", round, turn.client))
-        self._position = 0
+        self._position = self._reached = 0
         self._due = 0
         self._job_steps = 0
         self._loss_sum = 0.0
@@ -135,6 +134,7 @@ class LocalSession:
         self._stored_memories: dict[str, Memory] = dict(memory.get("terms", {}))
         if turn.held is not None:
             self._tally, self._fresh = turn.held, False
+            self._coefficient_buffer = turn.held.momentum_weight
             self.vector.copy_(torch.from_numpy(np.array(memory["held"])))
             if "anchor" in memory:
                 self._anchor = torch.from_numpy(np.array(memory["anchor"])).to(device)
@@ -245,18 +245,23 @@ class LocalSession:
             self._tally,
             steps=self._tally.steps + steps,
             effective_steps=self._tally.effective_steps + self._effective(steps),
+            momentum_weight=self._coefficient_buffer,
             loss_sum=self._tally.loss_sum + loss_sum,
         )
 
     def _one_step(self, module: nn.Module) -> Tensor:
         side, position = self._side, self._position
+        self._reached = position + 1
         positions = self._batches[position]
         inputs, targets = self._shard.batch(
             positions, lambda: stream(side.seed, "augment", self._round, self.client, position)
         )
-        if self._slot.stochastic:
-            # nn.Dropout takes no generator: the global one is keyed anew for each step.
-            torch.manual_seed(stream(side.seed, "dropout", self._round, self.client, position).seed(56))
+        # A network's own draws (dropout) take no generator: the global one is keyed anew for each step. Directly,
+        # since torch.manual_seed costs as much as a small step.
+        seed = stream(side.seed, "dropout", self._round, self.client, position).seed(56)
+        torch.default_generator.manual_seed(seed)
+        if side.device != "cpu":
+            torch.cuda.manual_seed(seed)
         step = LocalStep(
             inputs=inputs,
             targets=targets,
@@ -284,6 +289,7 @@ class LocalSession:
         """The loss at the present parameters; its gradient lies in the slot's gradient vector."""
         side = self._side
         self._slot.gradient.zero_()
+        step._features = step._logits = None  # a solver may come back with other parameters
         loss = side.objective.loss(step)
         for term in side.terms:
             step.memory = self._memories[term.name]
@@ -370,9 +376,9 @@ class LocalSession:
     # -- results -------------------------------------------------------------------------------------------------
 
     @property
-    def steps_taken(self) -> int:
-        """Local steps of this round so far."""
-        return self._position
+    def step_reached(self) -> int:
+        """The local step of this round that was begun last, from 1; 0 before the first."""
+        return self._reached
 
     def send(self) -> tuple[Tally, dict[str, np.ndarray]]:
         """What travels at a sync point beside the vector."""

@@ -91,6 +91,7 @@ class Tally:
         anchor_version: Version of that model.
         steps: Local steps since.
         effective_steps: See ``ClientUpdate``.
+        momentum_weight: The last gradient's weight in the momentum buffer and all before it, for work that goes on.
         loss_sum: Sum of the steps' losses.
         samples: Samples held in the rounds since, in total.
         classes: Classes seen since; None: all of the client's.
@@ -99,6 +100,7 @@ class Tally:
     anchor_version: int = 0
     steps: int = 0
     effective_steps: float = 0.0
+    momentum_weight: float = 0.0
     loss_sum: float = 0.0
     samples: int = 0
     classes: tuple[int, ...] | None = None

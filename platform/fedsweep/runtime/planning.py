@@ -95,7 +95,7 @@ class Planner:
         durations = self._durations(context)
         context = replace(context, durations=durations, stream=self._seam("pacing", context.round))
         points: tuple[SyncPoint, ...] = ()
-        if context.cohort:
+        if context.cohort or context.in_flight:
             points, components["pacing"] = method.pacing.plan(components["pacing"], context)
         self._check(points, context)
         values, index_bytes = self._traffic(points, context)
@@ -114,12 +114,15 @@ class Planner:
     def _cohort(self, state: RunState, components: dict[str, State]) -> RoundContext:
         experiment, round = self._experiment, state.round + 1
         world, method = experiment.world, experiment.method
-        classes = self._classes(round)
+        classes = self.classes(round)
         samples = self._samples(classes)
-        available = tuple(k for k in self._present(state, round) if samples[k])
+        present = self._present(state, round)
+        available = tuple(k for k in present if samples[k])
         context = RoundContext(
             round=round,
             available=available,
+            present=present,
+            classes=classes,
             cohort_size=min(experiment.training.cohort_size, len(available)),
             profiles=world.profiles,
             in_flight=tuple(sorted(state.held)),
@@ -137,7 +140,8 @@ class Planner:
         work = {k: self._work(k, samples[k], classes.get(k)) for k in cohort}
         return replace(context, cohort=cohort, work=work)
 
-    def _classes(self, round: int) -> dict[int, tuple[int, ...]]:
+    def classes(self, round: int) -> dict[int, tuple[int, ...]]:
+        """Under drift, all clients' classes of a round; empty without."""
         drift, seed = self._experiment.world.drift, self._experiment.seed
         if drift is None:
             return {}
@@ -186,8 +190,10 @@ class Planner:
         if device is None:
             raise InvariantError(f"client {client} has no device")
         submodel = context.submodels.get(client, FULL_MODEL)
-        work = context.work[client]
-        samples = self.samples_of_steps(work, position + steps) - self.samples_of_steps(work, position)
+        samples = 0
+        if steps:
+            work = context.work[client]
+            samples = self.samples_of_steps(work, position + steps) - self.samples_of_steps(work, position)
         bits = 32 * submodel.layout(self._layout).num_values
         return duration(
             device,
@@ -210,12 +216,12 @@ class Planner:
         for point in points:
             for job in point.start:
                 started[job.client] = (max(now, job.not_before), job.steps, not job.resume)
+            opened = now
             for client in point.attend:
-                if client not in started:
-                    continue
-                begun, steps, down = started.pop(client)
-                end = begun + self._leg(context, client, position[client], steps, down=down, up=True)
-                position[client] += steps
+                # Whoever has no job only sends what it did in earlier rounds.
+                begun, steps, down = started.pop(client, (opened, 0, False))
+                end = begun + self._leg(context, client, position.get(client, 0), steps, down=down, up=True)
+                position[client] = position.get(client, 0) + steps
                 now = max(now, end)
         for client, (begun, steps, down) in started.items():
             now = max(now, begun + self._leg(context, client, position[client], steps, down=down, up=False))
@@ -234,11 +240,24 @@ class Planner:
 
     def _check(self, points: tuple[SyncPoint, ...], context: RoundContext) -> None:
         steps: dict[int, int] = {}
+        out: set[int] = set()
+        unsent = set(context.in_flight)
         for point in points:
             for job in point.start:
                 if job.client not in context.work:
                     raise InvariantError(f"pacing gave client {job.client} a job, but it is not of the cohort")
+                if job.client in out:
+                    raise InvariantError(f"pacing gave client {job.client} a job while it is at another")
+                if job.resume and job.client not in steps and job.client not in context.in_flight:
+                    raise InvariantError(f"pacing lets client {job.client} resume, but it has nothing to go on from")
                 steps[job.client] = steps.get(job.client, 0) + job.steps
+                out.add(job.client)
+            for client in point.attend:
+                if client not in out and client not in unsent:
+                    raise InvariantError(
+                        f"client {client} attends a sync point, but it has neither a job nor earlier work"
+                    )
+            out, unsent = out - set(point.attend), unsent - set(point.attend)
         for client, taken in steps.items():
             if taken > context.work[client].steps:
                 raise InvariantError(

@@ -113,9 +113,10 @@ class Player:
             and self._fleet.folds
             and method.server_update.plain_mean
             and not any(c.needs_updates for c in components if c not in method.refinements)
+            and not any(type(c).learn is not ServerComponent.learn for c in components)
             and all(r.when == "round_end" for r in method.refinements)
             and not any(term.sends for term in method.terms)
-            and not any(point.idle or not point.attend for point in plan.points[:-1])
+            and not any(point.idle or point.discard or not point.attend for point in plan.points[:-1])
             and all(s == FULL_MODEL for s in plan.context.submodels.values())
             and not self._probes(played, plan.context.round)
             and not any(self._broadcast(played, k) for k in plan.context.cohort)
@@ -249,7 +250,7 @@ class Player:
         for client, reply in result.replies.items():
             played.ledger.payload(client, "up", reply.extras)
         point = segment.points[-1]
-        if point.attend:
+        if point.attend and not point.discard:
             self._aggregate(plan, state, point, result, played, index=index, last=last, keep=keep)
         played.totals.update(result.totals)
         played.memories.update(result.memories)
@@ -330,22 +331,26 @@ class Player:
             anchors=played.anchors,
             learning_rate=self._experiment.training.schedule(plan.context.round),
             cohort=plan.context.cohort,
+            classes=plan.context.classes,
         )
 
     def _submodel(self, plan: RoundPlan, client: int) -> SubModel:
         return plan.context.submodels.get(client, FULL_MODEL)
 
     def _probes(self, played: Played, round: int) -> tuple[Probe, ...]:
-        found = {}
+        found: dict[str, Probe] = {}
         for seam, component in self._experiment.method.server_components():
             for probe in component.probes(played.components[seam], round):
-                found[probe.name] = probe
+                if found.setdefault(probe.name, probe) != probe:
+                    raise InvariantError(f"two different probes of a round are called {probe.name!r}")
         return tuple(found[name] for name in sorted(found))
 
     def _broadcast(self, played: Played, client: int) -> Arrays:
         arrays: Arrays = {}
         for seam, component in self._experiment.method.server_components():
             for name, value in component.broadcast(played.components[seam], client).items():
+                if name in arrays:
+                    raise InvariantError(f"two components broadcast something called {name!r}")
                 arrays[name] = value.detach().cpu().numpy()
         return arrays
 

@@ -73,7 +73,40 @@ class Recorder:
             eval_time_s=0.0,
             server_time_s=played.server_time_s,
             aggregation_weights=played.weights,
+            present=None if self._experiment.world.availability is None else context.present,
             extra=extra,
+        )
+
+    def start(self) -> RoundRecord:
+        """A row of round 0, before anything has happened, for components that see the initial model evaluated."""
+        return RoundRecord(
+            round=0,
+            timestamp_ms=int(time.time() * 1000),
+            test_accuracy=None,
+            test_loss=None,
+            validation_accuracy=None,
+            train_loss=None,
+            lr=self._experiment.training.schedule(1),
+            cohort=(),
+            high_frequency=None,
+            kl_divergence=None,
+            attendees=(),
+            sync_points=0,
+            values_up=0,
+            values_down=0,
+            bytes_up=0,
+            bytes_down=0,
+            over_budget=None,
+            comm_cost=0,
+            comm_ratio=None,
+            local_steps=0,
+            flops=0,
+            fwd_macs_per_sample=None,
+            sim_time_s=None,
+            wall_time_s=0.0,
+            eval_time_s=0.0,
+            server_time_s=0.0,
+            aggregation_weights=(),
         )
 
     def _kl(self, group: tuple[int, ...] | None) -> float | None:

@@ -49,7 +49,7 @@ ROUND_COLUMNS: tuple[RoundColumn, ...] = (
     *_columns("float", "test_accuracy?", "test_loss?", "validation_accuracy?", "train_loss?", "lr"),
     *_columns("ints", "cohort", "high_frequency?"),
     *_columns("float", "kl_divergence?"),
-    *_columns("ints", "attendees"),
+    *_columns("ints", "attendees", "present?"),
     *_columns("int", "sync_points", "values_up", "values_down", "bytes_up", "bytes_down", "over_budget?", "comm_cost"),
     *_columns("float", "comm_ratio?"),
     *_columns("int", "local_steps", "flops"),

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 RESULT, MODEL, CHECKPOINTS, TRACKING = "result.json", "model.safetensors", "checkpoints", "mlflow.json"
+SCENARIO = "scenario.json"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
-_FILES = (ROUNDS, CLIENTS, RESULT, MODEL, TRACKING, CONFIG)
+_FILES = (ROUNDS, CLIENTS, SCENARIO, RESULT, MODEL, TRACKING, CONFIG)
 # Copies of a run's files lie among the artifacts of a tracking store; they are no runs.
 _NO_RUNS_IN = frozenset({CHECKPOINTS, "mlartifacts", "mlruns"})
 _VERSIONS_OF = ("torch", "torchvision", "numpy", "pyarrow", "ray", "mlflow")
@@ -164,6 +165,10 @@ class RunFolder:
                 raise OutputError(f"{self.path / CLIENTS}: the column {name!r} is missing or has empty cells")
         return table
 
+    def write_scenario(self, text: str) -> None:
+        """Writes who was there and with which classes, as ``scenario.drift`` and ``.availability`` can replay it."""
+        self._write(SCENARIO, text.encode())
+
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Writes the result; what is not finite becomes null."""
         text = json.dumps(_jsonable(result), indent=2, sort_keys=True, allow_nan=False)
@@ -277,8 +282,9 @@ class RunFolder:
 
         data = self._read(name)
         try:
-            # Not by path: pyarrow would make columns of a folder named "lr=0.1".
-            return pq.ParquetFile(pa.BufferReader(data)).read()
+            # Not by path: pyarrow would make columns of a folder named "lr=0.1". And without threads: in a process that
+            # has imported torch first, every third one with pyarrow's own thread pool aborts when it exits.
+            return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise OutputError(f"{self.path / name}: not a readable parquet file: {error}") from error
 

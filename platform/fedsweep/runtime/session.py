@@ -23,6 +23,7 @@ from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.fleet import Fleet
 from fedsweep.runtime.run_folder import RunFolder
 from fedsweep.runtime.state import RunState
+from fedsweep.world.replay import ScenarioTrace
 
 # rounds.parquet is rewritten at most this often between checkpoints.
 _WRITE_EVERY_S = 5.0
@@ -114,6 +115,9 @@ class RunSession:
         self._reported = 0
         self._went_back = -1
         self._saved_round = -1
+        self._trace = ScenarioTrace(
+            num_clients=len(experiment.world.profiles), num_classes=experiment.world.data.num_classes
+        )
         self._saving = threading.Lock()
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -257,7 +261,19 @@ class RunSession:
 
     def _write_rounds(self, state: RunState) -> None:
         self._folder.write_rounds(state.records)
+        self._write_scenario(state.records)
         self._written = time.monotonic()
+
+    def _write_scenario(self, records: tuple[RoundRecord, ...]) -> None:
+        """Who was there and with which classes, for other runs to replay."""
+        world = self._experiment.world
+        if world.drift is None and world.availability is None:
+            return
+        everybody = range(len(world.profiles))
+        for record in records[self._trace.num_rounds :]:
+            present = everybody if record.present is None else record.present
+            self._trace = self._trace.with_round(present, self._engine.planner.classes(record.round))
+        self._folder.write_scenario(self._trace.to_json())
 
     def _write_clients(self) -> None:
         world = self._experiment.world

@@ -217,7 +217,7 @@ class Worker:
             raise
         except Exception as error:
             session = self._sessions.get(client)
-            step = 0 if session is None else session.steps_taken
+            step = 0 if session is None else session.step_reached
             raise ClientJobError(
                 client=client, round=segment.round, step=step, reason=f"{type(error).__name__}: {error}"
             ) from error

@@ -225,7 +225,7 @@ class LiveProgress(Progress):
     def _draw(self) -> RenderableType:
         standing = self._standing
         if self._is_interrupted():
-            return Text("interrupted: writing a checkpoint (Ctrl-C again: stop at once)", style="yellow")
+            return Text("interrupted: ending in good order (Ctrl-C again: at once)", style="yellow")
         if standing is None or not self._rows:
             self._spinner.update(text="preparing" if standing is None else f"{standing.name}: first round")
             return self._spinner

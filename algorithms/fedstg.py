@@ -1,0 +1,282 @@
+"""FedStg: rare classes and fast clients count more, and the server aggregates less often while accuracy improves.
+
+The method has two parts: the weights of an aggregation (samples x speed x class rarity), and a schedule that
+aggregates in every round at first, in every second one later, and in every one again while accuracy stagnates. The
+rotation of classes and the participation by capability that the paper simulates are the scenario's
+(``scenario.drift: {kind: cosine_rotation}``, ``scenario.availability: {kind: capability}``), so every other method can
+face them too.
+
+Source: FedStg, aggregation rule and stagnation-aware schedule; its authors' program and the log of their run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsweep.components.base import ComponentReport
+from fedsweep.components.pacing import OncePerRound, Pacing
+from fedsweep.components.weighting import Weighting
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.records import (
+    ClientUpdate,
+    LocalJob,
+    RoundContext,
+    RoundRecord,
+    ServerContext,
+    State,
+    SyncContext,
+    SyncPoint,
+)
+
+Unaggregated = Literal["continue", "discard"]
+DecideOn = Literal["validation", "test"]
+Counted = Literal["trained", "all"]
+
+
+# -- weights -----------------------------------------------------------------------------------------------------
+
+
+def rarities(class_sets: Iterable[Sequence[int]], holders: Mapping[int, int], num_counted: int) -> list[float]:
+    """b_i of each class set: the mean over its classes of ``num_counted / holders[class]``.
+
+    Args:
+        class_sets: The classes of each client, none empty.
+        holders: f_c, how many of the counted clients have each class, at least 1 for classes in the sets.
+        num_counted: N, how many clients are counted.
+
+    Returns:
+        At least 1 each: a class held by everybody is not rare.
+    """
+    return [math.fsum(num_counted / holders[c] for c in classes) / len(classes) for classes in class_sets]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplesSpeedRarity(Weighting):
+    """``w_i = n_i s_i r_i``, normalised, with ``r_i = min(rarity_cap, 1 + rarity_strength (b_i - 1))``.
+
+    n_i are the samples of the rounds since the client last received a model, in total; s_i is its capability; b_i is
+    the mean over its classes of those rounds of N / f_c, with N counted clients of which f_c have the class.
+
+    Attributes:
+        counted: Who counts in N and f_c: ``"trained"``, the aggregation's clients; ``"all"``, the absent ones as well,
+            with the class sets of this round.
+        rarity_strength: At least 0; 0: all classes alike.
+        rarity_cap: Largest r_i, at least 1.
+
+    Source: FedStg, aggregation weights. Reading: the paper's "clients in this round" are those that trained; the
+    authors' program counts all. Its lower bound of 0.7 on r_i is left out, since b_i >= 1.
+    """
+
+    counted: Counted = "trained"
+    rarity_strength: float = 0.25
+    rarity_cap: float = 1.5
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.counted not in ("trained", "all"):
+            raise ConfigError(f"counted must be 'trained' or 'all', but got {self.counted!r}")
+        if not 0 <= self.rarity_strength < math.inf:
+            raise ConfigError(f"rarity_strength must be a number of at least 0, but got {self.rarity_strength}")
+        if not 1 <= self.rarity_cap < math.inf:
+            raise ConfigError(f"rarity_cap must be a number of at least 1, but got {self.rarity_cap}")
+
+    def registration(self) -> tuple[str, ...]:
+        """Label counts: without drift they tell a client's classes."""
+        return ("label_counts",)
+
+    def init(self, context: ServerContext) -> State:
+        """Each client's speed [N], and which classes its data has [N, C]."""
+        return {
+            "speeds": np.array([profile.capability for profile in context.profiles]),
+            "has_class": np.stack([np.asarray(profile.label_counts) > 0 for profile in context.profiles]),
+        }
+
+    def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
+        """See :meth:`Weighting.weigh`."""
+        attending = {u.client: self._classes(state, u.client, u.classes_since_anchor) for u in updates}
+        counted = dict(attending)
+        if self.counted == "all":
+            absent = set(range(len(state["speeds"]))) - set(attending)
+            counted |= {k: self._classes(state, k, sync.classes.get(k)) for k in sorted(absent)}
+        holders = np.bincount(
+            [c for classes in counted.values() for c in classes], minlength=state["has_class"].shape[1]
+        )
+        known = dict(enumerate(holders.tolist()))
+        rarity = [self._factor(b) for b in rarities(attending.values(), known, len(counted))]
+        speeds = [float(state["speeds"][u.client]) for u in updates]
+        weights = torch.tensor(
+            [u.samples_since_anchor * s * r for u, s, r in zip(updates, speeds, rarity, strict=True)],
+            dtype=torch.float64,
+        )
+        return weights / weights.sum(), state
+
+    @staticmethod
+    def _classes(state: State, client: int, drifted: Sequence[int] | None) -> Sequence[int]:
+        own: list[int] = np.flatnonzero(state["has_class"][client]).tolist()
+        return own if drifted is None else drifted
+
+    def _factor(self, rarity: float) -> float:
+        return min(self.rarity_cap, 1 + self.rarity_strength * (rarity - 1))
+
+
+# -- schedule ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagnationAware(Pacing):
+    """Aggregates in each of the first rounds, later in every ``reduced_interval``-th, and in each while it stagnates.
+
+    After each round, with a the accuracy of the global model: a > best sets best = a and goes back to the reduced
+    interval; otherwise, if the round was one of aggregation, it is counted, and from ``patience`` counted rounds on
+    every round aggregates.
+
+    Attributes:
+        reduced_interval: Rounds between two aggregations while accuracy improves, at least 2: round numbers that it
+            divides.
+        unaggregated: What becomes of the other rounds' work. ``"continue"``: clients keep their model, send nothing
+            and go on from it; whoever trained since the last aggregation takes part in the next. ``"discard"``: they
+            send their models, which the server throws away.
+        decide_on: Whose accuracy decides, ``"validation"`` or ``"test"``.
+        first_rounds: Rounds at the start that all aggregate, at least 0.
+        patience: Aggregations without a new best until every round aggregates, at least 1.
+
+    Source: FedStg, stagnation-aware schedule; its states and numbers from the authors' program, whose log it repeats
+    (72 aggregations in 100 rounds). Reading: a new best is strictly above all before; ``"discard"`` is what the
+    authors' program does, ``"continue"`` what saves the traffic that the paper claims. The paper decides on a
+    validation set, the program on the test set.
+    """
+
+    observes_start: ClassVar[bool] = True
+
+    reduced_interval: int = 2
+    unaggregated: Unaggregated = "continue"
+    decide_on: DecideOn = "validation"
+    first_rounds: int = 4
+    patience: int = 2
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name, value, low in (
+            ("reduced_interval", self.reduced_interval, 2),
+            ("first_rounds", self.first_rounds, 0),
+            ("patience", self.patience, 1),
+        ):
+            if value < low:
+                raise ConfigError(f"{name} must be at least {low}, but got {value}")
+        if self.unaggregated not in ("continue", "discard"):
+            raise ConfigError(f"unaggregated must be 'continue' or 'discard', but got {self.unaggregated!r}")
+        if self.decide_on not in ("validation", "test"):
+            raise ConfigError(f"decide_on must be 'validation' or 'test', but got {self.decide_on!r}")
+
+    def carries_work(self) -> bool:
+        """With ``unaggregated="continue"``."""
+        return self.unaggregated == "continue"
+
+    def init(self, context: ServerContext) -> State:
+        """Nothing seen yet.
+
+        Raises:
+            ConfigError: The accuracy that decides is not measured, or not in every round.
+        """
+        if self.decide_on == "validation" and context.validation_data is None:
+            raise ConfigError(
+                "method.decide_on=validation needs validation data, but scenario.server_data.validation is 0; set it"
+                " to 0.1, say, or set method.decide_on=test"
+            )
+        if context.evaluate_every != 1:
+            raise ConfigError(
+                "FedStg decides on the accuracy of every round, so evaluation.every must be 1, but got"
+                f" {context.evaluate_every}"
+            )
+        return {"every": False, "count": 0, "best": 0.0}
+
+    def aggregates(self, state: State, round: int) -> bool:
+        """Whether a round (from 1) is one of aggregation."""
+        return bool(round <= self.first_rounds or state["every"] or round % self.reduced_interval == 0)
+
+    def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
+        """See :meth:`Pacing.plan`."""
+        holding = set(context.in_flight)
+        start = tuple(LocalJob(client=k, steps=context.work[k].steps, resume=k in holding) for k in context.cohort)
+        due = self.aggregates(state, context.round)
+        if self.unaggregated == "discard":
+            return (SyncPoint(start=start, attend=context.cohort, discard=not due),), state
+        attend = tuple(sorted({*context.cohort, *context.in_flight})) if due else ()
+        return (SyncPoint(start=start, attend=attend),), state
+
+    def observe(self, state: State, record: RoundRecord) -> State:
+        """The schedule's step after a round; the record of round 0 has the initial model's accuracy."""
+        accuracy = record.validation_accuracy if self.decide_on == "validation" else record.test_accuracy
+        return state if accuracy is None else self.after(state, record.round, accuracy)
+
+    def after(self, state: State, round: int, accuracy: float) -> State:
+        """The state after a round (0: before the first) that ended with this accuracy."""
+        if accuracy > state["best"]:
+            return {"every": False, "count": 0, "best": accuracy}
+        if round == 0 or not self.aggregates(state, round):
+            return state
+        count = state["count"] + 1
+        return {**state, "count": count, "every": state["every"] or count >= self.patience}
+
+    def report(self, state: State) -> ComponentReport:
+        """What the round's decision followed from."""
+        return ComponentReport(
+            metrics={
+                "aggregations_without_best": float(state["count"]),
+                "aggregates_every_round": float(state["every"]),
+            }
+        )
+
+
+def fedstg(
+    *,
+    reduced_interval: int = 2,
+    unaggregated: Unaggregated = "continue",
+    decide_on: DecideOn = "validation",
+    first_rounds: int = 4,
+    patience: int = 2,
+    counted: Counted = "trained",
+    rarity_strength: float = 0.25,
+    rarity_cap: float = 1.5,
+) -> FederatedMethod:
+    """Weights by samples, speed and class rarity; fewer aggregations while accuracy improves.
+
+    Args:
+        reduced_interval: Rounds between two aggregations while accuracy improves; 1: every round aggregates, whatever
+            the accuracy (the paper's ablation).
+        unaggregated: What becomes of a round without aggregation. continue: clients send nothing and go on from their
+            own models; discard: they send them and the server throws them away (the authors' program).
+        decide_on: Whose accuracy decides: validation (needs scenario.server_data.validation) or test (the authors'
+            program).
+        first_rounds: Rounds at the start that all aggregate.
+        patience: Aggregations without a new best accuracy after which every round aggregates.
+        counted: Who counts when a class is called rare: trained, the clients of the aggregation, or all (the authors'
+            program).
+        rarity_strength: How much rare classes raise a client's weight; 0: not at all.
+        rarity_cap: Largest factor for rare classes.
+    """
+    if reduced_interval < 1:
+        raise ConfigError(f"method.reduced_interval must be at least 1 round, but got {reduced_interval}")
+    pacing: Pacing = OncePerRound()
+    if reduced_interval > 1:
+        pacing = StagnationAware(
+            reduced_interval=reduced_interval,
+            unaggregated=unaggregated,
+            decide_on=decide_on,
+            first_rounds=first_rounds,
+            patience=patience,
+        )
+    return FederatedMethod(
+        name="fedstg",
+        source="FedStg: class rotation, adaptive participation and stagnation-aware aggregation",
+        pacing=pacing,
+        weighting=SamplesSpeedRarity(counted=counted, rarity_strength=rarity_strength, rarity_cap=rarity_cap),
+    )

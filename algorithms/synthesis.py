@@ -1,0 +1,359 @@
+"""Learning a synthetic set from a trajectory of models, in a form that can stop anywhere and go on to the same bits.
+
+Every iteration draws from a stream of its own, so what has to be kept is the set, its optimisers' moments and the
+number of iterations done.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsweep.errors import ConfigError, RunError
+from fedsweep.records import State
+from fedsweep.streams import Stream
+from fedsweep.trees import FlatLayout
+
+from .trajectory import (
+    Forward,
+    InnerLoop,
+    Matched,
+    Params,
+    Segment,
+    SyntheticSet,
+    cosine_distance,
+    draw_batches,
+    draw_segment,
+    group_within,
+    match,
+    squared_distance,
+)
+
+# The inner rate is free to fall while it is learned, but never to zero or below.
+_LEAST_RATE = 1e-6
+# Two snapshots nearer than this (squared) make the objective meaningless: the segment is drawn again.
+_LEAST_DISTANCE = 1e-12
+_MAX_DRAWS = 100
+# So often is the synthesis looked at on its way; a picture shows at most so many images.
+_MOMENTS = 10
+_MOST_SHOWN = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synthesis:
+    """How a synthetic set is learned.
+
+    Attributes:
+        horizon_rounds: How far ahead targets lie, s, at least 1.
+        inner_steps: Gradient steps on the synthetic set per comparison, s', at least 1.
+        iterations: Comparisons, N, at least 1.
+        image_learning_rate: Of Adam on the images, above 0.
+        label_learning_rate: Of Adam on the label logits, above 0.
+        inner_rate: Inner learning rate at the beginning, above 0.
+        inner_rate_learning_rate: Of Adam on the inner rate; 0: it stays as it is.
+        average_target: See :func:`draw_segment`.
+        last_start: The same.
+        batch: Synthetic images per inner step; None: all.
+        augment: Whether the images are changed at random in each inner step.
+        memory_limit_mb: What the graph of the inner steps may take; above that, steps are computed twice.
+        checkpoint_seconds: Least time between two saves of unfinished work; 0: after each iteration.
+    """
+
+    horizon_rounds: int
+    inner_steps: int
+    iterations: int
+    image_learning_rate: float
+    label_learning_rate: float
+    inner_rate: float
+    inner_rate_learning_rate: float
+    average_target: bool
+    last_start: int
+    batch: int | None
+    augment: bool
+    memory_limit_mb: float
+    checkpoint_seconds: float
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        counts = {"horizon_rounds": 1, "inner_steps": 1, "iterations": 1, "last_start": 0}
+        for name, least in counts.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"method.{name} must be at least {least}, but got {getattr(self, name)}")
+        if self.batch is not None and self.batch < 1:
+            raise ConfigError(f"method.synthesis_batch must be at least 1 or null, but got {self.batch}")
+        for name in ("image_learning_rate", "label_learning_rate", "inner_rate", "memory_limit_mb"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"method.{name} must be a number above 0, but got {getattr(self, name)}")
+        for name in ("inner_rate_learning_rate", "checkpoint_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"method.{name} must be a number of at least 0, but got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What the synthesis needs from the run.
+
+    Attributes:
+        forward: The model.
+        layout: How it lies in a vector.
+        device: Where to compute.
+        stream: Random numbers of the synthesis.
+        checkpoint: Keeps unfinished work.
+        tell: Takes a sentence on the progress.
+    """
+
+    forward: Forward
+    layout: FlatLayout
+    device: torch.device
+    stream: Stream
+    checkpoint: Callable[[State], None]
+    tell: Callable[[str], None]
+
+
+def fresh_images(num_images: int, shape: tuple[int, ...], *, like: torch.dtype, stream: Stream) -> Tensor:
+    """Noise as images [S, *shape]: standard normal values, on the CPU."""
+    return torch.randn(num_images, *shape, generator=stream.torch(), dtype=like)
+
+
+class Synthesizer:
+    """A synthesis under way.
+
+    Args:
+        settings: How the set is learned.
+        host: What the run offers.
+        snapshots: The trajectory: the params of the global model [num_params] each, in order.
+        num_images: S, at least 1.
+        image_shape: Channels, height, width.
+        num_classes: C.
+    """
+
+    def __init__(
+        self,
+        settings: Synthesis,
+        host: Host,
+        *,
+        snapshots: list[Tensor],
+        num_images: int,
+        image_shape: tuple[int, ...],
+        num_classes: int,
+    ) -> None:
+        self._settings, self._host = settings, host
+        self._snapshots = [vector.to(host.device) for vector in snapshots]
+        self._image_shape = image_shape
+        dtype = host.layout.dtype
+        images = fresh_images(num_images, image_shape, like=dtype, stream=host.stream.child("images"))
+        self._variables = {
+            "images": images.to(host.device),
+            "labels": torch.zeros(num_images, num_classes, dtype=dtype, device=host.device),
+            "rate": torch.tensor(settings.inner_rate, dtype=dtype, device=host.device),
+        }
+        self._rates = {
+            "images": settings.image_learning_rate,
+            "labels": settings.label_learning_rate,
+            "rate": settings.inner_rate_learning_rate,
+        }
+        self._done = 0
+        self._recent: list[float] = []
+        self._trace: list[dict[str, float]] = []
+        self._pictures: dict[str, Tensor] = {_picture_name(0): picture_grid(images)}
+        self._group: int | None = None
+        self._optimizers = self._fresh_optimizers()
+
+    def _fresh_optimizers(self) -> dict[str, torch.optim.Adam]:
+        return {
+            name: torch.optim.Adam([self._variables[name]], lr=rate, foreach=False)
+            for name, rate in self._rates.items()
+        }
+
+    # -- the work ------------------------------------------------------------------------------------------------
+
+    def run(self, resumed: State = None) -> State:
+        """All iterations; returns what is learned as a state tree on the CPU.
+
+        Args:
+            resumed: What the checkpoint of an interrupted run of the same synthesis held; None: from the start.
+
+        Returns:
+            ``images``, ``labels``, ``rate``, ``trace`` (a dict of figures per moment) and ``pictures``.
+
+        Raises:
+            RunError: The objective is not finite, or the snapshots do not differ.
+        """
+        if resumed is not None:
+            self._load(resumed)
+            self._host.tell(f"synthesis: going on after iteration {self._done} of {self._settings.iterations}")
+        saved = time.monotonic()
+        while self._done < self._settings.iterations:
+            self._iterate()
+            pause = time.monotonic() - saved
+            if self._done < self._settings.iterations and pause >= self._settings.checkpoint_seconds:
+                self._host.checkpoint(self._tree())
+                saved = time.monotonic()
+        tree = self._tree()
+        return {name: tree[name] for name in ("images", "labels", "rate", "trace", "pictures")}
+
+    def _iterate(self) -> None:
+        number = self._done + 1
+        stream = self._host.stream.child("iteration", number)
+        _, start, target = self._segment(stream)
+        loop = self._loop(stream)
+        given = self._given()
+        if self._group is None:
+            limit = self._settings.memory_limit_mb * 2**20
+            self._group = group_within(loop, start, given, limit_bytes=limit)
+        matched = match(loop, start, target, given, group=self._group)
+        objective = float(matched.objective)
+        if not math.isfinite(objective):
+            raise RunError(
+                f"the synthesis diverged: its objective is {objective} in iteration {number}; lower"
+                f" method.inner_rate (now learned to {float(given.rate):g}) or method.image_learning_rate"
+            )
+        self._step(matched.gradients)
+        self._done = number
+        self._recent.append(objective)
+        if number == self._settings.iterations or number % max(1, self._settings.iterations // _MOMENTS) == 0:
+            self._look(loop, matched, start=start, target=target, used=given)
+
+    def _segment(self, stream: Stream) -> tuple[Segment, Params, Params]:
+        """A piece of the trajectory whose ends differ, with its start and its target."""
+        settings = self._settings
+        for attempt in range(_MAX_DRAWS):
+            segment = draw_segment(
+                len(self._snapshots),
+                horizon=settings.horizon_rounds,
+                last_start=settings.last_start,
+                average=settings.average_target,
+                stream=stream.child("segment", attempt),
+            )
+            start = self._split(self._snapshots[segment.start])
+            target = self._split(torch.stack([self._snapshots[pick] for pick in segment.picks]).mean(dim=0))
+            if float(squared_distance(start, target)) >= _LEAST_DISTANCE:
+                return segment, start, target
+        raise RunError(
+            f"the synthesis needs global models that differ, but {_MAX_DRAWS} draws from the {len(self._snapshots)}"
+            " snapshots found none; raise training.optimizer.lr"
+        )
+
+    def _split(self, vector: Tensor) -> Params:
+        # Memory of their own: some sums depend on how it is aligned, and a view's alignment on the model.
+        return tuple(value.clone() for value in self._host.layout.params(vector).values())
+
+    def _loop(self, stream: Stream) -> InnerLoop:
+        return InnerLoop(
+            forward=self._host.forward,
+            batches=draw_batches(
+                len(self._variables["images"]),
+                batch=self._settings.batch,
+                steps=self._settings.inner_steps,
+                stream=stream.child("batches"),
+            ),
+            augments=self._settings.augment,
+            stream=stream,
+        )
+
+    def _given(self) -> SyntheticSet:
+        """The set as it is now; a copy, since the optimisers change theirs in place."""
+        return SyntheticSet(**{name: value.clone() for name, value in self._variables.items()})
+
+    def _step(self, gradients: SyntheticSet) -> None:
+        for name, optimizer in self._optimizers.items():
+            self._variables[name].grad = getattr(gradients, name)
+            optimizer.step()
+        self._variables["rate"].clamp_(min=_LEAST_RATE)
+
+    # -- what is seen of it ---------------------------------------------------------------------------------------
+
+    def _look(self, loop: InnerLoop, matched: Matched, *, start: Params, target: Params, used: SyntheticSet) -> None:
+        """Note how far it is: beside the learned images, noise with the same labels and rate."""
+        noise = fresh_images(
+            len(used.images), self._image_shape, like=used.images.dtype, stream=loop.stream.child("noise")
+        )
+        noisy = loop.run(start, SyntheticSet(images=noise.to(used.images), labels=used.labels, rate=used.rate))
+        wanted = _moves(target, start)
+        figures = {
+            "iteration": float(self._done),
+            "objective": math.fsum(self._recent) / len(self._recent),
+            "cosine_distance": cosine_distance(_moves(matched.end, start), wanted),
+            "noise_cosine_distance": cosine_distance(_moves(noisy, start), wanted),
+            "inner_rate": float(self._variables["rate"]),
+        }
+        self._recent = []
+        self._trace = [*self._trace, figures]
+        self._pictures = {**self._pictures, _picture_name(self._done): picture_grid(self._variables["images"])}
+        self._host.tell(
+            f"synthesis: iteration {self._done} of {self._settings.iterations}, objective"
+            f" {figures['objective']:.4f}, cosine distance {figures['cosine_distance']:.3f} (noise"
+            f" {figures['noise_cosine_distance']:.3f}), inner rate {figures['inner_rate']:.5f}"
+        )
+
+    # -- what is kept of it ---------------------------------------------------------------------------------------
+
+    def _tree(self) -> State:
+        moments: dict[str, Any] = {}
+        for name, optimizer in self._optimizers.items():
+            entry = optimizer.state[self._variables[name]]
+            moments[name] = {key: entry[key].detach().cpu().clone() for key in ("step", "exp_avg", "exp_avg_sq")}
+        return {
+            **{name: value.detach().cpu().clone() for name, value in self._variables.items()},
+            "moments": moments,
+            "done": self._done,
+            "recent": list(self._recent),
+            "trace": list(self._trace),
+            "pictures": dict(self._pictures),
+        }
+
+    def _load(self, tree: State) -> None:
+        device = self._host.device
+        self._variables = {name: tree[name].clone().to(device) for name in self._variables}
+        self._optimizers = self._fresh_optimizers()
+        for name, optimizer in self._optimizers.items():
+            kept = tree["moments"][name]
+            # Adam counts its steps on the CPU, wherever the values are.
+            optimizer.state[self._variables[name]] = {
+                key: value.clone() if key == "step" else value.clone().to(device) for key, value in kept.items()
+            }
+        self._done, self._recent = tree["done"], list(tree["recent"])
+        self._trace, self._pictures = list(tree["trace"]), dict(tree["pictures"])
+
+
+def _moves(ends: Params, start: Params) -> Params:
+    return tuple(end - begin for end, begin in zip(ends, start, strict=True))
+
+
+def _picture_name(iteration: int) -> str:
+    return f"synthetic_{iteration:06d}"
+
+
+def picture_grid(images: Tensor) -> Tensor:
+    """The first images side by side, three standard deviations of the initial noise from black to white.
+
+    Args:
+        images: [S, channels, height, width].
+
+    Returns:
+        uint8, [rows, columns] for other than three channels (their mean), else [rows, columns, 3].
+    """
+    shown = (0.5 + images.detach()[:_MOST_SHOWN].cpu().double() / 6).clamp(0, 1)
+    if shown.shape[1] != 3:
+        shown = shown.mean(dim=1, keepdim=True)
+    count, channels, height, width = shown.shape
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    grid = torch.ones(channels, rows * (height + 1) + 1, columns * (width + 1) + 1, dtype=torch.float64)
+    for place, image in enumerate(shown):
+        top, left = place // columns * (height + 1) + 1, place % columns * (width + 1) + 1
+        grid[:, top : top + height, left : left + width] = image
+    pixels = (grid * 255).round().to(torch.uint8).movedim(0, 2)
+    return (pixels[:, :, 0] if channels == 1 else pixels).contiguous()
+
+
+def as_picture(grid: Tensor) -> np.ndarray:
+    """A kept grid as a report has it: 0..1."""
+    return grid.numpy().astype(np.float32) / 255

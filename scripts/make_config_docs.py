@@ -1,0 +1,220 @@
+"""Writes docs/configuration.md from the configuration's schema and the registries.
+
+python scripts/make_config_docs.py          writes the page
+python scripts/make_config_docs.py --check  exit code 1 where the page is out of date
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from fedsweep.config.base import Section
+from fedsweep.config.components import ParameterRow, describe
+from fedsweep.config.messages import allowed, schema_at
+from fedsweep.config.methods import method_builder
+from fedsweep.config.schema import Config
+from fedsweep.config.sweep import SpaceEntry
+from fedsweep.config.training import Adam, CosineSchedule, ExponentialSchedule, Sgd
+from fedsweep.models.registry import MODELS
+from fedsweep.world.availability import build_availability
+from fedsweep.world.budgets import build_budget
+from fedsweep.world.devices import build_devices
+from fedsweep.world.drift import build_drift
+from fedsweep.world.fleet_rows import PROFILE_NAMES
+from fedsweep.world.partitions import PARTITIONS
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+
+_TOP = """\
+<!-- Made by scripts/make_config_docs.py from the schema; changes here are lost. -->
+
+# Configuration
+
+One YAML file is one experiment. Every key has a default, and the defaults together run: an empty mapping `{}` is a
+valid configuration. `fedsweep run FILE --dry-run` prints the resolved one, and `fedsweep show --json-schema` the JSON
+Schema, which editors use to complete and check keys.
+
+## Rules
+
+- **Precedence:** `--set` on the command line, then the file, then the default. Of the same key given twice with
+  `--set`, the last one wins. A method's explicit parameter beats what its `profile` would set.
+- **`--set KEY=VALUE`** takes a dotted key and a YAML value: `--set training.rounds=50`,
+  `--set 'method={name: fedprox, mu: 0.1}'`.
+- **A mapping with `name` or `kind` replaces the default** and takes that component's own defaults:
+  `optimizer: {name: adam, lr: 1e-3}` has no momentum. Without `name` or `kind` it is laid over the default.
+- **Keys that exclude each other:** giving one (`training.cohort_size`) displaces the other's default
+  (`training.cohort_fraction`); giving both is an error. So it is with `local_epochs` and `local_steps`.
+- **YAML 1.2:** `1e-3` is a number; `no` and `on` are text; a key given twice is an error.
+- **An unknown key is an error** that names the nearest known one. So is a value of the wrong type: `"5"` is no number.
+- **A component of your own** is named `package.module:callable`, wherever a name is asked for. See
+  [adding-a-method.md](adding-a-method.md) and [data.md](data.md).
+"""
+
+_METHOD = """\
+`{name: ...}` with the method's parameters beside the name, or `{merge: [{name: ...}, ...]}` for several at once. A
+method's parameters are its builder's keyword parameters; `fedsweep show NAME` prints the same."""
+
+_WORLD: dict[str, Callable[..., Any]] = {
+    "scenario.drift": build_drift,
+    "scenario.availability": build_availability,
+    "scenario.budgets": build_budget,
+    "scenario.devices": build_devices,
+}
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [_TOP, "## Top level", _table(_rows(Config, "", top_level=True))]
+    for name, field in Config.model_fields.items():
+        model = _section(field)
+        if model is not None:
+            parts += [f"## `{name}`", _summary(model), _table(_rows(model, f"{name}."))]
+            parts += _PARTS_BELOW.get(name, list)()
+    parts += ["## `model`", "The model's options stand beside its name.", *_models()]
+    parts += ["## `method`", _METHOD, *_methods()]
+    text = "\n\n".join(part.strip("\n") for part in parts) + "\n"
+    return re.sub(r"(?<!`)``(?!`)", "`", text)
+
+
+# -- keys of the schema ------------------------------------------------------------------------------------------------
+
+
+def _rows(model: type[BaseModel], prefix: str, *, top_level: bool = False) -> Iterator[tuple[str, str, str, str]]:
+    """Key, allowed values, default and meaning, sections below included (but not those of the top level)."""
+    for name, field in model.model_fields.items():
+        below = _section(field)
+        if top_level and below is not None:
+            continue
+        key = f"{prefix}{name}"
+        if below is None or (not field.is_required() and field.get_default(call_default_factory=True) is None):
+            yield key, _allowed(key), _default(field), field.description or ""
+        if below is not None:
+            yield from _rows(below, f"{key}.")
+
+
+def _section(field: FieldInfo) -> type[Section] | None:
+    """The section that a key holds, where it holds one."""
+    options = [option for option in typing.get_args(field.annotation) or [field.annotation] if option is not type(None)]
+    only: Any = options[0] if len(options) == 1 else None
+    return only if inspect.isclass(only) and issubclass(only, Section) else None
+
+
+def _allowed(key: str) -> str:
+    said = re.sub(r"a mapping with .*?(?= or |$)", "a mapping", allowed(schema_at(key.split("."), {})))
+    return " or ".join(dict.fromkeys(said.split(" or ")))
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "(must be given)"
+    value = field.get_default(call_default_factory=True)
+    return f"`{_flow(value.model_dump(mode='json') if isinstance(value, BaseModel) else value)}`"
+
+
+def _flow(value: Any) -> str:
+    """A value as one line of YAML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _summary(item: Any) -> str:
+    """A docstring's first paragraph."""
+    return " ".join((inspect.getdoc(item) or "").partition("\n\n")[0].split())
+
+
+# -- what is named -----------------------------------------------------------------------------------------------------
+
+
+def _scenario() -> list[str]:
+    parts = ["### Kinds of `scenario.partition`"]
+    for name, kind in PARTITIONS.items():
+        parts += [f"**`{name}`**: {_summary(kind)} ({kind.source})", *_parameters(describe(kind))]
+    for key, builder in _WORLD.items():
+        spec = next(row for row in describe(builder) if row.name == "spec")
+        parts += [f"### `{key}`", spec.doc.replace(":data:`PROFILE_NAMES`", ", ".join(PROFILE_NAMES))]
+    return parts
+
+
+def _training() -> list[str]:
+    parts = ["### Kinds of `training.optimizer`"]
+    for model in (Sgd, Adam):
+        parts += [_summary(model), _table(_component_rows(model, "training.optimizer"))]
+    parts.append("### Kinds of `training.schedule`")
+    parts.append("`constant` and `fedstg` have no parameters.")
+    for schedule in (CosineSchedule, ExponentialSchedule):
+        parts += [_summary(schedule), _table(_component_rows(schedule, "training.schedule"))]
+    return parts
+
+
+def _component_rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+    properties = model.model_json_schema()["properties"]
+    for name, field in model.model_fields.items():
+        said = allowed(properties[name])
+        yield f"{prefix}.{name}", said, "" if field.is_required() else _default(field), field.description or ""
+
+
+def _sweep() -> list[str]:
+    rows = ((name, "a list", "", field.description or "") for name, field in SpaceEntry.model_fields.items())
+    return ["### Entries of `sweep.space`", "Exactly one of these, for each dotted key:", _table(rows)]
+
+
+def _models() -> Iterator[str]:
+    for name, entry in MODELS.items():
+        rows = describe(entry.builder, provided=("input_shape", "num_classes"))
+        yield f"**`{name}`**: {entry.summary} ({entry.source})"
+        yield from _parameters(rows)
+
+
+def _methods() -> Iterator[str]:
+    registry = importlib.import_module("fedsweep.algorithms.registry").METHODS
+    for name, entry in registry.items():
+        yield f"**`{name}`**: {entry.summary} ({entry.source})"
+        yield from _parameters(describe(method_builder(name)))
+
+
+def _parameters(rows: tuple[ParameterRow, ...]) -> list[str]:
+    cells = (
+        (row.name, row.type, "(must be given)" if row.default is None else f"`{row.default}`", row.doc) for row in rows
+    )
+    return [_table(cells)] if rows else []
+
+
+def _table(rows: typing.Iterable[tuple[str, str, str, str]]) -> str:
+    lines = ["| key | allowed | default | meaning |", "|---|---|---|---|"]
+    for key, said, default, meaning in rows:
+        cells = (f"`{key}`", said, default, meaning)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+_PARTS_BELOW: dict[str, Callable[[], list[str]]] = {"scenario": _scenario, "training": _training, "sweep": _sweep}
+
+
+def main() -> int:
+    """Write the page, or check it."""
+    parser = argparse.ArgumentParser(description="Write docs/configuration.md from the schema.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page is out of date")
+    if not parser.parse_args().check:
+        PAGE.write_text(page())
+        return 0
+    if not PAGE.is_file() or PAGE.read_text() != page():
+        print(f"{PAGE} is out of date; run: python scripts/make_config_docs.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
