@@ -135,11 +135,10 @@ class TrajectoryDistillation(Refinement):
         return vector, {**state, "snapshots": [], "synthetic": synthetic, "learned_in": sync.round}
 
     def _synthesizer(self, state: State, snapshots: list[Tensor], sync: SyncContext) -> Synthesizer:
-        model = _template(sync.model)
         host = Host(
-            forward=forward_of(model, sync.layout),
+            forward=forward_of(_template(sync), sync.layout),
             layout=sync.layout,
-            device=_device(model),
+            device=torch.device(sync.device),
             stream=sync.stream.child("synthesis"),
             checkpoint=sync.checkpoint,
             tell=sync.message,
@@ -157,8 +156,7 @@ class TrajectoryDistillation(Refinement):
         """Adam on the synthetic set, from the aggregate."""
         if not self.finetune_epochs or not self.finetune_learning_rate:
             return vector, state
-        model = _template(sync.model)
-        forward, device = forward_of(model, sync.layout), _device(model)
+        forward, device = forward_of(_template(sync), sync.layout), torch.device(sync.device)
         images, labels = state["synthetic"]["images"].to(device), state["synthetic"]["labels"].to(device)
         views = sync.layout.params(vector.to(device))
         params = tuple(value.clone().requires_grad_() for value in views.values())
@@ -193,13 +191,9 @@ class TrajectoryDistillation(Refinement):
         return ComponentReport(metrics=metrics, pictures=pictures)
 
 
-def _template(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode: without draws of its own."""
-    return copy.deepcopy(model).eval()
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
+def _template(sync: SyncContext) -> nn.Module:
+    """A copy of the model in evaluation mode, without draws of its own, where heavy work belongs."""
+    return copy.deepcopy(sync.model).eval().to(sync.device)
 
 
 def dynafed(

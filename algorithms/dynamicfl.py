@@ -170,7 +170,10 @@ def dynamicfl(
         high_interval: Local steps between the high-frequency group's sync points: a level a-g (1, 4, 16, 32, 64,
             128, 256) or a number.
         low_interval: The same for the others; at least as long.
-        group: How the high-frequency group is chosen in each round. random: as many as the budgets admit.
+        group: How the high-frequency group is chosen in each round: dynacomm (the paper's dynamic programme on label
+            counts), exact (certified where it ends), exhaustive, genetic, or random (as many as the budgets admit,
+            without label counts).
+        orders: Random orders of the clients that dynacomm tries, at least 1; the others ignore it or begin with it.
         high_only: Only the high-frequency group works (the paper's starred runs).
         sync_rule: authors: the step before the last does not synchronise, as the paper's costs have it; paper: it
             does.

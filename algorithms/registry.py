@@ -57,4 +57,19 @@ METHODS: Mapping[str, Entry] = {
         summary="FedAvg; the server learns synthetic data from the first rounds' models and fine-tunes on it",
         source="Pi et al., CVPR 2023",
     ),
+    "feddh": Entry(
+        builder="fedsweep.algorithms.feddh:feddh",
+        summary="weights by samples over a learned degree of label skew",
+        source="Liu et al. 2025, FedDHAD",
+    ),
+    "fedjs": Entry(
+        builder="fedsweep.algorithms.feddh:fedjs",
+        summary="weights by samples over the divergence of the client's labels",
+        source="Liu et al. 2025, FedDHAD",
+    ),
+    "fedad": Entry(
+        builder="fedsweep.algorithms.fedad:fedad",
+        summary="clients train without some units, drawn by their scores and the devices' speed",
+        source="Liu et al. 2025, FedDHAD",
+    ),
 }

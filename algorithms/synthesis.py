@@ -218,7 +218,8 @@ class Synthesizer:
         self._step(matched.gradients)
         self._done = number
         self._recent.append(objective)
-        if number == self._settings.iterations or number % max(1, self._settings.iterations // _MOMENTS) == 0:
+        total = self._settings.iterations
+        if number * _MOMENTS // total > (number - 1) * _MOMENTS // total:
             self._look(loop, matched, start=start, target=target, used=given)
 
     def _segment(self, stream: Stream) -> tuple[Segment, Params, Params]:

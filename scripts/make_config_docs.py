@@ -35,7 +35,37 @@ from fedsweep.world.drift import build_drift
 from fedsweep.world.fleet_rows import PROFILE_NAMES
 from fedsweep.world.partitions import PARTITIONS
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+_ROOT = Path(__file__).resolve().parent.parent
+PAGE = _ROOT / "docs" / "configuration.md"
+README = _ROOT / "README.md"
+
+_START, _END = "<!-- methods: made by scripts/make_config_docs.py -->", "<!-- end of methods -->"
+# What the design has a place for; a name leaves the list by itself once it is registered.
+_PLANNED = (
+    "feddh",
+    "fedjs",
+    "fedad",
+    "scaffold",
+    "feddyn",
+    "fednova",
+    "moon",
+    "fjord",
+    "fedgen",
+    "feddf",
+    "fedbe",
+    "fedbuff",
+    "fedasync",
+    "fedensemble",
+    "abavg",
+    "fedmix",
+    "feddrop",
+    "afd",
+    "prunefl",
+    "feddst",
+    "fedas",
+    "fedktl",
+    "augfl",
+)
 
 _TOP = """\
 <!-- Made by scripts/make_config_docs.py from the schema; changes here are lost. -->
@@ -203,17 +233,33 @@ def _table(rows: typing.Iterable[tuple[str, str, str, str]]) -> str:
 _PARTS_BELOW: dict[str, Callable[[], list[str]]] = {"scenario": _scenario, "training": _training, "sweep": _sweep}
 
 
+def readme() -> str:
+    """README.md with its table of methods brought up to date."""
+    before, _, rest = README.read_text().partition(_START)
+    _, _, after = rest.partition(_END)
+    registry = importlib.import_module("fedsweep.algorithms.registry").METHODS
+    lines = ["| method | what it does | source | status |", "|---|---|---|---|"]
+    lines += [f"| `{name}` | {entry.summary} | {entry.source} | works |" for name, entry in registry.items()]
+    planned = [f"`{name}`" for name in _PLANNED if name not in registry]
+    if planned:
+        lines += ["", f"Planned, not there yet: {', '.join(planned)}."]
+    return f"{before}{_START}\n" + "\n".join(lines) + f"\n{_END}{after}"
+
+
 def main() -> int:
-    """Write the page, or check it."""
-    parser = argparse.ArgumentParser(description="Write docs/configuration.md from the schema.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page is out of date")
-    if not parser.parse_args().check:
-        PAGE.write_text(page())
-        return 0
-    if not PAGE.is_file() or PAGE.read_text() != page():
-        print(f"{PAGE} is out of date; run: python scripts/make_config_docs.py", file=sys.stderr)
-        return 1
-    return 0
+    """Write both files, or check them."""
+    parser = argparse.ArgumentParser(description="Write docs/configuration.md and README.md's table of methods.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file is out of date")
+    is_check = parser.parse_args().check
+    old = []
+    for path, text in ((PAGE, page()), (README, readme())):
+        if is_check and (not path.is_file() or path.read_text() != text):
+            old.append(path.name)
+        elif not is_check:
+            path.write_text(text)
+    if old:
+        print(f"out of date: {', '.join(old)}; run: python scripts/make_config_docs.py", file=sys.stderr)
+    return 1 if old else 0
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ umask 077
 ray get-auth-token --generate >/dev/null
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1
 
-first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 first_ip=$(srun --nodes=1 --ntasks=1 --nodelist="$first_node" hostname --all-ip-addresses | awk '{print $1}')
 address="$first_ip:$((20000 + SLURM_JOB_ID % 20000))"
 

@@ -115,6 +115,12 @@ def _devices(config: Config) -> tuple[str, str]:
             f"runtime.device=cpu and runtime.gpus_per_client={runtime.gpus_per_client:g},"
             f" runtime.gpus_per_server={runtime.gpus_per_server:g} contradict each other; set both to 0"
         )
+    if (runtime.gpus_per_client or runtime.gpus_per_server) and not runtime.address and not torch.cuda.is_available():
+        raise ResourceError(
+            f"runtime.gpus_per_client={runtime.gpus_per_client:g}, runtime.gpus_per_server="
+            f"{runtime.gpus_per_server:g}, but torch sees no GPU here; set both to 0, or join a cluster by"
+            " runtime.address"
+        )
     client = "cuda" if asked == "cuda" or runtime.gpus_per_client else "cpu"
     server = "cuda" if runtime.gpus_per_server or (asked == "cuda" and runtime.backend == "local") else "cpu"
     return client, server

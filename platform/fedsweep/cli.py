@@ -138,7 +138,9 @@ def _surroundings(*, debug: bool) -> Iterator[None]:
         sys.path.insert(0, os.getcwd())  # for package.module:callable, as with python -m
     handler = _ToStandardError()
     logger = logging.getLogger("fedsweep")
+    level = logger.level
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     with warnings.catch_warnings():
         if not debug and not sys.warnoptions:
             warnings.simplefilter("ignore")
@@ -146,13 +148,15 @@ def _surroundings(*, debug: bool) -> Iterator[None]:
             yield
         finally:
             logger.removeHandler(handler)
+            logger.setLevel(level)
 
 
 class _ToStandardError(logging.Handler):
-    """Prints warnings as lines; to the standard error of the moment, which a live display takes over."""
+    """Prints what the package logs as lines; to the standard error of the moment, which a live display takes over."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"warning: {record.getMessage()}", file=sys.stderr, flush=True)
+        urgent = "warning: " if record.levelno >= logging.WARNING else ""
+        print(f"{urgent}{record.getMessage()}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

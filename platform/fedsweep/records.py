@@ -100,6 +100,13 @@ class ClientWork:
     num_samples: int
     classes: tuple[int, ...] | None = None
 
+    def samples_in(self, steps: int) -> int:
+        """Samples that go through this many steps from the round's start."""
+        if self.whole_batches:
+            return steps * self.batch_size
+        full, rest = divmod(steps, -(-self.num_samples // self.batch_size))
+        return full * self.num_samples + min(rest * self.batch_size, self.num_samples)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerContext:
@@ -154,6 +161,7 @@ class RoundContext:
         num_values: |W|, scalars of the full model.
         budgets: Who affords what; None: no limits.
         params: The server's model.
+        model: A template of the full model, for its structure; None in contexts made by hand.
         stream: Random numbers of this seam in this round.
     """
 
@@ -172,6 +180,7 @@ class RoundContext:
     num_values: int = 0
     budgets: BudgetPlan | None = None
     params: ParamTree = field(default_factory=dict)
+    model: nn.Module | None = None
     stream: Stream = Stream(("unset",))
 
 
@@ -237,6 +246,7 @@ class SyncContext:
         checkpoint: ``checkpoint(tree)`` keeps work that takes minutes; ``resumed`` holds what was kept.
         resumed: What an earlier, interrupted try of this very call kept; None otherwise.
         message: Takes a sentence for the user, on the progress of work that takes minutes.
+        device: Where heavy work belongs: ``"cpu"`` or ``"cuda"``; all that is handed in and out lies on the CPU.
     """
 
     round: int
@@ -252,6 +262,7 @@ class SyncContext:
     checkpoint: Callable[[State], None]
     resumed: State = None
     message: Callable[[str], None] = lambda text: None
+    device: str = "cpu"
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property

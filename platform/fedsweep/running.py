@@ -20,6 +20,7 @@ from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.runtime.engine import check_experiment, experiment_layout
 from fedsweep.runtime.experiment import Experiment, client_side
 from fedsweep.runtime.fleet import LocalFleet
+from fedsweep.runtime.forecast import check_first_round
 from fedsweep.runtime.run_folder import RunFolder, run_facts
 from fedsweep.runtime.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.runtime.worker import Worker
@@ -27,6 +28,7 @@ from fedsweep.tracking.observers import Observer, RunInfo
 
 if TYPE_CHECKING:
     from fedsweep.runtime.ray_cluster import ClusterNeeds
+    from fedsweep.world.datasets import Dataset
 
 
 class Session(Protocol):
@@ -63,14 +65,19 @@ class Plan:
     num_actors: int
 
 
-def plan_run(config: Config) -> Plan:
+def plan_run(config: Config, dataset: Dataset | None = None) -> Plan:
     """Check everything that can be checked before something is written.
+
+    Args:
+        config: The configuration.
+        dataset: The scenario's data set, where it is loaded already.
 
     Raises:
         InputError: Something that the configuration names is not there or does not fit.
     """
     config = resolve(config)
-    experiment = build_experiment(config)
+    experiment = build_experiment(config, dataset)
+    check_first_round(experiment)
     return Plan(config=config, experiment=experiment, num_actors=choose_actors(config, experiment))
 
 

@@ -169,13 +169,20 @@ def coverage_mean(
     if all(cover is None for cover in covers):
         weighted_mean(rows, weights, out)
         return out
-    total = torch.zeros(server.shape, dtype=torch.float64)
-    mass = torch.zeros(server.shape, dtype=torch.float64)
-    for row, cover, weight in zip(rows, covers, weights, strict=True):
-        held = torch.ones_like(mass) if cover is None else cover.to(torch.float64)
-        mass += held.mul_(float(weight))
-        total += row.to(torch.float64, copy=True).nan_to_num_(0.0).mul_(held)
-    held_by_some = mass > 0
-    mean = torch.where(held_by_some, total / mass.clamp_min(torch.finfo(torch.float64).tiny), server.to(torch.float64))
-    out.copy_(mean)
+    total, mass, term, held = (torch.empty(min(out.numel(), _BLOCK), dtype=torch.float64) for _ in range(4))
+    for start in range(0, out.numel(), _BLOCK):
+        part = slice(start, min(start + _BLOCK, out.numel()))
+        sums, masses, value, share = (t[: part.stop - start].zero_() for t in (total, mass, term, held))
+        for row, cover, weight in zip(rows, covers, weights, strict=True):
+            value.copy_(row[part])
+            if cover is None:
+                masses.add_(float(weight))
+                sums.add_(value.mul_(float(weight)))
+                continue
+            share.copy_(cover[part]).mul_(float(weight))
+            masses.add_(share)
+            sums.add_(value.mul_(share).masked_fill_(~cover[part], 0.0))
+        held_by_some = masses > 0
+        sums.div_(masses.clamp_min_(torch.finfo(torch.float64).tiny))
+        out[part].copy_(torch.where(held_by_some, sums, value.copy_(server[part])))
     return out

@@ -43,7 +43,9 @@ class Quadratic(Objective):
 
     def loss(self, step: LocalStep) -> Tensor:
         a, b = step.inputs.flatten(1).unbind(1)
-        return (0.5 * a * (step.model.w - b) ** 2).mean()
+        assert isinstance(step.model, Point)
+        loss: Tensor = (0.5 * a * (step.model.w - b) ** 2).mean()
+        return loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +130,7 @@ def one_model(experiment: Experiment, rounds: int) -> Tensor:
         with torch.no_grad():
             for p in model.parameters():
                 assert p.grad is not None
-                p -= experiment.training.learning_rate * p.grad
+                p.sub_(p.grad, alpha=experiment.training.learning_rate)
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -149,7 +151,7 @@ def test_one_whole_batch_of_fedavg_is_fedsgd_bit_for_bit(sizes: tuple[int, ...])
 
 def test_fedsgd_takes_one_step_whatever_the_training_section_says() -> None:
     for options in ({"local_epochs": 3}, {"local_steps": 9}, {"equal_steps": True}):
-        state = run_rounds(local_engine(tiny_experiment(fedsgd(), cohort_size=3, rounds=2, **options)))  # type: ignore[arg-type]
+        state = run_rounds(local_engine(tiny_experiment(fedsgd(), cohort_size=3, rounds=2, **options)))
         assert [record.local_steps for record in state.records] == [3, 3]
 
 

@@ -67,7 +67,9 @@ class Quadratic(Objective):
 
     def loss(self, step: LocalStep) -> Tensor:
         a, b = step.inputs.flatten(1).unbind(1)
-        return (0.5 * a * (step.model.w - b) ** 2).mean()
+        assert isinstance(step.model, Point)
+        loss: Tensor = (0.5 * a * (step.model.w - b) ** 2).mean()
+        return loss
 
 
 def test_quadratics_reach_the_specifications_numbers() -> None:

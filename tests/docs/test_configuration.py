@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,16 @@ def script(pages: Any) -> Any:
     return module
 
 
+OUT_OF_DATE = "out of date; run: python scripts/make_config_docs.py"
+
+
 def test_the_page_is_up_to_date(pages: Any, script: Any) -> None:
-    message = "docs/configuration.md is out of date; run: python scripts/make_config_docs.py"
-    assert (pages.root / PAGE).read_text() == script.page(), message
+    assert (pages.root / PAGE).read_text() == script.page(), OUT_OF_DATE
+
+
+def test_the_table_of_methods_in_the_readme_is_up_to_date(pages: Any, script: Any) -> None:
+    assert (pages.root / "README.md").read_text() == script.readme(), OUT_OF_DATE
+    assert "| `fedavg` |" in script.readme()
 
 
 def test_every_key_of_the_schema_is_on_the_page(pages: Any, script: Any) -> None:
@@ -36,13 +44,15 @@ def test_every_key_of_the_schema_is_on_the_page(pages: Any, script: Any) -> None
     assert [key for key in missing if key.rsplit(".", 1)[1] not in ("range", "kind", "name")] == []
 
 
-def test_the_check_fails_where_the_page_differs(
+def test_the_check_fails_where_a_file_differs(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(script, "PAGE", tmp_path / "configuration.md")
+    shutil.copy(script.README, tmp_path / "README.md")
+    monkeypatch.setattr(script, "README", tmp_path / "README.md")
     monkeypatch.setattr(sys, "argv", ["make_config_docs.py", "--check"])
     assert script.main() == 1
-    assert "out of date" in capsys.readouterr().err
+    assert "out of date: configuration.md;" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["make_config_docs.py"])
     assert script.main() == 0
     monkeypatch.setattr(sys, "argv", ["make_config_docs.py", "--check"])

@@ -37,7 +37,14 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 def write_run(path: Path, *, name: str, seed: int = 0, rounds: int = 4, status: str | None = "finished") -> Path:
     values: dict[str, Any] = dict.fromkeys(RoundRecord.__dataclass_fields__, 1)
-    lists = {"cohort": (0,), "high_frequency": (0,), "attendees": (0,), "aggregation_weights": (1.0,), "extra": {}}
+    lists: dict[str, Any] = {
+        "present": None,
+        "cohort": (0,),
+        "high_frequency": (0,),
+        "attendees": (0,),
+        "aggregation_weights": (1.0,),
+        "extra": {},
+    }
     blank = RoundRecord(**{**values, **lists, "bytes_up": 60, "bytes_down": 40})
     folder = RunFolder.create(path, overwrite=False)
     folder.write_config(f"name: {name}\nseed: {seed}\nscenario: {{}}\nmethod: {{name: fedavg}}\n")

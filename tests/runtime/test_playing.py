@@ -190,9 +190,6 @@ def test_held_work_leaves_no_memory_behind_once_it_is_aggregated() -> None:
     assert run_rounds(engine).memories == {}
 
 
-# -- plans that cannot be played -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Given(Pacing):
     """The plan that the test names."""
@@ -262,9 +259,6 @@ def test_a_job_of_no_steps_sends_the_anchor_back() -> None:
     round = played(engine, start)
     assert all(torch.equal(vector(u), start.vector) for u in round.updates)
     assert [np.isnan(u.train_loss) for u in round.updates] == [True, True]
-
-
-# -- one module for several clients ----------------------------------------------------------------------------------
 
 
 def test_clients_in_turn_on_one_module_do_not_touch_each_other() -> None:

@@ -38,6 +38,7 @@ COLUMNS = {
     "high_frequency": "list<int64>?",
     "kl_divergence": "double?",
     "attendees": "list<int64>",
+    "present": "list<int64>?",
     "sync_points": "int64",
     "values_up": "int64",
     "values_down": "int64",

@@ -192,10 +192,12 @@ def test_files_and_plots_become_artifacts_beside_the_store(store: Path, folder: 
     observer.round_done(record(1))
     RunFolder(folder).write_rounds([record(1)])
     RunFolder(folder).write_result({"status": "finished"})
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "groups.png").touch()
     observer.finished("finished", {})
     client, run = stored(store, observer)
     names = {item.path for item in client.list_artifacts(run.info.run_id)}
-    assert names == {"config.yaml", "result.json", "rounds.parquet", "plots"}
+    assert names == {"config.yaml", "result.json", "rounds.parquet", "plots", "pictures"}
     plots = {item.path for item in client.list_artifacts(run.info.run_id, "plots")}
     assert plots == {"plots/learning_curves.png", "plots/accuracy_against_bytes.png"}
     assert str(run.info.artifact_uri).startswith(str(store.parent / "mlartifacts" / "fedsweep"))

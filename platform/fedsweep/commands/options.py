@@ -22,6 +22,18 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Print th
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a picture into this file.")]
 
 
+def whole_number(text: str | int) -> int:
+    """A whole number; typer's own message would not say what was found.
+
+    Raises:
+        BadParameter: The text is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"must be a whole number, but is {text!r}") from None
+
+
 def examples(*lines: str) -> str:
     """The epilog of a command's help: one example per line."""
     return "\n\n".join(["[b]Examples[/b]", *(line.replace("[", r"\[") for line in lines)])

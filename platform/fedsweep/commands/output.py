@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -45,6 +46,15 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def quoted(*words: str | Path) -> str:
-    """Words as a shell wants them."""
-    return shlex.join(map(str, words))
+def command(*words: str | Path) -> str:
+    """A ``fedsweep`` command that can be pasted into the shell that this one came from.
+
+    Args:
+        words: What follows the program's name.
+    """
+    started_as = Path(sys.argv[0])
+    program = ["fedsweep"]
+    if shutil.which("fedsweep") is None:
+        is_script = started_as.name == "fedsweep"
+        program = [str(started_as)] if is_script else [sys.executable, "-m", "fedsweep"]
+    return shlex.join([*program, *map(str, words)])

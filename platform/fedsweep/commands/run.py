@@ -120,13 +120,15 @@ def _prepare(config: Config, folder: Path) -> tuple[Plan, list[Any]]:
 def _play(
     config: Config, folder: Path, *, resume: bool = False, overwrite: bool = False, dashboard: bool, quiet: bool
 ) -> None:
-    from fedsweep.commands.output import is_plain, note, quoted
+    from fedsweep.commands.output import command, is_plain, note
     from fedsweep.running import run_plan
     from fedsweep.tracking.progress import make_progress
 
     try:
         with make_progress(quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress:
             plan, watching = _prepare(config, folder)
+            if dashboard and (not plan.num_actors or config.runtime.address is not None):
+                raise ConfigError("--dashboard is for a Ray cluster that the run starts, but this run starts none")
             result = run_plan(
                 plan,
                 folder,
@@ -136,17 +138,17 @@ def _play(
                 dashboard=dashboard,
             )
     except KeyboardInterrupt:
-        note(_after_interrupt(folder, quoted("fedsweep", "run", "--resume", folder)))
+        note(_after_interrupt(folder, command("run", "--resume", folder)))
         raise typer.Exit(INTERRUPTED) from None
     print(summary(result, folder, opened_by=_comparison(plan.config, folder)), flush=True)
 
 
-def _after_interrupt(folder: Path, command: str) -> str:
+def _after_interrupt(folder: Path, way_on: str) -> str:
     saved = any((folder / "checkpoints").glob("*")) if (folder / "checkpoints").is_dir() else False
     if saved:
-        return f"interrupted; a checkpoint is written, and this goes on from it: {command}"
+        return f"interrupted; a checkpoint is written, and this goes on from it: {way_on}"
     if (folder / "config.yaml").is_file():
-        return f"interrupted before the first round was done; this starts again: {command}"
+        return f"interrupted before the first round was done; this starts again: {way_on}"
     return "interrupted before the run began; nothing was written"
 
 
@@ -172,13 +174,13 @@ def summary(result: Mapping[str, Any], folder: Path, *, opened_by: str) -> str:
 
 def _comparison(config: Config, folder: Path) -> str:
     """The command that opens this run beside others."""
-    from fedsweep.commands.output import quoted
+    from fedsweep.commands.output import command
     from fedsweep.tracking.store import resolve_uri, sqlite_path
 
     uri = resolve_uri(config.tracking.uri, out=folder)
     if uri is not None and sqlite_path(uri) is not None:
-        return quoted("fedsweep", "ui", "--uri", uri)
-    return quoted("fedsweep", "compare", folder.parent)
+        return command("ui", "--uri", uri)
+    return command("compare", folder.parent)
 
 
 def _print_forecast(plan: Plan) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsweep.commands.options import Config, Overrides, Plot, examples
+from fedsweep.commands.options import Config, Overrides, Plot, examples, whole_number
 from fedsweep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -134,14 +134,19 @@ def select(
     method: Annotated[
         str, typer.Option("--method", help="dynacomm, exact, exhaustive, genetic or random.", metavar="NAME")
     ] = "dynacomm",
-    size: Annotated[int | None, typer.Option("--size", metavar="N", help="Size of the group.")] = None,
+    size: Annotated[
+        int | None, typer.Option("--size", metavar="N", parser=whole_number, help="Size of the group.")
+    ] = None,
     max_size: Annotated[
-        int | None, typer.Option("--max-size", metavar="N", help="Greatest size of the group; default: all clients.")
+        int | None,
+        typer.Option(
+            "--max-size", metavar="N", parser=whole_number, help="Greatest size of the group; default: all clients."
+        ),
     ] = None,
     eligible: Annotated[
         str | None, typer.Option("--eligible", metavar="IDS", help="Rows that may be in it, from 0, comma-separated.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", parser=whole_number, help="Of everything random.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one line of JSON.")] = False,
 ) -> None:
     """Choose a high-frequency group whose labels, taken together, are close to everybody's.

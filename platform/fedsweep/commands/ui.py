@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedsweep.commands.options import examples
+from fedsweep.commands.options import examples, whole_number
 from fedsweep.errors import ResourceError
 
 EXAMPLES = examples(
@@ -23,7 +23,9 @@ def ui(
         str | None,
         typer.Option("--uri", metavar="URI", help="The store. [dim]runs/mlflow.db or mlflow.db, in this folder[/dim]"),
     ] = None,
-    port: Annotated[int, typer.Option("--port", metavar="N", help="Where to listen, on 127.0.0.1.")] = 5000,
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", parser=whole_number, help="Where to listen, on 127.0.0.1.")
+    ] = 5000,
 ) -> None:
     """Open the MLflow pages on 127.0.0.1 over a local store; Ctrl-C ends them."""
     from fedsweep.tracking.store import resolve_uri

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fedsweep.components.base import ServerComponent
 from fedsweep.errors import ConfigError
@@ -75,31 +76,27 @@ def cut_round(dues: Mapping[int, Iterable[int]], idle: tuple[int, ...] = ()) -> 
     """Sync points from the steps after which each client synchronises.
 
     All clients count their steps from the round's start; whoever synchronises at a step is averaged with all
-    others that do, and goes on from that average.
+    others that do, and goes on from that average. A client with fewer steps than others waits with its result for
+    the round's end, which belongs to all.
 
     Args:
         dues: For each client its ascending steps; the last is its number of steps.
         idle: Clients that join the last average without having worked.
     """
+    steps_of = {client: tuple(dues[client]) for client in sorted(dues)}
+    last = max((steps[-1] for steps in steps_of.values()), default=0)
+    starts: dict[int, list[LocalJob]] = {}
     due_at: dict[int, list[int]] = {}
-    next_leg: dict[tuple[int, int], int] = {}
-    first_leg: dict[int, int] = {}
-    for client, steps in dues.items():
-        previous = 0
-        for step in steps:
-            due_at.setdefault(step, []).append(client)
-            if previous:
-                next_leg[client, previous] = step - previous
-            else:
-                first_leg[client] = step
-            previous = step
-    start = tuple(LocalJob(client=k, steps=first_leg[k]) for k in sorted(first_leg))
+    for client, steps in steps_of.items():
+        for begin, end in pairwise((0, *steps)):
+            starts.setdefault(begin, []).append(LocalJob(client=client, steps=end - begin))
+            due_at.setdefault(last if end == steps[-1] else end, []).append(client)
     points: list[SyncPoint] = []
-    moments = sorted(due_at)
-    for moment in moments:
-        attend = tuple(sorted(due_at[moment]))
-        points.append(SyncPoint(start=start, attend=attend, idle=idle if moment == moments[-1] else ()))
-        start = tuple(LocalJob(client=k, steps=next_leg[k, moment]) for k in attend if (k, moment) in next_leg)
+    begin = 0
+    for moment in sorted(due_at):
+        attend = tuple(due_at[moment])
+        points.append(SyncPoint(start=tuple(starts.get(begin, ())), attend=attend, idle=idle if moment == last else ()))
+        begin = moment
     return tuple(points)
 
 

@@ -50,13 +50,14 @@ class Probe(ABC):
     """An extra measurement.
 
     Class attributes:
-        when: ``"start"``: at the anchor, before the job's first step; ``"end"``: after its last.
+        when: ``"start"``: at the anchor, before the job's first step; ``"end"``: after its last; ``"round_end"``: the
+            same, but only in the round's last job where a round has several sync points.
 
     A concrete probe is a frozen dataclass with a ``name``, unique in a round; its tensors arrive under
     ``"<name>/<key>"``.
     """
 
-    when: ClassVar[Literal["start", "end"]] = "end"
+    when: ClassVar[Literal["start", "end", "round_end"]] = "end"
     name: str
 
     @abstractmethod

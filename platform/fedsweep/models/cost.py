@@ -8,11 +8,12 @@ with bare functions is not counted.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _OPERATIONS_PER_BATCH_NORM_OUTPUT = 4
 _FORWARD_PASSES_PER_TRAINING_SAMPLE = 3
 _FLOPS_PER_MAC = 2
@@ -31,11 +32,27 @@ def fwd_macs_per_sample(model: nn.Module, input_shape: tuple[int, int, int], *, 
         input_shape: Channels, height and width of one sample.
         count_batch_norm: Whether each output of a batch norm counts as 4, as in the paper's column.
     """
+    return sum(macs + norm * count_batch_norm for macs, norm in layer_costs(model, input_shape).values())
+
+
+def layer_costs(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[str, tuple[int, int]]:
+    """What each layer's share of a forward pass is, by the name of its weight.
+
+    A layer that is cut along its input or output channels costs in proportion to what is left of its weight, so the
+    costs of sub-models follow from these without a forward pass of each.
+
+    Args:
+        model: The full network.
+        input_shape: Channels, height and width of one sample.
+
+    Returns:
+        Weight -> (multiply-accumulates, operations of a batch norm: 4 per output).
+    """
     try:
-        return _count(_outline(model, device="meta"), torch.zeros(1, *input_shape, device="meta"), count_batch_norm)
+        return _costs(_outline(model, device="meta"), torch.zeros(1, *input_shape, device="meta"))
     except RuntimeError:
         # A user's network may look at values, which the meta device does not have.
-        return _count(_outline(model, device="cpu"), torch.zeros(1, *input_shape), count_batch_norm)
+        return _costs(_outline(model, device="cpu"), torch.zeros(1, *input_shape))
 
 
 def train_flops_per_sample(model: nn.Module, input_shape: tuple[int, int, int]) -> int:
@@ -68,26 +85,26 @@ def _placed(tensor: Tensor, device: str) -> Tensor:
     return tensor.detach().to(device=device, dtype=dtype, copy=True)
 
 
-def _count(outline: nn.Module, inputs: Tensor, count_batch_norm: bool) -> int:
-    macs = 0
+def _costs(outline: nn.Module, inputs: Tensor) -> dict[str, tuple[int, int]]:
+    costs: dict[str, tuple[int, int]] = {}
 
-    def counter(cost: Callable[[nn.Module, Tensor], int]) -> Callable[[nn.Module, object, Tensor], None]:
+    def count(name: str, module: nn.Module) -> None:
         def add(module: nn.Module, _: object, output: Tensor) -> None:
-            nonlocal macs
-            macs += cost(module, output)
+            macs, norm = costs.get(name, (0, 0))
+            if isinstance(module, _NORMS):
+                costs[name] = (macs, norm + _OPERATIONS_PER_BATCH_NORM_OUTPUT * output.numel())
+            else:
+                cost = _linear_macs if isinstance(module, nn.Linear) else _conv_macs
+                costs[name] = (macs + cost(module, output), norm)
 
-        return add
+        module.register_forward_hook(add)
 
-    for module in outline.modules():
-        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            module.register_forward_hook(counter(_conv_macs))
-        elif isinstance(module, nn.Linear):
-            module.register_forward_hook(counter(_linear_macs))
-        elif count_batch_norm and isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-            module.register_forward_hook(counter(_batch_norm_operations))
+    for path, module in outline.named_modules():
+        if isinstance(module, (*_CONVOLUTIONS, nn.Linear, *_NORMS)):
+            count(f"{path}.weight" if path else "weight", module)
     with torch.no_grad():
         outline(inputs)
-    return macs
+    return costs
 
 
 def _conv_macs(module: nn.Module, output: Tensor) -> int:
@@ -98,7 +115,3 @@ def _conv_macs(module: nn.Module, output: Tensor) -> int:
 def _linear_macs(module: nn.Module, output: Tensor) -> int:
     assert isinstance(module, nn.Linear)
     return output.numel() * module.in_features
-
-
-def _batch_norm_operations(module: nn.Module, output: Tensor) -> int:
-    return _OPERATIONS_PER_BATCH_NORM_OUTPUT * output.numel()

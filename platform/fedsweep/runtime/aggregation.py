@@ -39,6 +39,7 @@ class Aggregator:
         model: A template for the components' forward passes; taken over.
         stream_for: ``stream_for(seam, round, index)``.
         message: Takes a component's sentences for the user.
+        device: Where components do heavy work.
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class Aggregator:
         model: nn.Module,
         stream_for: Callable[[str, int, int], Stream],
         message: Callable[[str], None] = lambda text: None,
+        device: str = "cpu",
     ) -> None:
-        self._message = message
+        self._message, self._device = message, device
         self._method, self._layout, self._model, self._stream_for = method, layout, model, stream_for
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], place: SyncPlace) -> tuple[Tensor, State]:
@@ -133,4 +135,5 @@ class Aggregator:
             stream=self._stream_for(seam, place.round, place.index),
             checkpoint=lambda tree: None,
             message=self._message,
+            device=self._device,
         )

@@ -136,6 +136,7 @@ class Engine:
             model=experiment.build_model(),
             stream_for=lambda seam, round, index: stream(experiment.seed, seam, round, -1, index),
             message=on_repair,
+            device=experiment.server_device,
         )
         self._player = Player(experiment, fleet, aggregator, self.layout)
         self._recorder = Recorder(experiment, self.planner, self.costs, self.layout)

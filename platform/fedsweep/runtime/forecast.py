@@ -44,6 +44,15 @@ class Forecast:
     exact: bool
 
 
+def check_first_round(experiment: Experiment) -> None:
+    """Plan the first round: what only that brings to light, a budget below the low rate say, is wrong input, too.
+
+    Raises:
+        ConfigError: The method can't be planned in this world.
+    """
+    Planner(experiment, experiment_layout(experiment), CostModel(experiment)).plan(_start(experiment))
+
+
 def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
     """Plan the run's rounds and add up what they cost.
 

@@ -220,7 +220,7 @@ class LocalSession:
         if self._due:
             self._take_steps()
         self._finish_terms()
-        self._measure([p for p in probes if p.when == "end"])
+        self._measure([p for p in probes if p.when != "start"])
         total = float(self.vector.sum())
         if not math.isfinite(total) and not bool(torch.isfinite(self.vector).all()):
             raise self._error(self._position, "its model has values that are not finite; lower the learning rate")

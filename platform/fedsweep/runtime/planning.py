@@ -10,12 +10,12 @@ import numpy as np
 
 from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.errors import InvariantError
-from fedsweep.models.cost import fwd_macs_per_sample
+from fedsweep.models.cost import fwd_macs_per_sample, layer_costs
 from fedsweep.records import ClientWork, RoundContext, State, SyncPoint
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.state import RunState
 from fedsweep.streams import Stream, stream
-from fedsweep.trees import FlatLayout
+from fedsweep.trees import FlatLayout, layout_of
 from fedsweep.world.devices import duration
 
 
@@ -48,18 +48,39 @@ class CostModel:
     """
 
     def __init__(self, experiment: Experiment) -> None:
-        self._model = experiment.build_model()
+        self.model = experiment.build_model()
         shape = experiment.world.data.images.shape[1:]
         self._shape = (int(shape[0]), int(shape[1]), int(shape[2]))
+        self._layers = layer_costs(self.model, self._shape)
+        self._full = layout_of(self.model)
+        self._sizes = dict(zip(self._full.names, self._full.shapes, strict=True))
         self._macs: dict[tuple[str, bool], int] = {}
 
     def macs(self, submodel: SubModel, *, count_batch_norm: bool = False) -> int:
         """Multiply-accumulates of one sample's forward pass."""
         key = (submodel.key(), count_batch_norm)
         if key not in self._macs:
-            module = submodel.build(self._model)
-            self._macs[key] = fwd_macs_per_sample(module, self._shape, count_batch_norm=count_batch_norm)
+            macs = self._scaled(submodel, count_batch_norm)
+            if macs is None:
+                module = submodel.build(self.model)
+                macs = fwd_macs_per_sample(module, self._shape, count_batch_norm=count_batch_norm)
+            self._macs[key] = macs
         return self._macs[key]
+
+    def _scaled(self, submodel: SubModel, count_batch_norm: bool) -> int | None:
+        """The layers' costs in proportion to their weights; None where the part's tensors are no slices.
+
+        Spares a forward pass for each of the sub-models that are drawn anew in every round.
+        """
+        own = submodel.layout(self._full)
+        shapes = dict(zip(own.names, own.shapes, strict=True))
+        total = 0
+        for name, (macs, norm) in self._layers.items():
+            whole, part = self._sizes.get(name), shapes.get(name)
+            if whole is None or part is None or len(part) != len(whole) or any(map(int.__gt__, part, whole)):
+                return None
+            total += (macs + norm * count_batch_norm) * math.prod(part) // math.prod(whole)
+        return total
 
     def flops(self, submodel: SubModel, samples: int) -> int:
         """Training FLOPs: a sample costs three forward passes, a MAC two operations."""
@@ -130,6 +151,7 @@ class Planner:
             num_values=self._layout.num_values,
             budgets=world.budgets,
             params=self._layout.params(state.vector),
+            model=self._costs.model,
             stream=self._seam("selection", round),
         )
         cohort: tuple[int, ...] = ()
@@ -173,11 +195,7 @@ class Planner:
 
     def samples_of_steps(self, work: ClientWork, steps: int) -> int:
         """Samples that go through this many steps from the round's start."""
-        if work.whole_batches:
-            return steps * work.batch_size
-        per_pass = math.ceil(work.num_samples / work.batch_size)
-        full, rest = divmod(steps, per_pass)
-        return full * work.num_samples + min(rest * work.batch_size, work.num_samples)
+        return work.samples_in(steps)
 
     def _durations(self, context: RoundContext) -> dict[int, float]:
         if not context.cohort or context.profiles[context.cohort[0]].device is None:

@@ -7,6 +7,8 @@ statistics and ends with the process. One that is given by an address is joined 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import logging
 import os
 import shutil
 import signal
@@ -19,6 +21,7 @@ from typing import Any
 from fedsweep.errors import ResourceError
 
 _CONNECT_TIMEOUT_S = 5.0
+_LOGGER = logging.getLogger("fedsweep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +127,13 @@ def _start(ray: Any, needs: ClusterNeeds, *, dashboard: bool) -> None:
 
     Its CPUs are only for counting, so more client actors than cores can be asked for; they then share the cores.
     """
+    if dashboard:
+        _check_dashboard()
     cpus = sum(cpu for _, cpu, _ in needs.bundles)
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else needs.store_bytes
     mask = os.umask(0o077)  # Ray writes its token with the umask's mode
     try:
-        ray.init(
+        context = ray.init(
             address="local",
             num_cpus=max(os.cpu_count() or 1, int(-(-cpus // 1))),
             num_gpus=num_gpus_here(),
@@ -140,10 +145,17 @@ def _start(ray: Any, needs: ClusterNeeds, *, dashboard: bool) -> None:
             logging_level="ERROR",
             runtime_env={"env_vars": worker_environment()},
         )
-    except ModuleNotFoundError as error:
-        raise ResourceError(f"the Ray dashboard needs an extra: pip install 'fedsweep[dashboard]' ({error})") from error
     finally:
         os.umask(mask)
+    if dashboard:
+        _LOGGER.info("Ray dashboard: http://%s", context.dashboard_url)
+
+
+def _check_dashboard() -> None:
+    try:
+        importlib.import_module("ray.dashboard.optional_deps")
+    except ImportError as error:
+        raise ResourceError(f"the Ray dashboard needs an extra: pip install 'fedsweep[dashboard]' ({error})") from error
 
 
 def worker_environment() -> dict[str, str]:

@@ -40,6 +40,8 @@ class Recorder:
             component.report(played.components[seam]) for seam, component in self._experiment.method.server_components()
         ]
         high = next((r.high_frequency for r in reports if r.high_frequency is not None), None)
+        if high is not None and not context.cohort:
+            high = ()  # nobody was there to be planned for: the state still has an earlier round's group
         extra = {name: float(value) for report in reports for name, value in report.metrics.items()}
         up, down = ledger.total("up"), ledger.total("down")
         steps = sum(total.steps for total in played.totals.values())

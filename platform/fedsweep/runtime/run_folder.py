@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 RESULT, MODEL, CHECKPOINTS, TRACKING = "result.json", "model.safetensors", "checkpoints", "mlflow.json"
-SCENARIO = "scenario.json"
+SCENARIO, PICTURES = "scenario.json", "pictures"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
 _FILES = (ROUNDS, CLIENTS, SCENARIO, RESULT, MODEL, TRACKING, CONFIG)
@@ -246,6 +246,12 @@ class RunFolder:
             )
         if self.checkpoints.is_dir() and not self.checkpoints.is_symlink():
             shutil.rmtree(self.checkpoints)
+        pictures = self.path / PICTURES
+        if pictures.is_dir() and not pictures.is_symlink():
+            for path in pictures.glob("*.png"):
+                path.unlink()
+            if not any(pictures.iterdir()):
+                pictures.rmdir()
         leftovers = [path.name for name in _FILES for path in self.path.glob(f".{name}.*{_TEMPORARY}")]
         for name in (CHECKPOINTS, *leftovers, *_FILES):
             (self.path / name).unlink(missing_ok=True)

@@ -21,6 +21,7 @@ from fedsweep.runtime.checkpoint import CheckpointStore
 from fedsweep.runtime.engine import Engine
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.fleet import Fleet
+from fedsweep.runtime.pictures import write_pictures
 from fedsweep.runtime.run_folder import RunFolder
 from fedsweep.runtime.state import RunState
 from fedsweep.world.replay import ScenarioTrace
@@ -166,6 +167,7 @@ class RunSession:
         if self._stopped_by is not None:
             return Step(record=None, stopped_by=self._stopped_by, messages=self._taken_messages())
         self._state = state
+        self._write_pictures(state)
         self._stopped_by = self._engine.finished_by(state)
         due = state.round % self._settings.checkpoint_every == 0 and self._stopped_by is None
         if due:
@@ -269,11 +271,15 @@ class RunSession:
         world = self._experiment.world
         if world.drift is None and world.availability is None:
             return
-        everybody = range(len(world.profiles))
+        everybody = tuple(range(len(world.profiles)))
         for record in records[self._trace.num_rounds :]:
             present = everybody if record.present is None else record.present
             self._trace = self._trace.with_round(present, self._engine.planner.classes(record.round))
         self._folder.write_scenario(self._trace.to_json())
+
+    def _write_pictures(self, state: RunState) -> None:
+        for seam, component in self._experiment.method.server_components():
+            write_pictures(self._settings.folder, component.report(state.components[seam]).pictures)
 
     def _write_clients(self) -> None:
         world = self._experiment.world

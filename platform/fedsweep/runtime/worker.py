@@ -108,13 +108,16 @@ class Worker:
             self._sessions, self._attended = {}, set()
             self._round = (segment.round, segment.attempt)
         turns = {turn.client: turn for turn in segment.turns if self._mine(segment, turn.client)}
+        for client in turns:
+            self._sessions.pop(client, None)  # what an unfinished try of the round left
+        probes = tuple(p for p in segment.probes if segment.closes or p.when != "round_end")
         current = torch.from_numpy(np.array(anchor))
         version = segment.version
         for number, point in enumerate(segment.points):
             self._start_jobs(segment, point, turns, current, version, memories)
             due = [k for k in point.attend if self._mine(segment, k) and k in self._sessions]
             for client in due:
-                self._guard(segment, client, lambda k=client: self._sessions[k].advance(segment.probes))
+                self._guard(segment, client, lambda k=client: self._sessions[k].advance(probes))
             self._attended.update(due)
             if number < len(segment.points) - 1:
                 own = {k: self._sessions[k].vector.cpu() for k in due}
@@ -180,7 +183,10 @@ class Worker:
     def _slot(self, submodel: SubModel) -> ModuleSlot:
         if submodel == FULL_MODEL:
             return self._full_slot
-        return ModuleSlot(submodel.build(self._template), submodel.layout(self._layout), self._side.device)
+        module = submodel.build(self._template)
+        if module is self._template:
+            return self._full_slot  # a second slot would take the module's gradients away from the first
+        return ModuleSlot(module, submodel.layout(self._layout), self._side.device)
 
     def _answer(self, segment: Segment, due: Sequence[int], current: Tensor) -> SegmentReply:
         replies, vectors = [], []

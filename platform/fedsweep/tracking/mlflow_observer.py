@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.runtime.round_table import scalar_figures
-from fedsweep.runtime.run_folder import CLIENTS, CONFIG, MODEL, RESULT, ROUNDS
+from fedsweep.runtime.run_folder import CLIENTS, CONFIG, MODEL, PICTURES, RESULT, ROUNDS, SCENARIO
 from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, Point, key_text
 from fedsweep.tracking.observers import Observer, RunInfo
 from fedsweep.tracking.store import PATIENCE_S, check_store, probe_store, redacted
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 BY_BYTES = "by_bytes/"
 _AGAINST_BYTES = ("test_accuracy", "test_loss", "validation_accuracy", "train_loss")
-_ARTIFACTS = (CONFIG, RESULT, MODEL, ROUNDS, CLIENTS)
+_ARTIFACTS = (CONFIG, RESULT, MODEL, ROUNDS, CLIENTS, SCENARIO)
 # After a failed try, training goes on for this many times as long as the try took.
 _BACK_OFF = 10.0
 _RETRY_S = 0.5
@@ -110,11 +110,21 @@ class MlflowObserver(Observer):
         self._failing = False
         self._trouble = ""
         self._warned = False
+        self._complete = False
 
     @property
     def run_id(self) -> str | None:
         """The run's id in MLflow; None as long as it could not be begun."""
         return self._run.run_id if self._run else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run was ended and the store has everything of it."""
+        return self._complete
+
+    def give_up_soon(self) -> None:
+        """Wait no longer for a store that is known to be gone."""
+        self._final_patience_s = 0.0
 
     def check(self) -> None:
         check_store(self._uri, experiment=self._experiment)
@@ -145,6 +155,7 @@ class MlflowObserver(Observer):
             missing.append("its files and its status")
         else:
             missing += self._end(self._run, self._info, status)
+        self._complete = not missing
         if missing:
             where = f"the MLflow run {self.run_id or '(never begun)'} in {redacted(self._uri)}"
             self._warn(f"{where} lacks {', '.join(missing)} ({self._trouble}); {self._info.folder} has everything")
@@ -213,6 +224,10 @@ class MlflowObserver(Observer):
             for path in (info.folder / name for name in _ARTIFACTS):
                 if path.is_file():
                     run.log_file(path)
+            for path in sorted((info.folder / PICTURES).glob("*.png")):
+                run.log_file(path, into=PICTURES)
+            for path in sorted((info.folder / "pictures").glob("*.png")):
+                run.log_file(path, into="pictures")
         if not files.ok:
             missing.append("some of its files")
         with self._guarded() as pictures, tempfile.TemporaryDirectory() as scratch:

@@ -45,6 +45,7 @@ class Standing:
         self.done, self.total_bytes = 0, 0
         self.best: float | None = None
         self._seconds: deque[float] = deque(maxlen=_PACE_ROUNDS)
+        self._counted = 0
 
     def add(self, record: RoundRecord) -> dict[str, str]:
         """Counts a round; returns its row, text by heading."""
@@ -53,6 +54,9 @@ class Standing:
         accuracy = record.test_accuracy
         if accuracy is not None:
             self.best = accuracy if self.best is None else max(self.best, accuracy)
+        if self._counted == 1:
+            self._seconds.clear()  # the first round loads libraries and says little about the others
+        self._counted += 1
         self._seconds.append(record.wall_time_s + record.eval_time_s)
         loss = record.test_loss if record.test_loss is not None else record.train_loss
         figures = (_figure(accuracy, "%.4f"), _figure(self.best, "%.4f"), _figure(loss, "%.4g"))
@@ -202,7 +206,12 @@ class LiveProgress(Progress):
         self._console, self._is_interrupted, self._clock = console, is_interrupted, clock
         self._rows: deque[Mapping[str, str]] = deque(maxlen=_SHOWN_ROUNDS)
         self._spinner = Spinner("dots", "preparing")
-        self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=4, transient=False)
+        self._live = Live(
+            get_renderable=self._draw,
+            console=console,
+            refresh_per_second=4,
+            redirect_stderr=sys.stderr.isatty(),  # what goes to a file stays there
+        )
         self._began = clock()
 
     def opened(self) -> None:

@@ -1,0 +1,113 @@
+"""FedAD's rates: from unit scores and device times to the chance with which each unit is left out, and the draw.
+
+Shape letters: U units of a group of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedsweep.models.units import UnitGroup
+
+DeviceRate = Literal["balanced", "printed"]
+
+# Under "printed" the fastest device's rate reaches 1, where the multiplier 1 / (1 - rate) has no value.
+_BELOW_ONE = 0.99
+
+
+def target_time(base_rate: float, reference_s: float, *, device_rate: DeviceRate) -> float:
+    """The time to which devices are levelled, in seconds.
+
+    Args:
+        base_rate: d_avg, 0..1.
+        reference_s: The reference device's time for a round without dropout.
+        device_rate: ``"balanced"``: ``(1 - d_avg) reference``; ``"printed"``: ``d_avg reference``.
+    """
+    return (1 - base_rate if device_rate == "balanced" else base_rate) * reference_s
+
+
+def device_dropout(time_s: float, target_s: float, *, cap: float, device_rate: DeviceRate) -> float:
+    """A device's mean dropout rate d_k*, 0 .. ``cap`` (printed: below 1).
+
+    Args:
+        time_s: Its time for a round without dropout, above 0.
+        target_s: See :func:`target_time`.
+        cap: Largest rate under ``"balanced"``.
+        device_rate: ``"balanced"``: ``min(1 - min(T / time, 1), cap)``, so that ``time (1 - rate) <= T`` unless the cap
+            is active; ``"printed"``: ``min(T / time, 1)``.
+
+    Source: FedDHAD, device rates. Reading: as printed the fastest device drops everything and the slowest least; the
+    formulas make sense for the kept share, which ``"balanced"`` takes them for.
+    """
+    share = min(target_s / time_s, 1.0)
+    return min(1 - share, cap) if device_rate == "balanced" else min(share, _BELOW_ONE)
+
+
+def unit_rates(scores_U: np.ndarray, rate: float, *, cap: float = 0.9, temperature: float = 1.0) -> np.ndarray:
+    """Rates of units [U] whose mean is ``rate``: the lower the score, the higher the rate, at most ``cap``.
+
+    ``d_i = U rate softmax(-score / temperature)_i``; what exceeds the cap is handed to the others in proportion to
+    their softmax weights, until nothing does.
+
+    Args:
+        scores_U: Scores of all units of a kind.
+        rate: Their mean rate, 0..1; above ``cap`` it is lowered to it.
+        cap: Largest rate of a unit, below 1.
+        temperature: Above 0; the smaller, the further apart the rates.
+
+    Source: FedDHAD, unit rates. Reading: the paper's formula exceeds 1 for uneven scores; cap and redistribution.
+    """
+    scores = np.asarray(scores_U, dtype=np.float64)
+    shares = np.exp((scores.min(initial=np.inf) - scores) / temperature)
+    budget = len(scores) * min(rate, cap)
+    capped = np.zeros(len(scores), dtype=bool)
+    rates = np.zeros(len(scores))
+    while not capped.all():
+        rates[~capped] = (budget - cap * capped.sum()) * shares[~capped] / shares[~capped].sum()
+        exceeding = ~capped & (rates > cap)
+        if not exceeding.any():
+            break
+        capped |= exceeding
+        rates[capped] = cap
+    return np.clip(rates, 0.0, cap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnUnits:
+    """A client's units in a round.
+
+    Attributes:
+        kept: Group -> kept units, ascending, at least one.
+        scales: Group -> the kept units' multipliers ``1 / (1 - rate)``.
+    """
+
+    kept: Mapping[str, tuple[int, ...]]
+    scales: Mapping[str, tuple[float, ...]]
+
+
+def drawn_units(
+    groups: Sequence[UnitGroup], rates: Mapping[str, np.ndarray], *, generator: np.random.Generator
+) -> DrawnUnits:
+    """Keep each unit with probability 1 - rate, independently.
+
+    Args:
+        groups: The groups to draw from, in order.
+        rates: Group -> rates [size], below 1.
+        generator: Random numbers; the same number for the same groups, whatever the rates.
+
+    Source: FedDHAD, sub-models. Reading: where a layer would lose all its units, the one with the smallest rate (the
+    first of equals) stays.
+    """
+    kept, scales = {}, {}
+    for group in groups:
+        rate = rates[group.name]
+        stays = generator.random(group.size) >= rate
+        if not stays.any():
+            stays[int(np.argmin(rate))] = True
+        kept[group.name] = tuple(int(unit) for unit in np.flatnonzero(stays))
+        scales[group.name] = tuple(float(factor) for factor in 1.0 / (1.0 - rate[stays]))
+    return DrawnUnits(kept=kept, scales=scales)

@@ -1,0 +1,321 @@
+"""FedAD: each device trains a smaller model, without units that do little, the smaller the slower the device.
+
+Units are scored by the devices, and a base rate is taken from the curvature of their losses. From the base rate follow
+rates of devices (by their times), from those the rates of units (by their scores); each round each device draws its
+units anew. FedDHAD is FedDH's weights with FedAD's sub-models: ``merge(feddh(), fedad())``.
+
+Source: Liu et al. (2025), FedDHAD: federated learning with dynamic aggregation and adaptive dropout, section on FedAD.
+
+Shape letters: U maskable units of the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsweep.components.base import ComponentReport
+from fedsweep.components.probes import Probe
+from fedsweep.components.submodels import FULL_MODEL, SubModel, SubModelPolicy
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.models.cost import fwd_macs_per_sample
+from fedsweep.models.network import Network
+from fedsweep.models.unit_submodel import unit_submodel
+from fedsweep.models.units import UnitGroup
+from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
+from fedsweep.world.devices import client_time
+
+from .curvature import CurvatureGap
+from .dropout_rates import DeviceRate, device_dropout, drawn_units, target_time, unit_rates
+from .unit_scores import RankScale, UnitScores, WeightSum, maskable_groups
+
+BaseRate = float | Literal["hessian"]
+Refresh = Literal["trigger"] | tuple[int, ...]
+Reference = Literal["largest", "slowest"]
+SoftmaxOver = Literal["kind", "layer"]
+
+_FLOPS_PER_TRAINED_MAC = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveDropout(SubModelPolicy):
+    """Sub-models of units drawn by rates that follow unit scores, curvature and device times.
+
+    Rates are 0 until the first refresh. In rounds that measure, devices get the full model. A refresh sets the base
+    rate, the unit scores and the time to which devices are levelled.
+
+    Attributes:
+        base_rate: d_avg, 0..1, or ``"hessian"``: measured at each refresh.
+        base_rate_cap: Largest base and device rate, 0..1.
+        device_rate: See :func:`device_dropout`.
+        refresh: ``"trigger"``: when the scores settle; or the rounds, ascending from 1.
+        check_every: Rounds between two checks of the trigger, at least 1.
+        patience: Consecutive checks whose change has not fallen before the first refresh, at least 1.
+        unit_rate_cap: Largest rate of a unit, below 1.
+        reference: The reference device: with most samples, or the slowest.
+        softmax_over: Units that share a mean rate: all convolutional (or all linear) ones together, or each layer's.
+        temperature: Of the softmax over scores, above 0.
+        scores: How units are scored.
+
+    Source: FedDHAD, section on FedAD. Reading: the trigger compares the scores' change from check to check: the first
+    refresh comes after ``patience`` checks in a row whose change has not fallen, later ones at each check whose change
+    has. With ``"hessian"`` and the trigger the curvature is measured, and the scores anew, in the round after the check
+    that asked for it: only then does the server know. Multipliers 1 / (1 - rate) act on activations in training and are
+    no part of the parameters. Without simulated devices all count as equally fast, so every device has the base rate.
+    """
+
+    base_rate: BaseRate = "hessian"
+    base_rate_cap: float = 0.5
+    device_rate: DeviceRate = "balanced"
+    refresh: Refresh = "trigger"
+    check_every: int = 10
+    patience: int = 3
+    unit_rate_cap: float = 0.9
+    reference: Reference = "largest"
+    softmax_over: SoftmaxOver = "kind"
+    temperature: float = 1.0
+    scores: UnitScores = UnitScores()
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("base_rate_cap", "unit_rate_cap"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"method.{name} must be at least 0 and below 1, but got {getattr(self, name)}")
+        if self.base_rate != "hessian" and not 0 <= self.base_rate <= self.base_rate_cap:
+            raise ConfigError(
+                "0 <= base_rate <= base_rate_cap must hold, but got"
+                f" base_rate={self.base_rate}, base_rate_cap={self.base_rate_cap}; lower method.base_rate"
+            )
+        rounds = () if self.refresh == "trigger" else self.refresh
+        if any(low >= high for low, high in pairwise((0, *rounds))):
+            raise ConfigError(f"method.refresh must be rounds in ascending order from 1, but got {list(rounds)}")
+        for name in ("check_every", "patience"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"method.{name} must be at least 1, but got {getattr(self, name)}")
+        if not self.temperature > 0:
+            raise ConfigError(f"method.temperature must be above 0, but got {self.temperature}")
+
+    def init(self, context: ServerContext) -> State:
+        """No scores yet, all rates 0.
+
+        Raises:
+            ConfigError: The network lists no units that can be left out.
+        """
+        macs = 0
+        if self.base_rate:
+            if not maskable_groups(context.model):
+                raise ConfigError(
+                    f"fedad leaves out channels and neurons, but model {type(context.model).__name__} lists no unit"
+                    " groups; use a built-in model or give yours a method unit_groups"
+                )
+            macs = fwd_macs_per_sample(context.model, cast(Network, context.model).input_shape, count_batch_norm=False)
+        return {
+            "macs": macs,
+            "scores": None,
+            "base_rate": 0.0,
+            "raw_base_rate": 0.0,
+            "target_s": 0.0,
+            "times": {},
+            "seen": None,
+            "change": None,
+            "quiet": 0,
+            "triggered": False,
+            "due": False,
+            "refreshes": 0,
+            "device_rate": 0.0,
+        }
+
+    # -- what is measured, and when ------------------------------------------------------------------------------
+
+    def _is_check(self, round: int) -> bool:
+        return bool(self.base_rate) and self.refresh == "trigger" and round % self.check_every == 0
+
+    def _is_refresh(self, state: State, round: int) -> bool:
+        """Whether a round was announced as one in which everything is measured."""
+        listed = self.refresh != "trigger" and round in self.refresh
+        return bool(self.base_rate) and (listed or bool(state["due"]))
+
+    def probes(self, state: State, round: int) -> tuple[Probe, ...]:
+        """Scores in rounds that check or refresh; curvature in those that refresh."""
+        if self._is_refresh(state, round):
+            return (self.scores, CurvatureGap()) if self.base_rate == "hessian" else (self.scores,)
+        return (self.scores,) if self._is_check(round) else ()
+
+    def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
+        """Check the trigger, and refresh where it is time to."""
+        told = [u for u in updates if "unit_scores/scores" in u.extras]
+        if not told:
+            return state
+        scores = _mean([u.extras["unit_scores/scores"] for u in told], told)
+        asked, due = self._is_refresh(state, sync.round), False
+        if self._is_check(sync.round):
+            state, due = self._checked(state, scores)
+        if asked or (due and self.base_rate != "hessian"):
+            return self._refreshed(state, told, scores)
+        return {**state, "due": due}
+
+    def _checked(self, state: State, scores: Tensor) -> tuple[State, bool]:
+        """The trigger's step at a check, and whether it asks for a refresh."""
+        before, last = state["seen"], state["change"]
+        change = None if before is None else float((scores - before).norm())
+        quiet, triggered, due = state["quiet"], state["triggered"], False
+        if change is not None and last is not None:
+            fell = change < last
+            quiet = 0 if fell else quiet + 1
+            due = fell if triggered else quiet >= self.patience
+        return {**state, "seen": scores, "change": change, "quiet": quiet, "triggered": triggered or due}, due
+
+    def _refreshed(self, state: State, told: Sequence[ClientUpdate], scores: Tensor) -> State:
+        if self.base_rate == "hessian":
+            rates = [u.extras["curvature_gap/rate"] for u in told]
+            raw = float(_mean(rates, told))
+            base = float(_mean([rate.clamp(0.0, self.base_rate_cap) for rate in rates], told))
+        else:
+            raw = base = float(self.base_rate)
+        times = state["times"]
+        if self.reference == "largest":
+            chosen = max(told, key=lambda u: (u.num_samples, -u.client)).client
+        else:
+            chosen = max(told, key=lambda u: (times[u.client], -u.client)).client
+        return {
+            **state,
+            "scores": scores,
+            "base_rate": base,
+            "raw_base_rate": raw,
+            "target_s": target_time(base, times[chosen], device_rate=self.device_rate),
+            "due": False,
+            "refreshes": state["refreshes"] + 1,
+        }
+
+    # -- sub-models ----------------------------------------------------------------------------------------------
+
+    def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
+        """See :meth:`SubModelPolicy.assign`."""
+        whole: dict[int, SubModel] = dict.fromkeys(context.cohort, FULL_MODEL)
+        if self._is_check(context.round) or self._is_refresh(state, context.round):
+            times = {k: _time(state["macs"], context, k) for k in context.cohort}
+            return whole, {**state, "times": times, "device_rate": 0.0}
+        if not state["base_rate"] or not context.cohort or context.model is None:
+            return whole, state
+        groups = maskable_groups(context.model)
+        every_group = cast(Network, context.model).unit_groups()
+        submodels: dict[int, SubModel] = {}
+        device_rates = []
+        for client in context.cohort:
+            time_s = _time(state["macs"], context, client)
+            rate = device_dropout(time_s, state["target_s"], cap=self.base_rate_cap, device_rate=self.device_rate)
+            device_rates.append(rate)
+            generator = context.stream.child("units", client).numpy()
+            drawn = drawn_units(groups, self._unit_rates(groups, state["scores"], rate), generator=generator)
+            submodels[client] = unit_submodel(every_group, drawn.kept, scales=drawn.scales)
+        return submodels, {**state, "device_rate": float(np.mean(device_rates))}
+
+    def _unit_rates(self, groups: Sequence[UnitGroup], scores_U: Tensor, rate: float) -> dict[str, np.ndarray]:
+        """Each group's rates [size]."""
+        parts = np.split(scores_U.numpy(), np.cumsum([group.size for group in groups])[:-1])
+        together: dict[str, list[int]] = {}
+        for number, group in enumerate(groups):
+            together.setdefault(group.kind if self.softmax_over == "kind" else group.name, []).append(number)
+        rates: dict[str, np.ndarray] = {}
+        for members in together.values():
+            joined = np.concatenate([parts[number] for number in members])
+            found = unit_rates(joined, rate, cap=self.unit_rate_cap, temperature=self.temperature)
+            for number in members:
+                size = groups[number].size
+                rates[groups[number].name], found = found[:size], found[size:]
+        return rates
+
+    def report(self, state: State) -> ComponentReport:
+        """The rates: base (as used and as measured), mean over the round's devices; refreshes so far."""
+        return ComponentReport(
+            metrics={
+                "dropout_base_rate": state["base_rate"],
+                "dropout_base_rate_raw": state["raw_base_rate"],
+                "dropout_device_rate": state["device_rate"],
+                "dropout_refreshes": float(state["refreshes"]),
+            }
+        )
+
+
+def _mean(values: Sequence[Tensor], updates: Sequence[ClientUpdate]) -> Tensor:
+    """``sum_k n_k x_k / sum_k n_k`` in float64."""
+    total = sum(u.num_samples for u in updates)
+    parts = [value.to(torch.float64) * u.num_samples for value, u in zip(values, updates, strict=True)]
+    return torch.stack(parts).sum(dim=0) / total
+
+
+def _time(macs: int, context: RoundContext, client: int) -> float:
+    """Seconds that a device would need for its round with the full model, without jitter; 1 without devices."""
+    device, work = context.profiles[client].device, context.work[client]
+    if device is None:
+        return 1.0
+    return client_time(
+        device,
+        steps=work.steps,
+        flops=_FLOPS_PER_TRAINED_MAC * macs * work.samples_in(work.steps),
+        bits_down=32 * context.num_values,
+        bits_up=32 * context.num_values,
+    ).total_s
+
+
+def fedad(
+    *,
+    base_rate: BaseRate = "hessian",
+    base_rate_cap: float = 0.5,
+    device_rate: DeviceRate = "balanced",
+    refresh: Refresh = "trigger",
+    check_every: int = 10,
+    patience: int = 3,
+    unit_rate_cap: float = 0.9,
+    reference: Reference = "largest",
+    softmax_over: SoftmaxOver = "kind",
+    temperature: float = 1.0,
+    score_samples: int = 128,
+    rank_scale: RankScale = "relative",
+    weight_sum: WeightSum = "absolute",
+) -> FederatedMethod:
+    """FedAvg on sub-models: units that do little are left out at random, more of them on slow devices.
+
+    Args:
+        base_rate: Mean dropout rate of the reference device: a number, or hessian: from the gaps between the curvatures
+            of the devices' losses. 0.05 is close to the paper's savings; 0 is FedAvg bit for bit.
+        base_rate_cap: Largest base and device rate. On small networks the curvature rule gives 0 or nearly 1, so that
+            the cap decides.
+        device_rate: balanced: slow devices drop more, so that all take about as long; printed: the paper's formulas to
+            the letter, where the fastest drops most. Without scenario.devices every device has the base rate.
+        refresh: When scores and rates are measured anew: trigger (when the scores settle) or a list of rounds, in which
+            the devices train the full model.
+        check_every: Rounds between two checks of the trigger.
+        patience: Checks in a row without a smaller change of the scores before the first refresh.
+        unit_rate_cap: Largest rate of one unit; what exceeds it is handed to the others.
+        reference: The device whose time the others are measured by: largest (data set) or slowest.
+        softmax_over: Units that share a mean rate: kind (all convolutional or all linear ones) or layer.
+        temperature: Of the softmax over scores; the smaller, the further apart the units' rates.
+        score_samples: Samples that a device averages the ranks of its feature maps over.
+        rank_scale: Ranks relative to the size of the maps, or raw.
+        weight_sum: Neurons by the sum of their absolute incoming weights, or of the signed ones.
+    """
+    return FederatedMethod(
+        name="fedad",
+        source="Liu et al. (2025), FedDHAD: federated learning with dynamic aggregation and adaptive dropout",
+        submodels=AdaptiveDropout(
+            base_rate=base_rate,
+            base_rate_cap=base_rate_cap,
+            device_rate=device_rate,
+            refresh=refresh if refresh == "trigger" else tuple(refresh),
+            check_every=check_every,
+            patience=patience,
+            unit_rate_cap=unit_rate_cap,
+            reference=reference,
+            softmax_over=softmax_over,
+            temperature=temperature,
+            scores=UnitScores(max_samples=score_samples, rank_scale=rank_scale, weight_sum=weight_sum),
+        ),
+    )

@@ -1,0 +1,344 @@
+"""FedDH, FedDHE and FedJS: clients whose labels are far from the population's count less.
+
+A client's weight is its number of samples over its non-IID degree ``D_k = v_k JS_k + b_k``, where JS_k is the
+Jensen-Shannon divergence of its labels from the population's. The control parameters v_k and b_k are learned by one
+gradient step a round on the global loss (FedDH) or stay at 1 and 0 (FedJS). FedDHE estimates the label shares.
+
+Source: Liu et al. (2025), FedDHAD: federated learning with dynamic aggregation and adaptive dropout, section on FedDH,
+Algorithm 1, Theorem 5.7.
+
+Shape letters: C classes, M attendees, N federation, P trained parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedsweep.components.base import ComponentReport
+from fedsweep.components.probes import Probe
+from fedsweep.components.weighting import Weighting
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep.trees import coverage_mean
+
+from .degree_gradients import (
+    GradientAtAnchor,
+    GradientSum,
+    degree_gradients,
+    loss_gradient,
+    mean_move,
+    pulls,
+    sent_gradient,
+)
+from .label_estimates import EstimateFrom, class_gradient_norms, estimated_shares
+from .noniid_degrees import (
+    JensenShannon,
+    check_floor,
+    degree_weights,
+    degrees,
+    divergences,
+    label_counts_of,
+    samples_of,
+)
+
+_SOURCE = "Liu et al. (2025), FedDHAD: federated learning with dynamic aggregation and adaptive dropout"
+
+GradientSource = Literal["deferred", "same_round", "explicit", "proxy"]
+Estimate = Literal["counts", "gradients"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonIIDDegree(Weighting):
+    """Samples over a learned non-IID degree ``D_k = max(v_k JS_k + b_k, floor)``.
+
+    The weights of a round's last aggregation take part in one gradient step on v and b; other sync points use v and b
+    as they are. Clients that did not attend keep theirs.
+
+    Attributes:
+        gradient: Where the gradient of the global loss at the aggregate comes from. ``"deferred"``: the next round's
+            clients' first moves away from it; ``"same_round"``: the moves that led to it; ``"explicit"``: measured
+            there by the next round's clients, who send it; ``"proxy"``: on the server's labelled proxy data.
+        learning_rate_v: Of v, at least 0; in round t times ``decay_v ** (t - 1)``.
+        decay_v: 0 to 1.
+        learning_rate_b: The same for b.
+        decay_b: 0 to 1.
+        floor: Smallest degree, above 0. While it is active, v and b have no gradient.
+        estimate: Label shares from the clients' counts, or estimated on the proxy data from each client's first
+            update (``"gradients"``: FedDHE).
+        sharpness: Of the estimate.
+        estimate_from: See :func:`estimated_shares`.
+
+    Source: FedDHAD, section on FedDH and Algorithm 1. Reading: the paper has no floor, but equal distributions give a
+    degree of 0. It does not say where the server's gradient comes from: the moves of the next round's clients start
+    exactly at the aggregate; the printed order of the steps fits those of the same round, which led to it. Weights of
+    sizes in the global loss are those of the clients that were drawn. ``deferred`` and ``explicit`` keep one value per
+    attendee and parameter until the next round.
+    """
+
+    needs_updates: ClassVar[bool] = True
+
+    gradient: GradientSource = "deferred"
+    learning_rate_v: float = 1e-4
+    decay_v: float = 0.999
+    learning_rate_b: float = 1e-4
+    decay_b: float = 0.99
+    floor: float = 1e-3
+    estimate: Estimate = "counts"
+    sharpness: float = 1.0
+    estimate_from: EstimateFrom = "reciprocal"
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_floor(self.floor)
+        for name, low, high in (
+            ("learning_rate_v", 0.0, math.inf),
+            ("learning_rate_b", 0.0, math.inf),
+            ("decay_v", 0.0, 1.0),
+            ("decay_b", 0.0, 1.0),
+            ("sharpness", 0.0, math.inf),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high or math.isinf(value):
+                span = "of at least 0" if math.isinf(high) else "from 0 to 1"
+                raise ConfigError(f"method.{name} must be a number {span}, but got {value}")
+
+    @property
+    def _learns(self) -> bool:
+        return bool(self.learning_rate_v or self.learning_rate_b)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the gradient comes with the next round."""
+        return self._learns and self.gradient in ("deferred", "explicit")
+
+    def registration(self) -> tuple[str, ...]:
+        """Label counts, unless they are estimated."""
+        return ("label_counts",) if self.estimate == "counts" else ()
+
+    def init(self, context: ServerContext) -> State:
+        """Factors v of 1 and offsets b of 0 for everybody.
+
+        Raises:
+            ConfigError: Proxy data is needed but not there, or does not fit.
+        """
+        size = len(context.profiles)
+        state: dict[str, object] = {
+            "v": torch.ones(size, dtype=torch.float64),
+            "b": torch.zeros(size, dtype=torch.float64),
+            "pending": None,
+            "proxy": self._proxy(context),
+        }
+        if self.estimate == "counts":
+            return state | {"js": divergences(label_counts_of(context))}
+        return state | {
+            "sizes": torch.tensor([p.num_samples for p in context.profiles], dtype=torch.float64),
+            "shares": torch.zeros(size, context.num_classes, dtype=torch.float64),
+            "known": torch.zeros(size, dtype=torch.bool),
+        }
+
+    def _proxy(self, context: ServerContext) -> dict[str, Tensor] | None:
+        wanted = "gradient=proxy" if self.gradient == "proxy" and self._learns else ""
+        wanted = "estimate=gradients" if self.estimate == "gradients" else wanted
+        if not wanted:
+            return None
+        inputs, targets = context.proxy_data or (None, None)
+        if inputs is None or targets is None:
+            raise ConfigError(
+                f"method.{wanted} needs labelled data on the server; set scenario.server_data.proxy to"
+                " {per_class: 10, labelled: true}, say"
+            )
+        counts = torch.bincount(targets, minlength=context.num_classes)
+        if self.estimate == "gradients" and (int(counts.min()) < 1 or int(counts.min()) != int(counts.max())):
+            raise ConfigError(
+                "method.estimate=gradients needs the same number of proxy samples, at least one, of each class, but got"
+                f" {counts.tolist()}; set scenario.server_data.proxy.per_class"
+            )
+        return {"inputs": inputs, "targets": targets}
+
+    def probes(self, state: State, round: int) -> tuple[Probe, ...]:
+        """The gradient at the last aggregate, where it is to be measured; in a round's first jobs alone."""
+        pending = state["pending"]
+        if self.gradient != "explicit" or pending is None or pending["followed_in"] == round:
+            return ()
+        return (GradientAtAnchor(),)
+
+    def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
+        """See :meth:`Weighting.weigh`."""
+        if self.estimate == "gradients":
+            state = self._estimated(state, updates, sync)
+        if state["pending"] is not None:
+            state = self._followed(state, updates, sync)
+        members = [u.client for u in updates]
+        js = self._divergences(state)[members]
+        found, free = degrees(state["v"][members], state["b"][members], js, floor=self.floor)
+        weights = degree_weights(samples_of(updates), found)
+        if not self._learns or not sync.ends_round or len(updates) == 1:
+            return weights, state
+        pending = {
+            # The newest anchor is the present model, which this aggregation replaces.
+            "version": max(sync.anchors) + 1,
+            "round": sync.round,
+            "clients": members,
+            "degrees": found,
+            "js": js * free,
+            "free": free.double(),
+            "pulls": pulls(updates, weights, sync),
+            "followed_in": 0,
+        }
+        if self._waits:
+            return weights, {**state, "pending": pending | self._as_tree(GradientSum.empty(sync.layout.num_params))}
+        return weights, self._stepped(state, pending, self._gradient_now(state, updates, weights, sync=sync))
+
+    # -- label shares --------------------------------------------------------------------------------------------
+
+    def _estimated(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
+        """With the label shares of clients that come for the first time."""
+        shares, known = state["shares"].clone(), state["known"].clone()
+        for update in updates:
+            if known[update.client] or not update.steps:
+                continue
+            norms = class_gradient_norms(
+                update.submodel.build(sync.model),
+                update.params,
+                state["proxy"]["inputs"],
+                targets=state["proxy"]["targets"],
+                num_classes=shares.shape[1],
+            )
+            shares[update.client] = estimated_shares(norms, sharpness=self.sharpness, estimate_from=self.estimate_from)
+            known[update.client] = True
+        return {**state, "shares": shares, "known": known}
+
+    def _divergences(self, state: State) -> Tensor:
+        """JS [N]; who was never seen has the mean of the others, 0 where nobody was."""
+        if self.estimate == "counts":
+            js: Tensor = state["js"]
+            return js
+        found = torch.zeros(len(state["known"]), dtype=torch.float64)
+        known = state["known"]
+        if bool(known.any()):
+            of_known = divergences((state["sizes"][known, None] * state["shares"][known]).numpy())
+            found[known] = of_known
+            found[~known] = of_known.mean()
+        return found
+
+    # -- the gradient step ---------------------------------------------------------------------------------------
+
+    def _followed(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
+        """With what these clients, who started from the last round's aggregate, say on the gradient there."""
+        pending = state["pending"]
+        found = GradientSum(total=pending["total"], mass=pending["mass"])
+        for update in updates:
+            if update.anchor_version != pending["version"]:
+                continue
+            vector = sent_gradient(update) if self.gradient == "explicit" else mean_move(update, sync)
+            if vector is not None:
+                found = found.plus(vector, update, sync)
+        if not sync.ends_round:
+            return {**state, "pending": pending | self._as_tree(found) | {"followed_in": sync.round}}
+        return {**self._stepped(state, pending, found.mean()), "pending": None}
+
+    @staticmethod
+    def _as_tree(found: GradientSum) -> dict[str, Tensor]:
+        return {"total": found.total, "mass": found.mass}
+
+    def _gradient_now(
+        self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, *, sync: SyncContext
+    ) -> Tensor:
+        if self.gradient == "same_round":
+            found = GradientSum.empty(sync.layout.num_params)
+            for update in updates:
+                vector = mean_move(update, sync)
+                found = found if vector is None else found.plus(vector, update, sync)
+            return found.mean()
+        held = [u.submodel.embed(u.vector, sync.layout) for u in updates if u.vector is not None]
+        mean = coverage_mean(sync.vector, [c.vector for c in held], [c.cover for c in held], weights.tolist())
+        views, names = sync.layout.views(mean), sync.layout.params(mean)
+        fixed = {name: value for name, value in views.items() if name not in names}
+        was_training = sync.model.training
+        sync.model.eval()
+        gradient = loss_gradient(
+            lambda own, x: torch.func.functional_call(sync.model, {**fixed, **own}, (x,), strict=False),
+            names,
+            state["proxy"]["inputs"],
+            targets=state["proxy"]["targets"],
+        )
+        sync.model.train(was_training)
+        return gradient
+
+    def _stepped(self, state: State, pending: State, gradient: Tensor) -> State:
+        """After ``v_k -= rate_v dF/dv_k``, ``b_k -= rate_b dF/db_k`` for the attendees of the aggregation."""
+        slopes = degree_gradients(gradient, pending["pulls"], pending["degrees"])
+        v, b, members, past = state["v"].clone(), state["b"].clone(), pending["clients"], pending["round"] - 1
+        v[members] -= self.learning_rate_v * self.decay_v**past * slopes * pending["js"]
+        b[members] -= self.learning_rate_b * self.decay_b**past * slopes * pending["free"]
+        return {**state, "v": v, "b": b}
+
+    def report(self, state: State) -> ComponentReport:
+        """Where the control parameters are."""
+        return ComponentReport(
+            metrics={"noniid_v_mean": float(state["v"].mean()), "noniid_b_mean": float(state["b"].mean())}
+        )
+
+
+# -- methods -----------------------------------------------------------------------------------------------------
+
+
+def feddh(
+    *,
+    gradient: GradientSource = "deferred",
+    learning_rate_v: float = 1e-4,
+    decay_v: float = 0.999,
+    learning_rate_b: float = 1e-4,
+    decay_b: float = 0.99,
+    floor: float = 1e-3,
+    estimate: Estimate = "counts",
+    sharpness: float = 1.0,
+    estimate_from: EstimateFrom = "reciprocal",
+) -> FederatedMethod:
+    """FedAvg with weights by samples over a learned non-IID degree; rates by default those of LeNet on CIFAR-10.
+
+    Args:
+        gradient: Where the server takes the gradient for the degrees from: deferred (the next round's clients' moves),
+            same_round (the moves that led to the aggregate, as printed), explicit (the next round's clients measure
+            and send it: one more model up) or proxy (labelled data on the server).
+        learning_rate_v: Rate of the factor v_k of the label divergence; 0: not learned.
+        decay_v: Its decay per round.
+        learning_rate_b: Rate of the offset b_k; 0: not learned.
+        decay_b: Its decay per round.
+        floor: Smallest degree; a larger one, 0.02 say, keeps nearly IID clients from taking all the weight.
+        estimate: Label shares as counts that clients register, or estimated from gradients on labelled, balanced data
+            on the server (FedDHE).
+        sharpness: Factor in the exponent of FedDHE's estimate.
+        estimate_from: Whether that exponent has the reciprocal of a class's gradient norm or the norm (as printed).
+    """
+    return FederatedMethod(
+        name="feddh",
+        source=_SOURCE,
+        weighting=NonIIDDegree(
+            gradient=gradient,
+            learning_rate_v=learning_rate_v,
+            decay_v=decay_v,
+            learning_rate_b=learning_rate_b,
+            decay_b=decay_b,
+            floor=floor,
+            estimate=estimate,
+            sharpness=sharpness,
+            estimate_from=estimate_from,
+        ),
+    )
+
+
+def fedjs(*, floor: float = 1e-3) -> FederatedMethod:
+    """FedAvg with weights by samples over the divergence of the client's labels: FedDH without learning.
+
+    Args:
+        floor: Smallest divergence that counts.
+    """
+    return FederatedMethod(name="fedjs", source=_SOURCE, weighting=JensenShannon(floor=floor))

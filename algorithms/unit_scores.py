@@ -1,0 +1,121 @@
+"""How much each unit of a network does: the rank of a filter's maps, the size of a neuron's incoming weights.
+
+Units are those of the groups that no residual addition ties together, in the network's order.
+
+Source: Lin et al. (2020), HRank: filter pruning using high-rank feature map, CVPR (ranks); FedDHAD, section on FedAD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedsweep.components.probes import LocalClient, Probe
+from fedsweep.models.network import Network
+from fedsweep.models.units import UnitGroup
+from fedsweep.records import Payload
+from fedsweep.trees import ParamTree
+
+RankScale = Literal["relative", "raw"]
+WeightSum = Literal["absolute", "signed"]
+
+# Samples per forward pass: all maps of a group are held at once.
+_CHUNK = 16
+
+
+def maskable_groups(model: nn.Module) -> tuple[UnitGroup, ...]:
+    """The groups whose units can be left out alone: not tied by residual additions; empty for unknown networks."""
+    if not hasattr(model, "unit_groups"):
+        return ()
+    return tuple(group for group in cast(Network, model).unit_groups() if not group.residual)
+
+
+def feature_ranks(model: nn.Module, groups: Sequence[UnitGroup], inputs: Tensor, *, scale: RankScale) -> list[Tensor]:
+    """For each convolutional group the mean rank [size], float64, of its units' maps after the activation.
+
+    Args:
+        model: The network, used as it is (in evaluation mode).
+        groups: Convolutional groups.
+        inputs: Samples [S, ...], at least one.
+        scale: ``"relative"``: divided by the largest possible rank, min(H, W), so that layers can be compared;
+            ``"raw"``: 0 .. min(H, W).
+    """
+    maps: dict[str, Tensor] = {}
+    handles = []
+    for group in groups:
+
+        def keep(module: nn.Module, given: object, output: Tensor, name: str = group.name) -> None:
+            del module, given
+            maps[name] = output
+
+        handles.append(model.get_submodule(group.module).register_forward_hook(keep))
+    totals = [torch.zeros(group.size, dtype=torch.float64) for group in groups]
+    try:
+        with torch.no_grad():
+            for part in torch.split(inputs, _CHUNK):
+                model(part)
+                for total, group in zip(totals, groups, strict=True):
+                    ranks = torch.linalg.matrix_rank(maps[group.name]).to(torch.float64)
+                    largest = min(maps[group.name].shape[-2:]) if scale == "relative" else 1
+                    total += ranks.sum(dim=0).cpu() / largest
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [total / len(inputs) for total in totals]
+
+
+def incoming_weights(params: ParamTree, group: UnitGroup, *, weight_sum: WeightSum) -> Tensor:
+    """For each neuron of a group [size], float64: its mean incoming weight over the layer's largest, at most 1.
+
+    Args:
+        params: The network's parameters.
+        group: A group of neurons.
+        weight_sum: ``"absolute"``: of the weights' absolute values; ``"signed"``: of the weights, which may cancel.
+    """
+    weight = params[group.produced[0][0]].detach().to(torch.float64)
+    means = (weight.abs() if weight_sum == "absolute" else weight).mean(dim=1).cpu()
+    largest = float(means.abs().max())
+    return means / largest if largest else means
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitScores(Probe):
+    """Scores of all maskable units at the client's trained model.
+
+    Sends ``scores``: one number per unit, groups one after the other.
+
+    Attributes:
+        max_samples: Samples that ranks are averaged over, at most.
+        rank_scale: See :func:`feature_ranks`.
+        weight_sum: See :func:`incoming_weights`.
+
+    Source: FedDHAD, unit scores. Reading: ranks relative to the map's size and absolute sums, since raw ranks can't be
+    compared between layers and signed sums cancel.
+    """
+
+    when: ClassVar[Literal["round_end"]] = "round_end"
+
+    max_samples: int = 128
+    rank_scale: RankScale = "relative"
+    weight_sum: WeightSum = "absolute"
+    name: str = "unit_scores"
+
+    def measure(self, client: LocalClient) -> Payload:
+        """See :meth:`Probe.measure`."""
+        groups = maskable_groups(client.model)
+        order = torch.randperm(len(client.targets), generator=client.stream.torch())
+        inputs = client.inputs[order[: self.max_samples].to(client.targets.device)]
+        filters = [group for group in groups if group.kind == "conv"]
+        ranks = feature_ranks(client.model, filters, inputs, scale=self.rank_scale) if filters else []
+        of_filters = dict(zip((group.name for group in filters), ranks, strict=True))
+        scores = [
+            of_filters[group.name]
+            if group.name in of_filters
+            else incoming_weights(client.params, group, weight_sum=self.weight_sum)
+            for group in groups
+        ]
+        return {"scores": torch.cat(scores).to(torch.float32)}

@@ -1,0 +1,181 @@
+"""Unit-wise sub-models: a network without some of its channels and neurons, really smaller.
+
+Which units are kept and by what factor their outputs are multiplied in training is all that a method decides; how the
+smaller network is cut out, trained and put back is here, for any network that lists its unit groups.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fedsweep.components.submodels import FULL_MODEL, Covered, SubModel
+from fedsweep.errors import InvariantError
+from fedsweep.models.network import Network
+from fedsweep.models.units import KeptIndex, UnitGroup, build_submodel_module, kept_index
+from fedsweep.trees import FlatLayout
+
+# Index and cover of models of up to this many values are kept with the sub-model (9 bytes each); for larger ones they
+# are made anew at each use, which costs less than one of their local steps.
+_CACHE_VALUES = 4_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitSubModel(SubModel):
+    """The network with the kept units alone.
+
+    Attributes:
+        groups: The full network's unit groups.
+        kept: (group, kept units) of the groups that are cut, in the network's order; units ascending, at least one.
+        scales: (group, factors) of units whose outputs are multiplied in training: one factor for all kept units of
+            the group, or one for each.
+    """
+
+    groups: tuple[UnitGroup, ...]
+    kept: tuple[tuple[str, tuple[int, ...]], ...]
+    scales: tuple[tuple[str, tuple[float, ...]], ...] = ()
+
+    def __getstate__(self) -> dict[str, object]:
+        """The fields alone: what is kept for speed does not travel."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def key(self) -> str:
+        """See :meth:`SubModel.key`; equal for equal units and factors of equally named groups."""
+        text = repr((tuple((g.name, g.size) for g in self.groups), self.kept, self.scales))
+        return "units " + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def layout(self, full: FlatLayout) -> FlatLayout:
+        """See :meth:`SubModel.layout`."""
+        known = vars(self).get("_layout")
+        if known is None or (known[0] is not full and known[0] != full):
+            known = (full, self._make_layout(full))
+            object.__setattr__(self, "_layout", known)
+        return cast(FlatLayout, known[1])
+
+    def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
+        """See :meth:`SubModel.extract`."""
+        index, _ = self._index_and_cover(full)
+        return vector.index_select(0, index.to(vector.device))
+
+    def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
+        """See :meth:`SubModel.embed`; what is not covered is zero."""
+        index, cover = self._index_and_cover(full)
+        whole = torch.zeros(full.num_values, dtype=vector.dtype)
+        return Covered(vector=whole.index_copy_(0, index, vector.cpu()), cover=cover)
+
+    def build(self, model: nn.Module) -> nn.Module:
+        """See :meth:`SubModel.build`."""
+        factors = {}
+        units_of = dict(self.kept)
+        sizes = {group.name: group.size for group in self.groups}
+        for name, values in self.scales:
+            size = len(units_of[name]) if name in units_of else sizes[name]
+            factors[name] = torch.tensor(values, dtype=torch.float64).expand(size)
+        return build_submodel_module(cast(Network, model), units_of, scales=factors)
+
+    def index_bytes(self) -> int:
+        """A bit per unit of each cut group (none where the first units are kept), and 4 bytes per factor."""
+        sizes = {group.name: group.size for group in self.groups}
+        bits = sum(-(-sizes[name] // 8) for name, units in self.kept if units != tuple(range(len(units))))
+        return bits + 4 * sum(len(values) for _, values in self.scales)
+
+    # -- where the part lies -------------------------------------------------------------------------------------
+
+    def _cuts(self) -> KeptIndex:
+        return kept_index(self.groups, dict(self.kept))
+
+    def _make_layout(self, full: FlatLayout) -> FlatLayout:
+        cuts, shapes, num_params, offset = self._cuts(), [], 0, 0
+        num_buffers = num_riders = 0
+        for name, shape in zip(full.names, full.shapes, strict=True):
+            part = list(shape)
+            for dim, units in cuts.get(name, ()):
+                part[dim] = len(units)
+            if offset >= full.num_params + full.num_buffers and shape == (full.num_params,):
+                part = [num_params]  # optimiser state that moves with the model: a value per parameter
+            size = prod(part)
+            num_params += size if offset < full.num_params else 0
+            num_buffers += size if full.num_params <= offset < full.num_params + full.num_buffers else 0
+            num_riders += size if offset >= full.num_params + full.num_buffers else 0
+            shapes.append(tuple(part))
+            offset += prod(shape)
+        return replace(
+            full, shapes=tuple(shapes), num_params=num_params, num_buffers=num_buffers, num_riders=num_riders
+        )
+
+    def _index_and_cover(self, full: FlatLayout) -> tuple[Tensor, Tensor]:
+        """Where the part's values lie in the full vector [V of the part], and which those are (bool [V])."""
+        known = vars(self).get("_index")
+        if known is None or (known[0] is not full and known[0] != full):
+            known = (full, self._make_index(full))
+            if full.num_values <= _CACHE_VALUES:
+                object.__setattr__(self, "_index", known)
+        return cast(tuple[Tensor, Tensor], known[1])
+
+    def _make_index(self, full: FlatLayout) -> tuple[Tensor, Tensor]:
+        cuts, own, offset = self._cuts(), self.layout(full), 0
+        parts: list[Tensor] = []
+        for name, shape in zip(full.names, full.shapes, strict=True):
+            if offset >= full.num_params + full.num_buffers and shape == (full.num_params,):
+                parts.append(torch.cat(parts)[: own.num_params] + offset)
+            else:
+                places = torch.arange(offset, offset + prod(shape)).view(shape)
+                for dim, units in cuts.get(name, ()):
+                    places = places.index_select(dim, units)
+                parts.append(places.reshape(-1))
+            offset += prod(shape)
+        index = torch.cat(parts)
+        cover = torch.zeros(full.num_values, dtype=torch.bool)
+        cover[index] = True
+        return index, cover
+
+
+def unit_submodel(
+    groups: Sequence[UnitGroup],
+    kept: Mapping[str, Sequence[int]],
+    *,
+    scales: Mapping[str, Sequence[float]] | None = None,
+) -> SubModel:
+    """The sub-model with these units; the full model where nothing is left out and all factors are 1.
+
+    Args:
+        groups: The network's unit groups.
+        kept: Group name -> kept units, ascending, at least one; groups that are not named are kept whole.
+        scales: Group name -> factor for each kept unit, applied to its output in training.
+
+    Raises:
+        InvariantError: A group is unknown, or its units or factors are not as said above.
+    """
+    sizes = {group.name: group.size for group in groups}
+    units_of = {name: tuple(int(unit) for unit in units) for name, units in kept.items()}
+    for name, units in units_of.items():
+        ascends = bool(units) and all(low < high for low, high in pairwise(units))
+        if name not in sizes or not ascends or units[0] < 0 or units[-1] >= sizes[name]:
+            raise InvariantError(
+                f"kept units must be at least one, ascending and of a group of the network, but got {name!r}:"
+                f" {list(units)}"
+            )
+    factors: dict[str, tuple[float, ...]] = {}
+    for name, values in (scales or {}).items():
+        wanted = len(units_of[name]) if name in units_of else sizes.get(name, -1)
+        if len(values) != wanted:
+            raise InvariantError(f"unit group {name!r} needs {wanted} factors, but got {len(values)}")
+        given = tuple(float(value) for value in values)
+        same = set(given)
+        if same != {1.0}:
+            factors[name] = given[:1] if len(same) == 1 else given
+    cut = tuple((g.name, units_of[g.name]) for g in groups if len(units_of.get(g.name, ())) not in (0, g.size))
+    if not cut and not factors:
+        return FULL_MODEL
+    return UnitSubModel(
+        groups=tuple(groups),
+        kept=cut,
+        scales=tuple((g.name, factors[g.name]) for g in groups if g.name in factors),
+    )

@@ -1,0 +1,99 @@
+"""Which trials may be compared.
+
+Everything random in a run is keyed by seed and purpose, so trials that share scenario, model, training and seed have
+the same partition, initial model and batches, and the same cohorts unless their method chooses cohorts itself. What is
+left to check is that a space does not change the world beside the method, and that settings have the same seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.sweeps.space import Trial, canonical, walk
+
+if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
+
+_WORLD = ("scenario", "model")
+_PRACTICE = ("training", "evaluation")
+# Where the data lie and how they come there changes no result.
+_PLACES = frozenset({"scenario.root", "scenario.download"})
+_SHOWN = 4
+
+
+def world_of(config: Config) -> str:
+    """What trials must share to be compared, the seed apart; canonical JSON."""
+    tree = config.tree()
+    return canonical({key: value for section in _WORLD for key, value in _flat(tree, section) if key not in _PLACES})
+
+
+def notes(trials: Sequence[Trial], configs: Sequence[Config]) -> list[str]:
+    """What a reader of the comparison must know; nothing where trials differ in method and seed alone.
+
+    Args:
+        trials: The sweep's trials.
+        configs: Their resolved configurations, in the same order.
+    """
+    trees = [config.tree() for config in configs]
+    said = []
+    if changed := _differing(trees, _WORLD):
+        said.append(
+            f"trials differ in {_listed(changed)}: these are different worlds, and only trials of the same world are"
+            " compared with each other"
+        )
+    if changed := _differing(trees, _PRACTICE):
+        said.append(
+            f"trials differ in {_listed(changed)}: partition and initial model are shared, but a difference may come from"
+            " these keys as well as from the method"
+        )
+    said.extend(_seed_notes(trials))
+    return said
+
+
+def _seed_notes(trials: Sequence[Trial]) -> list[str]:
+    seeds: dict[str, set[int | None]] = {}
+    labels = {trial.setting: trial.label for trial in trials}
+    for trial in trials:
+        seeds.setdefault(trial.setting, set()).add(trial.seed)
+    if len(seeds) < 2:
+        return []
+    if len({frozenset(found) for found in seeds.values()}) > 1:
+        first, *others = seeds
+        odd = next(other for other in others if seeds[other] != seeds[first])
+        return [
+            f"settings have different seeds ({labels[first]}: {_seeds(seeds[first])}; {labels[odd]}: {_seeds(seeds[odd])}):"
+            " only seeds that two settings share are paired; make the seed a grid to share them all"
+        ]
+    if all(len(found) == 1 for found in seeds.values()):
+        return [
+            "each setting has a single seed, so nothing can be said about chance; add seed: {grid: [0, 1, 2, 3, 4]} to"
+            " sweep.space"
+        ]
+    return []
+
+
+def _seeds(found: set[int | None]) -> str:
+    return ", ".join(str(seed) for seed in sorted(found, key=str))
+
+
+def _flat(tree: Mapping[str, Any], section: str) -> list[tuple[str, Any]]:
+    return list(walk({section: tree[section]}))
+
+
+def _differing(trees: Sequence[Mapping[str, Any]], sections: Sequence[str]) -> list[str]:
+    """Keys that are not there in all trees with one value."""
+    values: dict[str, list[str]] = {}
+    for tree in trees:
+        for key, value in (pair for section in sections for pair in _flat(tree, section)):
+            values.setdefault(key, []).append(canonical(value))
+    return [
+        key
+        for key, found in values.items()
+        if key not in _PLACES and (len(set(found)) > 1 or len(found) < len(trees))
+    ]
+
+
+def _listed(keys: Sequence[str]) -> str:
+    more = len(keys) - _SHOWN
+    return ", ".join(keys[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,300 @@
+"""From a configuration to a sweep that is ready to start: everything is checked before anything is written."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.config.load import load_config, resolve
+from fedsweep.config.overrides import apply_overrides, set_value
+from fedsweep.errors import ConfigError, InputError, unknown_name
+from fedsweep.running import plan_run
+from fedsweep.runtime.engine import check_experiment
+from fedsweep.runtime.forecast import forecast
+from fedsweep.runtime.round_table import ROUND_COLUMNS
+from fedsweep.sweeps.fairness import notes, world_of
+from fedsweep.sweeps.resources import Share, trial_actors
+from fedsweep.sweeps.space import Trial, check_space, draw, is_listed, list_trials, make_trial, short_names, space_keys
+from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
+from fedsweep.sweeps.trial import EXTRA, TrialSpec
+from fedsweep.tracking.store import NO_TRACKING, resolve_uri
+from fedsweep.world.datasets import Dataset, load_dataset
+
+if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
+
+METRICS = tuple(
+    dict.fromkeys(
+        [
+            *(c.name for c in ROUND_COLUMNS if c.is_scalar and c.name != "timestamp_ms"),
+            "best_test_accuracy",
+            "total_bytes",
+        ]
+    )
+)
+# Beyond so many settings the rest is checked when its trials begin.
+_CHECKED_SETTINGS = 48
+# Draws by which a search's space is checked, and a trial's size estimated.
+_SAMPLE_DRAWS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A trial with its configuration.
+
+    Attributes:
+        trial: Which one.
+        config: Its resolved configuration.
+        given: The same as given, for the trial's process.
+        share: What it reserves.
+    """
+
+    trial: Trial
+    config: Config
+    given: Mapping[str, Any]
+    share: Share
+
+
+@dataclass(kw_only=True)
+class PreparedSweep:
+    """A sweep that is ready to start.
+
+    Attributes:
+        config: Its configuration, as loaded.
+        folder: Where it goes.
+        plan: Its trials; of a search, those of before.
+        entries: The same with configurations; a search adds to them.
+        datasets: Data sets by :func:`dataset_key`, loaded.
+        notes: What a reader of the comparison must know.
+        full: What a whole trial spends of the resource that a scheduler rations.
+        uri: The tracking store, or None.
+    """
+
+    config: Config
+    folder: SweepFolder
+    plan: SweepPlan
+    entries: list[Entry]
+    datasets: Mapping[str, Dataset]
+    notes: Sequence[str]
+    full: float
+    uri: str | None
+    samples: list[Entry] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What is compared."""
+        metric = self.config.sweep.metric
+        return (metric,) if isinstance(metric, str) else tuple(metric)
+
+    @property
+    def unfinished(self) -> list[Entry]:
+        """Trials that have not run to their end."""
+        return [entry for entry in self.entries if not self.folder.has_finished(entry.trial)]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to run."""
+        enough = is_listed(self.config) or len(self.entries) >= num_trials(self.config)
+        return bool(self.entries) and enough and not self.unfinished
+
+    def describe(self, entry: Entry) -> dict[str, Any]:
+        """A trial as its process gets it."""
+        spec = TrialSpec(
+            folder=self.folder.trial_path(entry.trial),
+            given=entry.given,
+            metrics=self.metrics,
+            resource=self.config.sweep.resource,
+            config_hash=shared_hash(self.config) if self.config.sweep.scheduler == "pbt" else None,
+        )
+        done = self.folder.has_finished(entry.trial)
+        share = Share.of_reader() if done else entry.share
+        return {"spec": vars(spec).copy(), "share": asdict(share), "values": dict(entry.trial.values)}
+
+
+def prepare(config: Config, folder: SweepFolder, *, resume: bool) -> PreparedSweep:
+    """Check the whole sweep.
+
+    Args:
+        config: Its configuration.
+        folder: Where it goes.
+        resume: Its trials are those of the folder's plan.
+
+    Raises:
+        InputError: Something is wrong or not there; nothing was written.
+    """
+    check_space(config)
+    _check_metrics(config)
+    _check_combination(config)
+    uri = resolve_uri(config.tracking.uri, out=folder.path)
+    if resume:
+        trials = folder.read_plan().trials
+    else:
+        trials = tuple(list_trials(config)) if config.sweep.search != "optuna" else ()
+    entries = [make_entry(config, trial, uri=uri) for trial in trials]
+    samples = entries or [make_entry(config, trial, uri=uri) for trial in _sample_trials(config)]
+    datasets, full = _check_trials(config, samples, uri=uri)
+    return PreparedSweep(
+        config=config,
+        folder=folder,
+        plan=SweepPlan(given=config.given, trials=trials),
+        entries=entries,
+        datasets=datasets,
+        notes=notes([e.trial for e in samples], [e.config for e in samples]),
+        full=full,
+        uri=uri,
+        samples=samples,
+    )
+
+
+def make_entry(config: Config, trial: Trial, *, uri: str | None) -> Entry:
+    """A trial with its configuration.
+
+    Raises:
+        ConfigError: Its values are wrong; the message names the trial.
+    """
+    given = _given(config, trial, uri=uri)
+    try:
+        loaded = resolve(load_config(given))
+        share = Share.of(loaded)
+        given["runtime"] = {**given.get("runtime", {}), **_backend(loaded)}
+        return Entry(trial=trial, config=resolve(load_config(given)), given=given, share=share)
+    except InputError as error:
+        raise type(error)(f"trial {trial.number} ({trial.label}): {error}") from None
+
+
+def dataset_key(config: Config) -> str:
+    """Names the data set that a configuration asks for."""
+    scenario = config.scenario
+    return f"{scenario.dataset}|{scenario.root}|{scenario.image_size}"
+
+
+def num_trials(config: Config) -> int:
+    """Trials of the whole sweep."""
+    return len(list_trials(config)) if config.sweep.search != "optuna" else config.sweep.samples
+
+
+def shared_hash(config: Config) -> str:
+    """One name for the checkpoints of all trials, where these exchange them."""
+    return f"pbt-{config.hash()}"
+
+
+def worlds(entries: Sequence[Entry]) -> list[str]:
+    """What each trial must share with another to be compared."""
+    return [world_of(entry.config) for entry in entries]
+
+
+# -- configurations of trials ------------------------------------------------------------------------------------------
+
+
+def _given(config: Config, trial: Trial, *, uri: str | None) -> dict[str, Any]:
+    """The sweep's configuration with the trial's values, without the sweep itself, and with a name of its own."""
+    tree = apply_overrides(config.given, ())
+    tree.pop("sweep", None)
+    for key, value in trial.values.items():
+        set_value(tree, key, value=copy.deepcopy(value))
+    if "name" not in trial.values:
+        tree["name"] = f"{config.name} {trial.label}".replace("/", "_").replace("\\", "_") if trial.label else config.name
+    tree["tracking"] = {**(tree.get("tracking") or {}), "uri": uri or NO_TRACKING}
+    return tree
+
+
+def _backend(config: Config) -> dict[str, Any]:
+    """Where the trial's own process computes: it is on the cluster already."""
+    actors = trial_actors(config)
+    if actors:
+        return {"backend": "ray", "client_actors": actors}
+    return {"backend": "local", "address": None}
+
+
+def _sample_trials(config: Config) -> list[Trial]:
+    """Points of a space that only a search will go through, to check it by."""
+    space, keys = config.sweep.space, space_keys(config)
+    names = short_names(keys)
+    return [
+        make_trial(number, {k: draw(space[k], seed=config.seed, key=k, sample=number) for k in keys}, names=names)
+        for number in range(1, _SAMPLE_DRAWS + 1)
+    ]
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def _check_metrics(config: Config) -> None:
+    metric = config.sweep.metric
+    for name in (metric,) if isinstance(metric, str) else metric:
+        if name not in METRICS and not name.startswith(f"{EXTRA}/"):
+            raise ConfigError(
+                f"sweep.metric: {unknown_name('metric', name, METRICS)}; a method's own figures are {EXTRA}/NAME"
+            )
+
+
+def _check_combination(config: Config) -> None:
+    sweep = config.sweep
+    if isinstance(sweep.metric, list) and sweep.scheduler is not None:
+        raise ConfigError(
+            f"sweep.scheduler={sweep.scheduler} goes by one metric, but sweep.metric lists {len(sweep.metric)}; leave one"
+        )
+    if sweep.scheduler is not None and sweep.resource == "sim_time_s" and config.scenario.devices is None:
+        raise ConfigError(
+            "sweep.resource=sim_time_s rations virtual seconds, but without scenario.devices there are none; set a fleet"
+            " of devices or another resource"
+        )
+    if sweep.scheduler == "pbt":
+        _check_pbt(config)
+
+
+def _check_pbt(config: Config) -> None:
+    if config.sweep.search == "optuna":
+        raise ConfigError("sweep.scheduler=pbt proposes values itself, so it goes with no sweep.search; leave one out")
+    for key, entry in config.sweep.space.items():
+        changes_shape = key.split(".")[0] not in ("training", "method") or key in ("method", "training")
+        if changes_shape or entry.kind == "grid":
+            raise ConfigError(
+                "sweep.scheduler=pbt changes values while trials run, so it goes with drawn parameters below training and"
+                f" method, but sweep.space.{key} is {'a grid' if entry.kind == 'grid' else 'something else'}; use choice,"
+                " uniform, loguniform or randint"
+            )
+    if len(list_trials(config)) < 2:
+        raise ConfigError(f"sweep.scheduler=pbt needs several trials, but sweep.samples={config.sweep.samples}")
+
+
+def _check_trials(config: Config, entries: Sequence[Entry], *, uri: str | None) -> tuple[dict[str, Dataset], float]:
+    """Plan a trial of each setting as a run would be planned; the data sets, and what a whole trial spends."""
+    datasets: dict[str, Dataset] = {}
+    full = 0.0
+    seen: set[str] = set()
+    for entry in entries:
+        scenario, key = entry.config.scenario, dataset_key(entry.config)
+        if key not in datasets:
+            datasets[key] = load_dataset(
+                scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
+            )
+        if entry.trial.setting in seen or len(seen) >= _CHECKED_SETTINGS:
+            continue
+        seen.add(entry.trial.setting)
+        full = max(full, _check_trial(config, entry, datasets[key], uri=uri))
+    return datasets, full
+
+
+def _check_trial(config: Config, entry: Entry, dataset: Dataset, *, uri: str | None) -> float:
+    try:
+        # As the user gave it: an address says that the GPUs are elsewhere.
+        plan = plan_run(load_config(_given(config, entry.trial, uri=uri)), dataset)
+        check_experiment(plan.experiment)
+    except InputError as error:
+        raise type(error)(f"trial {entry.trial.number} ({entry.trial.label}): {error}") from None
+    resource = config.sweep.resource
+    if config.sweep.scheduler is None or resource == "round":
+        return float(plan.experiment.training.rounds)
+    cost = forecast(plan.experiment)
+    return float({"total_bytes": cost.total_bytes, "flops": cost.flops, "sim_time_s": cost.sim_time_s or 0}[resource])
+
+
+def default_folder(config: Config) -> Path:
+    """``runs/<name>-<timestamp>``, as for a single run."""
+    from fedsweep.running import default_folder as folder_of_run
+
+    return folder_of_run(config)

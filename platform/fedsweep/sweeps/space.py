@@ -1,0 +1,183 @@
+"""Which trials a sweep has: the space as a list, the same for the same configuration, and as Ray Tune's domains."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.errors import ConfigError
+from fedsweep.streams import stream
+
+if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
+    from fedsweep.config.sweep import SpaceEntry
+
+SEED = "seed"
+_LABEL_CHARACTERS = 90
+_NAMING = ("name", "kind")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One point of the space.
+
+    Attributes:
+        number: From 1.
+        values: What it varies: dotted key -> value.
+        label: The values in words, for tables; without the seed.
+        folder: The name of its run folder below the sweep's.
+    """
+
+    number: int
+    values: Mapping[str, Any]
+    label: str
+    folder: str
+
+    @property
+    def seed(self) -> int | None:
+        """Its seed, where the sweep varies it."""
+        return self.values.get(SEED)
+
+    @property
+    def setting(self) -> str:
+        """What it has in common with the trials that differ in their seed alone; canonical JSON."""
+        return canonical({key: value for key, value in self.values.items() if key != SEED})
+
+
+def canonical(value: Any) -> str:
+    """One text for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def make_trial(number: int, values: Mapping[str, Any], *, names: Mapping[str, str]) -> Trial:
+    """A trial with its label and the name of its folder, which follow from number and values.
+
+    Args:
+        number: From 1.
+        values: Dotted key -> value.
+        names: What :func:`short_names` gave.
+    """
+    label = " ".join(f"{names[key]}={_value_text(value)}" for key, value in values.items() if key != SEED)
+    parts = [label] if label else []
+    if SEED in values:
+        parts.append(f"seed={values[SEED]}")
+    slug = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", " ".join(parts))
+    if len(slug) > _LABEL_CHARACTERS:
+        digest = hashlib.blake2b(canonical(dict(values)).encode(), digest_size=4).hexdigest()
+        slug = f"{slug[: _LABEL_CHARACTERS - 9]}-{digest}"
+    return Trial(number=number, values=dict(values), label=label or "(as configured)", folder=f"{number:04d}-{slug}")
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """The last part of each dotted key; more of it where several keys share that."""
+    names = {}
+    for key in keys:
+        parts = key.split(".")
+        others = [other.split(".") for other in keys if other != key]
+        size = next(n for n in range(1, len(parts) + 1) if n == len(parts) or all(o[-n:] != parts[-n:] for o in others))
+        names[key] = ".".join(parts[-size:])
+    return names
+
+
+def space_keys(config: Config) -> list[str]:
+    """The varied keys; a key comes before those below it, whose values are laid over its own."""
+    return sorted(config.sweep.space, key=lambda key: key.count("."))
+
+
+def is_listed(config: Config) -> bool:
+    """Whether the trials are known beforehand; otherwise a search proposes them, or a scheduler changes them."""
+    return config.sweep.search != "optuna" and config.sweep.scheduler != "pbt"
+
+
+def check_space(config: Config) -> None:
+    """Refuse spaces that say something else than what is probably meant.
+
+    Raises:
+        ConfigError: The space is empty, repeats the same trial, or does not go with the search.
+    """
+    sweep = config.sweep
+    if not sweep.space:
+        raise ConfigError("sweep.space is empty; name what varies, e.g. {seed: {grid: [0, 1, 2]}}")
+    kinds = {key: entry.kind for key, entry in sweep.space.items()}
+    if sweep.search == "optuna" and (gridded := [key for key, kind in kinds.items() if kind == "grid"]):
+        raise ConfigError(
+            f"sweep.search=optuna draws values, so it goes with no grid, but sweep.space.{gridded[0]} is one; make it a"
+            " choice, or leave sweep.search out"
+        )
+    if sweep.samples > 1 and set(kinds.values()) == {"grid"}:
+        raise ConfigError(
+            f"sweep.samples={sweep.samples} would run each trial of the grid {sweep.samples} times with the same"
+            " result; vary the seed instead: {seed: {grid: [0, 1, 2]}}"
+        )
+    for key, entry in sweep.space.items():
+        texts = [canonical(value) for value in entry.values]
+        if entry.kind == "grid" and len(set(texts)) < len(texts):
+            twice = next(text for text in texts if texts.count(text) > 1)
+            raise ConfigError(f"sweep.space.{key}: grid has {twice} more than once")
+
+
+def list_trials(config: Config) -> list[Trial]:
+    """The trials of a space without search, in their order: ``samples`` draws, each with the whole grid.
+
+    Draws are keyed by the configuration's seed, so that the list is the same in every process. A trial that chance
+    draws twice is listed once.
+    """
+    space, keys = config.sweep.space, space_keys(config)
+    names = short_names(keys)
+    gridded = [key for key in keys if space[key].kind == "grid"]
+    drawn = [key for key in keys if space[key].kind != "grid"]
+    points: dict[str, dict[str, Any]] = {}
+    for sample in range(config.sweep.samples):
+        draws = {key: draw(space[key], seed=config.seed, key=key, sample=sample) for key in drawn}
+        for cell in itertools.product(*(space[key].values for key in gridded)):
+            chosen = draws | dict(zip(gridded, cell, strict=True))
+            values = {key: chosen[key] for key in keys}
+            points.setdefault(canonical(values), values)
+    return [make_trial(number, values, names=names) for number, values in enumerate(points.values(), start=1)]
+
+
+def draw(entry: SpaceEntry, *, seed: int, key: str, sample: int) -> Any:
+    """One value of an entry that is no grid.
+
+    Args:
+        entry: The entry.
+        seed: The sweep's.
+        key: The varied key; each has draws of its own.
+        sample: Which draw, from 0.
+    """
+    generator = stream(seed, "sweep").child(key, sample).numpy()
+    if entry.kind == "choice":
+        return entry.values[int(generator.integers(len(entry.values)))]
+    low, high = entry.values
+    if entry.kind == "randint":
+        return int(generator.integers(low, high))
+    if entry.kind == "uniform":
+        return float(generator.uniform(low, high))
+    return float(math.exp(generator.uniform(math.log(low), math.log(high))))
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        heads = [str(value[key]) for key in _NAMING if key in value]
+        rest = [f"{key}={_value_text(item)}" for key, item in value.items() if key not in _NAMING]
+        return ",".join([*heads, *rest])
+    if isinstance(value, list | tuple):
+        return "+".join(map(_value_text, value))
+    if isinstance(value, bool) or value is None:
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def walk(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested mappings."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from walk(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

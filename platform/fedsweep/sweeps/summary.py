@@ -1,0 +1,332 @@
+"""What a sweep found: each trial's figures, each setting's over its seeds, and which differences are real.
+
+It is computed from the run folders alone, so a resumed sweep, or one whose driver died, has the same summary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.errors import InputError
+from fedsweep.reports.runs import RunView, load_run
+from fedsweep.runtime.run_folder import CONFIG, atomic_write
+from fedsweep.streams import stream
+from fedsweep.sweeps.space import Trial, canonical
+from fedsweep.sweeps.statistics import Difference, Estimate, differences, estimate
+from fedsweep.sweeps.sweep_folder import TABLE, SweepFolder
+
+if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
+
+# Beside the sweep's own metrics, every summary has these.
+_ALWAYS = ("test_accuracy", "best_test_accuracy", "total_bytes", "comm_ratio", "sim_time_s")
+_SUMMED = ("flops", "local_steps", "wall_time_s", "sync_points", "over_budget", "values_up", "values_down")
+# Comparing everything with everything is of no use to anyone beyond this.
+_MOST_COMPARED = 40
+_MISSING = "missing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRow:
+    """A trial as its folder tells of it.
+
+    Attributes:
+        trial: Which one.
+        world: What it must share with another trial to be compared; see :func:`~fedsweep.sweeps.fairness.world_of`.
+        status: ``finished``, ``failed``, ``killed``, ``unfinished``, or ``missing`` where it never began.
+        stopped_by: Why it ended.
+        reason: Why it failed.
+        rounds: Rounds done.
+        figures: Metrics by name; NaN where there is none.
+        seed: Its seed.
+    """
+
+    trial: Trial
+    world: str
+    status: str
+    stopped_by: str | None
+    reason: str | None
+    rounds: int
+    figures: Mapping[str, float]
+    seed: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingRow:
+    """The trials that differ in their seed alone.
+
+    Attributes:
+        label: What they have in common.
+        world: See :class:`TrialRow`.
+        values: The same as values.
+        seeds: Of those that finished.
+        failed: How many did not.
+        cut_short: How many the scheduler ended; they count with what they reached.
+        figures: Metrics by name.
+    """
+
+    label: str
+    world: str
+    values: Mapping[str, Any]
+    seeds: tuple[int | None, ...]
+    failed: int
+    cut_short: int
+    figures: Mapping[str, Estimate]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A sweep's result.
+
+    Attributes:
+        metrics: What is compared, first the one that orders the table.
+        modes: ``max`` or ``min`` for each.
+        trials: In the order of the plan.
+        settings: The best first.
+        differences: Between settings of one world, by the first metric; indices into ``settings``.
+        notes: What a reader must know.
+    """
+
+    metrics: tuple[str, ...]
+    modes: tuple[str, ...]
+    trials: tuple[TrialRow, ...]
+    settings: tuple[SettingRow, ...]
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def failed(self) -> list[TrialRow]:
+        """Trials that did not finish."""
+        return [row for row in self.trials if row.status != "finished"]
+
+
+def summarise(
+    folder: SweepFolder, trials: Sequence[Trial], worlds: Sequence[str], *, config: Config, notes: Iterable[str] = ()
+) -> Summary:
+    """Read all run folders and put together what they say.
+
+    Args:
+        folder: The sweep's.
+        trials: Its trials.
+        worlds: What each must share with another to be compared.
+        config: The sweep's configuration.
+        notes: What is known beforehand.
+    """
+    metric, mode = config.sweep.metric, config.sweep.mode
+    metrics = (metric,) if isinstance(metric, str) else tuple(metric)
+    modes = (mode,) if isinstance(mode, str) else tuple(mode)
+    rows = tuple(_trial_row(folder, t, w, config=config, metrics=metrics) for t, w in zip(trials, worlds, strict=True))
+    groups: dict[tuple[str, str], list[TrialRow]] = {}
+    for row in rows:
+        groups.setdefault((row.world, row.trial.setting), []).append(row)
+    settings = [_setting(found, seed=config.seed) for found in groups.values()]
+    settings.sort(key=lambda setting: _rank(setting.figures[metrics[0]].mean, modes[0]))
+    by_seed = {_key(found[0]): _figures_by_seed(found, metrics[0]) for found in groups.values()}
+    return Summary(
+        metrics=metrics,
+        modes=modes,
+        trials=rows,
+        settings=tuple(settings),
+        differences=tuple(_compare(settings, by_seed, seed=config.seed)),
+        notes=(*notes, *_cohort_notes(folder, rows)),
+    )
+
+
+def write_summary(folder: SweepFolder, summary: Summary) -> None:
+    """``summary.json``, and ``summary.parquet`` with a row per trial."""
+    settings = [
+        {**asdict(s), "world": _world_number(summary, s), "figures": {k: _plain(asdict(v)) for k, v in s.figures.items()}}
+        for s in summary.settings
+    ]
+    folder.write_summary(
+        {
+            "metrics": dict(zip(summary.metrics, summary.modes, strict=True)),
+            "settings": settings,
+            "differences": [
+                {
+                    **_plain(asdict(d)),
+                    "first": summary.settings[d.first].label,
+                    "second": summary.settings[d.second].label,
+                }
+                for d in summary.differences
+            ],
+            "trials": [_trial_json(row) for row in summary.trials],
+            "notes": list(summary.notes),
+        }
+    )
+    atomic_write(folder.path / TABLE, _parquet(summary))
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _trial_row(
+    folder: SweepFolder, trial: Trial, world: str, *, config: Config, metrics: Sequence[str]
+) -> TrialRow:
+    path = folder.trial_path(trial)
+    seed = trial.seed if trial.seed is not None else config.seed
+    status, reason, view = _MISSING, None, None
+    if (path / CONFIG).is_file():
+        try:
+            view = load_run(path)
+            status = view.status
+            reason = view.result.get("reason")
+        except InputError as error:
+            status, reason = "failed", str(error)
+    names = dict.fromkeys((*metrics, *_ALWAYS, *_SUMMED))
+    return TrialRow(
+        trial=trial,
+        world=world,
+        status=status,
+        stopped_by=view.result.get("stopped_by") if view else None,
+        reason=reason,
+        rounds=len(view.column("round")) if view else 0,
+        figures={name: figure(view, name) if view else math.nan for name in names},
+        seed=seed,
+    )
+
+
+def figure(run: RunView, name: str) -> float:
+    """A metric of a run: the last known value, or the sum over rounds of what is counted per round."""
+    if name == "total_bytes":
+        return float(run.total_bytes[-1]) if run.total_bytes else math.nan
+    if name == "best_test_accuracy":
+        return max(_known(run.column("test_accuracy")), default=math.nan)
+    known = _known(run.column("round" if name == "round" else name.removeprefix("extra/")))
+    if not known:
+        return math.nan
+    if name == "comm_ratio":
+        return math.fsum(known) / len(known)
+    return math.fsum(known) if name in _SUMMED else known[-1]
+
+
+def _known(cells: Iterable[Any]) -> list[float]:
+    return [float(cell) for cell in cells if cell is not None and cell == cell]
+
+
+def _setting(rows: Sequence[TrialRow], *, seed: int) -> SettingRow:
+    done = [row for row in rows if row.status == "finished"]
+    keyed = stream(seed, "bootstrap").child(rows[0].trial.setting)
+    return SettingRow(
+        label=rows[0].trial.label,
+        world=rows[0].world,
+        values={key: value for key, value in rows[0].trial.values.items() if key != "seed"},
+        seeds=tuple(row.seed for row in done),
+        failed=len(rows) - len(done),
+        cut_short=sum(row.stopped_by == "scheduler" for row in done),
+        figures={
+            name: estimate([row.figures[name] for row in done], stream=keyed.child(name)) for name in rows[0].figures
+        },
+    )
+
+
+def _key(row: TrialRow | SettingRow) -> tuple[str, str]:
+    values = row.trial.setting if isinstance(row, TrialRow) else canonical(dict(row.values))
+    return row.world, values
+
+
+def _figures_by_seed(rows: Sequence[TrialRow], metric: str) -> dict[int | None, float]:
+    # A trial that a scheduler ended did not train as long as the others: nothing to pair.
+    whole = [row for row in rows if row.status == "finished" and row.stopped_by != "scheduler"]
+    return {row.seed: row.figures[metric] for row in whole}
+
+
+def _rank(value: float, mode: str) -> float:
+    if math.isnan(value):
+        return math.inf
+    return -value if mode == "max" else value
+
+
+def _compare(
+    settings: Sequence[SettingRow], by_seed: Mapping[tuple[str, str], Mapping[int | None, float]], *, seed: int
+) -> list[Difference]:
+    found = []
+    for world in dict.fromkeys(setting.world for setting in settings):
+        places = [place for place, setting in enumerate(settings) if setting.world == world][:_MOST_COMPARED]
+        pairs = differences([by_seed[_key(settings[p])] for p in places], stream=stream(seed, "bootstrap"))
+        found += [
+            Difference(**{**asdict(d), "first": places[d.first], "second": places[d.second]}) for d in pairs if d.pairs
+        ]
+    return found
+
+
+def _cohort_notes(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:
+    """Trials of one world and seed that met other clients or another split than the first of them."""
+    first: dict[tuple[str, int | None], tuple[TrialRow, Any, Any]] = {}
+    split, cohorts = [], []
+    for row in rows:
+        if row.status != "finished":
+            continue
+        view = load_run(folder.trial_path(row.trial))
+        counts = _label_counts(folder, row)
+        key = (row.world, row.seed)
+        if key not in first:
+            first[key] = (row, view.column("cohort"), counts)
+            continue
+        _, other_cohorts, other_counts = first[key]
+        if counts != other_counts:
+            split.append(row.trial.label)
+        if any(a != b for a, b in zip(view.column("cohort"), other_cohorts, strict=False)):
+            cohorts.append(row.trial.label)
+    said = []
+    if split:
+        said.append(f"the data fell to clients otherwise than in other trials of the same seed: {_some(split)}")
+    if cohorts:
+        said.append(f"other cohorts than in other trials of the same seed (their method or training asks for it): {_some(cohorts)}")
+    return said
+
+
+def _label_counts(folder: SweepFolder, row: TrialRow) -> Any:
+    from fedsweep.runtime.run_folder import RunFolder
+
+    return RunFolder(folder.trial_path(row.trial)).read_clients().column("label_counts").to_pylist()
+
+
+def _some(labels: Sequence[str]) -> str:
+    names = list(dict.fromkeys(labels))
+    return "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _world_number(summary: Summary, setting: SettingRow) -> int:
+    return list(dict.fromkeys(s.world for s in summary.settings)).index(setting.world)
+
+
+def _plain(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Without NaN, which JSON does not know."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
+
+
+def _trial_json(row: TrialRow) -> dict[str, Any]:
+    head = {"number": row.trial.number, "folder": row.trial.folder, "label": row.trial.label}
+    ended = {"status": row.status, "stopped_by": row.stopped_by, "reason": row.reason, "rounds": row.rounds}
+    return {**head, "values": dict(row.trial.values), "seed": row.seed, **ended, "figures": _plain(row.figures)}
+
+
+def _parquet(summary: Summary) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = summary.trials
+    columns: dict[str, Any] = {
+        "number": pa.array([r.trial.number for r in rows], pa.int64()),
+        "folder": pa.array([r.trial.folder for r in rows], pa.string()),
+        "setting": pa.array([r.trial.label for r in rows], pa.string()),
+        "seed": pa.array([r.seed for r in rows], pa.int64()),
+        "status": pa.array([r.status for r in rows], pa.string()),
+        "stopped_by": pa.array([r.stopped_by for r in rows], pa.string()),
+        "reason": pa.array([r.reason for r in rows], pa.string()),
+        "rounds": pa.array([r.rounds for r in rows], pa.int64()),
+    }
+    for key in dict.fromkeys(key for r in rows for key in r.trial.values):
+        columns[f"values.{key}"] = pa.array([canonical(r.trial.values.get(key)) for r in rows], pa.string())
+    for name in rows[0].figures if rows else ():
+        columns[name] = pa.array([r.figures[name] for r in rows], pa.float64())
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink)
+    return bytes(sink.getvalue().to_pybytes())

@@ -1,0 +1,190 @@
+"""The folder of a sweep: its configuration, its trials in ``sweep.json``, their run folders, and the summary.
+
+``sweep.json`` is what a resumed sweep goes by. It is plain JSON, written as a whole; nothing of Ray Tune's own state,
+which would have to be unpickled, is read back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedsweep import __version__
+from fedsweep.errors import ConfigError, FedsweepError, OutputError
+from fedsweep.runtime.run_folder import CONFIG, TRACKING, RunFolder, atomic_write, find_runs
+from fedsweep.sweeps.space import Trial, canonical
+
+PLAN, SUMMARY, TABLE, LOGGED = "sweep.json", "summary.json", "summary.parquet", "logged.json"
+# Ray Tune's own files; hidden, so that no one takes them for runs.
+TUNE = ".tune"
+_FORMAT, _VERSION = "fedsweep sweep", 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """What a sweep consists of.
+
+    Attributes:
+        given: The configuration as the user gave it.
+        trials: All trials; of a search, those proposed so far.
+    """
+
+    given: Mapping[str, Any]
+    trials: tuple[Trial, ...]
+
+
+class SweepFolder:
+    """A sweep's folder.
+
+    Args:
+        path: The folder; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether a sweep was begun here."""
+        return (self.path / PLAN).is_file()
+
+    def check_free(self, *, overwrite: bool) -> None:
+        """Refuse a folder that holds a sweep or runs; writes nothing.
+
+        Raises:
+            OutputError: It does, and is not to be overwritten; or it is a file.
+        """
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise OutputError(f"{self.path}: cannot be made a sweep's folder: it is a file")
+        held = [PLAN] if self.has_plan else [run.name for run in find_runs(self.path)[:3]]
+        if held and not (overwrite and self.has_plan):
+            way_out = "go on with --resume, or replace it with --overwrite" if self.has_plan else "choose another --out"
+            raise OutputError(f"{self.path} is in use already ({', '.join(held)}); {way_out}")
+
+    def create(self, plan: SweepPlan, *, config_yaml: str, overwrite: bool) -> None:
+        """Make the folder and write the plan.
+
+        Raises:
+            OutputError: It cannot be made or written, or :meth:`check_free` refuses it.
+        """
+        self.check_free(overwrite=overwrite)
+        try:
+            if self.has_plan:
+                self._clear()
+            self.path.mkdir(parents=True, exist_ok=True)
+            atomic_write(self.path / CONFIG, config_yaml.encode())
+        except OSError as error:
+            raise OutputError(f"{self.path}: cannot be made a sweep's folder: {error.strerror or error}") from error
+        self.write_plan(plan)
+
+    def write_plan(self, plan: SweepPlan) -> None:
+        """Replace the plan."""
+        trials = [
+            {"number": t.number, "folder": t.folder, "label": t.label, "values": dict(t.values)} for t in plan.trials
+        ]
+        body = {"format": _FORMAT, "version": _VERSION, "fedsweep": __version__, "given": plan.given, "trials": trials}
+        self._write(PLAN, body)
+
+    def read_plan(self) -> SweepPlan:
+        """The plan.
+
+        Raises:
+            OutputError: There is none, or it is damaged or of another version.
+        """
+        path = self.path / PLAN
+        try:
+            body = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise OutputError(f"{self.path} holds no sweep: {PLAN} is missing") from None
+        except (OSError, ValueError) as error:
+            raise OutputError(f"{path}: not readable: {error}") from error
+        if not isinstance(body, dict) or body.get("format") != _FORMAT or body.get("version") != _VERSION:
+            raise OutputError(f"{path}: not a plan that fedsweep {__version__} wrote")
+        try:
+            trials = tuple(Trial(**entry) for entry in body["trials"])
+            for trial in trials:
+                _check_name(trial.folder, path)
+            return SweepPlan(given=dict(body["given"]), trials=trials)
+        except (KeyError, TypeError) as error:
+            raise OutputError(f"{path}: damaged: {error}") from error
+
+    def check_same(self, given: Mapping[str, Any]) -> None:
+        """Refuse to go on with another configuration than the sweep was begun with.
+
+        Raises:
+            ConfigError: It differs; names where.
+        """
+        before = self.read_plan().given
+        if canonical(before) != canonical(given):
+            differing = sorted(key for key in {*before, *given} if before.get(key) != given.get(key))
+            raise ConfigError(
+                f"{self.path} was begun with another configuration (it differs in {', '.join(differing)}), and a sweep's"
+                " trials can't change on the way; leave CONFIG and --set out to go on with it, or choose another --out"
+            )
+
+    def trial_path(self, trial: Trial) -> Path:
+        """A trial's run folder."""
+        return self.path / trial.folder
+
+    def has_finished(self, trial: Trial) -> bool:
+        """Whether a trial has run to its end."""
+        return self.status(trial) == "finished"
+
+    def status(self, trial: Trial) -> str | None:
+        """``finished``, ``failed`` or ``killed``; None where the folder does not say."""
+        run = RunFolder(self.trial_path(trial))
+        try:
+            return str(run.read_result()["status"]) if run.has_result() else None
+        except FedsweepError:
+            return None
+
+    # -- what is logged already --------------------------------------------------------------------------------------
+
+    def read_logged(self) -> set[str]:
+        """Folders of the trials that the tracking store has completely."""
+        try:
+            found = json.loads((self.path / LOGGED).read_bytes())
+        except (OSError, ValueError):
+            return set()
+        return {str(name) for name in found} if isinstance(found, list) else set()
+
+    def write_logged(self, folders: Sequence[str]) -> None:
+        """Replace the list of those folders."""
+        self._write(LOGGED, sorted(folders))
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Replace the summary."""
+        self._write(SUMMARY, summary)
+
+    def _write(self, name: str, body: Any) -> None:
+        try:
+            atomic_write(self.path / name, f"{json.dumps(body, indent=1, ensure_ascii=False)}\n".encode())
+        except OSError as error:
+            raise OutputError(f"{self.path / name}: cannot be written: {error.strerror or error}") from error
+
+    def _clear(self) -> None:
+        """Remove an earlier sweep: what its plan names, and nothing else."""
+        for trial in self.read_plan().trials:
+            folder = self.trial_path(trial)
+            if folder.is_dir() and not folder.is_symlink():
+                shutil.rmtree(folder)
+        shutil.rmtree(self.path / TUNE, ignore_errors=True)
+        for name in (SUMMARY, TABLE, LOGGED, TRACKING, CONFIG, PLAN):
+            (self.path / name).unlink(missing_ok=True)
+
+
+def with_trial(plan: SweepPlan, trial: Trial) -> SweepPlan:
+    """The plan with one more trial."""
+    return replace(plan, trials=(*plan.trials, trial))
+
+
+def _check_name(name: Any, path: Path) -> None:
+    if not isinstance(name, str) or name in ("", ".", "..") or os.sep in name or "\0" in name:
+        raise OutputError(f"{path}: damaged: {name!r} is no name of a trial's folder")

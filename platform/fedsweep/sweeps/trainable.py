@@ -1,0 +1,167 @@
+"""The trial as a Ray Tune trainable: a process that plays trials one after the other.
+
+It is the class API: Tune then tells the trial that it is to end, so that a checkpoint and a result are written, and a
+process can take over the next trial without importing everything again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from fedsweep.config.overrides import apply_overrides, set_value
+from fedsweep.config.schema import Config
+from fedsweep.running import Plan, Session, open_session
+from fedsweep.runtime.checkpoint import CheckpointStore
+from fedsweep.runtime.engine import experiment_layout
+from fedsweep.runtime.experiment import Experiment
+from fedsweep.runtime.fleet import Fleet
+from fedsweep.runtime.ray_fleet import RayFleet
+from fedsweep.runtime.run_folder import run_facts
+from fedsweep.runtime.session import RunSession, SessionSettings
+from fedsweep.sweeps.resources import Share, group_factory
+from fedsweep.sweeps.trial import ActiveTrial, TrialSpec, is_fatal
+
+SPEC, SHARE, VALUES = "spec", "share", "values"
+FATAL_MARK = "fatal"
+_CHECKPOINTS = "checkpoints"
+
+
+class SweepTrial(tune.Trainable):
+    """Plays the trial that its configuration describes: ``spec`` and ``share``, and ``values`` for the reader."""
+
+    def setup(self, config: dict[str, Any], datasets: Mapping[str, Any] | None = None) -> None:
+        """A process begins with its first trial; data sets are references into the object store."""
+        self._datasets = dict(datasets or {})
+        self._failure: Exception | None = None
+        self._active = self._begin(config)
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        """The bundles that this trial reserves."""
+        return group_factory(Share(**config[SHARE]))
+
+    def step(self) -> dict[str, Any]:
+        """A round."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self._active.step()
+        except Exception as error:
+            if not is_fatal(error):
+                raise
+            # One more report, so that the driver knows that trying again is no use; then the error itself.
+            self._failure = error
+            return {**self._active.last_report(), FATAL_MARK: True}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """The run's own newest checkpoint, for a trial that is to go on from it."""
+        self._active.save()
+        source = self._active.folder / _CHECKPOINTS
+        if source.is_dir():
+            shutil.copytree(source, Path(checkpoint_dir) / _CHECKPOINTS)
+
+    def load_checkpoint(self, checkpoint_dir: str | dict[str, Any] | None) -> None:
+        """Go on from another trial's checkpoint instead of the own one."""
+        source = Path(str(checkpoint_dir)) / _CHECKPOINTS
+        if not source.is_dir():
+            return
+        self._active.end_early()
+        target = self._active.folder / _CHECKPOINTS
+        shutil.rmtree(target, ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, target)
+        self._active = self._begin(self._described)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """This process takes over another trial, or its own with other values."""
+        self._active.end_early()
+        self._failure = None
+        self._active = self._begin(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        """The trial is over, or the whole sweep is interrupted."""
+        self._active.end_early()
+
+    def _begin(self, config: Mapping[str, Any]) -> ActiveTrial:
+        self._described = config
+        spec = TrialSpec(**config[SPEC])
+        if spec.config_hash is not None:
+            # The scheduler changes values on the way.
+            spec = replace(spec, given=overlaid(spec.given, config[VALUES]))
+        share = Share(**config[SHARE])
+        return ActiveTrial(spec, self._find_dataset, open_session if not share.actors else session_in_group)
+
+    def _find_dataset(self, config: Config) -> Any:
+        reference = self._datasets.get(dataset_key(config))
+        return None if reference is None else ray.get(reference)
+
+
+def overlaid(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as given, with other values for some dotted keys."""
+    tree = apply_overrides(given, ())
+    for key, value in values.items():
+        set_value(tree, key, value=value)
+    return tree
+
+
+def dataset_key(config: Config) -> str:
+    """Names the data set that a configuration asks for."""
+    scenario = config.scenario
+    return f"{scenario.dataset}|{scenario.root}|{scenario.image_size}"
+
+
+@contextlib.contextmanager
+def session_in_group(plan: Plan, folder: Path) -> Iterator[Session]:
+    """A session in this process, with client actors in the bundles of the trial's placement group."""
+    facts = {**run_facts(), "backend": "ray", "client_actors": plan.num_actors}
+    session = RunSession(
+        plan.experiment,
+        lambda warn: _fleet_in_group(plan, warn),
+        SessionSettings(
+            folder=folder,
+            checkpoint_every=plan.config.checkpoint.every,
+            checkpoint_keep=plan.config.checkpoint.keep,
+            facts=facts,
+        ),
+    )
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def _fleet_in_group(plan: Plan, warn: Any) -> Fleet:
+    group = get_current_placement_group()
+    runtime = plan.config.runtime
+
+    def options(index: int) -> dict[str, Any]:
+        place = PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=1 + index, placement_group_capture_child_tasks=True
+        )
+        shares = {"num_cpus": runtime.cpus_per_client, "num_gpus": runtime.gpus_per_client}
+        return {**shares, "scheduling_strategy": place}
+
+    experiment: Experiment = plan.experiment
+    layout = experiment_layout(experiment)
+    return RayFleet(
+        ray.put(experiment),
+        num_actors=plan.num_actors,
+        name=f"{plan.config.name}-{uuid.uuid4().hex[:6]}",
+        options=options,
+        num_values=layout.num_values,
+        dtype=layout.dtype,
+        capacity=experiment.training.cohort_size,
+        warn=warn,
+    )

@@ -1,0 +1,255 @@
+"""One trial, round by round, in whichever process Ray Tune gave it: a run like any other, in a run folder.
+
+Nothing here depends on Tune, so that a trial can be played in a test. Whatever ends it, its folder says how, and the
+next process goes on from the folder's newest valid checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.config.load import load_config
+from fedsweep.errors import ClientJobError, InputError, InvariantError
+from fedsweep.records import RoundRecord
+from fedsweep.running import Plan, Session, open_session, plan_run
+from fedsweep.runtime.round_table import ROUND_COLUMNS, scalar_figures
+from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.runtime.session import Step
+
+if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
+    from fedsweep.world.datasets import Dataset
+
+# Left in a trial's folder by the driver when the scheduler ends the trial, before the trial's process hears of it.
+ENDED_BY_SCHEDULER = ".ended-by-scheduler"
+BY_SCHEDULER = "scheduler"
+# They come again at each try, with the same seed.
+FATAL = (InputError, ClientJobError, InvariantError)
+EXTRA = "extra"
+_CARRIED = "carried_forward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSpec:
+    """What a process needs to play a trial.
+
+    Attributes:
+        folder: The run folder, absolute.
+        given: The trial's configuration, as the user would give it.
+        metrics: What the sweep compares; reported in each round, NaN as long as it is unknown.
+        resource: What a scheduler rations.
+        config_hash: Names checkpoints instead of the configuration's own hash, so that trials may exchange them.
+    """
+
+    folder: Path
+    given: Mapping[str, Any]
+    metrics: tuple[str, ...]
+    resource: str = "round"
+    config_hash: str | None = None
+
+    @property
+    def config(self) -> Config:
+        """The trial's configuration."""
+        return load_config(self.given)
+
+
+SessionFactory = Callable[[Plan, Path], contextlib.AbstractContextManager[Session]]
+DatasetLookup = Callable[["Config"], "Dataset | None"]
+
+
+class ActiveTrial:
+    """A trial in this process.
+
+    Args:
+        spec: The trial.
+        find_dataset: Gives the data set of a configuration where it is loaded already.
+        make_session: Opens a session; by default on the backend that the configuration names.
+    """
+
+    def __init__(
+        self,
+        spec: TrialSpec,
+        find_dataset: DatasetLookup = lambda config: None,
+        make_session: SessionFactory = open_session,
+    ) -> None:
+        self._spec, self._find_dataset, self._make_session = spec, find_dataset, make_session
+        self._folder = RunFolder(spec.folder)
+        self._report = Report(metrics=spec.metrics, resource=spec.resource)
+        self._stack = contextlib.ExitStack()
+        self._session: Session | None = None
+        self._is_over = False
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self._spec.folder
+
+    def last_report(self) -> dict[str, Any]:
+        """The newest report once more."""
+        return {**self._report.figures(), "done": False}
+
+    def step(self) -> dict[str, Any]:
+        """Play a round and return what is reported of it; ``done`` is true with the last.
+
+        Raises:
+            FedsweepError: The trial failed; its folder says so.
+        """
+        if self._session is None and self._has_finished():
+            return self._last_words()
+        try:
+            session = self._session or self._open()
+            step = session.step()
+            while step.record is None and step.stopped_by is None:
+                step = session.step()
+        except Exception as error:
+            self._end("failed", str(error))
+            raise
+        return self._reported(step)
+
+    def save(self) -> None:
+        """Write a checkpoint of the last finished round."""
+        if self._session is not None:
+            self._session.save()
+
+    def end_early(self) -> None:
+        """The trial is ended from outside: by the scheduler, which makes it finished, or to go on another day."""
+        if self._session is None or self._is_over:
+            return
+        mark = self._spec.folder / ENDED_BY_SCHEDULER
+        if mark.exists():
+            result = self._end("finished", "the sweep's scheduler ended it")
+            self._folder.write_result({**result, "stopped_by": BY_SCHEDULER})
+            mark.unlink()
+        else:
+            self._session.save()
+            self._end("killed", "interrupted")
+
+    # -- beginning and end -----------------------------------------------------------------------------------------
+
+    def _open(self) -> Session:
+        config = self._spec.config
+        plan = plan_run(config, self._find_dataset(config))
+        if self._spec.config_hash is not None:
+            plan = replace(plan, experiment=replace(plan.experiment, config_hash=self._spec.config_hash))
+        resume = (self._spec.folder / "config.yaml").is_file()
+        if not resume:
+            self._spec.folder.mkdir(parents=True, exist_ok=True)
+        self._folder.write_config(plan.config.to_yaml())
+        self._session = self._stack.enter_context(self._make_session(plan, self._spec.folder))
+        opened = self._session.open(resume=resume)
+        if opened.records:
+            # The file may be older than the checkpoint, and those who follow the trial read what came before here.
+            self._folder.write_rounds(opened.records)
+            for record in opened.records:
+                self._report.add(record)
+        return self._session
+
+    def _reported(self, step: Step) -> dict[str, Any]:
+        figures = self._report.figures() if step.record is None else self._report.add(step.record)
+        if step.stopped_by is not None:
+            self._end("finished", None)
+        return {**figures, "done": step.stopped_by is not None}
+
+    def _end(self, status: str, reason: str | None) -> dict[str, Any]:
+        """Write how it ended and end the fleet; what made a trial fail matters more than that this fails too."""
+        self._is_over = True
+        with self._stack, contextlib.suppress(*([Exception] if status == "failed" else [])):
+            if self._session is not None:
+                return self._session.finish(status, reason)
+            self._write_early_failure(reason)
+        return {}
+
+    def _write_early_failure(self, reason: str | None) -> None:
+        self._spec.folder.mkdir(parents=True, exist_ok=True)
+        if not (self._spec.folder / "config.yaml").is_file():
+            self._folder.write_config(self._spec.config.to_yaml())
+        self._folder.write_result({"status": "failed", "reason": reason, "rounds": 0})
+
+    def _has_finished(self) -> bool:
+        return self._folder.has_result() and self._folder.read_result()["status"] == "finished"
+
+    def _last_words(self) -> dict[str, Any]:
+        """A trial that has finished before reports its last round once more, so that the sweep's table is whole."""
+        self._is_over = True
+        figures = self._report.figures()
+        for record in self._folder.read_rounds():
+            figures = self._report.add(record)
+        return {**figures, "done": True}
+
+
+class Report:
+    """Turns rounds into what Ray Tune is told.
+
+    Args:
+        metrics: What must be there in each report.
+        resource: What a scheduler rations: ``round``, or a figure that is summed over the rounds.
+    """
+
+    def __init__(self, *, metrics: tuple[str, ...], resource: str) -> None:
+        self._metrics, self._resource = metrics, resource
+        self._last: dict[str, Any] = {"round": 0, "total_bytes": 0, EXTRA: {}}
+        self._known: dict[str, float] = {}
+        self._best = math.nan
+        self._flops = 0
+        self._clock = 0.0
+
+    def add(self, record: RoundRecord) -> dict[str, Any]:
+        """Count a round and report it."""
+        figures = {name: value for name, value in scalar_figures(record).items() if name not in record.extra}
+        total = self._last["total_bytes"] + record.bytes_up + record.bytes_down
+        self._flops += record.flops
+        self._clock = record.sim_time_s if record.sim_time_s is not None else self._clock
+        if record.test_accuracy is not None:
+            self._best = max(record.test_accuracy, self._best) if self._best == self._best else record.test_accuracy
+        self._known |= figures | {f"{EXTRA}/{name}": value for name, value in record.extra.items()}
+        self._last = {
+            **figures,
+            "round": record.round,
+            "timestamp_ms": record.timestamp_ms,
+            "total_bytes": total,
+            EXTRA: dict(record.extra),
+        }
+        return self.figures()
+
+    def figures(self) -> dict[str, Any]:
+        """The last round's report.
+
+        A metric that was not measured in this round stands with its last value, or NaN: Tune ends a whole sweep where
+        one is missing, and a scheduler can do nothing with a gap.
+        """
+        spent = {"round": self._last["round"], "total_bytes": self._last["total_bytes"]}
+        spent |= {"flops": self._flops, "sim_time_s": self._clock}
+        report = {"best_test_accuracy": self._best, "resource": spent[self._resource], **self._last}
+        own = dict(self._last[EXTRA])
+        gaps = []
+        for metric in self._metrics:
+            name = metric.removeprefix(f"{EXTRA}/")
+            place = report if name == metric else own
+            if name not in place:
+                place[name] = self._known.get(metric, math.nan)
+                gaps.append(name)
+        return {**report, EXTRA: own, **({_CARRIED: ",".join(gaps)} if gaps else {})}
+
+
+def record_of(report: Mapping[str, Any]) -> RoundRecord:
+    """The round that a report tells of, without its lists of clients: those stand in ``rounds.parquet`` alone."""
+    carried = set(str(report.get(_CARRIED, "")).split(","))
+    values: dict[str, Any] = {}
+    for column in ROUND_COLUMNS:
+        if not column.is_scalar:
+            values[column.name] = None if column.nullable else ()
+            continue
+        found = None if column.name in carried else report.get(column.name)
+        values[column.name] = int(found) if column.kind == "int" and found is not None else found
+    extra = {name: value for name, value in report.get(EXTRA, {}).items() if name not in carried}
+    return RoundRecord(**values, extra=extra)
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether a trial that failed so would fail so again."""
+    return isinstance(error, FATAL)

@@ -1,0 +1,260 @@
+"""A sweep in MLflow: a parent run, and a child for each trial. One process writes, in one thread: the driver's.
+
+The trials' processes never touch the store. A child is fed with the rounds that the driver hears of; where some were
+missed (before a resume, or while a trial's process was being replaced), they are read from the trial's folder, which has
+them all in the end. A round goes by its number, so none is logged twice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.errors import FedsweepError
+from fedsweep.runtime.run_folder import CONFIG, TRACKING, RunFolder, atomic_write
+from fedsweep.tracking.mlflow_observer import MlflowObserver
+from fedsweep.tracking.mlflow_run import MlflowRun, Point, key_text
+from fedsweep.tracking.observers import RunInfo
+from fedsweep.tracking.store import check_store, quiet_mlflow, redacted
+
+if TYPE_CHECKING:
+    from fedsweep.records import RoundRecord
+
+PARENT_TAG = "mlflow.parentRunId"
+_FOLDER_TAG = "fedsweep.folder"
+# A store that is gone must not hold up the end of a sweep for each of its trials.
+_PATIENCE_S = 3.0
+_LOGGER = logging.getLogger("fedsweep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedTrial:
+    """A trial as the store shall know it.
+
+    Attributes:
+        name: The child run's name.
+        folder: The trial's run folder.
+        config: Its resolved configuration, flat.
+        tags: Short facts by name.
+        planned_rounds: Rounds that it is planned for.
+    """
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    tags: Mapping[str, str]
+    planned_rounds: int
+
+
+@dataclass
+class _Child:
+    trial: TrackedTrial
+    observer: MlflowObserver
+    logged_round: int = 0
+    is_begun: bool = False
+
+
+@dataclass(kw_only=True)
+class SweepTracker:
+    """Logs a sweep.
+
+    Attributes:
+        uri: The store, as :func:`~fedsweep.tracking.store.resolve_uri` gives it.
+        experiment: The MLflow experiment.
+        folder: The sweep's folder.
+        logged: Names of the trial folders that the store has completely, from before.
+        keep_logged: Called with those names as they become more.
+        warn: Takes what the user should know, in one line.
+    """
+
+    uri: str
+    experiment: str
+    folder: Path
+    logged: set[str]
+    keep_logged: Callable[[list[str]], None]
+    warn: Callable[[str], None] = _LOGGER.warning
+    _children: dict[str, _Child] = field(default_factory=dict, init=False)
+    _events: queue.Queue[tuple[Callable[..., None], tuple[Any, ...]] | None] = field(
+        default_factory=queue.Queue, init=False
+    )
+    _parent: MlflowRun | None = field(default=None, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+    _troubles: list[str] = field(default_factory=list, init=False)
+
+    def check(self) -> None:
+        """Make sure, without writing, that the store can be used.
+
+        Raises:
+            ResourceError: It cannot.
+        """
+        check_store(self.uri, experiment=self.experiment)
+
+    def start(self, *, name: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        """Begin the parent run, or go on with it, and the thread that writes."""
+        own = {"fedsweep.kind": "sweep", **tags}
+        self._parent = MlflowRun.begin(
+            self.uri, experiment=self.experiment, name=name, tags=own, folder=self.folder
+        )
+        self._parent.log_params(config)
+        self._adopt_orphans()
+        self._thread = threading.Thread(target=self._work, name="fedsweep-mlflow", daemon=True)
+        self._thread.start()
+
+    def round_done(self, trial: TrackedTrial, record: RoundRecord) -> None:
+        """The driver has heard of a round; returns at once."""
+        self._events.put((self._log_round, (trial, record)))
+
+    def trial_done(self, trial: TrackedTrial) -> None:
+        """A trial's folder is complete; returns at once."""
+        self._events.put((self._finish, (trial,)))
+
+    def finish(
+        self,
+        trials: Iterable[TrackedTrial],
+        *,
+        status: str,
+        files: Iterable[Path] = (),
+        figures: Mapping[str, float] | None = None,
+        timestamp_ms: int = 0,
+    ) -> None:
+        """Log what is left, then end the parent run; returns when all is written or the store is given up.
+
+        Args:
+            trials: All trials; those without a folder are passed over.
+            status: ``finished``, ``failed`` or ``killed``.
+            files: The parent's artifacts.
+            figures: The parent's metrics.
+            timestamp_ms: Of these, Unix time in milliseconds.
+        """
+        for trial in trials:
+            self._events.put((self._finish, (trial,)))
+        self._events.put((self._finish_parent, (status, list(files), dict(figures or {}), timestamp_ms)))
+        self._events.put(None)
+        if self._thread is not None:
+            self._thread.join()
+        if self._troubles:
+            self.warn(
+                f"MLflow: {len(self._troubles)} runs in {redacted(self.uri)} are incomplete ({self._troubles[0]}); the"
+                " folders have everything, and sweep --resume logs what is missing"
+            )
+
+    # -- in the thread ----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (event := self._events.get()) is not None:
+            call, arguments = event
+            try:
+                call(*arguments)
+            except Exception as error:  # the store's own, SQLAlchemy's, requests': none of them may end a sweep
+                lines = redacted(str(error)).strip().splitlines() or [type(error).__name__]
+                self._troubles.append(lines[0])
+
+    def _log_round(self, trial: TrackedTrial, record: RoundRecord) -> None:
+        if trial.folder.name in self.logged:
+            return
+        child = self._begun(trial, before=record.round)
+        if record.round <= child.logged_round:
+            return
+        if record.round > child.logged_round + 1:
+            self._catch_up(child, before=record.round)
+        child.observer.round_done(record)
+        child.logged_round = record.round
+
+    def _finish(self, trial: TrackedTrial) -> None:
+        name = trial.folder.name
+        run = RunFolder(trial.folder)
+        if name in self.logged or not (trial.folder / CONFIG).is_file():
+            return
+        result: dict[str, Any] = run.read_result() if run.has_result() else {"status": "killed"}
+        child = self._begun(trial, before=None)
+        self._catch_up(child, before=None)
+        if self._troubles:
+            child.observer.give_up_soon()
+        child.observer.finished(result["status"], result)
+        del self._children[name]
+        if result["status"] == "finished" and child.observer.is_complete:
+            self.logged.add(name)
+            self.keep_logged(sorted(self.logged))
+
+    def _begun(self, trial: TrackedTrial, *, before: int | None) -> _Child:
+        child = self._children.get(trial.folder.name)
+        if child is None:
+            assert self._parent is not None
+            observer = MlflowObserver(
+                self.uri,
+                experiment=self.experiment,
+                tags={PARENT_TAG: self._parent.run_id},
+                plots=False,
+                final_patience_s=_PATIENCE_S,
+                warn=self._troubles.append,
+            )
+            child = self._children[trial.folder.name] = _Child(trial, observer)
+            records = self._records(trial, after=0, before=before)
+            child.logged_round = records[-1].round if records else 0
+            observer.started(
+                RunInfo(
+                    name=trial.name,
+                    folder=trial.folder,
+                    config=trial.config,
+                    tags=trial.tags,
+                    planned_rounds=trial.planned_rounds,
+                    records=records,
+                )
+            )
+        return child
+
+    def _catch_up(self, child: _Child, *, before: int | None) -> None:
+        for record in self._records(child.trial, after=child.logged_round, before=before):
+            child.observer.round_done(record)
+            child.logged_round = record.round
+
+    @staticmethod
+    def _records(trial: TrackedTrial, *, after: int, before: int | None) -> list[RoundRecord]:
+        run = RunFolder(trial.folder)
+        if not run.has_rounds() or before == after + 1:
+            return []
+        try:
+            records = run.read_rounds()
+        except FedsweepError:
+            return []
+        return [r for r in records if r.round > after and (before is None or r.round < before)]
+
+    def _finish_parent(
+        self, status: str, files: list[Path], figures: Mapping[str, float], timestamp_ms: int
+    ) -> None:
+        if self._parent is None:
+            return
+        points = [Point(key_text(name), value, timestamp_ms, 0) for name, value in figures.items()]
+        self._parent.log_points(points, {})
+        for path in files:
+            if path.is_file():
+                self._parent.log_file(path)
+        self._parent.end(status)
+
+    def _adopt_orphans(self) -> None:
+        """A driver that died between making a child and noting its id left one behind: note it now."""
+        assert self._parent is not None
+        client, parent = self._parent.client, self._parent.run_id
+        with quiet_mlflow():
+            where = client.get_run(parent).info.experiment_id
+            token = None
+            while True:
+                found = client.search_runs([where], f"tags.`{PARENT_TAG}` = '{parent}'", page_token=token)
+                for run in found:
+                    self._note_id(Path(run.data.tags.get(_FOLDER_TAG, "")), run.info.run_id, where)
+                token = found.token
+                if not token:
+                    return
+
+    def _note_id(self, folder: Path, run_id: str, experiment_id: str) -> None:
+        path = folder / TRACKING
+        if folder.parent != self.folder.absolute() or not folder.is_dir() or path.exists():
+            return
+        ids = {"uri": redacted(self.uri), "experiment": self.experiment, "experiment_id": experiment_id}
+        atomic_write(path, f"{json.dumps({**ids, 'run_id': run_id}, indent=2)}\n".encode())

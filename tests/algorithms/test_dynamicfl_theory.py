@@ -1,0 +1,199 @@
+"""DynamicFL and DynamicSGD against closed forms on quadratics, and against centralised SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsweep.algorithms.dynamicfl import TwoSpeed
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.groups import GroupChooser, GroupProblem
+from fedsweep.components.local import LocalStep, Objective
+from fedsweep.components.pacing import FixedInterval
+from fedsweep.method import FederatedMethod, MethodSettings
+from fedsweep.runtime.messages import OptimizerSettings
+from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+
+MOMENTUM = OptimizerSettings(momentum=0.9, nesterov=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen(GroupChooser):
+    """A group that the test names, by row of the cohort."""
+
+    rows: tuple[int, ...]
+
+    def choose(self, problem: GroupProblem) -> tuple[int, ...]:
+        return self.rows
+
+
+def two_speed(*rows: int, high: int = 1, low: int = 10_000, **more: object) -> FederatedMethod:
+    pacing = TwoSpeed(high=high, low=low, group=Chosen(rows=rows), **more)  # type: ignore[arg-type]
+    return FederatedMethod(name="dynamicfl", source="", pacing=pacing, settings=MethodSettings(equal_steps=True))
+
+
+def every(interval: int, sync_rule: str = "paper") -> FederatedMethod:
+    return FederatedMethod(
+        name="dynamicsgd",
+        source="",
+        pacing=FixedInterval(interval=interval, sync_rule=sync_rule),
+        settings=MethodSettings(equal_steps=True),
+    )
+
+
+class Point(nn.Module):
+    """One parameter, x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.tensor([2.0]))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.x * torch.ones(len(inputs), 2, dtype=self.x.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quadratic(Objective):
+    """``h / 2 (x - z)^2``; a sample's two features are z and h."""
+
+    def loss(self, step: LocalStep) -> Tensor:
+        z, h = step.inputs.flatten(1).unbind(1)
+        assert isinstance(step.model, Point)
+        loss: Tensor = (0.5 * h * (step.model.x - z) ** 2).mean()
+        return loss
+
+
+def point_after(
+    method: FederatedMethod,
+    *,
+    curvatures: Sequence[float] = (1.0, 1.0, 1.0),
+    learning_rate: float = 0.1,
+    rounds: int = 4,
+    optimizer: OptimizerSettings | None = None,
+) -> float:
+    """x after rounds of ten steps of three clients with zbar (1, -3, 7) and n (10, 20, 5), from x0 = 2."""
+    centres, sizes = (1.0, -3.0, 7.0), (10, 20, 5)
+    samples = np.repeat(np.column_stack([centres, curvatures]), sizes, axis=0)
+    experiment = tiny_experiment(
+        FederatedMethod(
+            name=method.name, source="", objective=Quadratic(), pacing=method.pacing, settings=method.settings
+        ),
+        num_clients=3,
+        cohort_size=3,
+        rounds=rounds,
+        local_steps=10,
+        batch_size=5,
+        learning_rate=learning_rate,
+        optimizer=optimizer,
+        build=Point,
+        double=True,
+        sizes=sizes,
+        images=samples.reshape(-1, 1, 1, 2),
+        labels=np.zeros(35, dtype=np.int64),
+    )
+    return float(run_rounds(local_engine(experiment)).vector[0])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        two_speed(0, 1, high=1, low=10, sync_rule="paper"),
+        two_speed(0, 1, high=1, low=10, sync_rule="authors"),
+        two_speed(2, high=3, low=4, sync_rule="paper"),
+        every(1),
+        every(4),
+        every(10),
+        fedavg(),
+    ],
+    ids=["1-1-k", "1-1-k authors", "3-3-4", "1", "4", "k", "fedavg"],
+)
+def test_equal_curvatures_give_the_closed_form_at_any_intervals(method: FederatedMethod) -> None:
+    """x = x* + (1 - eta)^(k r) (x0 - x*), x* = (10 x 1 + 20 x -3 + 5 x 7) / 35 = -3/7, eta .1, k 10, r 4."""
+    optimum = (10 * 1 + 20 * -3 + 5 * 7) / 35
+    assert optimum + 0.9**40 * (2 - optimum) == pytest.approx(-0.3926749985708, abs=1e-12)
+    assert point_after(method) == pytest.approx(-0.3926749985708, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("interval", "optimizer", "expected"),
+    [
+        (1, None, 2.0991868141163614),
+        (10, None, 2.067544140925423),
+        (1, MOMENTUM, 2.3024396877733815),
+        (10, MOMENTUM, 2.042541259316483),
+    ],
+)
+def test_different_curvatures_give_the_specifications_numbers(
+    interval: int, optimizer: OptimizerSettings | None, expected: float
+) -> None:
+    found = point_after(every(interval), curvatures=(1.0, 0.3, 2.0), learning_rate=0.01, optimizer=optimizer)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def centralised(rounds: int, steps: int, optimizer: OptimizerSettings, sizes: Sequence[int]) -> Tensor:
+    """SGD on the size-weighted mean of the clients' full gradients; momentum is reset in each round."""
+    experiment = whole_batches(fedavg(), sizes=sizes)
+    images, labels = experiment.world.data.images, experiment.world.data.labels
+    model = experiment.build_model()
+    for _ in range(rounds):
+        sgd = torch.optim.SGD(
+            model.parameters(),
+            lr=0.1,
+            momentum=optimizer.momentum,
+            nesterov=optimizer.nesterov,
+            weight_decay=optimizer.weight_decay,
+        )
+        for _ in range(steps):
+            sgd.zero_grad()
+            loss = torch.zeros((), dtype=torch.float64)
+            for part, size in zip(experiment.world.indices, sizes, strict=True):
+                logits = model(torch.from_numpy(images[part]))
+                loss = loss + size / sum(sizes) * nn.functional.cross_entropy(logits, torch.from_numpy(labels[part]))
+            loss.backward()  # type: ignore[no-untyped-call]
+            sgd.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def whole_batches(method: FederatedMethod, *, sizes: Sequence[int] = (4, 4, 4), rounds: int = 2, **more: object):  # type: ignore[no-untyped-def]
+    """Clients whose every batch holds the same multiple of each of their samples."""
+    return tiny_experiment(
+        method,
+        num_clients=len(sizes),
+        cohort_size=len(sizes),
+        rounds=rounds,
+        local_steps=6,
+        batch_size=4,
+        double=True,
+        sizes=sizes,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [OptimizerSettings(), MOMENTUM, OptimizerSettings(momentum=0.9, weight_decay=0.1)],
+    ids=["plain", "nesterov", "heavy ball and decay"],
+)
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (4, 2, 1)])
+def test_interval_one_is_centralised_sgd_on_the_weighted_gradients(
+    optimizer: OptimizerSettings, sizes: tuple[int, ...]
+) -> None:
+    found = run_rounds(local_engine(whole_batches(every(1), sizes=sizes, optimizer=optimizer))).vector
+    torch.testing.assert_close(found, centralised(2, 6, optimizer, sizes), rtol=0, atol=1e-12)
+
+
+def test_interval_one_is_not_centralised_sgd_with_persistent_momentum_or_clipping() -> None:
+    reference = {rounds: centralised(rounds, 6, MOMENTUM, (4, 4, 4)) for rounds in (1, 2)}
+    kept = OptimizerSettings(momentum=0.9, nesterov=True, keep="persist")
+    first = run_rounds(local_engine(whole_batches(every(1), rounds=1, optimizer=kept))).vector
+    second = run_rounds(local_engine(whole_batches(every(1), rounds=2, optimizer=kept))).vector
+    torch.testing.assert_close(first, reference[1], rtol=0, atol=1e-12)
+    assert float((second - reference[2]).abs().max()) > 1e-4
+    clipped = OptimizerSettings(momentum=0.9, nesterov=True, clip_norm=0.1)
+    found = run_rounds(local_engine(whole_batches(every(1), rounds=1, optimizer=clipped))).vector
+    assert float((found - reference[1]).abs().max()) > 1e-4

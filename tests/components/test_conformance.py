@@ -1,0 +1,239 @@
+"""What every component of every registered method promises, and what the FedAvg defaults do."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pickle
+from abc import ABC
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedsweep.algorithms.registry import METHODS
+from fedsweep.components.base import ComponentReport, ServerComponent
+from fedsweep.components.pacing import FixedInterval, OncePerRound, cut_round, due_steps
+from fedsweep.components.selection import UniformSelection
+from fedsweep.components.server_update import mean_of_updates
+from fedsweep.components.submodels import FULL_MODEL, WholeModel
+from fedsweep.components.weighting import BySamples, Uniform
+from fedsweep.config.methods import build_method
+from fedsweep.errors import ConfigError
+from fedsweep.records import ClientUpdate, ClientWork, LocalJob, RoundContext, SyncContext, SyncPoint
+from fedsweep.runtime.state_trees import from_bytes, to_bytes
+from fedsweep.streams import stream
+from fedsweep.testing import component_conforms, local_engine, run_rounds, tiny_experiment
+from fedsweep.trees import layout_of
+
+LIGHT = ("fedavg", "fedsgd", "fedprox", "dynamicsgd", "dynamicfl")
+
+
+def components(name: str) -> Iterator[object]:
+    method = build_method({"name": name})
+    yield from (component for _, component in method.server_components())
+    yield from (method.objective, method.solver, *method.terms)
+
+
+ALL = {f"{name}: {type(c).__name__}": c for name in METHODS for c in components(name)}
+
+
+@pytest.mark.parametrize("component", ALL.values(), ids=ALL.keys())
+def test_components_are_frozen_values_that_survive_pickling(component: object) -> None:
+    copy = pickle.loads(pickle.dumps(component))
+    assert copy == component and hash(copy) == hash(component)
+    parameters = type(component).__dataclass_params__  # type: ignore[attr-defined]
+    assert parameters.frozen
+    for field in dataclasses.fields(component):  # type: ignore[arg-type]
+        assert field.kw_only
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(component, field.name, None)
+    if isinstance(component, ServerComponent):
+        component_conforms(component)
+
+
+@pytest.mark.parametrize("component", ALL.values(), ids=ALL.keys())
+def test_a_concrete_component_extends_abstract_bases_alone(component: object) -> None:
+    for base in type(component).__mro__[1:]:
+        assert base in (object, ABC) or not base.__dict__.get("__dataclass_params__") or inspect.isabstract(base)
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_states_survive_a_checkpoint_and_the_run_goes_on_to_the_same_bits(name: str) -> None:
+    engine = local_engine(tiny_experiment(build_method({"name": name}), local_steps=4, rounds=4))
+    half = run_rounds(engine, rounds=2)
+    stored = {seam: from_bytes(to_bytes(state)) for seam, state in half.components.items()}
+    restored = dataclasses.replace(half, components=stored)
+    assert torch.equal(run_rounds(engine, restored).vector, run_rounds(engine, half).vector)
+    assert stored.keys() == dict(build_method({"name": name}).server_components()).keys()
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_a_round_changes_nothing_that_it_was_given(name: str) -> None:
+    engine = local_engine(tiny_experiment(build_method({"name": name}), local_steps=4))
+    state = run_rounds(engine, rounds=1)
+    before = to_bytes({"components": dict(state.components), "vector": state.vector, "memories": dict(state.memories)})
+    run_rounds(engine, state, rounds=1)
+    after = to_bytes({"components": dict(state.components), "vector": state.vector, "memories": dict(state.memories)})
+    assert before == after
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_the_same_seed_gives_the_same_run(name: str) -> None:
+    first, second = (
+        run_rounds(local_engine(tiny_experiment(build_method({"name": name}), local_steps=4))) for _ in range(2)
+    )
+    assert torch.equal(first.vector, second.vector)
+    assert [r.cohort for r in first.records] == [r.cohort for r in second.records]
+    assert [r.high_frequency for r in first.records] == [r.high_frequency for r in second.records]
+
+
+MODEL = torch.nn.Linear(2, 1, bias=False)
+LAYOUT = layout_of(MODEL)
+
+
+def update(client: int, *, samples: int, vector: Tensor | None = None) -> ClientUpdate:
+    return ClientUpdate(
+        client=client,
+        vector=vector,
+        layout=LAYOUT,
+        submodel=FULL_MODEL,
+        anchor_version=0,
+        num_samples=samples,
+        steps=1,
+        effective_steps=1.0,
+        learning_rate=0.1,
+        samples_since_anchor=samples,
+    )
+
+
+def sync() -> SyncContext:
+    return SyncContext(
+        round=1,
+        index=0,
+        ends_round=True,
+        vector=torch.tensor([9.0, 9.0]),
+        layout=LAYOUT,
+        anchors={0: torch.tensor([9.0, 9.0])},
+        learning_rate=0.1,
+        cohort=(0, 1, 2),
+        model=MODEL,
+        stream=stream(0, "test"),
+        checkpoint=lambda tree: None,
+    )
+
+
+def test_weights_by_samples_and_uniform_by_hand() -> None:
+    updates = [update(0, samples=1), update(4, samples=2), update(7, samples=5)]
+    by_samples, state = BySamples().weigh("state", updates, sync())
+    assert by_samples.tolist() == [0.125, 0.25, 0.625] and by_samples.dtype == torch.float64 and state == "state"
+    uniform, _ = Uniform().weigh({}, updates, sync())
+    assert uniform.tolist() == pytest.approx([1 / 3] * 3, abs=1e-16) and uniform.dtype == torch.float64
+
+
+def test_the_mean_of_updates_by_hand() -> None:
+    vectors = [torch.tensor([1.0, 2.0]), torch.tensor([5.0, -2.0])]
+    updates = [update(k, samples=1, vector=v) for k, v in enumerate(vectors)]
+    mean = mean_of_updates(updates, torch.tensor([0.25, 0.75]), sync())
+    assert mean.tolist() == [4.0, -1.0]
+    assert [v.tolist() for v in vectors] == [[1.0, 2.0], [5.0, -2.0]]
+    with pytest.raises(ValueError, match="needs the attendees' models"):
+        mean_of_updates([update(0, samples=1)], torch.tensor([1.0]), sync())
+
+
+def test_an_update_shows_its_models_tensors_as_views() -> None:
+    vector = torch.tensor([1.0, 2.0])
+    assert update(0, samples=1, vector=vector).params["weight"].data_ptr() == vector.data_ptr()
+    assert sync().params["weight"].tolist() == [[9.0, 9.0]]
+
+
+def context(**fields: object) -> RoundContext:
+    defaults: dict[str, object] = {
+        "round": 1,
+        "available": (0, 2, 3, 5, 8, 9),
+        "cohort_size": 3,
+        "profiles": (),
+        "stream": stream(0, "selection", 1),
+    }
+    return RoundContext(**(defaults | fields))  # type: ignore[arg-type]
+
+
+def test_selection_is_uniform_without_replacement_among_those_who_are_there() -> None:
+    counts = dict.fromkeys((0, 2, 3, 5, 8, 9), 0)
+    for round in range(1, 1201):
+        cohort, _ = UniformSelection().choose({}, context(round=round, stream=stream(0, "selection", round)))
+        assert len(set(cohort)) == 3 and list(cohort) == sorted(cohort)
+        for client in cohort:
+            assert type(client) is int
+            counts[client] += 1
+    assert all(abs(n - 600) < 4 * np.sqrt(1200 * 0.25) for n in counts.values())
+
+
+def test_selection_takes_everybody_where_too_few_are_there() -> None:
+    assert UniformSelection().choose({}, context(cohort_size=9))[0] == (0, 2, 3, 5, 8, 9)
+
+
+def test_whole_model_gives_everybody_the_full_model() -> None:
+    assert WholeModel().assign({}, context(cohort=(2, 5)))[0] == {2: FULL_MODEL, 5: FULL_MODEL}
+
+
+def work(steps: int) -> ClientWork:
+    return ClientWork(steps=steps, batch_size=4, whole_batches=True, num_samples=4)
+
+
+def test_once_per_round_is_one_job_each_and_one_sync_point() -> None:
+    points, _ = OncePerRound().plan({}, context(cohort=(2, 5), work={2: work(3), 5: work(7)}))
+    assert points == (SyncPoint(start=(LocalJob(client=2, steps=3), LocalJob(client=5, steps=7)), attend=(2, 5)),)
+
+
+def test_a_round_is_cut_where_clients_are_due() -> None:
+    """Client 1 is due after steps 2 and 5, client 4 after 3 and 5, client 6 after 5."""
+    points = cut_round({1: (2, 5), 4: (3, 5), 6: (5,)}, idle=(8,))
+    assert points == (
+        SyncPoint(start=tuple(LocalJob(client=k, steps=n) for k, n in ((1, 2), (4, 3), (6, 5))), attend=(1,)),
+        SyncPoint(start=(LocalJob(client=1, steps=3),), attend=(4,)),
+        SyncPoint(start=(LocalJob(client=4, steps=2),), attend=(1, 4, 6), idle=(8,)),
+    )
+    assert cut_round({}) == ()
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("steps", [1, 2, 5, 6])
+@pytest.mark.parametrize("rule", ["authors", "paper"])
+def test_every_client_takes_all_its_steps_and_ends_at_the_last_point(interval: int, steps: int, rule: str) -> None:
+    pacing = FixedInterval(interval=interval, sync_rule=rule)
+    points, _ = pacing.plan({}, context(cohort=(0, 2), work={0: work(steps), 2: work(steps)}))
+    for client in (0, 2):
+        jobs = [job.steps for point in points for job in point.start if job.client == client]
+        assert sum(jobs) == steps and min(jobs) >= 1
+    assert points[-1].attend == (0, 2)
+    assert len(points) == len(due_steps(interval, steps, sync_rule=rule))
+
+
+def test_clients_with_fewer_steps_wait_for_the_rounds_end() -> None:
+    """Steps 3 and 5 at interval 2: client 0's last step is averaged with client 2's, not on its own before."""
+    pacing = FixedInterval(interval=2, sync_rule="paper")
+    points, _ = pacing.plan({}, context(cohort=(0, 2), work={0: work(3), 2: work(5)}))
+    assert [point.attend for point in points] == [(0, 2), (2,), (0, 2)]
+    assert [[(job.client, job.steps) for job in point.start] for point in points] == [
+        [(0, 2), (2, 2)],
+        [(0, 1), (2, 2)],
+        [(2, 1)],
+    ]
+
+
+def test_pacing_refuses_wrong_rules_and_intervals() -> None:
+    with pytest.raises(ConfigError, match="sync_rule must be 'authors' or 'paper', but got 'printed'"):
+        FixedInterval(interval=2, sync_rule="printed")
+    with pytest.raises(ConfigError, match="interval must be at least 1 local step, but got -1"):
+        FixedInterval(interval=-1)
+
+
+def test_optional_hooks_do_nothing() -> None:
+    component, state = BySamples(), {"a": 1}
+    assert component.registration() == ()
+    assert component.broadcast(state, 0) == {} and component.probes(state, 1) == ()
+    assert component.learn(state, [], sync()) is state
+    assert component.report(state) == ComponentReport()

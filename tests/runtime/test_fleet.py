@@ -1,0 +1,103 @@
+"""Laying clients on workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.runtime.fleet import combine, level
+from fedsweep.runtime.messages import Reply, RoundTotals, SegmentReply, Tally
+from fedsweep.testing import local_engine, tiny_experiment
+
+loads = st.dictionaries(
+    st.integers(0, 40), st.tuples(st.integers(1, 3), st.floats(0.5, 100.0)), min_size=1, max_size=14
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(loads=loads, num_workers=st.integers(1, 6))
+def test_every_client_has_one_worker_and_no_worker_is_idle_beside_a_loaded_one(
+    loads: dict[int, tuple[int, float]], num_workers: int
+) -> None:
+    placed = level(loads, num_workers)
+    assert set(placed) == set(loads)
+    assert set(placed.values()) <= set(range(num_workers))
+    assert len(set(placed.values())) == min(num_workers, len(loads)) or len({s for s, _ in loads.values()}) > 1
+
+
+@settings(max_examples=80, deadline=None)
+@given(loads=loads, num_workers=st.integers(1, 6))
+def test_each_frequency_is_level_to_within_its_greatest_load(
+    loads: dict[int, tuple[int, float]], num_workers: int
+) -> None:
+    """Longest first is never off by more than one client of the class."""
+    placed = level(loads, num_workers)
+    for frequency in {syncs for syncs, _ in loads.values()}:
+        members = {k: work for k, (syncs, work) in loads.items() if syncs == frequency}
+        totals = [sum(work for k, work in members.items() if placed[k] == w) for w in range(num_workers)]
+        assert max(totals) - min(totals) <= max(members.values()) + 1e-9
+
+
+@settings(max_examples=40, deadline=None)
+@given(loads=loads, num_workers=st.integers(1, 6), data=st.data())
+def test_placement_does_not_depend_on_the_order_of_the_loads(
+    loads: dict[int, tuple[int, float]], num_workers: int, data: st.DataObject
+) -> None:
+    shuffled = dict(data.draw(st.permutations(list(loads.items()))))
+    assert level(shuffled, num_workers) == level(loads, num_workers)
+
+
+def test_ten_equal_clients_on_ten_workers_have_one_each() -> None:
+    """Whatever their ids: k mod W would leave workers idle."""
+    assert Counter(level(dict.fromkeys(range(3, 200, 20), (1, 5.0)), 10).values()) == Counter(range(10))
+
+
+def test_high_frequency_clients_are_spread_before_low_ones_fill_up() -> None:
+    """Two workers, two high clients of work 1 and two low ones of 10 and 9: one high client on each."""
+    placed = level({0: (9, 1.0), 1: (9, 1.0), 2: (1, 10.0), 3: (1, 9.0)}, 2)
+    assert placed[0] != placed[1] and placed[2] != placed[3]
+
+
+def test_longest_first_by_hand() -> None:
+    """7, 6, 5, 4, 3 on two workers: 7 | 6, then 5 to the second, 4 to the first, 3 to either with 11: the first."""
+    works = {0: 7.0, 1: 6.0, 2: 5.0, 3: 4.0, 4: 3.0}
+    assert level({k: (1, w) for k, w in works.items()}, 2) == {0: 0, 1: 1, 2: 1, 3: 0, 4: 0}
+
+
+def answer(*clients: int, aggregate: bool = False) -> SegmentReply:
+    return SegmentReply(
+        replies=tuple(Reply(client=k, tally=Tally(steps=k)) for k in clients),
+        vectors=tuple(np.full(2, float(k)) for k in clients),
+        totals={k: RoundTotals(steps=k, samples=0, loss_sum=0.0) for k in clients},
+        memories={},
+        aggregate=np.ones(2) if aggregate else None,
+    )
+
+
+def test_answers_are_combined_in_the_order_of_clients() -> None:
+    first, second = answer(5, 1, aggregate=True), answer(3, 0)
+    for order in ((first, second), (second, first)):
+        result = combine(order, {4: "m", 2: "n"})
+        assert list(result.replies) == list(result.vectors) == list(result.totals) == [0, 1, 3, 5]
+        assert [result.vectors[k][0] for k in result.vectors] == [0.0, 1.0, 3.0, 5.0]
+        assert list(result.memories) == [2, 4]
+        assert result.aggregate is not None
+    assert combine([second], {}).aggregate is None
+
+
+def test_combining_refuses_a_reply_without_its_vector() -> None:
+    broken = SegmentReply(replies=answer(1).replies, vectors=(), totals={}, memories={})
+    with pytest.raises(ValueError):
+        combine([broken], {})
+
+
+def test_the_local_fleet_has_one_worker_that_folds() -> None:
+    fleet = local_engine(tiny_experiment(fedavg())).fleet
+    assert (fleet.num_workers, fleet.folds) == (1, True)
+    assert set(fleet.place({4: (1, 2.0), 7: (2, 1.0)}).values()) == {0}
+    assert fleet.fetch(fleet.keep({"a": 1})) == {"a": 1}

@@ -1,0 +1,90 @@
+"""``scenario.json``: a run's presence and drift, for other runs to replay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.runtime.engine import experiment_layout
+from fedsweep.runtime.experiment import Experiment, client_side
+from fedsweep.runtime.fleet import LocalFleet
+from fedsweep.runtime.session import RunSession, SessionSettings
+from fedsweep.runtime.worker import Worker
+from fedsweep.testing import tiny_experiment
+from fedsweep.world.availability import CapabilityAvailability, build_availability
+from fedsweep.world.drift import CosineRotation, build_drift
+from fedsweep.world.replay import ScenarioTrace
+
+DRIFT = CosineRotation(num_classes=4, num_rounds=6, min_classes=2, max_classes=3)
+AVAILABILITY = CapabilityAvailability(num_rounds=6, base=0.7)
+
+
+def experiment(**world: Any) -> Experiment:
+    return tiny_experiment(fedavg(), cohort_size=6, rounds=6, sizes=[16] * 6, **world)
+
+
+def session(one: Experiment, folder: Path) -> RunSession:
+    worker = Worker(client_side(one), one.world.data, one.build_model(), layout=experiment_layout(one))
+    settings = SessionSettings(folder=folder, checkpoint_every=2, checkpoint_keep=1, facts={})
+    return RunSession(one, lambda warn: LocalFleet(worker), settings)
+
+
+def finish(opened: RunSession) -> str:
+    while opened.step().stopped_by is None:
+        pass
+    return str(opened.finish("finished")["model_sha256"])
+
+
+def run(one: Experiment, folder: Path) -> str:
+    folder.mkdir()
+    opened = session(one, folder)
+    opened.open(resume=False)
+    return finish(opened)
+
+
+def test_a_run_writes_the_scenario_that_it_met(tmp_path: Path) -> None:
+    run(experiment(drift=DRIFT, availability=AVAILABILITY), tmp_path / "run")
+    trace = ScenarioTrace.from_json((tmp_path / "run" / "scenario.json").read_text())
+    assert (trace.num_rounds, trace.num_clients, trace.num_classes) == (6, 6, 4)
+    assert len(set(trace.present)) > 1
+    assert all(2 <= len(classes) <= 3 for sets in trace.class_sets for classes in sets.values())
+
+
+def test_replaying_the_file_gives_the_same_model(tmp_path: Path) -> None:
+    first = run(experiment(drift=DRIFT, availability=AVAILABILITY), tmp_path / "first")
+    file = str(tmp_path / "first" / "scenario.json")
+    drift = build_drift({"kind": "replay", "file": file}, num_classes=4, num_rounds=6, num_clients=6)
+    availability = build_availability({"kind": "replay", "file": file}, num_rounds=6, num_clients=6)
+    assert run(experiment(drift=drift, availability=availability), tmp_path / "second") == first
+    assert (tmp_path / "second" / "scenario.json").read_bytes() == Path(file).read_bytes()
+
+
+def test_drift_or_availability_alone_is_recorded_with_the_other_left_open(tmp_path: Path) -> None:
+    run(experiment(drift=DRIFT), tmp_path / "drift")
+    run(experiment(availability=AVAILABILITY), tmp_path / "availability")
+    drift = ScenarioTrace.from_json((tmp_path / "drift" / "scenario.json").read_text())
+    assert drift.present == (tuple(range(6)),) * 6
+    presence = ScenarioTrace.from_json((tmp_path / "availability" / "scenario.json").read_text())
+    assert presence.class_sets == ({},) * 6
+    assert presence.classes_of(3, 1) == (0, 1, 2, 3)
+
+
+def test_a_world_that_stays_as_it_is_leaves_no_file(tmp_path: Path) -> None:
+    run(experiment(), tmp_path / "run")
+    assert not (tmp_path / "run" / "scenario.json").exists()
+
+
+def test_a_resumed_run_writes_the_rounds_before_it_as_well(tmp_path: Path) -> None:
+    one = experiment(drift=DRIFT, availability=AVAILABILITY)
+    run(one, tmp_path / "whole")
+    folder = tmp_path / "halves"
+    folder.mkdir()
+    broken = session(one, folder)
+    broken.open(resume=False)
+    for _ in range(3):
+        broken.step()
+    again = session(one, folder)
+    assert again.open(resume=True).records[-1].round == 2
+    finish(again)
+    assert (folder / "scenario.json").read_bytes() == (tmp_path / "whole" / "scenario.json").read_bytes()

@@ -1,0 +1,247 @@
+"""What travels and is metered: probes, broadcasts, the set-up exchange, the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.components.local import LocalStep, LocalTerm
+from fedsweep.components.pacing import FixedInterval
+from fedsweep.components.probes import LocalClient, Probe
+from fedsweep.components.refinement import Refinement
+from fedsweep.components.weighting import Weighting, by_samples
+from fedsweep.errors import InvariantError
+from fedsweep.method import FederatedMethod
+from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
+from fedsweep.runtime.engine import Engine
+from fedsweep.runtime.ledger import Ledger
+from fedsweep.runtime.playing import Played
+from fedsweep.runtime.state import RunState
+from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.trees import ParamTree
+
+
+def engine_of(**fields: object) -> Engine:
+    """Six clients, three of them in each of three rounds; a round of four steps is cut in two where asked."""
+    cut = FixedInterval(interval=2, sync_rule="paper") if fields.pop("cut", False) else fedavg().pacing
+    experiment_fields = {key: fields.pop(key) for key in ("rounds", "seed") if key in fields}
+    method = FederatedMethod(name="test", source="", pacing=cut, **fields)  # type: ignore[arg-type]
+    return local_engine(tiny_experiment(method, local_steps=4, **experiment_fields))  # type: ignore[arg-type]
+
+
+def played(engine: Engine, state: RunState | None = None) -> Played:
+    state = engine.start() if state is None else state
+    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extremes(Probe):
+    """Smallest and greatest input, and which samples are of class 0."""
+
+    when: ClassVar = "start"
+    name: str = "extremes"
+
+    def measure(self, client: LocalClient) -> Payload:
+        flat = client.inputs.flatten()
+        return {"range": torch.stack([flat.min(), flat.max()]), "zeros": client.targets == 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved(Probe):
+    """How far the client went."""
+
+    name: str = "moved"
+
+    def measure(self, client: LocalClient) -> Payload:
+        total = sum(float((client.params[n] - client.anchor[n]).square().sum()) for n in client.params)
+        return {"norm": torch.tensor([total]).sqrt()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curious(Weighting):
+    """Asks for probes in odd rounds, and tells each client a number of its own."""
+
+    needs_updates: ClassVar[bool] = True
+
+    def init(self, context: ServerContext) -> State:
+        return {"seen": {}}
+
+    def probes(self, state: State, round: int) -> tuple[Probe, ...]:
+        return (Moved(), Extremes()) if round % 2 else ()
+
+    def broadcast(self, state: State, client: int) -> Payload:
+        return {"hint": torch.full((5,), float(client))}
+
+    def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
+        return by_samples(updates), state
+
+    def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
+        norms = {}
+        for update in updates:
+            assert update.vector is not None
+            moved = (update.vector - sync.anchors[update.anchor_version]).norm()
+            norms[update.client] = (float(update.extras["moved/norm"]), float(moved)) if update.extras else None
+        return {"seen": {**state["seen"], sync.round: norms}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listener(LocalTerm):
+    """Pushes the gradient by what the server said."""
+
+    name: str = "listener"
+
+    def gradient(self, step: LocalStep) -> ParamTree:
+        hint = step.broadcast["hint"]
+        assert hint.shape == (5,)
+        return {name: torch.full_like(value, float(hint[0])) for name, value in step.params.items()}
+
+
+def test_probes_and_broadcasts_arrive_and_are_metered_by_client_and_kind() -> None:
+    engine = engine_of(weighting=Curious())
+    round = played(engine)
+    client = round.attendees[0]
+    assert {key: n for key, n in round.ledger.values.items() if key[0] == client} == {
+        (client, "down", "params"): 28,
+        (client, "down", "hint"): 5,
+        (client, "up", "params"): 28,
+        (client, "up", "extremes/range"): 2,
+        (client, "up", "moved/norm"): 1,
+    }
+    assert round.ledger.packed_bytes["up"] == 3 * 2  # sixteen booleans of each of the three clients
+    record = run_rounds(engine, rounds=1).records[0]
+    assert (record.values_down, record.values_up) == (3 * 33, 3 * 31)
+    assert (record.bytes_down, record.bytes_up) == (4 * 3 * 33, 4 * 3 * 31 + 6)
+    assert record.comm_cost == 3 * (33 + 31)
+    assert record.comm_ratio == pytest.approx(3 * (33 + 31) / (3 * 2 * 28 * 4))
+
+
+def test_probes_measure_the_anchor_at_the_start_and_the_result_at_the_end() -> None:
+    state = run_rounds(engine_of(weighting=Curious(), rounds=2))
+    seen = state.components["weighting"]["seen"]
+    assert all(told == pytest.approx(true, rel=1e-5) for told, true in seen[1].values())
+    assert set(seen[2].values()) == {None}
+
+
+def test_what_is_broadcast_reaches_the_terms_of_that_client() -> None:
+    told = played(engine_of(weighting=Curious(), terms=(Listener(),)))
+    plain = played(engine_of())
+    for a, b in zip(told.updates, plain.updates, strict=True):
+        assert a.vector is not None and b.vector is not None
+        assert torch.equal(a.vector, b.vector) == (a.client == 0)
+
+
+def test_broadcasts_travel_with_every_version_of_the_model() -> None:
+    round = played(engine_of(weighting=Curious(), cut=True))
+    client = round.attendees[0]
+    assert round.ledger.values[client, "down", "hint"] == 2 * 5
+    assert round.ledger.values[client, "down", "params"] == round.ledger.values[client, "up", "params"] == 2 * 28
+
+
+def test_measuring_changes_no_bit_of_the_training() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Gradient(Probe):
+        when: ClassVar = "start"
+        name: str = "gradient"
+
+        def measure(self, client: LocalClient) -> Payload:
+            loss = torch.nn.functional.cross_entropy(client.model(client.inputs), client.targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return {"loss": loss.detach().reshape(1)}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Asks(Weighting):
+        def probes(self, state: State, round: int) -> tuple[Probe, ...]:
+            return (Gradient(), Moved())
+
+        def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
+            return by_samples(updates), state
+
+    for cut in (False, True):
+        assert torch.equal(
+            run_rounds(engine_of(weighting=Asks(), cut=cut)).vector, run_rounds(engine_of(cut=cut)).vector
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Says(Refinement):
+    """Broadcasts a number, asks for a probe, under names that the test gives."""
+
+    number: float = 0.0
+    hint: str = "hint"
+
+    def broadcast(self, state: State, client: int) -> Payload:
+        return {self.hint: torch.tensor([self.number])}
+
+    def refine(
+        self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        return vector, state
+
+
+def test_two_components_must_not_broadcast_under_one_name() -> None:
+    run_rounds(engine_of(refinements=(Says(), Says(hint="other")), rounds=1))
+    with pytest.raises(InvariantError, match="hint"):
+        run_rounds(engine_of(refinements=(Says(), Says(number=1.0)), rounds=1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduced(Weighting):
+    """Weighs by what clients said of themselves before round 1."""
+
+    def registration(self) -> tuple[str, ...]:
+        return ("label_counts",)
+
+    def setup(self, state: State, context: ServerContext) -> tuple[tuple[Probe, ...], Payload]:
+        return (Extremes(),), {"welcome": torch.zeros(7)}
+
+    def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
+        return {client: float(answer["extremes/range"][1]) for client, answer in answers.items()}
+
+    def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
+        raw = torch.tensor([state[u.client] for u in updates], dtype=torch.float64)
+        return raw / raw.sum(), state
+
+
+def test_the_setup_exchange_asks_every_client_once_and_is_metered_apart() -> None:
+    engine = engine_of(weighting=Introduced(), rounds=2)
+    state = engine.start()
+    data = engine.experiment.world
+    greatest = {k: float(data.data.images[part].max()) for k, part in enumerate(data.indices)}
+    assert state.components["weighting"] == pytest.approx(greatest)
+    assert engine.setup_bytes == 6 * (4 * 2 + 2) + 6 * 4 * 7
+    done = run_rounds(engine, state)
+    members = done.records[0].cohort
+    shares = np.array([greatest[k] for k in members]) / sum(greatest[k] for k in members)
+    assert done.records[0].aggregation_weights == pytest.approx(shares.tolist())
+    assert done.total_bytes == 2 * 4 * 2 * 3 * 28
+
+
+def test_registration_is_sample_counts_and_label_counts_where_they_are_read() -> None:
+    assert engine_of().registration_bytes == 6 * 4
+    assert engine_of(weighting=Introduced()).registration_bytes == 6 * 4 * (1 + 4)
+    assert engine_of().start().total_bytes == 0
+
+
+def test_the_ledger_adds_by_client_direction_and_kind() -> None:
+    ledger = Ledger()
+    ledger.model(0, "down", {"params": 10, "buffers": 0})
+    ledger.model(0, "down", {"params": 10, "buffers": 2})
+    ledger.payload(0, "up", {"mask": np.zeros(9, dtype=np.bool_), "scores": np.zeros((2, 3), dtype=np.float16)})
+    ledger.model(1, "up", {"params": 5})
+    ledger.packed("down", 3)
+    assert ledger.values == {
+        (0, "down", "params"): 20,
+        (0, "down", "buffers"): 2,
+        (0, "up", "scores"): 6,
+        (1, "up", "params"): 5,
+    }
+    assert (ledger.total("up"), ledger.total("down")) == (11, 22)
+    assert (ledger.bytes("up"), ledger.bytes("down")) == (4 * 11 + 2, 4 * 22 + 3)
+    assert (ledger.client_values(0), ledger.client_values(1)) == (28, 5)

@@ -1,0 +1,118 @@
+"""The virtual clock of whole rounds against closed forms for devices with round figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from fedsweep.algorithms.dynamicfl import dynamicfl
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.components.pacing import FixedInterval, Pacing
+from fedsweep.method import FederatedMethod
+from fedsweep.records import LocalJob, RoundContext, State, SyncPoint
+from fedsweep.runtime.experiment import Experiment, StopLimits
+from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.world.devices import DeviceProfile
+
+
+def stopped(experiment: Experiment) -> tuple[int, str | None]:
+    engine = local_engine(experiment)
+    state, reason = engine.start(), None
+    while reason is None:
+        reason = engine.finished_by(state)
+        if reason is None:
+            state, reason = engine.advance(state)
+    return state.round, reason
+
+
+# One sample costs 6 x 24 FLOPs, a model 28 x 32 bits. At a batch of 4: 4 x 144 / 1152 = 1/2 s and 1/4 s overhead a
+# step; down 1/2 + 896 / 448 = 5/2 s, up 1/4 + 896 / 896 = 5/4 s.
+DEVICE = DeviceProfile(
+    flops_per_s=1152.0,
+    overhead_s=0.25,
+    down_bits_per_s=448.0,
+    up_bits_per_s=896.0,
+    down_latency_s=0.5,
+    up_latency_s=0.25,
+)
+
+
+STEP, DOWN, UP = 0.75, 2.5, 1.25
+
+
+def with_devices(experiment: Experiment, change: Callable[[int], DeviceProfile] = lambda k: DEVICE) -> Experiment:
+    profiles = tuple(replace(p, device=change(p.client)) for p in experiment.world.profiles)
+    return replace(experiment, world=replace(experiment.world, profiles=profiles))
+
+
+def clock(
+    method: FederatedMethod, change: Callable[[int], DeviceProfile] = lambda k: DEVICE, **fields: object
+) -> list[float]:
+    options: dict[str, object] = {"num_clients": 3, "cohort_size": 3, "sizes": (16, 16, 16), "rounds": 2} | fields
+    state = run_rounds(local_engine(with_devices(tiny_experiment(method, **options), change)))  # type: ignore[arg-type]
+    assert state.clock == state.records[-1].sim_time_s
+    return [float(r.sim_time_s) for r in state.records if r.sim_time_s is not None]
+
+
+def test_the_clock_adds_download_steps_and_upload() -> None:
+    assert clock(fedavg()) == [DOWN + 4 * STEP + UP, 2 * (DOWN + 4 * STEP + UP)]
+
+
+def test_the_clock_counts_the_samples_of_the_last_small_batch() -> None:
+    """Ten samples in batches of 4: three steps of overhead, ten samples of arithmetic."""
+    assert clock(fedavg(), sizes=(10, 10, 10), rounds=1) == [DOWN + 3 * 0.25 + 10 * 144 / 1152 + UP]
+
+
+def test_a_round_lasts_as_long_as_its_slowest_client() -> None:
+    slow = replace(DEVICE, flops_per_s=1152.0 / 4, down_bits_per_s=112.0)
+    times = clock(fedavg(), lambda k: slow if k == 1 else DEVICE, rounds=1)
+    assert times == [(0.5 + 8.0) + 4 * (0.25 + 2.0) + UP]
+
+
+def test_every_sync_point_waits_for_its_attendees_and_pays_its_messages() -> None:
+    cut = replace(fedavg(), pacing=FixedInterval(interval=2, sync_rule="paper"))
+    assert clock(cut, rounds=1) == [2 * (DOWN + 2 * STEP + UP)]
+    slow = replace(DEVICE, overhead_s=10.0)
+    assert clock(cut, lambda k: slow if k == 0 else DEVICE, rounds=1) == [2 * (DOWN + 2 * 10.5 + UP)]
+
+
+def test_a_low_client_that_is_through_early_costs_no_time() -> None:
+    """Two fast high clients at interval 1 take four exchanges; the low one's single job fits beside them."""
+    method = dynamicfl(high_interval=1, low_interval=4, group="random", sync_rule="paper")
+    assert clock(method, rounds=1, local_steps=4) == [4 * (DOWN + STEP + UP)]
+
+
+def test_a_skipped_aggregation_saves_an_upload_and_its_resumption_a_download() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Skip(Pacing):
+        def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
+            second = context.round % 2 == 0
+            start = tuple(LocalJob(client=k, steps=context.work[k].steps, resume=second) for k in context.cohort)
+            return (SyncPoint(start=start, attend=context.cohort if second else ()),), state
+
+    assert clock(replace(fedavg(), pacing=Skip())) == [DOWN + 4 * STEP, DOWN + 8 * STEP + UP]
+
+
+def test_a_job_starts_no_earlier_than_it_may() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Later(Pacing):
+        def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
+            start = tuple(LocalJob(client=k, steps=1, not_before=10.0 * k) for k in context.cohort)
+            return (SyncPoint(start=start, attend=context.cohort),), state
+
+    assert clock(replace(fedavg(), pacing=Later()), rounds=1) == [20.0 + DOWN + STEP + UP]
+
+
+@pytest.mark.parametrize(("spare", "rounds"), [(0.0, 2), (-0.01, 1), (6.7, 2)])
+def test_a_time_limit_ends_the_run_before_the_round_that_would_pass_it(spare: float, rounds: int) -> None:
+    stop = StopLimits(sim_time_s=2 * (DOWN + 4 * STEP + UP) + spare)
+    experiment = tiny_experiment(fedavg(), num_clients=3, sizes=(16, 16, 16), rounds=9, stop=stop)
+    assert stopped(with_devices(experiment)) == (rounds, "sim_time_s")
+
+
+def test_without_devices_there_is_no_clock_and_no_time_limit() -> None:
+    state = run_rounds(local_engine(tiny_experiment(fedavg(), stop=StopLimits(sim_time_s=0.0))))
+    assert state.clock is None and state.round == 3
+    assert [r.sim_time_s for r in state.records] == [None] * 3

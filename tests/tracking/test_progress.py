@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedsweep.records import RoundRecord
+from fedsweep.tracking.observers import RunInfo
+from fedsweep.tracking.progress import LiveProgress, PlainProgress, Progress, QuietProgress, Standing, make_progress
+
+ESCAPE = "\x1b"
+
+
+def record(number: int, *, accuracy: float | None = 0.5, seconds: float = 2.0) -> RoundRecord:
+    return RoundRecord(
+        round=number,
+        timestamp_ms=0,
+        test_accuracy=accuracy,
+        test_loss=None if accuracy is None else 1.25,
+        validation_accuracy=None,
+        train_loss=2.5,
+        lr=0.1,
+        cohort=(0, 1),
+        high_frequency=None,
+        kl_divergence=None,
+        attendees=(0, 1),
+        sync_points=1,
+        values_up=10,
+        values_down=10,
+        bytes_up=1_000_000,
+        bytes_down=500_000,
+        over_budget=None,
+        comm_cost=20,
+        comm_ratio=0.25,
+        local_steps=8,
+        flops=100,
+        fwd_macs_per_sample=None,
+        sim_time_s=None,
+        wall_time_s=seconds,
+        eval_time_s=0.5,
+        server_time_s=0.1,
+        aggregation_weights=(0.5, 0.5),
+    )
+
+
+def info(*, planned: int = 10, records: Sequence[RoundRecord] = ()) -> RunInfo:
+    return RunInfo(name="study", folder=Path("x"), config={}, planned_rounds=planned, records=records)
+
+
+def played(progress: Progress) -> None:
+    with progress:
+        progress.started(info())
+        progress.round_done(record(1, accuracy=0.75))
+        progress.message("an actor was lost")
+        progress.round_done(record(2, accuracy=0.5))
+        progress.checkpointed(2)
+        progress.finished("finished", {})
+
+
+def test_plain_progress_prints_one_line_per_round_with_the_figures() -> None:
+    file = io.StringIO()
+    played(PlainProgress(file))
+    assert file.getvalue().splitlines() == [
+        "study: 10 rounds",
+        "round  1/10  accuracy 0.7500 (best 0.7500)  loss 1.25  1.5 MB sent  ratio 0.2500  2.50 s/round  0:00:22 left",
+        "an actor was lost",
+        "round  2/10  accuracy 0.5000 (best 0.7500)  loss 1.25  3.0 MB sent  ratio 0.2500  2.50 s/round  0:00:20 left",
+    ]
+
+
+def test_round_without_evaluation_shows_a_dash_and_the_training_loss() -> None:
+    row = Standing("study", 10).add(record(1, accuracy=None))
+    assert (row["accuracy"], row["best"], row["loss"]) == ("-", "-", "2.5")
+
+
+def test_rounds_from_before_a_resume_count_in_bytes_and_best() -> None:
+    file = io.StringIO()
+    progress = PlainProgress(file)
+    progress.started(info(records=[record(1, accuracy=0.9), record(2)]))
+    progress.round_done(record(3))
+    (_, line) = file.getvalue().splitlines()
+    assert line.startswith("round  3/10  accuracy 0.5000 (best 0.9000)") and "4.5 MB sent" in line
+
+
+def test_pace_forgets_the_first_round() -> None:
+    standing = Standing("study", 10)
+    standing.add(record(1, seconds=59.5))
+    assert standing.pace == pytest.approx(60.0)
+    standing.add(record(2, seconds=1.5))
+    assert standing.pace == pytest.approx(2.0)
+    assert standing.left == "0:00:16"
+
+
+def test_quiet_progress_prints_messages_alone_and_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    played(QuietProgress())
+    assert capsys.readouterr() == ("", "an actor was lost\n")
+
+
+def live(*, width: int = 90, interrupted: bool = False) -> tuple[LiveProgress, io.StringIO]:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width, height=20)
+    return LiveProgress(console, is_interrupted=lambda: interrupted, clock=lambda: 0.0), file
+
+
+def test_live_progress_ends_with_the_newest_rounds_and_gives_the_cursor_back() -> None:
+    progress, file = live()
+    with progress:
+        progress.started(info(planned=7))
+        for number in range(1, 8):
+            progress.round_done(record(number, accuracy=number / 10))
+        progress.finished("finished", {})
+    drawn = file.getvalue()
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn[drawn.rindex("round") :])
+    assert [line.split()[:2] for line in last.splitlines()[1:6]] == [[str(n), f"0.{n}000"] for n in range(3, 8)]
+    assert "7/7" in last
+    assert drawn.rindex(f"{ESCAPE}[?25h") > drawn.rindex(f"{ESCAPE}[?25l")
+
+
+def test_live_progress_prints_messages_as_they_are() -> None:
+    progress, file = live()
+    with progress:
+        progress.message("client [red]3[/red] was lost")
+    assert "client [red]3[/red] was lost" in file.getvalue()
+
+
+def test_live_progress_says_that_it_was_interrupted() -> None:
+    progress, file = live(interrupted=True)
+    with progress:
+        progress.started(info())
+        progress.round_done(record(1))
+    assert "interrupted" in file.getvalue()
+
+
+def test_live_progress_fits_a_narrow_terminal() -> None:
+    progress, file = live(width=40)
+    played(progress)
+    visible = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+    assert max(len(line.rpartition("\r")[2]) for line in visible.splitlines()) <= 40
+
+
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_progress_goes_on_without_an_audience() -> None:
+    progress = PlainProgress(Gone())
+    played(progress)
+    progress.round_done(record(3))
+
+
+@pytest.mark.parametrize(
+    ("quiet", "plain", "kind"),
+    [(True, False, QuietProgress), (True, True, QuietProgress), (False, True, PlainProgress)],
+)
+def test_quiet_beats_plain_and_plain_beats_live(quiet: bool, plain: bool, kind: type[Progress]) -> None:
+    assert type(make_progress(quiet=quiet, plain=plain)) is kind
+    assert type(make_progress(quiet=False, plain=False)) is LiveProgress
+
+
+def test_figures_that_are_not_finite_are_shown() -> None:
+    assert Standing("study", 3).add(replace(record(1), test_loss=float("nan")))["loss"] == "nan"
