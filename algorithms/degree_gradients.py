@@ -75,7 +75,7 @@ def pulls(updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -
     mean = coverage_mean(sync.vector.double(), [c.vector for c in held], [c.cover for c in held], weights.tolist())
     mass = torch.zeros(size, dtype=torch.float64)
     for part, weight in zip(held, weights.tolist(), strict=True):
-        mass += weight if part.cover is None else part.cover[:size] * weight
+        mass += weight if part.cover is None else part.cover[:size].double() * weight
     found = torch.zeros(len(updates), size, dtype=sync.layout.dtype)
     for row, part, weight in zip(found, held, weights.tolist(), strict=True):
         pull = (part.vector[:size].double() - mean[:size]).mul_(weight).div_(mass)
@@ -126,7 +126,7 @@ class GradientSum:
             return GradientSum(total=self.total + weight * values, mass=self.mass + weight)
         cover = part.cover[:size]
         return GradientSum(
-            total=self.total + (weight * values).masked_fill_(~cover, 0.0), mass=self.mass + weight * cover
+            total=self.total + (weight * values).masked_fill_(~cover, 0.0), mass=self.mass + weight * cover.double()
         )
 
     def mean(self) -> Tensor:

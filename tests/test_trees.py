@@ -109,6 +109,19 @@ def test_coverage_mean_leaves_what_it_is_given_untouched(dtype: torch.dtype) -> 
     assert all(torch.equal(a, b) for a, b in zip(before, (*rows, *covers, server), strict=True))
 
 
+def test_coverage_mean_has_the_same_bits_however_the_coordinates_are_cut() -> None:
+    size = BLOCK + 101
+    rows, weights = rows_of(2, 3, size), weights_of(2, 3)
+    masks = np.random.default_rng(4).random((3, size)) < 0.5
+    covers, server = [torch.from_numpy(mask) for mask in masks], torch.full((size,), 7.0)
+    whole = coverage_mean(server, rows, covers, weights)
+    for start, stop in itertools.pairwise([0, 1, 90, BLOCK - 3, BLOCK + 2, size]):
+        cut = slice(start, stop)
+        piece = coverage_mean(server[cut], [r[cut] for r in rows], [c[cut] for c in covers], weights)
+        assert bits(piece) == bits(whole[cut])
+    assert set(whole[~torch.stack(covers).any(0)].tolist()) == {7.0}
+
+
 def test_coverage_mean_ignores_what_nobody_vouches_for() -> None:
     rows = [torch.tensor([1.0, float("nan")]), torch.tensor([float("inf"), 3.0])]
     covers = [torch.tensor([True, False]), torch.tensor([False, True])]

@@ -30,7 +30,7 @@ from fedsweep.world.datasets import Dataset, load_dataset
 from fedsweep.world.devices import build_devices
 from fedsweep.world.drift import Drift, build_drift
 from fedsweep.world.label_stats import label_counts
-from fedsweep.world.partitions import build_partition
+from fedsweep.world.partitions import build_partition, check_parts
 from fedsweep.world.transforms import build_transform
 
 
@@ -274,6 +274,7 @@ def _split(
         num_classes=dataset.num_classes,
         writers=None if dataset.writers is None else dataset.writers[rest],
     )
+    check_parts(parts, num_samples=len(rest), num_clients=scenario.clients)
     return tuple(rest[part] for part in parts)
 
 

@@ -109,7 +109,7 @@ def test_actors_give_the_bits_of_one_process(
     assert found.records[-1].values_up == expected.records[-1].values_up
     assert found.records[-1].train_loss == expected.records[-1].train_loss
     assert messages == []
-    assert found.records[-1].test_accuracy is not None and found.records[-1].test_accuracy > 0.8
+    assert found.records[-1].test_accuracy is not None and found.records[-1].test_accuracy > 0.6
 
 
 @pytest.mark.parametrize(("name", "keep"), [("fedavg", "persist"), ("dynamicsgd", "reset"), ("dynamicfl", "persist")])

@@ -15,6 +15,7 @@ from ray.tune.search import Searcher
 from fedsweep.errors import ResourceError
 from fedsweep.streams import stream
 from fedsweep.sweeps.space import canonical, space_keys
+from fedsweep.sweeps.unpickled import KeptHere
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -119,7 +120,7 @@ def check_optuna() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
-class ProposedTrials(Searcher):
+class ProposedTrials(KeptHere, Searcher):
     """Gives a search's proposals the form of trials; first come trials of before that are to go on.
 
     Args:

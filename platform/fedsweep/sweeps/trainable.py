@@ -7,6 +7,7 @@ process can take over the next trial without importing everything again.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -29,7 +30,9 @@ from fedsweep.runtime.fleet import Fleet
 from fedsweep.runtime.ray_fleet import RayFleet
 from fedsweep.runtime.run_folder import run_facts
 from fedsweep.runtime.session import RunSession, SessionSettings
+from fedsweep.sweeps.preparing import dataset_key
 from fedsweep.sweeps.resources import Share, group_factory
+from fedsweep.sweeps.schedulers import TRIAL
 from fedsweep.sweeps.trial import ActiveTrial, TrialSpec, is_fatal
 
 SPEC, SHARE, VALUES = "spec", "share", "values"
@@ -37,19 +40,31 @@ FATAL_MARK = "fatal"
 _CHECKPOINTS = "checkpoints"
 
 
-class SweepTrial(tune.Trainable):
-    """Plays the trial that its configuration describes: ``spec`` and ``share``, and ``values`` for the reader."""
+class References:
+    """Object references that reach a trial as references, so that it fetches what it needs.
 
-    def setup(self, config: dict[str, Any], datasets: Mapping[str, Any] | None = None) -> None:
-        """A process begins with its first trial; data sets are references into the object store."""
-        self._datasets = dict(datasets or {})
+    Args:
+        by_key: Data sets by :func:`~fedsweep.sweeps.preparing.dataset_key`.
+    """
+
+    def __init__(self, by_key: Mapping[str, Any]) -> None:
+        self.by_key = dict(by_key)
+
+
+class SweepTrial(tune.Trainable):
+    """Plays the trial that its configuration describes under ``trial``: ``spec``, ``share`` and ``values``."""
+
+    def setup(self, config: dict[str, Any], datasets: References | None = None, umask: int = 0o077) -> None:
+        """A process begins with its first trial; its files are as readable as the driver's."""
+        os.umask(umask)
+        self._datasets = datasets or References({})
         self._failure: Exception | None = None
         self._active = self._begin(config)
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """The bundles that this trial reserves."""
-        return group_factory(Share(**config[SHARE]))
+        return group_factory(Share(**config[TRIAL][SHARE]))
 
     def step(self) -> dict[str, Any]:
         """A round."""
@@ -96,15 +111,16 @@ class SweepTrial(tune.Trainable):
 
     def _begin(self, config: Mapping[str, Any]) -> ActiveTrial:
         self._described = config
-        spec = TrialSpec(**config[SPEC])
+        described = config[TRIAL]
+        spec = TrialSpec(**described[SPEC])
         if spec.config_hash is not None:
             # The scheduler changes values on the way.
-            spec = replace(spec, given=overlaid(spec.given, config[VALUES]))
-        share = Share(**config[SHARE])
+            spec = replace(spec, given=overlaid(spec.given, described[VALUES]))
+        share = Share(**described[SHARE])
         return ActiveTrial(spec, self._find_dataset, open_session if not share.actors else session_in_group)
 
     def _find_dataset(self, config: Config) -> Any:
-        reference = self._datasets.get(dataset_key(config))
+        reference = self._datasets.by_key.get(dataset_key(config))
         return None if reference is None else ray.get(reference)
 
 
@@ -114,12 +130,6 @@ def overlaid(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
     for key, value in values.items():
         set_value(tree, key, value=value)
     return tree
-
-
-def dataset_key(config: Config) -> str:
-    """Names the data set that a configuration asks for."""
-    scenario = config.scenario
-    return f"{scenario.dataset}|{scenario.root}|{scenario.image_size}"
 
 
 @contextlib.contextmanager

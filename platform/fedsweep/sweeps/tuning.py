@@ -1,0 +1,369 @@
+"""Running a sweep on Ray Tune, from the plan in its folder; a resumed one goes on from the trials' own checkpoints.
+
+Tune's own way of resuming is not used: it unpickles its state, and that state lags behind the run folders, which know
+better how far each trial is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.config.load import load_config
+from fedsweep.config.schema import Config
+from fedsweep.runtime.ray_cluster import ray_cluster
+from fedsweep.sweeps.preparing import Entry, PreparedSweep, default_folder, make_entry, num_trials, prepare, worlds
+from fedsweep.sweeps.resources import check_shares, largest
+from fedsweep.sweeps.space import is_listed, make_trial, short_names, space_keys
+from fedsweep.sweeps.summary import Summary, summarise, write_summary
+from fedsweep.sweeps.sweep_folder import PLAN, SUMMARY, TABLE, TUNE, SweepFolder, with_trial
+from fedsweep.sweeps.unpickled import KeptHere
+from fedsweep.tracking.sweep_progress import SweepProgress
+
+if TYPE_CHECKING:
+    from ray.tune import ResultGrid
+
+    from fedsweep.sweeps.watching import Watcher
+    from fedsweep.tracking.mlflow_sweep import SweepTracker
+
+# A trial whose process died, or whose disk was full, is tried so many times more.
+RETRIES = 2
+_ENVIRONMENT = {
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints a table whatever it is told
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_WARN_THRESHOLD_S": "30",
+    "TUNE_GLOBAL_CHECKPOINT_S": "60",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a sweep came to.
+
+    Attributes:
+        grid: Ray Tune's results; None where nothing was left to run.
+        summary: What was found.
+    """
+
+    grid: ResultGrid | None
+    summary: Summary
+
+
+def sweep(
+    config: Mapping[str, Any] | str | Path | Config,
+    *,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+) -> ResultGrid:
+    """Run the ``sweep:`` section of a configuration on Ray Tune.
+
+    Args:
+        config: A configuration, a mapping of its keys, a YAML file, or a preset's name.
+        overrides: ``KEY=VALUE`` with dotted keys, as for ``fedsweep sweep --set``.
+        out: The sweep's folder; by default ``runs/<name>-<timestamp>``.
+        resume: Go on with the sweep in ``out``; trials that have finished only report their last round.
+
+    Returns:
+        One result per trial, with ``metrics`` as of its last round; trials that failed have an ``error``.
+
+    Raises:
+        InputError: Something is wrong or not there; nothing was written.
+        KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
+    """
+    loaded = config if isinstance(config, Config) else load_config(config, overrides)
+    folder = SweepFolder(Path(out) if out is not None else default_folder(loaded))
+    resume = resume and folder.has_plan
+    if resume:
+        folder.check_same(loaded.given)
+    else:
+        folder.check_free(overwrite=False)
+    outcome = run_sweep(prepare(loaded, folder, resume=resume), SweepProgress(), resume=resume)
+    assert outcome.grid is not None
+    return outcome.grid
+
+
+def run_sweep(
+    prepared: PreparedSweep,
+    progress: SweepProgress,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    dashboard: bool = False,
+) -> Outcome:
+    """Run what is left of a sweep, then summarise all of it.
+
+    Args:
+        prepared: The sweep.
+        progress: The audience.
+        resume: Its folder holds the plan already.
+        overwrite: Remove an earlier sweep from the folder.
+        dashboard: Start Ray's dashboard on 127.0.0.1, where a cluster is started here.
+
+    Raises:
+        InputError: The folder, the cluster or a store can't be used; nothing was written.
+        KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
+    """
+    config, shares = prepared.config, [entry.share for entry in prepared.samples]
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    tracker = _make_tracker(prepared)
+    if config.sweep.search == "optuna":
+        from fedsweep.sweeps.schedulers import check_optuna
+
+        check_optuna()
+    store = 2**29 + 3 * sum(d.train_images.nbytes + d.test_images.nbytes for d in prepared.datasets.values())
+    needs = replace(largest(shares).needs, store_bytes=store)
+    with ray_cluster(config.runtime.address, needs, dashboard=dashboard) as ray, _quiet_tune():
+        check_shares(ray.nodes(), shares)
+        if not resume:
+            prepared.folder.create(prepared.plan, config_yaml=config.to_yaml(), overwrite=overwrite)
+        with _tracking(prepared, tracker) as ending:
+            grid = _tune(prepared, progress, tracker)
+            summary = conclude(prepared)
+            ending.summary = summary
+    return Outcome(grid=grid, summary=summary)
+
+
+def conclude(prepared: PreparedSweep) -> Summary:
+    """Summarise the folder as it is, and write that down."""
+    trials = [entry.trial for entry in prepared.entries]
+    summary = summarise(
+        prepared.folder, trials, worlds(prepared.entries), config=prepared.config, notes=prepared.notes
+    )
+    write_summary(prepared.folder, summary)
+    return summary
+
+
+def log_rest(prepared: PreparedSweep) -> Summary:
+    """A sweep of which nothing is left to run: its summary, and what the tracking store lacks of it."""
+    tracker = _make_tracker(prepared)
+    summary = conclude(prepared)
+    names = {entry.trial.folder for entry in prepared.entries}
+    if tracker is not None and names <= tracker.logged:
+        return summary
+    with _tracking(prepared, tracker) as ending:
+        ending.summary = summary
+    return summary
+
+
+# -- Ray Tune ----------------------------------------------------------------------------------------------------------
+
+
+def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracker | None) -> ResultGrid:
+    from fedsweep.sweeps.watching import Watcher
+
+    watcher = Watcher(progress, tracker)
+    progress.planned(num_trials(prepared.config))
+    for entry in prepared.entries:
+        _announce(prepared, entry, watcher=watcher, progress=progress)
+    interrupted = threading.Event()
+    tuner = _make_tuner(prepared, watcher, progress=progress, interrupted=interrupted)
+    return _fit(tuner, interrupted)
+
+
+def _announce(prepared: PreparedSweep, entry: Entry, *, watcher: Watcher, progress: SweepProgress) -> None:
+    from fedsweep.sweeps.watching import tracked
+
+    trial = entry.trial
+    watcher.add(tracked(entry, folder=prepared.folder, sweep=prepared.config.name))
+    status = "finished" if prepared.folder.has_finished(trial) else "waiting"
+    progress.add(
+        trial.folder, label=trial.label, seed=trial.seed, rounds=entry.config.training.rounds, status=status
+    )
+
+
+def _make_tuner(
+    prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgress, interrupted: threading.Event
+) -> Any:
+    import ray
+    from ray import tune
+    from ray.tune.logger import JsonLoggerCallback
+
+    from fedsweep.sweeps.schedulers import TRIAL, make_scheduler
+    from fedsweep.sweeps.trainable import References, SweepTrial
+
+    config, settings = prepared.config, prepared.config.sweep
+    datasets = {key: ray.put(dataset) for key, dataset in prepared.datasets.items()}
+    search, space, count = None, {}, 1
+    if is_listed(config) or settings.scheduler == "pbt":
+        # Those that have finished come first: a scheduler then knows what it has to compare with.
+        order = sorted(prepared.entries, key=lambda entry: not prepared.folder.has_finished(entry.trial))
+        space = {TRIAL: tune.grid_search([prepared.describe(entry) for entry in order])}
+    else:
+        search, count = _search(prepared, watcher, progress=progress)
+    metric = None if isinstance(settings.metric, list) else settings.metric
+    mode = None if isinstance(settings.mode, list) else settings.mode
+    return tune.Tuner(
+        tune.with_parameters(SweepTrial, datasets=References(datasets), umask=_umask()),
+        param_space=space,
+        tune_config=tune.TuneConfig(
+            metric=metric if search is None else None,
+            mode=mode if search is None else None,
+            num_samples=count,
+            scheduler=make_scheduler(config, full=prepared.full),
+            search_alg=search,
+            max_concurrent_trials=None if settings.max_concurrent == "auto" else settings.max_concurrent,
+            # A trial's actors end with its placement group, so only trials without any may hand on their process.
+            reuse_actors=all(not entry.share.actors for entry in prepared.samples),
+            trial_dirname_creator=lambda trial: f"{trial.trial_id}",
+        ),
+        run_config=tune.RunConfig(
+            name=time.strftime("tune-%Y%m%d-%H%M%S"),
+            storage_path=str(prepared.folder.path / TUNE),
+            failure_config=tune.FailureConfig(max_failures=RETRIES),
+            callbacks=[watcher, JsonLoggerCallback()],
+            stop=_make_stopper(interrupted),
+            verbose=0,
+        ),
+    )
+
+
+def _umask() -> int:
+    """This process's; Ray's processes start with one of their own, and trials' folders are the user's."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgress) -> tuple[Any, int]:
+    """The search, and how many trials it still has to propose or finish."""
+    from fedsweep.sweeps.schedulers import ProposedTrials, decoded, make_optuna
+
+    config = prepared.config
+    names = short_names(space_keys(config))
+
+    def make(proposed: Mapping[str, Any]) -> dict[str, Any]:
+        trial = make_trial(len(prepared.entries) + 1, decoded(config, proposed), names=names)
+        entry = make_entry(config, trial, uri=prepared.uri)
+        prepared.entries.append(entry)
+        prepared.plan = with_trial(prepared.plan, trial)
+        prepared.folder.write_plan(prepared.plan)
+        _announce(prepared, entry, watcher=watcher, progress=progress)
+        return prepared.describe(entry)
+
+    leftover = [prepared.describe(entry) for entry in prepared.unfinished]
+    fresh = max(0, config.sweep.samples - len(prepared.entries))
+    return ProposedTrials(make_optuna(config, prepared.folder.path), make, leftover), fresh + len(leftover)
+
+
+def _make_stopper(interrupted: threading.Event) -> Any:
+    from ray.tune import Stopper
+
+    class WhenInterrupted(KeptHere, Stopper):  # type: ignore[misc]
+        def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+            return False
+
+        def stop_all(self) -> bool:
+            return interrupted.is_set()
+
+    return WhenInterrupted()
+
+
+def _fit(tuner: Any, interrupted: threading.Event) -> ResultGrid:
+    """Tune in a thread of its own, so that Ctrl-C comes here and Tune is asked to put all trials away."""
+    outcome: list[Any] = []
+
+    def work() -> None:
+        try:
+            outcome.append(tuner.fit())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, name="fedsweep-tune", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(timeout=0.2)
+    except KeyboardInterrupt:
+        interrupted.set()
+        thread.join()
+        raise
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    grid: ResultGrid = outcome[0]
+    return grid
+
+
+# -- surroundings ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Ending:
+    summary: Summary | None = None
+
+
+def _make_tracker(prepared: PreparedSweep) -> SweepTracker | None:
+    if prepared.uri is None:
+        return None
+    from fedsweep.tracking.mlflow_sweep import SweepTracker
+
+    tracker = SweepTracker(
+        uri=prepared.uri,
+        experiment=prepared.config.tracking.experiment,
+        folder=prepared.folder.path,
+        logged=prepared.folder.read_logged(),
+        keep_logged=prepared.folder.write_logged,
+    )
+    tracker.check()
+    return tracker
+
+
+@contextlib.contextmanager
+def _tracking(prepared: PreparedSweep, tracker: SweepTracker | None) -> Iterator[_Ending]:
+    """The parent run from beginning to end, however the sweep ends."""
+    from fedsweep.runtime.run_folder import CONFIG
+
+    ending = _Ending()
+    if tracker is None:
+        yield ending
+        return
+    from fedsweep.sweeps.watching import tracked
+
+    config = prepared.config
+    tracker.start(name=config.name, config=config.flat(), tags={"fedsweep.config_hash": config.hash()})
+    status = "failed"
+    try:
+        yield ending
+        status = "failed" if ending.summary is not None and ending.summary.failed else "finished"
+    except KeyboardInterrupt:
+        status = "killed"
+        raise
+    finally:
+        tracker.finish(
+            [tracked(entry, folder=prepared.folder, sweep=config.name) for entry in prepared.entries],
+            status=status,
+            files=[prepared.folder.path / name for name in (CONFIG, PLAN, SUMMARY, TABLE)],
+            figures=_parent_figures(ending.summary),
+            timestamp_ms=int(time.time() * 1000),
+        )
+
+
+def _parent_figures(summary: Summary | None) -> dict[str, float]:
+    if summary is None or not summary.settings:
+        return {}
+    best = summary.settings[0]
+    figures = {f"best_setting/{name}": best.figures[name].mean for name in summary.metrics}
+    failed = len(summary.failed)
+    return {**figures, "trials_finished": float(len(summary.trials) - failed), "trials_failed": float(failed)}
+
+
+@contextlib.contextmanager
+def _quiet_tune() -> Iterator[None]:
+    """Without Tune's own tables and advice, of which nothing applies here."""
+    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,136 @@
+"""What the driver does as trials come and go: it tells the tracking store and the audience, and notes ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ray import tune
+
+from fedsweep.runtime.run_folder import CONFIG, RunFolder
+from fedsweep.sweeps.preparing import Entry
+from fedsweep.sweeps.schedulers import TRIAL
+from fedsweep.sweeps.trainable import FATAL_MARK, SPEC
+from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, record_of
+from fedsweep.sweeps.unpickled import KeptHere
+from fedsweep.tracking.mlflow_sweep import SweepTracker, TrackedTrial
+from fedsweep.tracking.sweep_progress import SweepProgress
+
+if TYPE_CHECKING:
+    from ray.tune.experiment import Trial as TuneTrial
+
+
+def tracked(entry: Entry, *, folder: Any, sweep: str) -> TrackedTrial:
+    """A trial as the tracking store shall know it."""
+    config = entry.config
+    spec = config.method
+    parts = [spec] if "name" in spec else spec["merge"]
+    tags = {
+        "fedsweep.config_hash": config.hash(),
+        "fedsweep.method": "+".join(str(part["name"]) for part in parts),
+        "fedsweep.dataset": config.scenario.dataset,
+        "fedsweep.kind": "trial",
+        "fedsweep.sweep": sweep,
+        "fedsweep.trial": str(entry.trial.number),
+    }
+    return TrackedTrial(
+        name=config.name,
+        folder=folder.trial_path(entry.trial),
+        config=config.flat(),
+        tags=tags,
+        planned_rounds=config.training.rounds,
+    )
+
+
+class Watcher(KeptHere, tune.Callback):
+    """Follows the trials.
+
+    Args:
+        progress: The audience.
+        tracker: The tracking store; None: there is none.
+    """
+
+    def __init__(self, progress: SweepProgress, tracker: SweepTracker | None) -> None:
+        self._progress, self._tracker = progress, tracker
+        self._known: dict[str, TrackedTrial] = {}
+        self._causes: dict[str, str] = {}
+        self._ended_here: set[str] = set()
+
+    def add(self, trial: TrackedTrial) -> None:
+        """A trial may come."""
+        self._known[trial.folder.name] = trial
+
+    # Tune calls these with keywords; ``info`` swallows those that are of no use here.
+
+    def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """See Ray Tune."""
+        self._progress.began(self._name(trial))
+
+    def on_trial_result(
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any], **info: Any
+    ) -> None:
+        """See Ray Tune."""
+        name = self._name(trial)
+        if result.get(FATAL_MARK):
+            trial.max_failures = 0  # with the same seed it would fail in the same way
+            return
+        self._progress.round_done(name, result)
+        known = self._known.get(name)
+        if self._tracker is not None and known is not None and "values_up" in result:
+            self._tracker.round_done(known, record_of(result))
+
+    def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """See Ray Tune."""
+        self._progress.retried(self._name(trial), cause_of(trial))
+
+    def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """See Ray Tune."""
+        name, known = self._name(trial), self._known.get(self._name(trial))
+        cause = cause_of(trial)
+        if known is not None:
+            _note_failure(known, cause)
+        self._progress.ended(name, "failed", cause)
+        if self._tracker is not None and known is not None:
+            self._tracker.trial_done(known)
+
+    def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """See Ray Tune; a trial that the scheduler ends hears of it only after this."""
+        name, known = self._name(trial), self._known.get(self._name(trial))
+        if not trial.last_result.get("done"):
+            if known is not None and known.folder.is_dir():
+                (known.folder / ENDED_BY_SCHEDULER).touch()
+            self._progress.ended(name, "finished", "ended early by the scheduler")
+            return  # its folder is complete only when its process has put it away
+        self._progress.ended(name, "finished", None)
+        if self._tracker is not None and known is not None:
+            self._tracker.trial_done(known)
+
+    @staticmethod
+    def _name(trial: TuneTrial) -> str:
+        return str(trial.config[TRIAL][SPEC]["folder"].name)
+
+
+def cause_of(trial: TuneTrial) -> str:
+    """Why a trial failed, in one line."""
+    error = trial.get_error()
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).strip().splitlines() if line.strip()]
+    if type(cause).__name__ in ("ActorDiedError", "RayActorError", "ActorUnavailableError"):
+        return "the trial's process died"
+    return lines[0] if lines else type(cause).__name__
+
+
+def _note_failure(trial: TrackedTrial, cause: str) -> None:
+    """A process that died could not write how the trial ended."""
+    run = RunFolder(trial.folder)
+    try:
+        said: Mapping[str, Any] = run.read_result() if run.has_result() else {}
+    except ValueError:
+        said = {}
+    if said.get("status") == "failed":
+        return
+    trial.folder.mkdir(parents=True, exist_ok=True)
+    if (trial.folder / CONFIG).is_file():
+        rounds = len(run.read_rounds()) if run.has_rounds() else 0
+        run.write_result({"status": "failed", "reason": cause, "rounds": rounds, "ended_s": int(time.time())})

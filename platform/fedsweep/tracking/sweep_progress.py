@@ -1,0 +1,237 @@
+"""A sweep's progress for people: a live table of trials on a terminal, a line per ended trial for a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+_WAITING, _RUNNING = "waiting", "running"
+_ORDER = {_RUNNING: 0, "failed": 1, "finished": 2, _WAITING: 3}
+_SHOWN = 16
+
+
+@dataclass
+class TrialState:
+    """What the audience sees of a trial.
+
+    Attributes:
+        label: Its values.
+        seed: Its seed, where the sweep varies it.
+        planned: Rounds.
+        status: ``waiting``, ``running``, ``finished`` or ``failed``.
+        round: The last.
+        metric: The sweep's first metric; NaN as long as it is unknown.
+        megabytes: Sent so far.
+        changed: When it last changed.
+    """
+
+    label: str
+    seed: int | None
+    planned: int
+    status: str = _WAITING
+    round: int = 0
+    metric: float = float("nan")
+    megabytes: float = 0.0
+    changed: float = 0.0
+
+
+class SweepProgress:
+    """Shows how trials get on; this one shows nothing but keeps the count.
+
+    Args:
+        metric: What is shown of a trial.
+        clock: Seconds that only go up.
+    """
+
+    def __init__(self, metric: str = "test_accuracy", *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metric, self._clock = metric, clock
+        self._trials: dict[str, TrialState] = {}
+        self._total = 0
+        self._began = clock()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> SweepProgress:
+        self._began = self._clock()
+        self.opened()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.closed()
+
+    def planned(self, total: int) -> None:
+        """How many trials there will be."""
+        self._total = total
+
+    def add(self, name: str, *, label: str, seed: int | None, rounds: int, status: str = _WAITING) -> None:
+        """A trial is known.
+
+        Args:
+            name: Its folder's name.
+            label: Its values.
+            seed: Its seed, where the sweep varies it.
+            rounds: Planned.
+            status: Where it stands.
+        """
+        with self._lock:
+            self._trials[name] = TrialState(label=label, seed=seed, planned=rounds, status=status)
+
+    def began(self, name: str) -> None:
+        """A trial has a process."""
+        self._change(name, status=_RUNNING)
+
+    def round_done(self, name: str, result: Mapping[str, Any]) -> None:
+        """A trial has done a round."""
+        value = result.get(self._metric)
+        self._change(
+            name,
+            status=_RUNNING,
+            round=int(result.get("round", 0)),
+            metric=float("nan") if value is None else float(value),
+            megabytes=result.get("total_bytes", 0) / 1e6,
+        )
+
+    def retried(self, name: str, cause: str) -> None:
+        """A trial broke down and goes on from its last checkpoint."""
+        self.say(f"{self._named(name)}: {cause}; it goes on from its last checkpoint")
+
+    def ended(self, name: str, status: str, remark: str | None) -> None:
+        """A trial is over.
+
+        Args:
+            name: Its folder's name.
+            status: ``finished`` or ``failed``.
+            remark: Why, where there is something to say.
+        """
+        self._change(name, status=status)
+
+    def say(self, text: str) -> None:
+        """A sentence for the user."""
+        print(text, file=sys.stderr, flush=True)
+
+    def opened(self) -> None:
+        """The sweep begins."""
+
+    def closed(self) -> None:
+        """Nothing more comes."""
+
+    def _change(self, name: str, **values: Any) -> None:
+        with self._lock:
+            state = self._trials.setdefault(name, TrialState(label=name, seed=None, planned=0))
+            for key, value in values.items():
+                setattr(state, key, value)
+            state.changed = self._clock()
+
+    def _named(self, name: str) -> str:
+        state = self._trials.get(name)
+        if state is None:
+            return name
+        return state.label if state.seed is None else f"{state.label} seed={state.seed}"
+
+    def _counts(self) -> str:
+        with self._lock:
+            found = [state.status for state in self._trials.values()]
+        done, failed, running = (found.count(status) for status in ("finished", "failed", _RUNNING))
+        passed = round(self._clock() - self._began)
+        text = f"{done}/{max(self._total, len(found))} finished, {running} running"
+        return f"{text}{f', {failed} failed' if failed else ''}, {passed // 60}:{passed % 60:02d}"
+
+
+class PlainSweepProgress(SweepProgress):
+    """A line per trial that ends."""
+
+    def ended(self, name: str, status: str, remark: str | None) -> None:
+        super().ended(name, status, remark)
+        state = self._trials[name]
+        figures = f"{state.round} rounds, {self._metric} {state.metric:.4g}, {state.megabytes:.1f} MB sent"
+        self.say(f"{self._counts()}: {self._named(name)}: {status}{f' ({remark})' if remark else ''}, {figures}")
+
+    def say(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            print(text, flush=True)
+
+
+class LiveSweepProgress(SweepProgress):
+    """A table of the trials that run or ended last, drawn in place.
+
+    Args:
+        console: A terminal.
+        metric: What is shown of a trial.
+        is_interrupted: Whether the user has asked for the end.
+    """
+
+    def __init__(self, console: Console, metric: str, *, is_interrupted: Callable[[], bool] = lambda: False) -> None:
+        super().__init__(metric)
+        self._console, self._is_interrupted = console, is_interrupted
+        self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=4, transient=True)
+
+    def opened(self) -> None:
+        self._live.start()
+
+    def closed(self) -> None:
+        self._live.stop()
+
+    def ended(self, name: str, status: str, remark: str | None) -> None:
+        super().ended(name, status, remark)
+        if status == "failed":
+            self.say(f"{self._named(name)}: failed: {remark}")
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def _draw(self) -> RenderableType:
+        counts = self._counts()
+        if self._is_interrupted():
+            return Text("interrupted: trials are put away in good order (Ctrl-C again: at once)", style="yellow")
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("trial", no_wrap=True, overflow="ellipsis")
+        for heading in ("seed", "status", "round", self._metric, "MB sent"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for state in self._shown():
+            style = {"failed": "red", _RUNNING: "", "finished": "green"}.get(state.status, "dim")
+            seed = "-" if state.seed is None else str(state.seed)
+            figures = (f"{state.round}/{state.planned}", f"{state.metric:.4f}", f"{state.megabytes:.1f}")
+            table.add_row(state.label, seed, state.status, *figures, style=style)
+        return Group(table, Text(counts))
+
+    def _shown(self) -> Sequence[TrialState]:
+        with self._lock:
+            states = sorted(self._trials.values(), key=lambda state: (_ORDER[state.status], -state.changed))
+        return states[:_SHOWN]
+
+
+def make_sweep_progress(
+    metric: str, *, quiet: bool, plain: bool, is_interrupted: Callable[[], bool] = lambda: False
+) -> SweepProgress:
+    """What suits a command's output.
+
+    Args:
+        metric: What is shown of a trial.
+        quiet: Messages alone.
+        plain: Lines; otherwise a live table, for terminals.
+        is_interrupted: Whether the user has asked for the end.
+    """
+    if quiet:
+        return SweepProgress(metric)
+    if plain:
+        return PlainSweepProgress(metric)
+    return LiveSweepProgress(Console(), metric, is_interrupted=is_interrupted)
+
+
+@contextlib.contextmanager
+def heard(progress: SweepProgress) -> Iterator[SweepProgress]:
+    """The audience, from beginning to end."""
+    with progress:
+        yield progress

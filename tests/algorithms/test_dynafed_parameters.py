@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedsweep.algorithms.dynafed import PROFILES, TrajectoryDistillation, dynafed
+from fedsweep.components.weighting import BySamples, Uniform
+from fedsweep.config import load_config
+from fedsweep.config.methods import build_method, resolve_method
+from fedsweep.config.presets import list_presets
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+
+PRESETS = [preset.name for preset in list_presets() if preset.name.startswith("dynafed/")]
+
+
+def distillation(method: FederatedMethod) -> TrajectoryDistillation:
+    refinement = method.refinements[0]
+    assert isinstance(refinement, TrajectoryDistillation)
+    return refinement
+
+
+def test_profiles_are_the_columns_of_the_specification() -> None:
+    paper, authors = distillation(dynafed()), distillation(dynafed(profile="authors"))
+    assert (paper.snapshots, paper.synthesis.horizon_rounds, paper.synthesis.iterations) == (21, 5, 1000)
+    assert (authors.snapshots, authors.synthesis.horizon_rounds, authors.synthesis.iterations) == (25, 3, 3000)
+    for component in (paper, authors):
+        synthesis = component.synthesis
+        assert (synthesis.inner_steps, component.images_per_class, synthesis.augment) == (20, 15, True)
+        assert (synthesis.image_learning_rate, synthesis.label_learning_rate) == (0.05, 0.01)
+        assert (synthesis.inner_rate, synthesis.inner_rate_learning_rate) == (0.04, 1e-5)
+        assert (component.finetune_epochs, component.finetune_learning_rate) == (20, 1e-4)
+        assert (synthesis.average_target, synthesis.last_start, synthesis.batch) == (True, 50, None)
+        assert component.finetune_batch == 256
+    assert dynafed().weighting == Uniform()
+    assert dynafed(weights="size").weighting == BySamples()
+
+
+@pytest.mark.parametrize("name", sorted(PROFILES["paper"]))
+def test_explicit_parameter_beats_its_profile(name: str) -> None:
+    values = {"augment": False, "snapshots": 30, "horizon_rounds": 7, "inner_rate": 0.5}
+    value = values.get(name, 11 if isinstance(PROFILES["paper"][name], int) else 0.125)
+    for profile in ("paper", "authors"):
+        component = distillation(build_method({"name": "dynafed", "profile": profile, name: value}))
+        owner = component if hasattr(component, name) else component.synthesis
+        assert getattr(owner, name) == value
+        default = distillation(dynafed(profile=profile))
+        assert replace(default, **{name: value}) == component if owner is component else True
+
+
+def test_configuration_knows_its_parameters() -> None:
+    spec = resolve_method({"name": "dynafed", "profile": "authors", "weights": "size"})
+    assert spec["profile"] == "authors"
+    assert spec["snapshots"] is None
+    for name in ("horizon_rounds", "inner_steps", "iterations", "images_per_class", "augment", "finetune_epochs"):
+        assert name in spec
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"profile": "papers"}, "profile"),
+        ({"weights": "sizes"}, "weights"),
+        ({"snapshots": 5}, r"snapshots must exceed method\.horizon_rounds"),
+        ({"horizon_rounds": 0}, r"horizon_rounds must be at least 1, but got 0"),
+        ({"inner_steps": 0}, r"inner_steps must be at least 1"),
+        ({"iterations": 0}, r"iterations must be at least 1"),
+        ({"images_per_class": 0}, r"images_per_class must be at least 1"),
+        ({"finetune_epochs": -1}, r"finetune_epochs must be at least 0"),
+        ({"finetune_learning_rate": -1.0}, r"finetune_learning_rate must be a number of at least 0"),
+        ({"finetune_batch": 0}, r"finetune_batch must be at least 1"),
+        ({"synthesis_batch": 0}, r"synthesis_batch must be at least 1 or null"),
+        ({"inner_rate": 0.0}, r"inner_rate must be a number above 0"),
+        ({"memory_limit_mb": float("inf")}, r"memory_limit_mb must be"),
+        ({"checkpoint_seconds": -1.0}, r"checkpoint_seconds must be"),
+    ],
+)
+def test_wrong_parameters_are_named(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dynafed(**wrong)
+
+
+def test_there_is_a_preset_per_profile_and_data_set() -> None:
+    names = {"authors", "cifar100", "cinic10", "digits", "fashion_mnist", "paper", "skew"}
+    assert {name.removeprefix("dynafed/") for name in PRESETS} >= names
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_the_set_up_of_the_paper(name: str) -> None:
+    config = load_config(name)
+    component = distillation(build_method(config.method))
+    training = config.training
+    assert config.scenario.partition.kind == "dirichlet_balanced"
+    assert (training.optimizer.name, training.optimizer.lr, training.optimizer_state) == ("adam", 1e-3, "persist")
+    if name == "dynafed/digits":
+        return
+    assert (config.scenario.clients, config.scenario.transform, config.model.name) == (80, "dynafed", "convnet3")
+    assert (training.rounds, training.cohort_fraction, training.batch_size, training.local_epochs) == (200, 0.4, 32, 1)
+    listed = {"dynafed/cifar100": (8, 1e-4), "dynafed/cinic10": (20, 2.5e-4)}
+    found = (component.finetune_epochs, component.finetune_learning_rate)
+    assert found == listed.get(name, (20, 1e-4))
+    assert component.snapshots == (25 if name == "dynafed/authors" else 21)

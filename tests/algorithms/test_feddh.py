@@ -1,0 +1,455 @@
+"""FedDH, FedDHE and FedJS: weights, the gradient of the control parameters, where the loss's gradient comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsweep.algorithms.degree_gradients import degree_gradients, pulls
+from fedsweep.algorithms.dynamicfl import dynamicfl
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.feddh import NonIIDDegree, feddh, fedjs
+from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.algorithms.label_estimates import estimated_shares
+from fedsweep.algorithms.noniid_degrees import JensenShannon, degree_weights, degrees, divergences
+from fedsweep.components.submodels import FULL_MODEL, Covered, FullModel, SubModel
+from fedsweep.components.weighting import by_samples
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod, merge
+from fedsweep.records import ClientProfile, ClientUpdate, ServerContext, SyncContext
+from fedsweep.runtime.checkpoint import CheckpointStore
+from fedsweep.runtime.state import RunState
+from fedsweep.streams import stream
+from fedsweep.testing import component_conforms, linear_model, local_engine, run_rounds, tiny_data, tiny_experiment
+from fedsweep.trees import FlatLayout, layout_of, model_vector
+
+torch.set_num_threads(1)
+BOTH = {"learning_rate_v": 0.3, "learning_rate_b": 0.2, "decay_v": 0.9, "decay_b": 0.8}
+
+
+class Point(nn.Module):
+    """A model that is nothing but a vector of four parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Held(SubModel):
+    """All coordinates travel, only some are held."""
+
+    mask: tuple[bool, ...]
+
+    def key(self) -> str:
+        return f"held {self.mask}"
+
+    def layout(self, full: FlatLayout) -> FlatLayout:
+        return full
+
+    def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
+        return vector.clone()
+
+    def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
+        cover = torch.tensor(self.mask)
+        return Covered(vector=torch.where(cover, vector, float("nan")), cover=cover)
+
+    def build(self, model: nn.Module) -> nn.Module:
+        return model
+
+
+LAYOUT = layout_of(Point())
+START = torch.zeros(4, dtype=torch.float64)
+
+
+def update(
+    client: int, vector: Tensor, *, samples: int = 1, version: int = 0, part: SubModel = FULL_MODEL
+) -> ClientUpdate:
+    """One step at rate 1, so that the move is the gradient."""
+    return ClientUpdate(
+        client=client,
+        vector=vector,
+        layout=LAYOUT,
+        submodel=part,
+        anchor_version=version,
+        num_samples=samples,
+        steps=1,
+        effective_steps=1.0,
+        learning_rate=1.0,
+        samples_since_anchor=samples,
+    )
+
+
+def sync(round: int = 1, *, anchors: dict[int, Tensor] | None = None, ends_round: bool = True) -> SyncContext:
+    anchors = anchors or {0: START}
+    return SyncContext(
+        round=round,
+        index=0,
+        ends_round=ends_round,
+        vector=anchors[max(anchors)],
+        layout=LAYOUT,
+        anchors=anchors,
+        learning_rate=1.0,
+        cohort=(),
+        model=Point(),
+        stream=stream(0, "test"),
+        checkpoint=lambda tree: None,
+    )
+
+
+def context(counts: Sequence[Sequence[int]], **more: Any) -> ServerContext:
+    profiles = tuple(
+        ClientProfile(client=k, num_samples=sum(row), label_counts=np.array(row)) for k, row in enumerate(counts)
+    )
+    return ServerContext(
+        num_clients=len(counts),
+        num_classes=len(counts[0]),
+        num_rounds=10,
+        profiles=profiles,
+        model=Point(),
+        layout=LAYOUT,
+        vector=START,
+        stream=stream(0, "test"),
+        **more,
+    )
+
+
+def vectors(number: int) -> list[Tensor]:
+    generator = stream(0, "vectors").torch()
+    return [torch.randn(4, generator=generator, dtype=torch.float64) for _ in range(number)]
+
+
+# -- divergences and weights -------------------------------------------------------------------------------------
+
+
+def test_weights_of_the_worked_example() -> None:
+    """P = (1,0), (.5,.5), (.25,.75) with n = 100, 200, 100: P_m = (.5625, .4375)."""
+    counts = np.array([[100, 0], [100, 100], [25, 75]])
+    js = divergences(counts)
+    assert js.tolist() == pytest.approx([0.1826642, 0.0019621, 0.0516399], abs=5e-8)
+    found, free = degrees(torch.ones(3), torch.zeros(3), js, floor=1e-3)
+    weights = degree_weights(torch.tensor([100, 200, 100]), found)
+    assert weights.tolist() == pytest.approx([0.0052430, 0.9762112, 0.0185458], abs=1e-7)
+    assert free.all()
+
+
+def test_divergence_is_zero_for_equal_and_ln_2_for_disjoint_labels() -> None:
+    """Two clients of equal size without a common class: each is ln 2 x 0.3112... from their mean; equal ones are 0."""
+    assert divergences(np.array([[3, 5], [6, 10]])).tolist() == [0.0, 0.0]
+    far = divergences(np.array([[1, 0], [0, 10**9]]))
+    assert float(far[0]) == pytest.approx(math.log(2), abs=1e-6)
+    same = divergences(np.array([[4, 0], [0, 4]]))
+    assert float(same[0]) == float(same[1]) > 0
+
+
+def test_equal_degrees_give_the_very_bits_of_weights_by_samples() -> None:
+    updates = [update(k, START, samples=n) for k, n in enumerate((3, 7, 11, 13))]
+    counts = torch.tensor([u.num_samples for u in updates])
+    for degree in (1e-3, 0.1, 0.7):
+        assert torch.equal(degree_weights(counts, torch.full((4,), degree, dtype=torch.float64)), by_samples(updates))
+
+
+def test_mean_degree_under_the_weights_is_the_harmonic_mean() -> None:
+    """Theorem 5.7: sum q D = sum n / sum (n / D), at most sum n D / sum n."""
+    n, found = torch.tensor([3.0, 5.0, 2.0]).double(), torch.tensor([0.1, 0.4, 0.02]).double()
+    weights = degree_weights(n, found)
+    assert float((weights * found).sum()) == pytest.approx(float(n.sum() / (n / found).sum()), rel=1e-12)
+    assert float((weights * found).sum()) < float((n * found).sum() / n.sum())
+    equal = torch.full((3,), 0.3, dtype=torch.float64)
+    assert float((degree_weights(n, equal) * equal).sum()) == pytest.approx(0.3, rel=1e-12)
+
+
+def test_floor_keeps_equal_labels_and_negative_degrees_finite() -> None:
+    found, free = degrees(torch.tensor([1.0, 1.0]), torch.tensor([0.0, -5.0]), torch.tensor([0.0, 0.3]), floor=1e-3)
+    assert found.tolist() == pytest.approx([1e-3, 1e-3]) and not free.any()
+
+
+# -- gradients of the control parameters -------------------------------------------------------------------------
+
+MASKS = {
+    "full models": (FULL_MODEL,) * 3,
+    "sub-models": tuple(
+        Held(mask=mask) for mask in ((True, True, False, False), (True, False, True, False), (True, True, True, False))
+    ),
+}
+
+
+@pytest.mark.parametrize("parts", MASKS.values(), ids=MASKS.keys())
+def test_slopes_are_those_of_automatic_differentiation(parts: tuple[SubModel, ...]) -> None:
+    """F(w) = (w - c) A (w - c) / 2 with w_e the mean over the holders, weights n / (v JS + b)."""
+    *models, centre = vectors(4)
+    root = torch.stack(vectors(4))
+    matrix = root @ root.T
+    n = torch.tensor([2.0, 3.0, 5.0]).double()
+    js = torch.tensor([0.1, 0.3, 0.2]).double()
+    v = torch.tensor([1.0, 0.7, 1.3], dtype=torch.float64, requires_grad=True)
+    b = torch.tensor([0.0, 0.1, -0.02], dtype=torch.float64, requires_grad=True)
+    covers = torch.stack([torch.tensor(getattr(p, "mask", (True,) * 4)) for p in parts]).double()
+    raw = (n / (v * js + b))[:, None] * covers
+    mass = raw.sum(dim=0)
+    mean = torch.where(mass > 0, (raw * torch.stack(models)).sum(dim=0) / mass.clamp_min(1e-300), START)
+    loss = (mean - centre) @ matrix @ (mean - centre) / 2
+    expected_v, expected_b = torch.autograd.grad(loss, (v, b))
+
+    found = (v * js + b).detach()
+    updates = [update(k, m, samples=int(n[k]), part=p) for k, (m, p) in enumerate(zip(models, parts, strict=True))]
+    g = matrix @ (mean.detach() - centre)
+    slopes = degree_gradients(g, pulls(updates, degree_weights(n, found), sync()), found)
+    torch.testing.assert_close(slopes * js, expected_v, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(slopes, expected_b, rtol=1e-12, atol=1e-14)
+    # The weights do not depend on the degrees' scale.
+    assert abs(float((found * slopes).sum())) < 1e-13
+    assert abs(float((v.detach() * slopes * js + b.detach() * slopes).sum())) < 1e-13
+
+
+def test_factor_falls_where_moving_towards_the_client_lowers_the_loss() -> None:
+    """w = 1.5: client 0 at 1 lies towards the minimum at 0, so it is to count more: its slope is positive."""
+    models = [torch.full((4,), value, dtype=torch.float64) for value in (1.0, 2.0)]
+    updates = [update(k, m) for k, m in enumerate(models)]
+    even = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    slopes = degree_gradients(torch.full((4,), 1.5, dtype=torch.float64), pulls(updates, even, sync()), even)
+    assert float(slopes[0]) > 0 > float(slopes[1])
+
+
+@pytest.mark.parametrize(("gradient", "rests"), [("deferred", True), ("explicit", True), ("same_round", False)])
+def test_right_weights_stay_where_the_gradient_is_taken_at_the_aggregate(gradient: Any, rests: bool) -> None:
+    """F_k = |w - c_k|^2 / 2, clients return c_k with n equal and JS equal: q = n / sum n is optimal.
+
+    The moves that led to the aggregate say otherwise; those that start from it do not.
+    """
+    centres = vectors(2)
+    weighting = NonIIDDegree(gradient=gradient, **BOTH)
+    state = weighting.init(context([[8, 0], [0, 8]]))
+    weights, state = weighting.weigh(state, [update(k, c, samples=8) for k, c in enumerate(centres)], sync())
+    mean = (centres[0] + centres[1]) / 2
+    second = [
+        dataclasses.replace(update(k, c, samples=8, version=1), extras={"gradient_at_anchor/gradient": mean - c})
+        for k, c in enumerate(centres)
+    ]
+    _, state = weighting.weigh(state, second, sync(2, anchors={1: mean}))
+    assert weights.tolist() == [0.5, 0.5]
+    moved = float((state["v"] - 1).abs().max() + state["b"].abs().max())
+    assert (moved < 1e-15) is rests
+
+
+def test_gradient_step_uses_the_rates_of_the_round_that_formed_the_aggregate() -> None:
+    """Round 3's weights, corrected in round 4: rates 0.3 x 0.9^2 and 0.2 x 0.8^2; client 2 was not there."""
+    weighting = NonIIDDegree(**BOTH)
+    counts = [[9, 1], [2, 8], [5, 5]]
+    state = weighting.init(context(counts))
+    first, second, target = vectors(3)
+    updates = [update(0, first, samples=10), update(1, second, samples=10)]
+    weights, state = weighting.weigh(state, updates, sync(3))
+    mean = weights[0] * first + weights[1] * second
+    _, after = weighting.weigh(state, [update(2, mean - target, samples=10, version=1)], sync(4, anchors={1: mean}))
+    js = divergences(np.array(counts))
+    slopes = torch.stack(
+        [-q / d * (target @ (w - mean)) for q, d, w in zip(weights, js, (first, second), strict=False)]
+    )
+    torch.testing.assert_close(after["v"][:2], 1 - 0.3 * 0.9**2 * slopes * js[:2], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(after["b"][:2], -0.2 * 0.8**2 * slopes, rtol=1e-12, atol=1e-14)
+    assert (float(after["v"][2]), float(after["b"][2])) == (1.0, 0.0)
+    assert torch.equal(state["v"], torch.ones(3).double())  # what was handed in is as it was
+
+
+def test_moves_from_another_model_than_the_aggregate_say_nothing() -> None:
+    weighting = NonIIDDegree(**BOTH)
+    first, second, other = vectors(3)
+    state = weighting.init(context([[9, 1], [2, 8]]))
+    _, state = weighting.weigh(state, [update(0, first), update(1, second)], sync())
+    _, after = weighting.weigh(state, [update(0, other, version=0)], sync(2, anchors={0: START, 1: other}))
+    assert torch.equal(after["v"], torch.ones(2).double()) and not after["b"].any()
+
+
+def test_floor_stops_learning() -> None:
+    weighting = NonIIDDegree(floor=0.5, gradient="same_round", **BOTH)
+    state = weighting.init(context([[9, 1], [2, 8]]))
+    first, second = vectors(2)
+    _, after = weighting.weigh(state, [update(0, first), update(1, second)], sync())
+    assert torch.equal(after["v"], torch.ones(2).double()) and not after["b"].any()
+
+
+def test_single_client_has_weight_one_and_learns_nothing() -> None:
+    weighting = NonIIDDegree(gradient="same_round", **BOTH)
+    state = weighting.init(context([[9, 1], [2, 8]]))
+    weights, after = weighting.weigh(state, [update(1, vectors(1)[0])], sync())
+    assert weights.tolist() == [1.0]
+    assert torch.equal(after["v"], torch.ones(2).double()) and after["pending"] is None
+
+
+# -- in the engine -----------------------------------------------------------------------------------------------
+
+
+def run(method: FederatedMethod, **more: Any) -> RunState:
+    return run_rounds(local_engine(tiny_experiment(method, **({"sizes": SIZES, "double": True} | more))))
+
+
+SIZES = (6, 10, 14, 18, 22, 26)  # consecutive slices of labels 0, 1, 2, 3, 0, ...: sizes make the shares uneven
+FULL_BATCH: dict[str, Any] = {"batch_size": 64, "cohort_size": 6}  # one step on all samples
+
+
+def test_equal_label_shares_are_fedavg_bit_for_bit() -> None:
+    """Slices of whole cycles of the labels: everybody has JS 0 and the floor."""
+    sizes = (4, 8, 12, 16, 20, 24)
+    for method in (feddh(**BOTH), fedjs()):
+        found, plain = run(method, sizes=sizes), run(fedavg(), sizes=sizes)
+        assert torch.equal(found.vector, plain.vector)
+        assert [r.aggregation_weights for r in found.records] == [r.aggregation_weights for r in plain.records]
+
+
+def test_without_rates_it_is_fedjs_bit_for_bit() -> None:
+    still = run(feddh(learning_rate_v=0.0, learning_rate_b=0.0))
+    static = run(fedjs())
+    assert torch.equal(still.vector, static.vector)
+    assert not torch.equal(static.vector, run(fedavg()).vector)
+
+
+def test_explicit_gradient_is_the_move_of_one_full_batch_step() -> None:
+    """One step on all samples moves by rate x gradient: both sources give the same v and b, which are not the first."""
+    states = [run(feddh(gradient=g, **BOTH), **FULL_BATCH).components["weighting"] for g in ("deferred", "explicit")]
+    torch.testing.assert_close(states[0]["v"], states[1]["v"], rtol=1e-10, atol=0)
+    torch.testing.assert_close(states[0]["b"], states[1]["b"], rtol=1e-10, atol=1e-14)
+    assert float((states[0]["v"] - 1).abs().max()) > 1e-6
+
+
+def test_proxy_gradient_on_all_data_is_the_explicit_one_a_round_earlier() -> None:
+    images, labels = tiny_data(dtype=np.float64)
+    data = {"images": images, "labels": labels, "proxy": (images, labels)}
+    proxy = run(feddh(gradient="proxy", **BOTH), rounds=1, **FULL_BATCH, **data).components["weighting"]
+    asked = run(feddh(gradient="explicit", **BOTH), rounds=2, **FULL_BATCH, **data).components["weighting"]
+    torch.testing.assert_close(proxy["v"], asked["v"], rtol=1e-10, atol=0)
+    torch.testing.assert_close(proxy["b"], asked["b"], rtol=1e-10, atol=1e-14)
+
+
+def test_only_the_explicit_gradient_sends_more_than_the_models() -> None:
+    """28 parameters: 3 models up in round 1, with their gradients from round 2 on; nothing more down."""
+    for gradient in ("deferred", "same_round", "explicit"):
+        records = run(feddh(gradient=gradient, **BOTH)).records
+        more = 28 * 3 if gradient == "explicit" else 0
+        assert [r.values_up for r in records] == [84, 84 + more, 84 + more]
+        assert [r.values_down for r in records] == [84] * 3
+
+
+@pytest.mark.parametrize("gradient", ["deferred", "explicit"])
+def test_two_speeds_learn_once_a_round_from_each_client_once(gradient: Any) -> None:
+    """With one step between sync points and two, gradients come from first jobs: 3 more uploads, not one a sync."""
+    method = merge(feddh(gradient=gradient, **BOTH), dynamicfl(high_interval=1, low_interval=4, sync_rule="paper"))
+    state = run(method, local_steps=4, equal_steps=True)
+    plain = run(dynamicfl(high_interval=1, low_interval=4, sync_rule="paper"), local_steps=4, equal_steps=True)
+    extra = [a.values_up - b.values_up for a, b in zip(state.records, plain.records, strict=True)]
+    assert extra == ([0, 84, 84] if gradient == "explicit" else [0, 0, 0])
+    moved = [k for k in range(6) if float(state.components["weighting"]["v"][k]) != 1.0]
+    seen = {k for r in state.records[:2] for k in r.cohort}
+    assert moved and set(moved) <= seen
+
+
+def test_merges_with_a_term() -> None:
+    assert run(merge(feddh(), fedprox(mu=0.1))).round == 3
+
+
+@pytest.mark.parametrize("gradient", ["deferred", "explicit"])
+def test_resumed_run_is_the_unbroken_one(gradient: Any, tmp_path: Path) -> None:
+    experiment = tiny_experiment(feddh(gradient=gradient, **BOTH), rounds=4, sizes=SIZES)
+    whole, engine = run_rounds(local_engine(experiment)), local_engine(experiment)
+    CheckpointStore(tmp_path, keep=1, config_hash="x").save(run_rounds(engine, rounds=2), fetch=engine.fleet.fetch)
+    again = local_engine(experiment)
+    found = CheckpointStore(tmp_path, keep=1, config_hash="x").newest(keep_handle=again.fleet.keep).state
+    assert found is not None
+    resumed = run_rounds(again, found)
+    assert torch.equal(resumed.vector, whole.vector)
+    assert torch.equal(resumed.components["weighting"]["v"], whole.components["weighting"]["v"])
+
+
+# -- FedDHE ------------------------------------------------------------------------------------------------------
+
+
+def test_single_class_clients_are_recognised_from_their_gradients() -> None:
+    """Clients 0 and 1 have class 0 alone, 2 and 3 class 1, ...; nobody registers counts."""
+    images, labels = tiny_data(num_samples=96, num_classes=3)
+    method = feddh(estimate="gradients", **BOTH)
+    experiment = tiny_experiment(
+        method, images=images, labels=labels, proxy=(images, labels), local_epochs=5, cohort_size=6, rounds=1
+    )
+    assert method.registration == ()
+    state = run_rounds(local_engine(experiment)).components["weighting"]
+    assert state["shares"].argmax(dim=1).tolist() == [0, 0, 1, 1, 2, 2]
+    torch.testing.assert_close(state["shares"].sum(dim=1), torch.ones(6).double())
+    assert state["known"].all()
+
+
+def test_client_never_seen_has_the_mean_divergence_of_the_others() -> None:
+    images, labels = tiny_data(num_samples=96, num_classes=3)
+    weighting = NonIIDDegree(estimate="gradients")
+    experiment = tiny_experiment(
+        feddh(estimate="gradients"), images=images, labels=labels, proxy=(images, labels), rounds=1
+    )
+    final = run_rounds(local_engine(experiment))
+    state, cohort = final.components["weighting"], final.records[0].cohort
+    js = weighting._divergences(state)
+    assert state["known"].nonzero().flatten().tolist() == list(cohort)
+    absent = [k for k in range(6) if k not in cohort]
+    assert js[absent].tolist() == pytest.approx([float(js[list(cohort)].mean())] * 3)
+
+
+def test_estimate_takes_the_reciprocal_of_the_norms_or_the_norms() -> None:
+    """G = 1, 2, 4: reciprocals over their mean are 12/7, 6/7, 3/7; norms over theirs 3/7, 6/7, 12/7."""
+    norms = torch.tensor([1.0, 2.0, 4.0]).double()
+    expected = torch.softmax(torch.tensor([12.0, 6.0, 3.0]).double() / 7 * 2, dim=0)
+    torch.testing.assert_close(estimated_shares(norms, sharpness=2.0, estimate_from="reciprocal"), expected)
+    torch.testing.assert_close(estimated_shares(norms, sharpness=2.0, estimate_from="norm"), expected.flip(0))
+    huge = estimated_shares(torch.tensor([0.0, 1e30]).double(), sharpness=1.0, estimate_from="reciprocal")
+    assert bool(torch.isfinite(huge).all())
+    even = estimated_shares(torch.zeros(2).double(), sharpness=1.0, estimate_from="norm")
+    assert even.tolist() == [0.5, 0.5]
+
+
+# -- errors and conformance --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"floor": 0.0}, "method.floor must be a number above 0"),
+        ({"decay_v": 1.5}, "method.decay_v must be a number from 0 to 1"),
+        ({"learning_rate_b": -1.0}, "method.learning_rate_b must be a number of at least 0"),
+        ({"learning_rate_v": math.nan}, "method.learning_rate_v must be a number of at least 0"),
+    ],
+)
+def test_wrong_numbers_are_errors(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        feddh(**more)
+
+
+@pytest.mark.parametrize("more", [{"gradient": "proxy"}, {"estimate": "gradients"}])
+def test_missing_or_unlabelled_proxy_data_is_an_error(more: dict[str, Any]) -> None:
+    weighting = NonIIDDegree(**more)
+    for data in (None, (torch.zeros(2, 4), None)):
+        with pytest.raises(ConfigError, match="needs labelled data on the server"):
+            weighting.init(context([[9, 1], [2, 8]], proxy_data=data))
+
+
+def test_unbalanced_proxy_data_is_an_error_for_the_estimate() -> None:
+    data = (torch.zeros(3, 4), torch.tensor([0, 0, 1]))
+    with pytest.raises(ConfigError, match=r"same number of proxy samples.*\[2, 1\]"):
+        NonIIDDegree(estimate="gradients").init(context([[9, 1], [2, 8]], proxy_data=data))
+    NonIIDDegree(gradient="proxy").init(context([[9, 1], [2, 8]], proxy_data=data))
+
+
+@pytest.mark.parametrize("weighting", [NonIIDDegree(), JensenShannon()])
+def test_components_conform(weighting: Any) -> None:
+    component_conforms(weighting)
+    assert weighting.registration() == ("label_counts",)
+
+
+def test_linear_model_of_the_tests_has_28_parameters() -> None:
+    layout = layout_of(linear_model())
+    assert layout.num_params == len(model_vector(linear_model(), layout)) == 28
+    assert isinstance(FULL_MODEL, FullModel)

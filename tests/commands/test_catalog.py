@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+from fedsweep.commands import catalog
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "source"),
+    [
+        ("methods", "dynamicfl", "DynamicFL"),
+        ("datasets", "digits", "Alpaydin"),
+        ("models", "mlp", "DynaFed"),
+        ("partitions", "dirichlet", "NIID-Bench"),
+        ("presets", "quickstart/fedavg", "tune_configs/quickstart/fedavg.yaml"),
+    ],
+)
+def test_list_has_a_line_each_with_summary_and_source(kind: str, name: str, source: str, fedsweep: Command) -> None:
+    code, out, err = fedsweep("list", kind)
+    assert (code, err) == (0, "")
+    (line,) = [line for line in out.splitlines() if line.split()[0] == name]
+    assert re.fullmatch(rf"{name}\s+\S.+  \[.*{re.escape(source)}.*\]", line)
+
+
+def test_list_of_tables_is_exit_0(fedsweep: Command) -> None:
+    code, _, err = fedsweep("list", "tables")
+    assert (code, err) == (0, "")
+
+
+def test_show_of_a_method_has_its_parameters_with_type_default_and_meaning(fedsweep: Command) -> None:
+    code, out, _ = fedsweep("show", "fedprox")
+    assert code == 0
+    assert out.startswith("method fedprox: FedAvg with a pull") and "source: Li et al." in out
+    (line,) = [line for line in out.splitlines() if line.startswith("mu ")]
+    assert line.split()[:2] == ["mu", "float"] and len(line.split()) > 5
+
+
+@pytest.mark.parametrize("kind", list(catalog.KINDS))
+def test_everything_that_is_listed_can_be_shown(kind: str, fedsweep: Command) -> None:
+    for entry in catalog.KINDS[kind]():
+        code, out, err = fedsweep("show", entry.name)
+        assert (code, err) == (0, "") and f"{kind.removesuffix('s')} {entry.name}: " in out
+
+
+def test_show_of_a_preset_is_its_file(fedsweep: Command) -> None:
+    _, out, _ = fedsweep("show", "quickstart/dynamicfl")
+    assert "high_interval: a" in out
+
+
+def test_json_schema_has_every_section(fedsweep: Command) -> None:
+    code, out, _ = fedsweep("show", "--json-schema")
+    assert code == 0
+    assert set(json.loads(out)["properties"]) >= {"scenario", "method", "training", "runtime", "tracking"}

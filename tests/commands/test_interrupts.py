@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from fedsweep.commands.interrupts import interrupts, is_interrupted
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_a_keyboard_interrupt_and_handlers_are_put_back(number: int) -> None:
+    before = signal.getsignal(number)
+    with interrupts():
+        assert not is_interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        assert is_interrupted()
+    assert signal.getsignal(number) is before
+    assert not is_interrupted()
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    code = """
+        import os, signal, time
+        from fedsweep.commands.interrupts import interrupts
+        with interrupts():
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                print("first", flush=True)
+                os.kill(os.getpid(), signal.SIGINT)
+                print("survived", flush=True)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "first\n")
+
+
+def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not is_interrupted()
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsweep.commands import doctor
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def replaced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, list[str], dict[str, str]]]]:
+    """What the process would have been replaced by."""
+    calls: list[tuple[str, list[str], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execvpe", lambda *call: calls.append(call))
+    yield calls
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_ui_opens_the_store_below_runs(
+    replaced: list[tuple[str, list[str], dict[str, str]]], fedsweep: Command, tmp_path: Path
+) -> None:
+    Path("runs").mkdir()
+    Path("runs/mlflow.db").touch()
+    Path("mlflow.db").touch()
+    port = free_port()
+    code, out, err = fedsweep("ui", "--port", str(port))
+    assert (code, err) == (0, "") and f"http://127.0.0.1:{port}" in out
+    ((_, command, _),) = replaced
+    assert f"sqlite:///{tmp_path}/runs/mlflow.db" in command and "127.0.0.1" in command
+
+
+def test_ui_falls_back_to_the_store_in_this_folder(
+    replaced: list[tuple[str, list[str], dict[str, str]]], fedsweep: Command, tmp_path: Path
+) -> None:
+    Path("mlflow.db").touch()
+    assert fedsweep("ui", "--port", str(free_port()))[0] == 0
+    assert f"sqlite:///{tmp_path}/mlflow.db" in replaced[0][1]
+
+
+def test_ui_refuses_a_port_in_use(fedsweep: Command) -> None:
+    Path("mlflow.db").touch()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, _, err = fedsweep("ui", "--port", str(taken.getsockname()[1]))
+    assert code == 2 and "in use" in err and "--port" in err
+
+
+def test_doctor_names_the_problem_and_is_exit_1(fedsweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_CHECKS", {"Python": doctor._python, "juggler": doctor._imported("no_such_juggler")})
+    code, out, err = fedsweep("doctor")
+    assert (code, err) == (1, "")
+    first, second, last = out.splitlines()
+    assert first.startswith("ok       Python: 3.")
+    assert second.startswith("PROBLEM  juggler: cannot be imported") and "no_such_juggler" in second
+    assert last.startswith("1 problem:")
+
+
+def test_doctor_plays_the_main_job() -> None:
+    began = time.perf_counter()
+    assert doctor._main_job().startswith("2 tiny rounds in ")
+    assert time.perf_counter() - began < 60
+
+
+def test_doctor_says_why_the_main_job_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_TINY", {"scenario": {"dataset": "digots"}})
+    with pytest.raises(doctor.Problem, match="unknown dataset 'digots'; did you mean 'digits'"):
+        doctor._main_job()

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from fedsweep.commands.run import summary
+from fedsweep.config import yaml12
+from fedsweep.config.load import load_config
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def test_run_prints_plain_lines_and_last_a_summary_with_folder_and_command(config: Path, fedsweep: Command) -> None:
+    code, out, err = fedsweep("run", config, "--out", "here/run")
+    assert (code, err) == (0, "")
+    folder = Path("here/run").absolute()
+    lines = out.splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["round", "1/2"], ["round", "2/2"]]
+    assert len(lines) == 4 and lines[3].startswith("finished: 2 rounds, accuracy 0.")
+    assert f"in {folder}; compare: " in lines[3] and lines[3].endswith(f"compare {folder.parent}")
+    assert "\x1b" not in out
+    assert (folder / "result.json").is_file()
+    assert [path.name for path in Path().iterdir()] == ["here"]
+
+
+def test_quiet_run_prints_the_summary_alone(config: Path, fedsweep: Command) -> None:
+    code, out, err = fedsweep("run", config, "--out", "run", "--quiet")
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) == 1 and out.startswith("finished: ")
+
+
+def test_run_without_out_makes_a_folder_of_its_name_below_runs(config: Path, fedsweep: Command) -> None:
+    assert fedsweep("run", config, "-q", "--set", "name=mine", "--set", "training.rounds=1")[0] == 0
+    (folder,) = Path("runs").iterdir()
+    assert re.fullmatch(r"mine-\d{8}-\d{6}", folder.name)
+
+
+def test_the_last_of_two_settings_wins(config: Path, fedsweep: Command) -> None:
+    settings = ["--set", "training.rounds=5", "--set", "training.rounds=1"]
+    assert fedsweep("run", config, "-q", "--out", "run", *settings)[0] == 0
+    assert json.loads(Path("run/result.json").read_text())["rounds"] == 1
+
+
+def test_overwrite_replaces_the_run(config: Path, fedsweep: Command) -> None:
+    words = ["run", config, "-q", "--out", "run", "--set", "training.rounds=1"]
+    assert fedsweep(*words)[0] == 0
+    assert fedsweep(*words, "--set", "seed=7")[0] == 2
+    assert fedsweep(*words, "--set", "seed=7", "--overwrite")[0] == 0
+    assert load_config("run/config.yaml").seed == 7
+
+
+def test_run_that_stops_at_a_limit_names_it(config: Path, fedsweep: Command) -> None:
+    code, out, _ = fedsweep("run", config, "-q", "--out", "run", "--set", "training.stop.target_accuracy=0.001")
+    assert code == 0
+    assert out.startswith("finished: 1 rounds (target_accuracy), ")
+
+
+def test_summary_says_what_a_run_without_evaluation_has_not() -> None:
+    result = {
+        "status": "finished",
+        "rounds": 3,
+        "stopped_by": "rounds",
+        "test_accuracy": None,
+        "best_test_accuracy": None,
+        "comm_ratio": None,
+        "total_bytes": 2_500_000,
+        "wall_time_s": 1.25,
+    }
+    text = summary(result, Path("/r"), opened_by="fedsweep compare /")
+    assert text == "finished: 3 rounds, not evaluated, 2.5 MB sent, 1.2 s; in /r; compare: fedsweep compare /"
+
+
+def test_dry_run_prints_a_loadable_configuration_with_a_forecast_and_writes_nothing(
+    config: Path, fedsweep: Command
+) -> None:
+    code, out, err = fedsweep("run", config, "--dry-run", "--set", "method={name: fedprox, mu: 0.5}", "--out", "run")
+    assert (code, err) == (0, "")
+    assert list(Path().iterdir()) == []
+    loaded = yaml12.parse(out, source="dry run")
+    assert loaded["method"] == {"name": "fedprox", "mu": 0.5}
+    forecast = out[out.index("# forecast") :]
+    assert all(line.startswith("#") for line in forecast.splitlines())
+    # 2 rounds x 2 clients x 2 steps; models there and back: 2 x 2 x 2 x 4 bytes x 26122 values
+    assert "local steps, all clients: 8" in forecast
+    assert f"{2 * 2 * 2 * 4 * 26122:,} (communication ratio 0.5" in forecast
+    assert "simulated time" in forecast and "memory per actor" in forecast
+
+
+def test_dry_run_forecasts_what_the_run_then_costs(config: Path, fedsweep: Command) -> None:
+    setting = "method={name: dynamicfl, high_interval: 1, low_interval: 2}"
+    _, out, _ = fedsweep("run", config, "--dry-run", "--set", setting, "--set", "training.local_steps=6")
+    assert fedsweep("run", config, "-q", "--out", "run", "--set", setting, "--set", "training.local_steps=6")[0] == 0
+    total = json.loads(Path("run/result.json").read_text())["total_bytes"]
+    assert f"bytes sent, both ways: {total:,} " in out
+
+
+def test_diverged_client_is_exit_1_and_named(config: Path, fedsweep: Command) -> None:
+    code, _, err = fedsweep("run", config, "--out", "run", "--set", "training.optimizer.lr=1e30", "-q")
+    assert code == 1
+    assert re.fullmatch(r"error: client \d failed in round 1, local step 2: its loss is not finite; .*\n", err)
+    assert json.loads(Path("run/result.json").read_text())["status"] == "failed"
+
+
+def test_resume_of_a_finished_run_says_so(finished: Path, fedsweep: Command) -> None:
+    before = sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*"))
+    code, out, err = fedsweep("run", "--resume", finished)
+    assert (code, err) == (0, "")
+    assert out == f"{finished} has finished already; there is nothing to go on with\n"
+    assert sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*")) == before
+
+
+def test_resume_without_a_checkpoint_starts_anew_from_the_configuration(finished: Path, fedsweep: Command) -> None:
+    Path("run").mkdir()
+    shutil.copy(finished / "config.yaml", "run/config.yaml")
+    code, out, _ = fedsweep("run", "--resume", "run")
+    assert code == 0
+    assert "starting anew" in out and "finished: 2 rounds" in out
+    assert sha256("run") == sha256(finished)
+
+
+def sha256(folder: str | Path) -> str:
+    result = json.loads((Path(folder) / "result.json").read_text())
+    return str(result["model_sha256"])
+
+
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_run_that_gets_a_sigterm_goes_on_to_the_same_model(backend: str, config: Path, fedsweep: Command) -> None:
+    settings = ["--set", "training.rounds=60", "--set", "checkpoint.every=1000"]
+    assert fedsweep("run", config, "-q", "--out", "whole", *settings)[0] == 0
+    command = [sys.executable, "-m", "fedsweep", "run", str(config), "--out", "broken", *settings]
+    command += ["--set", f"runtime.backend={backend}", "--set", "runtime.client_actors=2"]
+    # The rounds take milliseconds; slowed down, so that the signal comes in the middle.
+    Path("sitecustomize.py").write_text(SLOW)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=environment) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert any(line.startswith("round  3/60") for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        err = process.stderr.read()
+    assert process.returncode == 130
+    assert re.fullmatch(r"interrupted; a checkpoint is written, .* run --resume .*/broken\n", err)
+    killed = json.loads(Path("broken/result.json").read_text())
+    assert killed["status"] == "killed" and 3 <= killed["rounds"] < 60
+    assert pq.read_table("broken/rounds.parquet").num_rows == killed["rounds"]
+    if backend == "ray":  # the same comes out where it goes on
+        text = Path("broken/config.yaml").read_text()
+        Path("broken/config.yaml").write_text(text.replace("backend: ray", "backend: local"))
+    code, out, _ = fedsweep("run", "--resume", "broken")
+    assert code == 0 and f"going on after round {killed['rounds']}" in out
+    assert sha256("broken") == sha256("whole")
+
+
+SLOW = """
+import time
+import fedsweep.tracking.progress as progress
+
+shows_round = progress.PlainProgress.shows_round
+
+def slowly(self, standing, row):
+    shows_round(self, standing, row)
+    time.sleep(0.1)
+
+progress.PlainProgress.shows_round = slowly
+"""

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.commands import verify
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def sha256(folder: Path) -> str:
+    return str(json.loads((folder / "result.json").read_text())["model_sha256"])
+
+
+def test_verify_of_a_repeatable_run_is_exit_0(finished: Path, fedsweep: Command) -> None:
+    before = sorted(finished.rglob("*"))
+    code, out, err = fedsweep("verify", finished, "-q")
+    assert (code, err) == (0, "")
+    assert out == f"identical: 2 rounds, model {sha256(finished)}\n"
+    assert sorted(finished.rglob("*")) == before and list(Path().iterdir()) == []
+
+
+def test_verify_says_what_differs(finished: Path, fedsweep: Command) -> None:
+    shutil.copytree(finished, "run")
+    text = Path("run/config.yaml").read_text()
+    Path("run/config.yaml").write_text(text.replace("lr: 0.05", "lr: 0.06"))
+    code, out, _ = fedsweep("verify", "run", "-q")
+    assert code == 1
+    assert f"model_sha256: {sha256(finished)} there, " in out
+    assert "lr: 0.05 there, 0.06 here, first in row 1, 2 rows in all" in out
+    assert not re.search(r"^(timestamp_ms|wall_time_s|eval_time_s|server_time_s|cohort|bytes_up):", out, re.MULTILINE)
+
+
+def test_verify_needs_a_finished_run(finished: Path, fedsweep: Command) -> None:
+    shutil.copytree(finished, "run")
+    Path("run/result.json").write_text('{"status": "killed"}')
+    code, _, err = fedsweep("verify", "run")
+    assert code == 2 and "this one is killed; finish it with fedsweep run --resume" in err
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (float("nan"), float("nan"), True),
+        ([1, float("nan")], [1, float("nan")], True),
+        ([1, 2], [1], False),
+        (None, 0.0, False),
+        (0.1 + 0.2, 0.3, False),
+    ],
+)
+def test_cells_are_compared_bit_by_bit_and_nan_equals_nan(one: Any, other: Any, same: bool) -> None:
+    assert verify._same(one, other) is same

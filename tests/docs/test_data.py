@@ -1,0 +1,72 @@
+"""docs/data.md: its example runs, and its tables say what the loaders do."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsweep
+from fedsweep.cli import main
+from fedsweep.world import torchvision_sets
+from fedsweep.world.datasets import dataset_names
+from fedsweep.world.torchvision_compat import import_torchvision
+
+PAGE = "docs/data.md"
+SMALL = ["runtime.backend=local", "tracking.uri=none"]
+
+
+@pytest.fixture
+def folder(pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    pages.write_files(PAGE, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("my_world", None)
+
+
+def test_the_pages_world_is_learned(folder: Path) -> None:
+    result = fedsweep.run("stripes.yaml", overrides=SMALL, out=folder / "run")
+    assert result.summary["test_accuracy"] > 0.8
+    assert result.config.model.parameters == {"channels": 6}
+
+
+def test_the_pages_commands_run(pages: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    extra = [word for pair in SMALL for word in ("--set", pair)]
+    words = [shlex.split(command) for command in pages.commands(PAGE)]
+    assert [line[:2] for line in words] == [["fedsweep", "partition"], ["fedsweep", "run"]]
+    for line in words:
+        assert main([*line[1:], *extra]) == 0, capsys.readouterr().err
+    assert "stripes, my_world:Rotating" in capsys.readouterr().out
+
+
+def test_a_partition_that_uses_a_sample_twice_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = folder / "my_world.py"
+    module.write_text(module.read_text().replace("owners == client)", "owners <= client)"))
+    assert main(["run", "stripes.yaml", "--set", "runtime.backend=local", "--set", "tracking.uri=none"]) == 1
+    assert "must not use a sample twice" in capsys.readouterr().err
+
+
+def test_every_built_in_data_set_is_in_the_table(pages: Any) -> None:
+    named = re.findall(r"^\| `(\w+)` \|", (pages.root / PAGE).read_text(), flags=re.MULTILINE)
+    assert sorted(named) == sorted(dataset_names())
+
+
+def test_the_checksums_are_the_loaders(pages: Any) -> None:
+    found = dict(re.findall(r"^\| `(\S+)` \| `([0-9a-f]{32})` \|", (pages.root / PAGE).read_text(), flags=re.MULTILINE))
+    pixels = torchvision_sets.PixelConstants(mean=(0.0,), std=(1.0,))
+    expected = {}
+    for name in ("MNIST", "FashionMNIST"):
+        archives = torchvision_sets._idx_files(name, name, pixels).archives
+        expected |= {file.path: file.md5 for file in archives}
+    for name in ("CIFAR10", "CIFAR100"):
+        archive = torchvision_sets._cifar_files(name, name, "labels", pixels).archive
+        expected[archive.path] = archive.md5
+    splits = import_torchvision().datasets.SVHN.split_list
+    expected |= {splits[part][1]: splits[part][2] for part in ("train", "test")}
+    assert found == expected
