@@ -12,6 +12,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -239,10 +240,10 @@ def readme() -> str:
     _, _, after = rest.partition(_END)
     registry = importlib.import_module("fedsweep.algorithms.registry").METHODS
     lines = ["| method | what it does | source | status |", "|---|---|---|---|"]
-    lines += [f"| `{name}` | {entry.summary} | {entry.source} | works |" for name, entry in registry.items()]
+    lines += [f"| `{name}` | {entry.summary} | {entry.source} | available |" for name, entry in registry.items()]
     planned = [f"`{name}`" for name in _PLANNED if name not in registry]
     if planned:
-        lines += ["", f"Planned, not there yet: {', '.join(planned)}."]
+        lines += ["", textwrap.fill(f"Planned, not there yet: {', '.join(planned)}.", 120)]
     return f"{before}{_START}\n" + "\n".join(lines) + f"\n{_END}{after}"
 
 

@@ -65,13 +65,9 @@ def two_speed() -> FederatedMethod:
 
 
 @pytest.mark.parametrize("keep", ["reset", "persist"])
-def test_a_node_that_dies_between_rounds_changes_no_bit(
-    nodes: tuple[Any, Any, Any], tmp_path: Path, keep: str
-) -> None:
+def test_a_node_that_dies_between_rounds_changes_no_bit(nodes: tuple[Any, Any, Any], tmp_path: Path, keep: str) -> None:
     ray, cluster, second = nodes
-    work = tiny_experiment(
-        two_speed(), rounds=5, local_epochs=2, optimizer=OptimizerSettings(momentum=0.9, keep=keep)
-    )
+    work = tiny_experiment(two_speed(), rounds=5, local_epochs=2, optimizer=OptimizerSettings(momentum=0.9, keep=keep))
     expected = run_rounds(local_engine(work))
     places = iter([{"num_cpus": 1}, {"num_cpus": 1, "resources": {"second": 1}}])
 

@@ -198,8 +198,8 @@ class Introduced(Weighting):
     def registration(self) -> tuple[str, ...]:
         return ("label_counts",)
 
-    def setup(self, state: State, context: ServerContext) -> tuple[tuple[Probe, ...], Payload]:
-        return (Extremes(),), {"welcome": torch.zeros(7)}
+    def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:
+        return (Extremes(),)
 
     def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
         return {client: float(answer["extremes/range"][1]) for client, answer in answers.items()}
@@ -215,7 +215,7 @@ def test_the_setup_exchange_asks_every_client_once_and_is_metered_apart() -> Non
     data = engine.experiment.world
     greatest = {k: float(data.data.images[part].max()) for k, part in enumerate(data.indices)}
     assert state.components["weighting"] == pytest.approx(greatest)
-    assert engine.setup_bytes == 6 * (4 * 2 + 2) + 6 * 4 * 7
+    assert engine.setup_bytes == 6 * (4 * 2 + 2)
     done = run_rounds(engine, state)
     members = done.records[0].cohort
     shares = np.array([greatest[k] for k in members]) / sum(greatest[k] for k in members)

@@ -58,21 +58,17 @@ def run(
     Ctrl-C writes a checkpoint first; [b]--resume[/b] goes on from there to the same result as an unbroken run.
     """
     if resume is None:
-        if config is None:
-            raise ConfigError("CONFIG is missing: give a YAML file or a preset's name, or --resume DIR")
-        _run_new(
-            config, overrides or [], out=out, dry_run=dry_run, overwrite=overwrite, dashboard=dashboard, quiet=quiet
-        )
+        settings = {"dry_run": dry_run, "overwrite": overwrite, "dashboard": dashboard, "quiet": quiet}
+        _run_new(config, overrides or [], out=out, **settings)
         return
     given = {"CONFIG": config, "--set": overrides, "--out": out, "--overwrite": overwrite, "--dry-run": dry_run}
-    for name, value in given.items():
-        if value:
-            raise ConfigError(f"--resume and {name} exclude each other: {resume / 'config.yaml'} says it all")
+    if both := [name for name, value in given.items() if value]:
+        raise ConfigError(f"--resume and {both[0]} exclude each other: {resume / 'config.yaml'} says it all")
     _resume(resume, dashboard=dashboard, quiet=quiet)
 
 
 def _run_new(
-    config: str,
+    config: str | None,
     overrides: Sequence[str],
     *,
     out: Path | None,
@@ -81,6 +77,8 @@ def _run_new(
     dashboard: bool,
     quiet: bool,
 ) -> None:
+    if config is None:
+        raise ConfigError("CONFIG is missing: give a YAML file or a preset's name, or --resume DIR")
     from fedsweep.config.load import load_config
     from fedsweep.running import check_resources, default_folder
     from fedsweep.runtime.run_folder import RunFolder

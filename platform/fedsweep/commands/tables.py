@@ -163,6 +163,10 @@ def select(
         eligible=None if eligible is None else _parse_ids(eligible),
         seed=seed,
     )
+    _print_chosen(chosen, as_json=as_json)
+
+
+def _print_chosen(chosen: Any, *, as_json: bool) -> None:
     clients = [int(client) for client in chosen.clients]
     if as_json:
         print(json.dumps({"clients": clients, "kl_divergence": chosen.kl_divergence, "seconds": chosen.seconds}))

@@ -54,10 +54,10 @@ class ServerComponent(ABC):
         del context
         return {}
 
-    def setup(self, state: State, context: ServerContext) -> tuple[tuple[Probe, ...], Payload]:
-        """One-off exchange before round 1: probes that every client measures, a payload that every client gets."""
+    def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:
+        """One-off exchange before round 1: what every client measures at the initial model."""
         del state, context
-        return (), {}
+        return ()
 
     def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
         """The state after every client has answered this component's set-up probes."""

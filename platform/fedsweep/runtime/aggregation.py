@@ -89,7 +89,7 @@ class Aggregator:
             The server's next vector [V], the weights [M], the new states.
         """
         method, states = self._method, dict(components)
-        seen = [self._shown(u, needs=method.weighting.needs_updates) for u in updates]
+        seen = [self.shown(u, needs=method.weighting.needs_updates) for u in updates]
         weights, states["weighting"] = self.weigh(states["weighting"], seen, place)
         sync = self._context("server_update", place)
         vector, states["server_update"] = method.server_update.apply(states["server_update"], updates, weights, sync)
@@ -103,7 +103,7 @@ class Aggregator:
                 checkpoint=functools.partial(keep, call),
                 resumed=resumed.get(call),
             )
-            shown = [self._shown(u, needs=refinement.needs_updates) for u in updates]
+            shown = [self.shown(u, needs=refinement.needs_updates) for u in updates]
             vector, states[seam] = refinement.refine(states[seam], vector, shown, sync)
         if not bool(torch.isfinite(vector).all()):
             raise InvariantError(f"the server's model has values that are not finite after round {place.round}")
@@ -111,12 +111,12 @@ class Aggregator:
 
     def _learned(self, states: dict[str, State], updates: Sequence[ClientUpdate], place: SyncPlace) -> dict[str, State]:
         for seam, component in self._method.server_components():
-            shown = [self._shown(u, needs=component.needs_updates) for u in updates]
+            shown = [self.shown(u, needs=component.needs_updates) for u in updates]
             states[seam] = component.learn(states[seam], shown, self._context(seam, place))
         return states
 
     @staticmethod
-    def _shown(update: ClientUpdate, *, needs: bool) -> ClientUpdate:
+    def shown(update: ClientUpdate, *, needs: bool) -> ClientUpdate:
         """The update as a component may see it: without the vector where it said it needs none."""
         return update if needs or update.vector is None else replace(update, vector=None)
 

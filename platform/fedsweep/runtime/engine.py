@@ -17,11 +17,11 @@ from fedsweep.components.probes import Probe
 from fedsweep.errors import ConfigError, RunError, WorkerLost
 from fedsweep.records import RoundRecord, ServerContext, State
 from fedsweep.runtime.aggregation import Aggregator
+from fedsweep.runtime.client_optimizer import optimizer_riders
 from fedsweep.runtime.evaluator import Evaluator
 from fedsweep.runtime.experiment import Experiment, transformed
 from fedsweep.runtime.fleet import Fleet
 from fedsweep.runtime.ledger import BYTES_PER_VALUE, Ledger
-from fedsweep.runtime.local_training import optimizer_riders
 from fedsweep.runtime.messages import Tally
 from fedsweep.runtime.planning import CostModel, Planner, RoundPlan
 from fedsweep.runtime.playing import Played, Player
@@ -164,11 +164,9 @@ class Engine:
         for seam, component in self.experiment.method.server_components():
             context = server_context(self.experiment, self.layout, seam, vector)
             state = component.init(context)
-            probes, payload = component.setup(state, context)
+            probes = component.setup(state, context)
             if probes:
                 state = component.setup_done(state, self._ask(probes, vector, ledger), context)
-            for profile in self.experiment.world.profiles:
-                ledger.payload(profile.client, "down", {n: v.numpy() for n, v in payload.items()})
             components[seam] = state
         self._show_start(vector, components)
         self.setup_bytes = ledger.bytes("up") + ledger.bytes("down")
@@ -301,10 +299,11 @@ class Engine:
         began = time.perf_counter()
         load_vector(self._model, self.layout, played.vector)
         evaluation, state = self.experiment.method.evaluation, played.components["evaluation"]
-        accuracy, loss = self._test.test(evaluation, state, self._model, played.updates)
+        updates = [Aggregator.shown(u, needs=evaluation.needs_updates) for u in played.updates]
+        accuracy, loss = self._test.test(evaluation, state, self._model, updates)
         validation = None
         if self._validation is not None:
-            validation, _ = self._validation.test(evaluation, state, self._model, played.updates)
+            validation, _ = self._validation.test(evaluation, state, self._model, updates)
         return replace(
             record,
             test_accuracy=accuracy,

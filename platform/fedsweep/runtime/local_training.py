@@ -20,52 +20,12 @@ from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.components.submodels import SubModel
 from fedsweep.errors import ClientJobError
 from fedsweep.records import LocalJob, Payload, State
-from fedsweep.runtime.messages import ClientSide, OptimizerSettings, RoundTotals, Tally, Turn
+from fedsweep.runtime.client_optimizer import ClientOptimizer
+from fedsweep.runtime.flat_module import ModuleSlot
+from fedsweep.runtime.messages import ClientSide, RoundTotals, Tally, Turn
 from fedsweep.runtime.shards import Shard, batch_order
 from fedsweep.streams import stream
 from fedsweep.trees import FlatLayout, ParamTree
-
-
-class ModuleSlot:
-    """A module whose parameters and float buffers can be bound to any client's vector.
-
-    Args:
-        module: Taken over by the slot.
-        layout: How its values lie in a vector.
-        device: Where it lives.
-    """
-
-    def __init__(self, module: nn.Module, layout: FlatLayout, device: str) -> None:
-        self.module = module.to(device)
-        self.layout = layout
-        self.gradient = torch.zeros(layout.num_params, dtype=layout.dtype, device=device)
-        self._tensors: list[Tensor] = list(self.module.parameters())
-        for parameter, view in zip(self._tensors, layout.params(self.gradient).values(), strict=True):
-            parameter.grad = view
-        self._tensors += [b for b in self.module.buffers() if b.is_floating_point()]
-        self._bound: list[Tensor] | None = None
-
-    def bind(self, views: list[Tensor]) -> nn.Module:
-        """The module, with the given tensors as its parameters and buffers."""
-        if self._bound is not views:
-            for tensor, view in zip(self._tensors, views, strict=False):
-                tensor.data = view
-            self._bound = views
-        return self.module
-
-
-def optimizer_riders(settings: OptimizerSettings, num_params: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Name and shape of the optimiser state that moves with the model; empty unless ``keep`` is ``"average"``."""
-    if settings.keep != "average":
-        return []
-    return [(f"optimizer.{name}", (num_params,) if whole else (1,)) for name, whole in _slots(settings)]
-
-
-def _slots(settings: OptimizerSettings) -> list[tuple[str, bool]]:
-    """The optimiser's state tensors: name, and whether it has one value per parameter."""
-    if settings.name == "adam":
-        return [("exp_avg", True), ("exp_avg_sq", True), ("step", False)]
-    return [("momentum_buffer", True)] if settings.momentum else []
 
 
 class LocalSession:
@@ -109,7 +69,6 @@ class LocalSession:
         self._loss_sum = 0.0
         self._samples = 0
         self._hits: list[tuple[int, int]] = []
-        self._coefficient_buffer = 0.0
         self._tally = Tally()
         self._fresh = True
         self._broadcast: Payload = {}
@@ -127,51 +86,25 @@ class LocalSession:
         self._views = list(self._params.values())
         self._flat = nn.Parameter(self.vector[: layout.num_params])
         self._flat.grad = self._slot.gradient
-        self._optimizer = _make_optimizer(self._flat, settings, self._learning_rate)
-        self._kept = memory.get("optimizer") if settings.keep == "persist" or turn.held is not None else None
-        self._load_optimizer(self._kept)
+        goes_on = settings.keep == "persist" or turn.held is not None
+        self._optimizer = ClientOptimizer(
+            settings,
+            self._flat,
+            learning_rate=self._learning_rate,
+            submodel=self.submodel,
+            part=layout,
+            full=self._full,
+            riders={name: self._params[name] for name in layout.names if name.startswith("optimizer.")},
+            kept=memory.get("optimizer") if goes_on else None,
+        )
         self._memories: dict[str, Memory] = {}
         self._stored_memories: dict[str, Memory] = dict(memory.get("terms", {}))
         if turn.held is not None:
             self._tally, self._fresh = turn.held, False
-            self._coefficient_buffer = turn.held.momentum_weight
+            self._optimizer.momentum_weight = turn.held.momentum_weight
             self.vector.copy_(torch.from_numpy(np.array(memory["held"])))
             if "anchor" in memory:
                 self._anchor = torch.from_numpy(np.array(memory["anchor"])).to(device)
-
-    def _load_optimizer(self, kept: dict[str, np.ndarray] | None) -> None:
-        settings, layout = self._side.optimizer, self.layout
-        state: dict[str, Tensor] = {}
-        for name, whole in _slots(settings):
-            if settings.keep == "average":
-                rider = self._params[f"optimizer.{name}"]
-                state[name] = rider if whole else rider[0]
-                continue
-            size = (layout.num_params,) if whole else ()
-            state[name] = torch.zeros(size, dtype=layout.dtype if whole else torch.float32, device=self._flat.device)
-            if not whole:
-                state[name] = state[name].cpu()
-            if kept is not None:
-                state[name].copy_(self._cut(kept[name]) if whole else torch.from_numpy(np.array(kept[name])))
-        if state:
-            self._optimizer.state[self._flat] = state
-
-    def _cut(self, per_param: np.ndarray) -> Tensor:
-        """The sub-model's share of an array with one value per parameter of the full model."""
-        whole = torch.zeros(self._full.num_values, dtype=self._full.dtype)
-        whole[: self._full.num_params] = torch.from_numpy(np.array(per_param))
-        return self.submodel.extract(whole, self._full)[: self.layout.num_params]
-
-    def _grown(self, per_param: Tensor, before: np.ndarray | None) -> np.ndarray:
-        """An array of the full model's size that holds the sub-model's share; the rest as it was, or zero."""
-        part = torch.zeros(self.layout.num_values, dtype=self.layout.dtype)
-        part[: self.layout.num_params] = per_param.detach().cpu()
-        covered = self.submodel.embed(part, self._full)
-        whole = covered.vector[: self._full.num_params].clone()
-        if covered.cover is not None:
-            old = torch.zeros_like(whole) if before is None else torch.from_numpy(np.array(before))
-            whole = torch.where(covered.cover[: self._full.num_params], whole, old)
-        return whole.numpy()
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
@@ -244,8 +177,8 @@ class LocalSession:
         self._tally = dataclasses.replace(
             self._tally,
             steps=self._tally.steps + steps,
-            effective_steps=self._tally.effective_steps + self._effective(steps),
-            momentum_weight=self._coefficient_buffer,
+            effective_steps=self._tally.effective_steps + self._optimizer.effective_steps(steps),
+            momentum_weight=self._optimizer.momentum_weight,
             loss_sum=self._tally.loss_sum + loss_sum,
         )
 
@@ -274,7 +207,7 @@ class LocalSession:
             position=position,
             learning_rate=self._learning_rate,
         )
-        loss = side.solver.step(self._optimizer, lambda: self._gradient(step))
+        loss = side.solver.step(self._optimizer.torch, lambda: self._gradient(step))
         self._position += 1
         self._samples += len(positions)
         for term in side.terms:
@@ -317,19 +250,6 @@ class LocalSession:
     def _replace(self, params: ParamTree | None) -> None:
         for name, value in (params or {}).items():
             self._params[name].copy_(value)
-
-    def _effective(self, steps: int) -> float:
-        """Sum of the weights of this many steps' gradients in the move (Wang et al. 2020, section 4)."""
-        settings = self._side.optimizer
-        if settings.name != "sgd":
-            return math.nan
-        total = 0.0
-        for _ in range(steps):
-            self._coefficient_buffer = settings.momentum * self._coefficient_buffer + 1.0
-            total += (
-                1.0 + settings.momentum * self._coefficient_buffer if settings.nesterov else self._coefficient_buffer
-            )
-        return total
 
     def _finish_terms(self) -> None:
         if not self._side.terms:
@@ -408,19 +328,12 @@ class LocalSession:
         if terms:
             memory["terms"] = terms
         if self._side.optimizer.keep == "persist" or not attended:
-            memory["optimizer"] = self._optimizer_arrays()
+            memory["optimizer"] = self._optimizer.arrays()
         if not attended:
             memory["held"] = self.vector.cpu().numpy().copy()
             if self._anchor is not None:
                 memory["anchor"] = self._anchor.cpu().numpy().copy()
         return totals, memory or None
-
-    def _optimizer_arrays(self) -> dict[str, np.ndarray]:
-        state = self._optimizer.state.get(self._flat, {})
-        return {
-            name: self._grown(state[name], (self._kept or {}).get(name)) if whole else state[name].cpu().numpy().copy()
-            for name, whole in _slots(self._side.optimizer)
-        }
 
     def _pass_accuracies(self) -> tuple[float, ...]:
         """Accuracy of each pass over the shard; a last, partial pass counts as one."""
@@ -441,18 +354,3 @@ def _joined(tally: Tally, samples: int, classes: tuple[int, ...] | None) -> Tall
     """A tally carried into another round."""
     union = None if tally.classes is None or classes is None else tuple(sorted({*tally.classes, *classes}))
     return dataclasses.replace(tally, samples=tally.samples + samples, classes=union)
-
-
-def _make_optimizer(flat: nn.Parameter, settings: OptimizerSettings, learning_rate: float) -> torch.optim.Optimizer:
-    if settings.name == "adam":
-        return torch.optim.Adam(
-            [flat], lr=learning_rate, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
-        )
-    return torch.optim.SGD(
-        [flat],
-        lr=learning_rate,
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
-        weight_decay=settings.weight_decay,
-        foreach=False,
-    )

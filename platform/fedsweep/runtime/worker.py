@@ -19,7 +19,8 @@ from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.errors import ClientJobError, InvariantError
 from fedsweep.records import Payload, State, SyncPoint, torch_tree
-from fedsweep.runtime.local_training import LocalSession, ModuleSlot
+from fedsweep.runtime.flat_module import ModuleSlot
+from fedsweep.runtime.local_training import LocalSession
 from fedsweep.runtime.messages import Arrays, ClientSide, Reply, RoundTotals, Segment, SegmentReply, Turn
 from fedsweep.runtime.shards import Shard
 from fedsweep.streams import stream

@@ -44,8 +44,8 @@ def notes(trials: Sequence[Trial], configs: Sequence[Config]) -> list[str]:
         )
     if changed := _differing(trees, _PRACTICE):
         said.append(
-            f"trials differ in {_listed(changed)}: partition and initial model are shared, but a difference may come from"
-            " these keys as well as from the method"
+            f"trials differ in {_listed(changed)}: partition and initial model are shared, but a difference may come"
+            " from these keys as well as from the method"
         )
     said.extend(_seed_notes(trials))
     return said
@@ -61,8 +61,9 @@ def _seed_notes(trials: Sequence[Trial]) -> list[str]:
     if len({frozenset(found) for found in seeds.values()}) > 1:
         first, *others = seeds
         odd = next(other for other in others if seeds[other] != seeds[first])
+        example = f"{labels[first]}: {_seeds(seeds[first])}; {labels[odd]}: {_seeds(seeds[odd])}"
         return [
-            f"settings have different seeds ({labels[first]}: {_seeds(seeds[first])}; {labels[odd]}: {_seeds(seeds[odd])}):"
+            f"settings have different seeds ({example}):"
             " only seeds that two settings share are paired; make the seed a grid to share them all"
         ]
     if all(len(found) == 1 for found in seeds.values()):
@@ -88,9 +89,7 @@ def _differing(trees: Sequence[Mapping[str, Any]], sections: Sequence[str]) -> l
         for key, value in (pair for section in sections for pair in _flat(tree, section)):
             values.setdefault(key, []).append(canonical(value))
     return [
-        key
-        for key, found in values.items()
-        if key not in _PLACES and (len(set(found)) > 1 or len(found) < len(trees))
+        key for key, found in values.items() if key not in _PLACES and (len(set(found)) > 1 or len(found) < len(trees))
     ]
 
 

@@ -196,7 +196,9 @@ def _given(config: Config, trial: Trial, *, uri: str | None) -> dict[str, Any]:
     for key, value in trial.values.items():
         set_value(tree, key, value=copy.deepcopy(value))
     if "name" not in trial.values:
-        tree["name"] = f"{config.name} {trial.label}".replace("/", "_").replace("\\", "_") if trial.label else config.name
+        tree["name"] = (
+            f"{config.name} {trial.label}".replace("/", "_").replace("\\", "_") if trial.label else config.name
+        )
     tree["tracking"] = {**(tree.get("tracking") or {}), "uri": uri or NO_TRACKING}
     return tree
 
@@ -235,12 +237,13 @@ def _check_combination(config: Config) -> None:
     sweep = config.sweep
     if isinstance(sweep.metric, list) and sweep.scheduler is not None:
         raise ConfigError(
-            f"sweep.scheduler={sweep.scheduler} goes by one metric, but sweep.metric lists {len(sweep.metric)}; leave one"
+            f"sweep.scheduler={sweep.scheduler} goes by one metric, but sweep.metric lists {len(sweep.metric)}; leave"
+            " one"
         )
     if sweep.scheduler is not None and sweep.resource == "sim_time_s" and config.scenario.devices is None:
         raise ConfigError(
-            "sweep.resource=sim_time_s rations virtual seconds, but without scenario.devices there are none; set a fleet"
-            " of devices or another resource"
+            "sweep.resource=sim_time_s rations virtual seconds, but without scenario.devices there are none; set a"
+            " fleet of devices or another resource"
         )
     if sweep.scheduler == "pbt":
         _check_pbt(config)
@@ -252,10 +255,10 @@ def _check_pbt(config: Config) -> None:
     for key, entry in config.sweep.space.items():
         changes_shape = key.split(".")[0] not in ("training", "method") or key in ("method", "training")
         if changes_shape or entry.kind == "grid":
+            found = "a grid" if entry.kind == "grid" else "something else"
             raise ConfigError(
-                "sweep.scheduler=pbt changes values while trials run, so it goes with drawn parameters below training and"
-                f" method, but sweep.space.{key} is {'a grid' if entry.kind == 'grid' else 'something else'}; use choice,"
-                " uniform, loguniform or randint"
+                "sweep.scheduler=pbt changes values while trials run, so it goes with drawn parameters below training"
+                f" and method, but sweep.space.{key} is {found}; use choice, uniform, loguniform or randint"
             )
     if len(list_trials(config)) < 2:
         raise ConfigError(f"sweep.scheduler=pbt needs several trials, but sweep.samples={config.sweep.samples}")

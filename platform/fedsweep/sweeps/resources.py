@@ -65,7 +65,9 @@ class Share:
             gpus = self.gpus_per_client + self.gpus_per_server
             return [one | ({"GPU": gpus} if gpus else {})]
         server = _bundle(self.cpus_per_server, self.gpus_per_server)
-        return [server or {"memory": _TOKEN_BYTES}] + [_bundle(self.cpus_per_client, self.gpus_per_client)] * self.actors
+        return [server or {"memory": _TOKEN_BYTES}] + [
+            _bundle(self.cpus_per_client, self.gpus_per_client)
+        ] * self.actors
 
     @property
     def needs(self) -> ClusterNeeds:

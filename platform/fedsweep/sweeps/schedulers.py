@@ -70,8 +70,8 @@ def _domain(entry: SpaceEntry) -> Any:
     if entry.kind == "choice":
         # Text, since a search's categories may be no mappings.
         return tune.choice([canonical(value) for value in entry.values])
-    low, high = entry.values
-    return {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}[entry.kind](low, high)
+    makers: dict[str, Any] = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
+    return makers[entry.kind](*entry.values)
 
 
 def decoded(config: Config, proposed: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def make_optuna(config: Config, folder: Path) -> Searcher:
     return OptunaSearch(
         space=space,
         metric=sweep.metric,
-        mode=sweep.mode,
+        mode=[*sweep.mode] if isinstance(sweep.mode, list) else sweep.mode,
         seed=stream(config.seed, "search").seed(32),
         storage=JournalStorage(JournalFileBackend(str(folder / STUDY_FILE))),
         study_name="fedsweep",
@@ -146,7 +146,7 @@ class ProposedTrials(KeptHere, Searcher):
             return {TRIAL: self._leftover.pop(0)}
         proposed = self._search.suggest(trial_id)
         if not isinstance(proposed, dict):
-            return proposed  # type: ignore[no-any-return]
+            return proposed
         return {TRIAL: self._make(proposed)}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:

@@ -155,8 +155,8 @@ def draw(entry: SpaceEntry, *, seed: int, key: str, sample: int) -> Any:
     if entry.kind == "choice":
         return entry.values[int(generator.integers(len(entry.values)))]
     low, high = entry.values
-    if entry.kind == "randint":
-        return int(generator.integers(low, high))
+    if entry.randint is not None:
+        return int(generator.integers(*entry.randint))
     if entry.kind == "uniform":
         return float(generator.uniform(low, high))
     return float(math.exp(generator.uniform(math.log(low), math.log(high))))

@@ -123,7 +123,7 @@ def _difference(first: int, second: int, gaps: np.ndarray, *, stream: Stream) ->
 
 def _paired_p(gaps: np.ndarray) -> float:
     """Two-sided p value of Student's paired t test [n >= 2]."""
-    from scipy.stats import t as student
+    from scipy.stats import t as student  # type: ignore[import-untyped]
 
     spread = float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
     mean = float(gaps.mean())

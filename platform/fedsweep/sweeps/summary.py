@@ -138,7 +138,11 @@ def summarise(
 def write_summary(folder: SweepFolder, summary: Summary) -> None:
     """``summary.json``, and ``summary.parquet`` with a row per trial."""
     settings = [
-        {**asdict(s), "world": _world_number(summary, s), "figures": {k: _plain(asdict(v)) for k, v in s.figures.items()}}
+        {
+            **asdict(s),
+            "world": _world_number(summary, s),
+            "figures": {k: _plain(asdict(v)) for k, v in s.figures.items()},
+        }
         for s in summary.settings
     ]
     folder.write_summary(
@@ -163,9 +167,7 @@ def write_summary(folder: SweepFolder, summary: Summary) -> None:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def _trial_row(
-    folder: SweepFolder, trial: Trial, world: str, *, config: Config, metrics: Sequence[str]
-) -> TrialRow:
+def _trial_row(folder: SweepFolder, trial: Trial, world: str, *, config: Config, metrics: Sequence[str]) -> TrialRow:
     path = folder.trial_path(trial)
     seed = trial.seed if trial.seed is not None else config.seed
     status, reason, view = _MISSING, None, None
@@ -275,7 +277,10 @@ def _cohort_notes(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:
     if split:
         said.append(f"the data fell to clients otherwise than in other trials of the same seed: {_some(split)}")
     if cohorts:
-        said.append(f"other cohorts than in other trials of the same seed (their method or training asks for it): {_some(cohorts)}")
+        said.append(
+            "other cohorts than in other trials of the same seed (their method or training asks for it):"
+            f" {_some(cohorts)}"
+        )
     return said
 
 

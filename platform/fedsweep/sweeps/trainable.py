@@ -23,7 +23,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.schema import Config
 from fedsweep.running import Plan, Session, open_session
-from fedsweep.runtime.checkpoint import CheckpointStore
 from fedsweep.runtime.engine import experiment_layout
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.fleet import Fleet
@@ -153,7 +152,7 @@ def session_in_group(plan: Plan, folder: Path) -> Iterator[Session]:
 
 
 def _fleet_in_group(plan: Plan, warn: Any) -> Fleet:
-    group = get_current_placement_group()
+    group: Any = get_current_placement_group()
     runtime = plan.config.runtime
 
     def options(index: int) -> dict[str, Any]:

@@ -135,9 +135,7 @@ def run_sweep(
 def conclude(prepared: PreparedSweep) -> Summary:
     """Summarise the folder as it is, and write that down."""
     trials = [entry.trial for entry in prepared.entries]
-    summary = summarise(
-        prepared.folder, trials, worlds(prepared.entries), config=prepared.config, notes=prepared.notes
-    )
+    summary = summarise(prepared.folder, trials, worlds(prepared.entries), config=prepared.config, notes=prepared.notes)
     write_summary(prepared.folder, summary)
     return summary
 
@@ -175,9 +173,7 @@ def _announce(prepared: PreparedSweep, entry: Entry, *, watcher: Watcher, progre
     trial = entry.trial
     watcher.add(tracked(entry, folder=prepared.folder, sweep=prepared.config.name))
     status = "finished" if prepared.folder.has_finished(trial) else "waiting"
-    progress.add(
-        trial.folder, label=trial.label, seed=trial.seed, rounds=entry.config.training.rounds, status=status
-    )
+    progress.add(trial.folder, label=trial.label, seed=trial.seed, rounds=entry.config.training.rounds, status=status)
 
 
 def _make_tuner(
@@ -257,7 +253,7 @@ def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgres
 def _make_stopper(interrupted: threading.Event) -> Any:
     from ray.tune import Stopper
 
-    class WhenInterrupted(KeptHere, Stopper):  # type: ignore[misc]
+    class WhenInterrupted(KeptHere, Stopper):
         def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
             return False
 

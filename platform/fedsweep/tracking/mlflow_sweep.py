@@ -1,8 +1,8 @@
 """A sweep in MLflow: a parent run, and a child for each trial. One process writes, in one thread: the driver's.
 
 The trials' processes never touch the store. A child is fed with the rounds that the driver hears of; where some were
-missed (before a resume, or while a trial's process was being replaced), they are read from the trial's folder, which has
-them all in the end. A round goes by its number, so none is logged twice.
+missed (before a resume, or while a trial's process was being replaced), they are read from the trial's folder, which
+has them all in the end. A round goes by its number, so none is logged twice.
 """
 
 from __future__ import annotations
@@ -98,9 +98,7 @@ class SweepTracker:
     def start(self, *, name: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Begin the parent run, or go on with it, and the thread that writes."""
         own = {"fedsweep.kind": "sweep", **tags}
-        self._parent = MlflowRun.begin(
-            self.uri, experiment=self.experiment, name=name, tags=own, folder=self.folder
-        )
+        self._parent = MlflowRun.begin(self.uri, experiment=self.experiment, name=name, tags=own, folder=self.folder)
         self._parent.log_params(config)
         self._adopt_orphans()
         self._thread = threading.Thread(target=self._work, name="fedsweep-mlflow", daemon=True)
@@ -225,9 +223,7 @@ class SweepTracker:
             return []
         return [r for r in records if r.round > after and (before is None or r.round < before)]
 
-    def _finish_parent(
-        self, status: str, files: list[Path], figures: Mapping[str, float], timestamp_ms: int
-    ) -> None:
+    def _finish_parent(self, status: str, files: list[Path], figures: Mapping[str, float], timestamp_ms: int) -> None:
         if self._parent is None:
             return
         points = [Point(key_text(name), value, timestamp_ms, 0) for name, value in figures.items()]

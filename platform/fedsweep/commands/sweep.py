@@ -1,0 +1,175 @@
+"""``fedsweep sweep``: many experiments on Ray Tune, from the ``sweep:`` section of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedsweep.commands.interrupts import INTERRUPTED, is_interrupted
+from fedsweep.commands.options import Overrides, Quiet, examples
+from fedsweep.errors import ConfigError, OutputError
+
+if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
+    from fedsweep.sweeps.preparing import PreparedSweep
+    from fedsweep.sweeps.summary import Summary
+    from fedsweep.sweeps.sweep_folder import SweepFolder
+
+EXAMPLES = examples(
+    "fedsweep sweep sweeps/dynamicfl_intervals --out runs/intervals",
+    "fedsweep sweep my.yaml --set 'sweep.space.seed={grid: [0, 1, 2]}' --dry-run",
+    "fedsweep sweep --resume --out runs/intervals",
+    "fedsweep compare runs/intervals",
+)
+_FAILED = 1
+
+
+def sweep(
+    config: Annotated[
+        str | None,
+        typer.Argument(metavar="CONFIG", help="A YAML file or a preset's name; may be left out with --resume."),
+    ] = None,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="The sweep's folder. [dim]runs/<name>-<timestamp>[/dim]")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", metavar="", help="Go on with the sweep in --out; finished trials are not run again."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", metavar="", help="Check everything, print the trials, write nothing.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", metavar="", help="Replace the sweep that --out holds.")
+    ] = False,
+    dashboard: Annotated[
+        bool,
+        typer.Option(
+            "--dashboard", metavar="", help="Start Ray's dashboard on 127.0.0.1; needs the extra 'dashboard'."
+        ),
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the sweep: section of a configuration: live table of trials, and last what they came to.
+
+    A trial that breaks down is tried again from its last checkpoint; the exit code is 1 where one failed in the end.
+    """
+    from fedsweep.sweeps.sweep_folder import SweepFolder
+
+    if resume and (out is None or overwrite):
+        raise ConfigError("--resume goes on with the sweep in --out DIR; give that, and no --overwrite")
+    folder = SweepFolder(out) if out is not None else None
+    loaded = _load(config, overrides or [], folder, resume=resume)
+    if folder is None:
+        from fedsweep.sweeps.preparing import default_folder
+
+        folder = SweepFolder(default_folder(loaded))
+    going_on = resume and folder.has_plan
+    if not going_on:
+        folder.check_free(overwrite=overwrite)
+    code = _carry_out(
+        loaded, folder, going_on=going_on, dry_run=dry_run, overwrite=overwrite, dashboard=dashboard, quiet=quiet
+    )
+    if code:
+        raise typer.Exit(code)
+
+
+def _load(config: str | None, overrides: Sequence[str], folder: SweepFolder | None, *, resume: bool) -> Config:
+    from fedsweep.config.load import load_config
+
+    if config is not None:
+        loaded = load_config(config, overrides)
+        if resume and folder is not None and folder.has_plan:
+            folder.check_same(loaded.given)
+        return loaded
+    if not resume or folder is None:
+        raise ConfigError("CONFIG is missing: give a YAML file or a preset's name, or --resume with --out DIR")
+    if overrides:
+        raise ConfigError("--resume without CONFIG goes by the sweep's own plan, so --set can't be given")
+    if not folder.path.is_dir():
+        raise OutputError(f"{folder.path}: there is no such folder")
+    return load_config(folder.read_plan().given)
+
+
+def _carry_out(
+    config: Config,
+    folder: SweepFolder,
+    *,
+    going_on: bool,
+    dry_run: bool,
+    overwrite: bool,
+    dashboard: bool,
+    quiet: bool,
+) -> int:
+    from fedsweep.commands.output import is_plain, note
+    from fedsweep.sweeps.preparing import prepare
+    from fedsweep.sweeps.tuning import log_rest, run_sweep
+    from fedsweep.tracking.sweep_progress import make_sweep_progress
+
+    prepared = prepare(config, folder, resume=going_on)
+    for text in prepared.notes:
+        note(f"note: {text}")
+    if dry_run:
+        _print_trials(prepared)
+        return 0
+    if going_on and prepared.is_done:
+        note(f"{folder.path}: all {len(prepared.entries)} trials have finished already; nothing is run")
+        return _tell(log_rest(prepared), folder, quiet=quiet)
+    progress = make_sweep_progress(prepared.metrics[0], quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted)
+    try:
+        with progress:
+            outcome = run_sweep(prepared, progress, resume=going_on, overwrite=overwrite, dashboard=dashboard)
+    except KeyboardInterrupt:
+        _tell_interrupted(folder)
+        return INTERRUPTED
+    return _tell(outcome.summary, folder, quiet=quiet)
+
+
+def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:
+    from fedsweep.commands.output import command, make_console
+    from fedsweep.reports.sweep_table import print_summary
+
+    console = make_console()
+    if not quiet:
+        print_summary(summary, console)
+    done, failed = len(summary.trials) - len(summary.failed), len(summary.failed)
+    counts = f"{done} of {len(summary.trials)} trials finished" + (f", {failed} failed" if failed else "")
+    best = ""
+    if summary.settings and done:
+        first = summary.settings[0]
+        best = f", best {summary.metrics[0]}: {first.figures[summary.metrics[0]].mean:.4g} ({first.label})"
+    print(f"{counts}{best}; in {folder.path}; compare: {command('compare', folder.path)}", flush=True)
+    return _FAILED if failed else 0
+
+
+def _tell_interrupted(folder: SweepFolder) -> None:
+    from fedsweep.commands.output import command, note
+
+    if folder.has_plan:
+        note(f"interrupted; this goes on with the sweep: {command('sweep', '--resume', '--out', folder.path)}")
+    else:
+        note("interrupted before the sweep began; nothing was written")
+
+
+def _print_trials(prepared: PreparedSweep) -> None:
+    from fedsweep.commands.output import make_console, make_table
+    from fedsweep.sweeps.preparing import num_trials
+
+    table = make_table("trial", "seed", "client actors", "CPU", "GPU", "rounds")
+    for entry in prepared.entries or prepared.samples:
+        bundles = entry.share.bundles
+        table.add_row(
+            entry.trial.label,
+            str(entry.config.seed),
+            str(entry.share.actors) if entry.share.actors else "in process",
+            *(f"{sum(bundle.get(kind, 0.0) for bundle in bundles):g}" for kind in ("CPU", "GPU")),
+            str(entry.config.training.rounds),
+        )
+    make_console().print(table)
+    total = num_trials(prepared.config)
+    proposed = "" if prepared.entries else "; those above are examples of what the search may propose"
+    print(f"{total} trials{proposed}")

@@ -1,0 +1,128 @@
+"""A client's optimiser over its parameters as one vector, and the state that may outlive its round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsweep.components.submodels import SubModel
+from fedsweep.runtime.messages import OptimizerSettings
+from fedsweep.trees import FlatLayout
+
+
+def optimizer_riders(settings: OptimizerSettings, num_params: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Name and shape of the optimiser state that moves with the model; empty unless ``keep`` is ``"average"``."""
+    if settings.keep != "average":
+        return []
+    return [(f"optimizer.{name}", (num_params,) if whole else (1,)) for name, whole in _slots(settings)]
+
+
+def _slots(settings: OptimizerSettings) -> list[tuple[str, bool]]:
+    """The optimiser's state tensors: name, and whether it has one value per parameter."""
+    if settings.name == "adam":
+        return [("exp_avg", True), ("exp_avg_sq", True), ("step", False)]
+    return [("momentum_buffer", True)] if settings.momentum else []
+
+
+class ClientOptimizer:
+    """The optimiser of one client in one round.
+
+    Args:
+        settings: Which, and what becomes of its state.
+        flat: The client's trained parameters as one vector, with a gradient.
+        learning_rate: The round's.
+        submodel: What part of the model the client trains; kept state has the full model's size.
+        part: The part's layout.
+        full: The full model's layout.
+        riders: State tensors that lie in the client's vector and move with the model, by ``optimizer.<name>``.
+        kept: What an earlier round's :meth:`arrays` gave; None: a fresh start.
+    """
+
+    def __init__(
+        self,
+        settings: OptimizerSettings,
+        flat: nn.Parameter,
+        *,
+        learning_rate: float,
+        submodel: SubModel,
+        part: FlatLayout,
+        full: FlatLayout,
+        riders: Mapping[str, Tensor],
+        kept: Mapping[str, np.ndarray] | None,
+    ) -> None:
+        self._settings, self._flat, self._kept = settings, flat, dict(kept or {})
+        self._submodel, self._part, self._full = submodel, part, full
+        self.momentum_weight = 0.0
+        self.torch = _make_optimizer(flat, settings, learning_rate)
+        state = {name: self._start(name, whole=whole, riders=riders) for name, whole in _slots(settings)}
+        if state:
+            self.torch.state[flat] = state
+
+    def _start(self, name: str, *, whole: bool, riders: Mapping[str, Tensor]) -> Tensor:
+        if self._settings.keep == "average":
+            rider = riders[f"optimizer.{name}"]
+            return rider if whole else rider[0]
+        if not whole:  # Adam's step count stays on the CPU
+            return torch.from_numpy(np.array(self._kept.get(name, 0.0), dtype=np.float32))
+        value = torch.zeros_like(self._flat.detach())
+        if name in self._kept:
+            value.copy_(self._cut(self._kept[name]))
+        return value
+
+    def _cut(self, per_param: np.ndarray) -> Tensor:
+        """The sub-model's share of an array with one value per parameter of the full model."""
+        whole = torch.zeros(self._full.num_values, dtype=self._full.dtype)
+        whole[: self._full.num_params] = torch.from_numpy(np.array(per_param))
+        return self._submodel.extract(whole, self._full)[: self._part.num_params]
+
+    def _grown(self, name: str) -> np.ndarray:
+        """A state tensor in the full model's size: the sub-model's share; the rest as it was, or zero."""
+        part = torch.zeros(self._part.num_values, dtype=self._part.dtype)
+        part[: self._part.num_params] = self.torch.state[self._flat][name].detach().cpu()
+        covered = self._submodel.embed(part, self._full)
+        whole = covered.vector[: self._full.num_params].clone()
+        if covered.cover is not None:
+            old = torch.from_numpy(np.array(self._kept[name])) if name in self._kept else torch.zeros_like(whole)
+            whole = torch.where(covered.cover[: self._full.num_params], whole, old)
+        return whole.numpy()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The state as arrays of the full model's size, for the client's memory."""
+        state = self.torch.state.get(self._flat, {})
+        return {
+            name: self._grown(name) if whole else state[name].cpu().numpy().copy()
+            for name, whole in _slots(self._settings)
+        }
+
+    def effective_steps(self, steps: int) -> float:
+        """Sum of the weights of this many further steps' gradients in the move; NaN where there is no such number.
+
+        Source: Wang et al. (2020), FedNova, section 4: the optimiser's recursion on unit gradients.
+        """
+        settings = self._settings
+        if settings.name != "sgd":
+            return math.nan
+        total = 0.0
+        for _ in range(steps):
+            self.momentum_weight = settings.momentum * self.momentum_weight + 1.0
+            total += 1.0 + settings.momentum * self.momentum_weight if settings.nesterov else self.momentum_weight
+        return total
+
+
+def _make_optimizer(flat: nn.Parameter, settings: OptimizerSettings, learning_rate: float) -> torch.optim.Optimizer:
+    if settings.name == "adam":
+        return torch.optim.Adam(
+            [flat], lr=learning_rate, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
+        )
+    return torch.optim.SGD(
+        [flat],
+        lr=learning_rate,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        weight_decay=settings.weight_decay,
+        foreach=False,
+    )

@@ -1,0 +1,36 @@
+"""A module whose parameters and gradients are views into flat vectors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedsweep.trees import FlatLayout
+
+
+class ModuleSlot:
+    """A module whose parameters and float buffers can be bound to any client's vector.
+
+    Args:
+        module: Taken over by the slot.
+        layout: How its values lie in a vector.
+        device: Where it lives.
+    """
+
+    def __init__(self, module: nn.Module, layout: FlatLayout, device: str) -> None:
+        self.module = module.to(device)
+        self.layout = layout
+        self.gradient = torch.zeros(layout.num_params, dtype=layout.dtype, device=device)
+        self._tensors: list[Tensor] = list(self.module.parameters())
+        for parameter, view in zip(self._tensors, layout.params(self.gradient).values(), strict=True):
+            parameter.grad = view
+        self._tensors += [b for b in self.module.buffers() if b.is_floating_point()]
+        self._bound: list[Tensor] | None = None
+
+    def bind(self, views: list[Tensor]) -> nn.Module:
+        """The module, with the given tensors as its parameters and buffers."""
+        if self._bound is not views:
+            for tensor, view in zip(self._tensors, views, strict=False):
+                tensor.data = view
+            self._bound = views
+        return self.module

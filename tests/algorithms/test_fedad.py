@@ -1,0 +1,543 @@
+"""FedAD and FedDHAD through whole rounds: identities, what travels, the clock, and when rates are refreshed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsweep.algorithms.dynamicfl import dynamicfl
+from fedsweep.algorithms.fedad import AdaptiveDropout, fedad
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.feddh import feddh
+from fedsweep.components.submodels import FULL_MODEL, SubModel, SubModelPolicy
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod, merge
+from fedsweep.models.lenet import LeNet5
+from fedsweep.models.mlp import Mlp
+from fedsweep.models.network import Network
+from fedsweep.models.registry import build_model
+from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
+from fedsweep.models.units import attach_unit_scales, ordered_kept
+from fedsweep.records import ClientUpdate, RoundContext, State, SyncContext
+from fedsweep.runtime.checkpoint import CheckpointStore
+from fedsweep.runtime.engine import Engine, check_experiment
+from fedsweep.runtime.experiment import Experiment
+from fedsweep.runtime.messages import OptimizerSettings
+from fedsweep.runtime.playing import Played
+from fedsweep.runtime.state import RunState
+from fedsweep.streams import stream
+from fedsweep.testing import component_conforms, local_engine, run_rounds, tiny_experiment
+from fedsweep.trees import layout_of
+from fedsweep.world.devices import DeviceProfile
+
+torch.set_num_threads(1)
+
+UNITS = 8 + 8
+PARAMS = 6 * 8 + 8 + 8 * 8 + 8 + 8 * 4 + 4
+
+
+def net() -> nn.Module:
+    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
+
+
+def pictures(num_samples: int = 12, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    generator = stream(0, "pictures").numpy()
+    return generator.normal(size=(num_samples, 3, size, size)).astype(np.float32), np.arange(num_samples) % 10
+
+
+def experiment(method: FederatedMethod, *, devices: tuple[DeviceProfile, ...] | None = None, **more: Any) -> Experiment:
+    options = {"build": net, "local_epochs": 2} | more
+    made = tiny_experiment(method, **options)
+    if devices is None:
+        return made
+    profiles = tuple(replace(p, device=devices[p.client % len(devices)]) for p in made.world.profiles)
+    return replace(made, world=replace(made.world, profiles=profiles))
+
+
+def run(method: FederatedMethod, **more: Any) -> RunState:
+    return run_rounds(local_engine(experiment(method, **more)))
+
+
+def played(engine: Engine, state: RunState) -> Played:
+    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
+
+
+def device(flops_per_s: float, *, overhead_s: float = 0.0, bits_per_s: float = 1e6) -> DeviceProfile:
+    return DeviceProfile(
+        flops_per_s=flops_per_s,
+        overhead_s=overhead_s,
+        down_bits_per_s=bits_per_s,
+        up_bits_per_s=bits_per_s,
+        down_latency_s=0.0,
+        up_latency_s=0.0,
+    )
+
+
+def comparable(state: RunState) -> list[tuple[object, ...]]:
+    return [
+        (r.test_accuracy, r.train_loss, r.bytes_up, r.bytes_down, r.flops, r.fwd_macs_per_sample, r.sim_time_s)
+        for r in state.records
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts(SubModelPolicy):
+    """The sub-models that the test names, client by client; the same in every round."""
+
+    parts: tuple[SubModel, ...]
+
+    def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
+        return {k: self.parts[k % len(self.parts)] for k in context.cohort}, state
+
+
+def with_parts(*parts: SubModel) -> FederatedMethod:
+    return FederatedMethod(name="parts", source="", submodels=Parts(parts=parts))
+
+
+def part_of(kept: Mapping[str, Any], scales: Mapping[str, Any] | None = None) -> SubModel:
+    return unit_submodel(Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8).unit_groups(), kept, scales=scales)
+
+
+# -- identities --------------------------------------------------------------------------------------------------
+
+DEVICES = (device(1e4), device(3e4), device(2e5))
+
+
+@pytest.mark.parametrize(
+    ("method", "plain"),
+    [
+        (fedad(base_rate=0.0, refresh=(1,)), fedavg()),
+        (fedad(base_rate=0.3, refresh=(99,)), fedavg()),
+        (fedad(base_rate=0.3), fedavg()),  # the trigger's first check is in round 10
+        (merge(feddh(), fedad(base_rate=0.0)), feddh()),
+        (with_parts(part_of({"fc1": range(8), "fc2": range(8)})), fedavg()),
+    ],
+    ids=["rate 0", "before the first refresh", "before the first check", "FedDHAD at rate 0", "mask of ones"],
+)
+def test_without_dropout_it_is_the_plain_method_bit_for_bit(method: FederatedMethod, plain: FederatedMethod) -> None:
+    """R1: models, traffic, FLOPs and the clock."""
+    optimizer = OptimizerSettings(momentum=0.9, weight_decay=0.01)
+    found, expected = (run(m, devices=DEVICES, optimizer=optimizer) for m in (method, plain))
+    assert torch.equal(found.vector, expected.vector)
+    assert comparable(found) == comparable(expected)
+    assert found.clock == expected.clock is not None
+
+
+def test_masks_do_not_change_which_batches_and_clients_are_drawn() -> None:
+    dropped, plain = run(fedad(base_rate=0.4, refresh=(1,))), run(fedavg())
+    assert [r.cohort for r in dropped.records] == [r.cohort for r in plain.records]
+    assert not torch.equal(dropped.vector, plain.vector)
+
+
+# -- sub-models in training --------------------------------------------------------------------------------------
+
+
+def test_client_learns_what_the_masked_full_model_learns() -> None:
+    """R4, three steps of SGD in float64: removed activations 0, kept ones scaled; nothing else moves."""
+    kept = {"fc1": (0, 2, 3, 7), "fc2": (1, 4, 5)}
+    scales = {"fc1": (1.0, 1.5, 2.0, 1.25), "fc2": (3.0, 1.0, 1.1)}
+    engine = local_engine(
+        experiment(with_parts(part_of(kept, scales)), double=True, local_epochs=1, sizes=[12] * 6, rounds=1)
+    )
+    start = engine.start()
+    found = played(engine, start).updates[0]
+    full = engine.experiment.build_model()
+    masks = {name: torch.zeros(8, dtype=torch.float64) for name in kept}
+    for name, units in kept.items():
+        masks[name][list(units)] = torch.tensor(scales[name], dtype=torch.float64)
+    attach_unit_scales(full, masks)  # type: ignore[arg-type]
+    full.train()
+    optimizer = torch.optim.SGD(full.parameters(), lr=0.1)
+    order = stream(0, "batches", 1, found.client).numpy().permutation(12)
+    indices = engine.experiment.world.indices[found.client]
+    for step in range(3):
+        rows = indices[order[step * 4 : step * 4 + 4]]
+        inputs = torch.from_numpy(engine.experiment.world.data.images[rows])
+        targets = torch.from_numpy(engine.experiment.world.data.labels[rows])
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(full(inputs), targets).backward()
+        optimizer.step()
+    expected = engine.layout.flatten(dict(full.named_parameters()))
+    assert found.vector is not None
+    covered = found.submodel.embed(found.vector, engine.layout)
+    assert covered.cover is not None
+    torch.testing.assert_close(covered.vector[covered.cover], expected[covered.cover], rtol=1e-10, atol=1e-12)
+    assert torch.equal(expected[~covered.cover], start.vector[~covered.cover])
+
+
+@pytest.mark.parametrize("keep", ["reset", "persist", "average"])
+def test_what_nobody_holds_does_not_move_under_momentum_and_weight_decay(keep: str) -> None:
+    """R6, R9: two rounds, everybody without unit 0 of both layers; the full model trains in between for client 0."""
+    part = part_of({"fc1": range(1, 8), "fc2": range(1, 8)})
+    optimizer = OptimizerSettings(momentum=0.9, weight_decay=0.1, keep=keep)
+    engine = local_engine(experiment(with_parts(part), optimizer=optimizer, rounds=3))
+    start = engine.start()
+    end = run_rounds(engine)
+    covered = part.embed(part.extract(start.vector, engine.layout), engine.layout).cover
+    assert covered is not None
+    trained = slice(0, engine.layout.num_params)
+    assert torch.equal(end.vector[trained][~covered[trained]], start.vector[trained][~covered[trained]])
+    assert not torch.equal(end.vector[trained][covered[trained]], start.vector[trained][covered[trained]])
+
+
+def test_kept_momentum_follows_the_units_through_changing_parts() -> None:
+    """A client that trained unit 0 in round 1 has its momentum unchanged after rounds without it."""
+    methods = [with_parts(FULL_MODEL), with_parts(part_of({"fc1": range(1, 8)}))]
+    optimizer = OptimizerSettings(momentum=0.9, keep="persist")
+    full, cut = (local_engine(experiment(m, optimizer=optimizer, cohort_size=6, rounds=2)) for m in methods)
+    first = run_rounds(full, rounds=1)
+    second = run_rounds(cut, first, rounds=1)
+    before = engine_buffers(first)
+    after = engine_buffers(second)
+    row = slice(0, 6)  # the incoming weights of unit 0 of fc1 lie first
+    assert np.array_equal(before[:, row], after[:, row]) and before[:, row].any()
+    assert not np.array_equal(before[:, 6:12], after[:, 6:12])
+
+
+def engine_buffers(state: RunState) -> np.ndarray:
+    return np.stack([state.memories[k]["optimizer"]["momentum_buffer"] for k in range(6)])
+
+
+def test_evaluation_knows_neither_factors_nor_masks() -> None:
+    """R10: accuracy and loss are those of a fresh full model with the final vector."""
+    engine = local_engine(experiment(fedad(base_rate=0.5, refresh=(1,)), rounds=3))
+    state = run_rounds(engine)
+    fresh = engine.experiment.build_model().eval()
+    for name, value in fresh.named_parameters():
+        value.data.copy_(engine.layout.views(state.vector)[name])
+    world = engine.experiment.world
+    with torch.no_grad():
+        logits = fresh(torch.from_numpy(world.test_images))
+    loss = nn.functional.cross_entropy(logits, torch.from_numpy(world.test_labels))
+    assert state.records[-1].test_loss == pytest.approx(float(loss), rel=1e-6)
+
+
+def test_parts_without_a_common_unit_are_joined() -> None:
+    """R5: crossing weights are held by nobody and stay; every other hidden weight is its only holder's."""
+    halves = [part_of({"fc1": range(s, s + 4), "fc2": range(s, s + 4)}) for s in (0, 4)]
+    engine = local_engine(experiment(with_parts(*halves), cohort_size=2, num_clients=2, rounds=1))
+    start = engine.start()
+    round = played(engine, start)
+    found, before = engine.layout.views(round.vector), engine.layout.views(start.vector)
+    for update, units in zip(round.updates, (slice(0, 4), slice(4, 8)), strict=True):
+        torch.testing.assert_close(found["fc2.weight"][units, units], update.params["fc2.weight"], rtol=1e-6, atol=0)
+    assert torch.equal(found["fc2.weight"][:4, 4:], before["fc2.weight"][:4, 4:])
+    assert torch.equal(found["fc2.weight"][4:, :4], before["fc2.weight"][4:, :4])
+
+
+# -- costs -------------------------------------------------------------------------------------------------------
+
+
+def lenet() -> nn.Module:
+    return LeNet5(input_shape=(3, 32, 32), num_classes=10)
+
+
+def test_half_width_lenet_has_its_share_of_flops_and_bytes_and_all_the_steps() -> None:
+    """FLOPs x 251,340 / 651,720, bytes x 15,888 / 62,006, the overhead of steps unchanged; rate 0 is the full clock."""
+    images, labels = pictures()
+    half = unit_submodel(
+        LeNet5(input_shape=(3, 32, 32), num_classes=10).unit_groups(),
+        {
+            n: u.tolist()
+            for n, u in ordered_kept(LeNet5(input_shape=(3, 32, 32), num_classes=10).unit_groups(), 0.5).items()
+        },
+    )
+    parts = {
+        "flops": device(1e9, bits_per_s=float("inf")),
+        "bytes": device(float("inf"), bits_per_s=1e6),
+        "steps": device(float("inf"), overhead_s=0.5, bits_per_s=float("inf")),
+    }
+    shares = {"flops": 251_340 / 651_720, "bytes": 15_888 / 62_006, "steps": 1.0}
+    for name, profile in parts.items():
+        clocks = []
+        for method in (with_parts(half), fedavg(), fedad(base_rate=0.0)):
+            made = experiment(
+                method,
+                devices=(profile,),
+                build=lenet,
+                images=images,
+                labels=labels,
+                num_clients=2,
+                cohort_size=2,
+                local_epochs=1,
+            )
+            clocks.append(local_engine(made).planner.plan(local_engine(made).start()).clock)
+        assert clocks[0] == pytest.approx(clocks[1] * shares[name], rel=1e-12)
+        assert clocks[1] == clocks[2] > 0
+
+
+def test_records_count_the_parts_that_were_trained() -> None:
+    """R8: one part of 3 and 5 units and a full model; 2 mask bytes for the part that is no prefix, 4 per factor."""
+    part = part_of({"fc1": (0, 1, 7), "fc2": range(5)}, {"fc1": (2.0, 2.0, 2.0), "fc2": (1.0, 2.0, 3.0, 4.0, 5.0)})
+    record = run(with_parts(part, FULL_MODEL), num_clients=2, cohort_size=2, rounds=1, sizes=(8, 8)).records[0]
+    own = 6 * 3 + 3 + 3 * 5 + 5 + 5 * 4 + 4
+    assert (record.values_up, record.values_down) == (own + PARAMS, own + PARAMS)
+    assert record.bytes_down == 4 * (own + PARAMS) + 1 + 4 + 4 * 5
+    small, whole = 6 * 3 + 3 * 5 + 5 * 4, 6 * 8 + 8 * 8 + 8 * 4
+    assert record.fwd_macs_per_sample == (small + whole) / 2
+    assert record.flops == 6 * (small + whole) * 16
+
+
+@pytest.mark.parametrize("name", ["lenet5", "feddhad_resnet18", "fedstg_cnn"])
+def test_costs_from_layers_are_those_of_a_forward_pass_of_the_part(name: str) -> None:
+    images, labels = pictures()
+
+    def build() -> Network:
+        return build_model(name, input_shape=(3, 32, 32), num_classes=10, stream=stream(0, "m"))
+
+    costs = local_engine(
+        experiment(fedavg(), build=build, images=images, labels=labels, num_clients=2, cohort_size=2)
+    ).costs
+    model = build()
+    generator = stream(0, "kept").numpy()
+    kept = {
+        g.name: sorted(generator.choice(g.size, -(-g.size // 3), replace=False).tolist()) for g in model.unit_groups()
+    }
+    part = unit_submodel(model.unit_groups(), kept)
+    assert isinstance(part, UnitSubModel)
+    for count_batch_norm in (False, True):
+        scaled = costs._scaled(part, count_batch_norm)
+        costs._layers, layers = {"gone.weight": (1, 0)}, costs._layers
+        counted = costs.macs(part, count_batch_norm=count_batch_norm)
+        costs._layers = layers
+        assert scaled == counted > 0
+
+
+# -- refreshes ---------------------------------------------------------------------------------------------------
+
+
+def test_refresh_round_trains_the_full_model_and_sends_a_score_per_unit() -> None:
+    state = run(fedad(base_rate=0.4, refresh=(2, 4)), rounds=5)
+    up = [r.values_up for r in state.records]
+    assert up[0] == 3 * PARAMS
+    assert up[1] == up[3] == 3 * (PARAMS + UNITS)
+    assert up[2] < 3 * PARAMS and up[4] < 3 * PARAMS
+    assert [r.extra["dropout_refreshes"] for r in state.records] == [0, 1, 1, 2, 2]
+    assert [r.extra["dropout_device_rate"] for r in state.records] == pytest.approx([0, 0, 0.4, 0, 0.4])
+
+
+def test_curvature_is_measured_at_refreshes_alone_and_capped() -> None:
+    """One more value per client; the raw rate is logged, the rate that is used stays below the cap."""
+    state = run(fedad(refresh=(1,), base_rate_cap=0.2), rounds=2)
+    assert state.records[0].values_up == 3 * (PARAMS + UNITS + 1)
+    extra = state.records[0].extra
+    assert 0 <= extra["dropout_base_rate"] <= min(0.2, extra["dropout_base_rate_raw"])
+
+
+def test_device_rates_follow_the_times_of_the_devices() -> None:
+    """The same work everywhere: seconds 4, 2, 1; the reference (largest data set, smallest id) is client 0.
+
+    T = 0.75 x 4 = 3: device 0 drops 0.25, the faster ones nothing.
+    """
+    slow = tuple(device(f, bits_per_s=1e12) for f in (1e5, 2e5, 4e5))
+    engine = local_engine(experiment(fedad(base_rate=0.25, refresh=(1,)), devices=slow, cohort_size=6, rounds=2))
+    state = run_rounds(engine, rounds=1)
+    plan = engine.planner.plan(state)
+    assert [s == FULL_MODEL for s in plan.context.submodels.values()] == [False, True, True] * 2
+    assert plan.components["submodels"]["device_rate"] == pytest.approx(0.25 / 3)
+
+
+def scripted(policy: AdaptiveDropout, norms: list[float]) -> list[bool]:
+    """Whether each check asks for a refresh, where the scores move by these distances from check to check."""
+    state = policy.init(context_of(policy))
+    found = []
+    place = torch.zeros(UNITS, dtype=torch.float64)
+    for number, norm in enumerate([0.0, *norms], start=1):
+        place = place.clone()
+        place[0] += norm
+        before = state["refreshes"]
+        state = policy.learn(state | {"times": {0: 1.0}}, [told(place)], place_in_run(number))
+        found.append(state["refreshes"] > before)
+    return found[1:]
+
+
+def context_of(policy: AdaptiveDropout) -> Any:
+    from fedsweep.runtime.engine import server_context
+
+    made = experiment(FederatedMethod(name="x", source="", submodels=policy))
+    layout = layout_of(made.build_model())
+    return server_context(made, layout, "submodels", torch.zeros(layout.num_values))
+
+
+def told(scores: Tensor) -> ClientUpdate:
+    return ClientUpdate(
+        client=0,
+        vector=None,
+        layout=layout_of(net()),
+        submodel=FULL_MODEL,
+        anchor_version=0,
+        num_samples=3,
+        steps=1,
+        effective_steps=1.0,
+        learning_rate=0.1,
+        samples_since_anchor=3,
+        extras={"unit_scores/scores": scores},
+    )
+
+
+def place_in_run(round: int) -> SyncContext:
+    layout = layout_of(net())
+    return SyncContext(
+        round=round,
+        index=0,
+        ends_round=True,
+        vector=torch.zeros(layout.num_values),
+        layout=layout,
+        anchors={},
+        learning_rate=0.1,
+        cohort=(0,),
+        model=net(),
+        stream=stream(0, "test"),
+        checkpoint=lambda tree: None,
+    )
+
+
+def test_trigger_waits_until_the_change_has_not_fallen_for_a_while_then_follows_each_fall() -> None:
+    """Changes 5, 4, 4, 5: risen or equal twice in a row: refresh. Then at each fall: 3 and 1, not at 3 and 4."""
+    policy = AdaptiveDropout(base_rate=0.3, check_every=1, patience=2)
+    assert scripted(policy, [5, 4, 4, 5, 3, 3, 4, 1]) == [False, False, False, True, True, False, False, True]
+    reset = AdaptiveDropout(base_rate=0.3, check_every=1, patience=2)
+    assert scripted(reset, [5, 6, 4, 5, 4, 3]) == [False] * 6
+
+
+def test_checks_send_scores_in_every_so_many_rounds() -> None:
+    state = run(fedad(base_rate=0.3, check_every=2, patience=9), rounds=5)
+    assert [r.values_up - 3 * PARAMS for r in state.records] == [0, 3 * UNITS, 0, 3 * UNITS, 0]
+
+
+def test_curvature_comes_in_the_round_after_the_check_that_asked_for_it() -> None:
+    """A refresh that is due measures scores and curvature with the full model, whatever the round."""
+    engine = local_engine(experiment(fedad(check_every=10), rounds=3))
+    state = run_rounds(engine, rounds=1)
+    due = {**state.components, "submodels": {**state.components["submodels"], "due": True}}
+    state = run_rounds(engine, replace(state, components=due), rounds=1)
+    assert state.records[-1].values_up == 3 * (PARAMS + UNITS + 1)
+    assert not state.components["submodels"]["due"] and state.components["submodels"]["refreshes"] == 1
+
+
+# -- FedDHAD and other company -----------------------------------------------------------------------------------
+
+
+def feddhad(**more: Any) -> FederatedMethod:
+    return merge(feddh(learning_rate_v=0.3, learning_rate_b=0.2, **more), fedad(base_rate=0.4, refresh=(1,)))
+
+
+@pytest.mark.parametrize("gradient", ["deferred", "same_round", "explicit", "proxy"])
+def test_feddhad_learns_degrees_from_sub_models(gradient: str) -> None:
+    made = experiment(feddhad(gradient=gradient), rounds=4, sizes=(6, 10, 14, 18, 22, 26))
+    data = made.world.data
+    made = replace(made, world=replace(made.world, proxy=(data.images[:8], data.labels[:8])))
+    state = run_rounds(local_engine(made))
+    assert float((state.components["weighting"]["v"] - 1).abs().max()) > 1e-9
+    assert min(r.fwd_macs_per_sample or 0 for r in state.records[1:]) < 144
+    assert all(abs(sum(r.aggregation_weights) - 1) < 1e-9 for r in state.records)
+
+
+def test_feddhe_reads_the_gradients_of_sub_models() -> None:
+    made = experiment(feddhad(estimate="gradients"), rounds=3, cohort_size=3)
+    data = made.world.data
+    made = replace(made, world=replace(made.world, proxy=(data.images[:16], data.labels[:16])))
+    state = run_rounds(local_engine(made))
+    assert int(state.components["weighting"]["known"].sum()) == len({k for r in state.records for k in r.cohort})
+
+
+def test_two_speed_rounds_train_one_part_throughout_and_score_at_the_end() -> None:
+    method = merge(feddhad(), dynamicfl(high_interval=1, low_interval=8, sync_rule="paper"))
+    two = experiment(method, rounds=3, local_epochs=1, local_steps=4, equal_steps=True)
+    state = run_rounds(local_engine(two))
+    assert [r.sync_points for r in state.records] == [4, 4, 4]
+    # Once a round, not once a sync point: everything else that goes up also goes down.
+    assert [r.values_up - r.values_down for r in state.records] == [3 * UNITS, 0, 0]
+    assert (state.records[1].fwd_macs_per_sample or 0) < 144
+
+
+def test_one_interval_for_all_is_feddhad_with_one_aggregation() -> None:
+    options: dict[str, Any] = {"rounds": 3, "local_steps": 4, "equal_steps": True}
+    once = run(feddhad(), **options)
+    paced = run(merge(feddhad(), dynamicfl(high_interval=4, low_interval=4)), **options)
+    assert torch.equal(once.vector, paced.vector)
+
+
+def test_resumed_run_is_the_unbroken_one(tmp_path: Path) -> None:
+    made = experiment(feddhad(), rounds=4)
+    whole, engine = run_rounds(local_engine(made)), local_engine(made)
+    CheckpointStore(tmp_path, keep=1, config_hash="x").save(run_rounds(engine, rounds=2), fetch=engine.fleet.fetch)
+    again = local_engine(made)
+    found = CheckpointStore(tmp_path, keep=1, config_hash="x").newest(keep_handle=again.fleet.keep).state
+    assert found is not None
+    assert torch.equal(run_rounds(again, found).vector, whole.vector)
+
+
+@pytest.mark.parametrize(
+    "name", ["lenet5", "feddhad_cnn", "feddhad_resnet18", "vgg11", "cnn", "resnet18", "fedstg_cnn"]
+)
+def test_every_network_with_units_can_drop_some(name: str) -> None:
+    """Residual networks lose units of the blocks' first convolutions alone."""
+    images, labels = pictures(4)
+
+    def build() -> nn.Module:
+        return build_model(name, input_shape=(3, 32, 32), num_classes=10, stream=stream(0, "m"))
+
+    policy = AdaptiveDropout(base_rate=0.3, refresh=(99,))
+    made = experiment(
+        FederatedMethod(name="x", source="", submodels=policy),
+        build=build,
+        images=images,
+        labels=labels,
+        num_clients=2,
+        cohort_size=1,
+        rounds=1,
+        local_epochs=1,
+        learning_rate=1e-3,
+    )
+    engine = local_engine(made)
+    start = engine.start()
+    model = build()
+    size = sum(g.size for g in model.unit_groups() if not g.residual)  # type: ignore[operator]
+    ready = {**start.components["submodels"], "scores": torch.rand(size), "base_rate": 0.3, "target_s": 0.7}
+    engine_state = replace(start, components={**start.components, "submodels": ready})
+    round = played(engine, engine_state)
+    part = round.updates[0].submodel
+    assert isinstance(part, UnitSubModel)
+    residual = {g.name for g in part.groups if g.residual}
+    assert not residual & {group for group, _ in part.kept}
+    assert len(part.kept) == len(part.groups) - len(residual)
+    assert part.layout(engine.layout).num_params < engine.layout.num_params
+
+
+# -- errors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"base_rate": 0.6}, "0 <= base_rate <= base_rate_cap must hold"),
+        ({"base_rate": -0.1}, "0 <= base_rate <= base_rate_cap must hold"),
+        ({"base_rate_cap": 1.0}, "method.base_rate_cap must be at least 0 and below 1"),
+        ({"unit_rate_cap": 1.0}, "method.unit_rate_cap must be at least 0 and below 1"),
+        ({"refresh": (3, 2)}, "method.refresh must be rounds in ascending order from 1"),
+        ({"refresh": (0,)}, "method.refresh must be rounds in ascending order from 1"),
+        ({"check_every": 0}, "method.check_every must be at least 1"),
+        ({"temperature": 0.0}, "method.temperature must be above 0"),
+    ],
+)
+def test_wrong_numbers_are_errors(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fedad(**more)
+
+
+def test_network_without_units_is_an_error_before_the_first_round() -> None:
+    with pytest.raises(ConfigError, match="lists no unit groups"):
+        check_experiment(tiny_experiment(fedad(base_rate=0.1)))
+    check_experiment(tiny_experiment(fedad(base_rate=0.0)))
+
+
+def test_policy_conforms() -> None:
+    component_conforms(AdaptiveDropout(refresh=(1, 2)))

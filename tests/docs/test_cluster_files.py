@@ -1,0 +1,135 @@
+"""docs/cluster/: the manifest has what KubeRay requires, the Slurm script says what it should."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+import fedsweep
+from fedsweep.cli import app
+from fedsweep.config.load import load_config
+
+STAND_INS = {
+    "scontrol": "printf 'first\\nsecond\\nthird\\n'",
+    "srun": 'case "$3" in --nodelist=first) echo "10.0.0.7 172.17.0.1" ;; *) printf "%s\\n" "$@" > "$ASKED" ;; esac',
+    "ray": 'echo "$@" >> "$RAY_CALLS"',
+}
+
+
+def manifest(pages: Any) -> dict[str, Any]:
+    found = yaml.safe_load((pages.root / "docs/cluster/rayjob.yaml").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def containers(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    cluster = spec["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    return [container for group in groups for container in group["template"]["spec"]["containers"]]
+
+
+def test_the_manifest_is_a_rayjob_with_the_required_fields(pages: Any) -> None:
+    job = manifest(pages)
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    assert job["metadata"]["name"]
+    spec = job["spec"]
+    assert spec["shutdownAfterJobFinishes"] is True
+    assert spec["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+    for container in containers(spec):
+        assert container["name"] and container["image"].endswith(f"fedsweep:{fedsweep.__version__}")
+        assert {"cpu", "memory"} <= container["resources"]["limits"].keys()
+    for group in spec["rayClusterSpec"]["workerGroupSpecs"]:
+        assert group["groupName"] and group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        assert group["rayStartParams"] == {}
+
+
+def test_the_manifests_ray_is_the_one_that_is_pinned(pages: Any) -> None:
+    version = manifest(pages)["spec"]["rayClusterSpec"]["rayVersion"]
+    assert f"ray=={version}" in (pages.root / "constraints.txt").read_text().split()
+    assert f"FROM rayproject/ray:{version}-py311" in (pages.root / "docs/cluster.md").read_text()
+
+
+def test_every_mount_of_the_manifest_has_a_volume(pages: Any) -> None:
+    head = manifest(pages)["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    mounts = {mount["name"] for container in head["containers"] for mount in container["volumeMounts"]}
+    assert mounts == {volume["name"] for volume in head["volumes"]}
+
+
+def test_the_manifests_entrypoint_is_a_command_that_fits_its_workers(pages: Any) -> None:
+    spec = manifest(pages)["spec"]
+    words = shlex.split(spec["entrypoint"])
+    assert words[:2] == ["fedsweep", "run"]
+    run = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    options = {option for parameter in run.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= options
+    runtime = load_config({}, [words[k + 1] for k, word in enumerate(words) if word == "--set"]).runtime
+    group = spec["rayClusterSpec"]["workerGroupSpecs"][0]
+    cpus = int(group["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"])
+    assert runtime.client_actors == group["replicas"] * cpus
+
+
+def test_the_slurm_script_parses(pages: Any) -> None:
+    done = subprocess.run(["bash", "-n", pages.root / "docs/cluster/slurm.sh"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def slurm(pages: Any, tmp_path: Path) -> Any:
+    """Runs the script with stand-ins for Slurm and Ray; gives what it asks srun to start, and the calls of ray."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, body in STAND_INS.items():
+        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
+        (programs / name).chmod(0o755)
+    (programs / "activate").touch()
+    environment = {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "FEDSWEEP_VENV": str(tmp_path),
+        "SLURM_JOB_NODELIST": "node[1-3]",
+        "SLURM_JOB_ID": "123456",
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_CPUS_PER_TASK": "8",
+        "ASKED": str(tmp_path / "asked"),
+        "RAY_CALLS": str(tmp_path / "ray-calls"),
+    }
+
+    def submit(*arguments: str) -> tuple[list[str], str]:
+        script = ["bash", str(pages.root / "docs/cluster/slurm.sh"), *arguments]
+        done = subprocess.run(script, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return (tmp_path / "asked").read_text().splitlines(), (tmp_path / "ray-calls").read_text()
+
+    return submit
+
+
+def test_the_slurm_script_starts_ray_everywhere_and_fedsweep_on_the_first_node(slurm: Any) -> None:
+    asked, calls = slurm("experiment.yaml", "out")
+    assert calls == "get-auth-token --generate\n"
+    assert asked[:3] == ["--nodes=3", "--ntasks=3", "ray"]
+    split = asked.index("--")
+    assert asked[3:split] == ["symmetric-run", "--address", "10.0.0.7:23456", "--min-nodes", "3", "--num-cpus=8"]
+    command = asked[split + 1 :]
+    assert command[:5] == ["fedsweep", "run", "experiment.yaml", "--out", "out"]
+    runtime = load_config({}, [command[k + 1] for k, word in enumerate(command) if word == "--set"]).runtime
+    assert (runtime.address, runtime.client_actors) == ("auto", 24)
+
+
+def test_the_slurm_script_goes_on_with_an_unfinished_run(slurm: Any, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.yaml").touch()
+    asked, _ = slurm("experiment.yaml", "out")
+    assert asked[asked.index("--") + 1 :] == ["fedsweep", "run", "--resume", "out"]
+
+
+def test_the_slurm_script_asks_for_its_arguments(pages: Any) -> None:
+    done = subprocess.run(["bash", pages.root / "docs/cluster/slurm.sh"], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "usage: sbatch slurm.sh CONFIG OUT" in done.stderr
