@@ -115,6 +115,7 @@ def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
         checkpoint_every=plan.config.checkpoint.every,
         checkpoint_keep=plan.config.checkpoint.keep,
         facts={**run_facts(), "backend": "ray" if plan.num_actors else "local", "client_actors": plan.num_actors or 1},
+        umask=present_umask(),
     )
     if not plan.num_actors:
         with _one_thread():
@@ -137,6 +138,13 @@ def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
         yield session
     finally:
         session.close()
+
+
+def present_umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _local_fleet(experiment: Experiment) -> LocalFleet:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -149,15 +151,15 @@ def test_rough_gradient_hides_gaps() -> None:
 
 
 def test_lipschitz_constant_is_that_of_the_curvature_change_along_the_move() -> None:
-    """F = sum w^3, H = 6 w. From 3 to 1: H move - (gradient there - here) = -36 - (3 - 27) = -12 over a move of -2: L = 6.
+    """F = sum w^3, H = 6 w. From 3 to 1: H move - (gradient there - here) = -36 - (3 - 27) = -12, the move -2: L = 6.
 
-    The gap from -18 to 18 (at -3 and 3) exceeds 4 L = 24. Back from -3 to 3: 108 over 6, so L = 18 and 4 L = 72 hides it.
+    The gap from -18 to 18 (at -3 and 3) exceeds 4 L = 24. Back from -3 to 3 it is 108 over 6: L = 18, 4 L = 72.
     """
     after, before = torch.tensor([3.0, -3.0]).double(), torch.tensor([1.0, -1.0]).double()
-    options = {"exact_up_to": 10, "lanczos_steps": 1, "start": torch.ones(2).double()}
-    assert raw_base_rate(lambda w: (w**3).sum(), before, after, **options) == pytest.approx(0.5)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"exact_up_to": 10, "lanczos_steps": 1, "start": torch.ones(2).double()}
+    assert raw_base_rate(lambda w: (w**3).sum(), before, after, **options) == pytest.approx(0.5)
     far = torch.tensor([-3.0, 3.0]).double()
-    assert raw_base_rate(lambda w: (w**3).sum(), far, after, **options) == 0.0  # type: ignore[arg-type]
+    assert raw_base_rate(lambda w: (w**3).sum(), far, after, **options) == 0.0
 
 
 def test_lanczos_finds_the_ends_of_a_spectrum_and_shares_that_sum_to_one() -> None:

@@ -22,8 +22,8 @@ _FLOPS_PER_MAC = 2
 def fwd_macs_per_sample(model: nn.Module, input_shape: tuple[int, int, int], *, count_batch_norm: bool = True) -> int:
     """Multiply-accumulates of one forward pass of one sample.
 
-    The model, its buffers and all random generators stay as they are. Runs without computing anything where the
-    model allows it (on torch's meta device), so it costs milliseconds; callers keep the result.
+    The model, its buffers and all random generators stay as they are. Runs one sample through a copy on the CPU;
+    callers keep the result.
 
     Source: FedDHAD's column "MLPs", which is this figure in millions, with 4 operations per output of a batch norm.
 
@@ -48,11 +48,8 @@ def layer_costs(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[str
     Returns:
         Weight -> (multiply-accumulates, operations of a batch norm: 4 per output).
     """
-    try:
-        return _costs(_outline(model, device="meta"), torch.zeros(1, *input_shape, device="meta"))
-    except RuntimeError:
-        # A user's network may look at values, which the meta device does not have.
-        return _costs(_outline(model, device="cpu"), torch.zeros(1, *input_shape))
+    # Not on the meta device: importing what it needs takes a second in every process, one sample milliseconds.
+    return _costs(_outline(model), torch.zeros(1, *input_shape))
 
 
 def train_flops_per_sample(model: nn.Module, input_shape: tuple[int, int, int]) -> int:
@@ -68,21 +65,21 @@ def train_flops_per_sample(model: nn.Module, input_shape: tuple[int, int, int]) 
     return _FORWARD_PASSES_PER_TRAINING_SAMPLE * _FLOPS_PER_MAC * macs
 
 
-def _outline(model: nn.Module, *, device: str) -> nn.Module:
-    """A copy in evaluation mode and float32, on the meta device without the weights' memory."""
+def _outline(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode and float32, on the CPU."""
     memo: dict[int, object] = {}
     for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(_placed(parameter, device), requires_grad=False)
+        memo[id(parameter)] = nn.Parameter(_placed(parameter), requires_grad=False)
     for buffer in model.buffers():
-        memo[id(buffer)] = _placed(buffer, device)
+        memo[id(buffer)] = _placed(buffer)
     return copy.deepcopy(model, memo).eval()
 
 
-def _placed(tensor: Tensor, device: str) -> Tensor:
+def _placed(tensor: Tensor) -> Tensor:
     dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
-    if device == "meta":
-        return torch.empty(tensor.shape, dtype=dtype, device=device)
-    return tensor.detach().to(device=device, dtype=dtype, copy=True)
+    if tensor.device.type == "meta":
+        return torch.zeros(tensor.shape, dtype=dtype)
+    return tensor.detach().to(device="cpu", dtype=dtype, copy=True)
 
 
 def _costs(outline: nn.Module, inputs: Tensor) -> dict[str, tuple[int, int]]:

@@ -66,6 +66,9 @@ class Fleet(ABC):
     def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: np.ndarray) -> Mapping[int, Arrays]:
         """The set-up exchange, see :meth:`Worker.measure`."""
 
+    def ready(self) -> None:
+        """Wait for workers that were just made; until then the caller can do other things while they start."""
+
     def repair(self) -> None:
         """Replace lost workers."""
 

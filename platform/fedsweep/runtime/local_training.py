@@ -22,6 +22,7 @@ from fedsweep.errors import ClientJobError
 from fedsweep.records import LocalJob, Payload, State
 from fedsweep.runtime.client_optimizer import ClientOptimizer
 from fedsweep.runtime.flat_module import ModuleSlot
+from fedsweep.runtime.memory_trees import cut_memory, grown_memory
 from fedsweep.runtime.messages import ClientSide, RoundTotals, Tally, Turn
 from fedsweep.runtime.shards import Shard, batch_order
 from fedsweep.streams import stream
@@ -144,7 +145,9 @@ class LocalSession:
         for term in self._side.terms:
             if term.name not in self._memories:
                 stored = self._stored_memories.get(term.name)
-                self._memories[term.name] = term.init(self._trained) if stored is None else stored
+                self._memories[term.name] = (
+                    term.init(self._trained) if stored is None else cut_memory(stored, self.submodel, self._full)
+                )
             self._memories[term.name], params = term.prepare(self._memories[term.name], self._anchor_params())
             self._replace(params)
 
@@ -324,7 +327,16 @@ class LocalSession:
             pass_accuracies=self._pass_accuracies(),
         )
         memory: dict[str, Any] = {}
-        terms = {term.name: self._memories[term.name] for term in self._side.terms if term.stateful}
+        terms = {
+            term.name: grown_memory(
+                self._memories[term.name],
+                self._stored_memories.get(term.name),
+                submodel=self.submodel,
+                full=self._full,
+            )
+            for term in self._side.terms
+            if term.stateful
+        }
         if terms:
             memory["terms"] = terms
         if self._side.optimizer.keep == "persist" or not attended:

@@ -171,7 +171,9 @@ class RayFleet(Fleet):
         self._closed = False
         self._group: Path | None = None
         self._nodes: dict[int, str] = {}
+        self._folds = False
         self._actors: dict[int, Any] = {}
+        self._starting: dict[int, Any] = {}
         self._pings: dict[int, tuple[Any, float]] = {}
         _sweep_old_groups()
         self._grow(range(num_actors))
@@ -186,8 +188,18 @@ class RayFleet(Fleet):
             self._actors[index] = _REMOTE.options(
                 name=f"{self._name}-client-{index}{suffix}", max_restarts=0, max_task_retries=0, **options
             ).remote(self._experiment, index, gpus)
+            self._starting[index] = self._actors[index].where.remote()
         self._births += 1
-        where = {index: self._actors[index].where.remote() for index in indices}
+
+    def ready(self) -> None:
+        """See :meth:`Fleet.ready`.
+
+        Raises:
+            ResourceError: An actor can't start, or does not within the time.
+        """
+        if not self._starting:
+            return
+        where, self._starting = self._starting, {}
         _, late = ray.wait(list(where.values()), num_returns=len(where), timeout=self._start_timeout_s)
         if late:
             missing = [k for k, ref in where.items() if ref in late]
@@ -241,7 +253,7 @@ class RayFleet(Fleet):
         dead = []
         for index, actor in self._actors.items():
             try:
-                ray.get(actor.ping.remote(), timeout=self._hang_timeout_s)
+                ray.get(actor.ping.options(concurrency_group="control").remote(), timeout=self._hang_timeout_s)
             except (ray_errors.RayError, TimeoutError):
                 ray.kill(actor)
                 dead.append(index)
@@ -264,10 +276,12 @@ class RayFleet(Fleet):
     @property
     def folds(self) -> bool:
         """See :meth:`Fleet.folds`."""
+        self.ready()
         return self._folds
 
     def play(self, segment: Segment, anchor: np.ndarray, memories: Mapping[int, Handle]) -> SegmentResult:
         """See :meth:`Fleet.play`."""
+        self.ready()
         segment_ref, anchor_ref = ray.put(segment), ray.put(anchor)
         calls: dict[int, list[Any]] = {}
         keepers: dict[int, list[int]] = {}
@@ -354,6 +368,7 @@ class RayFleet(Fleet):
 
     def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: np.ndarray) -> Mapping[int, Arrays]:
         """See :meth:`Fleet.measure`."""
+        self.ready()
         vector_ref = ray.put(vector)
         shares = [list(clients[index :: self._num_actors]) for index in range(self._num_actors)]
         refs = {k: self._actors[k].measure.remote(share, list(probes), vector_ref) for k, share in enumerate(shares)}

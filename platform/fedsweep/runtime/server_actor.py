@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,7 @@ class ServerActor:
         self, experiment: Experiment, reference: list[Any], fleet: FleetSettings, settings: SessionSettings
     ) -> None:
         torch.set_num_threads(1)
+        os.umask(settings.umask)  # workers of an embedded cluster inherit the one that keeps its token private
         self._metrics = RayMetrics(run=settings.folder.name)
         self._session = RunSession(
             experiment, functools.partial(make_ray_fleet, experiment, reference[0], fleet), settings

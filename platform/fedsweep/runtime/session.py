@@ -50,12 +50,14 @@ class SessionSettings:
         checkpoint_every: Rounds between checkpoints.
         checkpoint_keep: Newest checkpoints that stay.
         facts: Versions, git commit and the like for ``result.json``.
+        umask: Permissions that the run's files must not have, as for the user's other files.
     """
 
     folder: Path
     checkpoint_every: int
     checkpoint_keep: int
     facts: Mapping[str, Any]
+    umask: int = 0o077
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +145,7 @@ class RunSession:
         self._state = start
         self._reported = start.round
         self._write_clients()
+        self._fleet.ready()
         return Opened(
             records=start.records,
             messages=self._taken_messages(),

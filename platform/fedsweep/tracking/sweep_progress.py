@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -34,6 +34,7 @@ class TrialState:
         metric: The sweep's first metric; NaN as long as it is unknown.
         megabytes: Sent so far.
         changed: When it last changed.
+        was_there: It had finished before this sweep went on.
     """
 
     label: str
@@ -44,6 +45,7 @@ class TrialState:
     metric: float = float("nan")
     megabytes: float = 0.0
     changed: float = 0.0
+    was_there: bool = False
 
 
 class SweepProgress:
@@ -86,7 +88,9 @@ class SweepProgress:
             status: Where it stands.
         """
         with self._lock:
-            self._trials[name] = TrialState(label=label, seed=seed, planned=rounds, status=status)
+            self._trials[name] = TrialState(
+                label=label, seed=seed, planned=rounds, status=status, was_there=status == "finished"
+            )
 
     def began(self, name: str) -> None:
         """A trial has a process."""
@@ -155,6 +159,8 @@ class PlainSweepProgress(SweepProgress):
     def ended(self, name: str, status: str, remark: str | None) -> None:
         super().ended(name, status, remark)
         state = self._trials[name]
+        if state.was_there:
+            return
         figures = f"{state.round} rounds, {self._metric} {state.metric:.4g}, {state.megabytes:.1f} MB sent"
         self.say(f"{self._counts()}: {self._named(name)}: {status}{f' ({remark})' if remark else ''}, {figures}")
 
@@ -230,8 +236,3 @@ def make_sweep_progress(
     return LiveSweepProgress(Console(), metric, is_interrupted=is_interrupted)
 
 
-@contextlib.contextmanager
-def heard(progress: SweepProgress) -> Iterator[SweepProgress]:
-    """The audience, from beginning to end."""
-    with progress:
-        yield progress

@@ -6,6 +6,8 @@ Each entry of :data:`DATASETS` has a one-line summary and its source. A name tha
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,11 +136,9 @@ def _load_digits(root: Path, *, download: bool) -> Dataset:
     The split is stratified and always the same, whatever the run's seed. ``root`` and ``download`` change nothing: the
     data come with scikit-learn.
     """
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    images = bunch.data.reshape(-1, 1, 8, 8).astype(np.uint8)
-    labels = bunch.target.astype(np.int64)
+    table = _digits_table()
+    images = table[:, :-1].reshape(-1, 1, 8, 8)
+    labels = table[:, -1].astype(np.int64)
     test = _stratified(labels, num_chosen=_NUM_DIGITS_TEST, stream=Stream(("digits-split",)))
     train = np.setdiff1d(np.arange(len(labels)), test)
     pixels = images[train] / 16.0
@@ -154,6 +154,19 @@ def _load_digits(root: Path, *, download: bool) -> Dataset:
         std=(float(pixels.std()),),
         class_names=tuple(str(digit) for digit in range(10)),
     )
+
+
+def _digits_table() -> NDArray[np.uint8]:
+    """[1797, 65]: 64 pixels and the label. Read from the installed package, whose import would take a second."""
+    package = importlib.util.find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
+        raise DataError("the digits come with scikit-learn, which is not installed: pip install scikit-learn")
+    path = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    try:
+        with gzip.open(path, "rt", encoding="ascii") as file:
+            return np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: the installed scikit-learn's digits cannot be read ({error}); reinstall it") from error
 
 
 def _stratified(labels: NDArray[np.int64], *, num_chosen: int, stream: Stream) -> NDArray[np.int64]:

@@ -1,0 +1,165 @@
+"""What sub-models save and what they cost, on one core.
+
+    python tests/benchmarks/bench_submodels.py [step] [overhead]
+
+step      FedDHAD's CNN at half width against the full one: wall time per local step through whole rounds, units and
+          multipliers drawn as FedAD draws them; at most 0.6 is asked for
+overhead  what cutting, building, sending and averaging the parts takes of a round of 250 steps; at most 0.05
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+import plain
+
+from fedsweep.algorithms.dropout_rates import drawn_units
+from fedsweep.components.submodels import SubModel, SubModelPolicy
+from fedsweep.method import FederatedMethod
+from fedsweep.models.network import Network
+from fedsweep.models.registry import build_model
+from fedsweep.models.unit_submodel import unit_submodel
+from fedsweep.records import RoundContext, State
+from fedsweep.runtime.engine import Engine
+from fedsweep.streams import stream
+from fedsweep.testing import local_engine, tiny_experiment
+from fedsweep.trees import coverage_mean, layout_of, model_vector
+from fedsweep.world.transforms import Normalize
+
+COHORT, STEPS, REPEATS = 2, 40, 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomWidth(SubModelPolicy):
+    """Each client keeps a random share of each layer's units.
+
+    Attributes:
+        share: 0..1; 1: the full model, through the same code.
+    """
+
+    share: float
+
+    def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
+        """See :meth:`SubModelPolicy.assign`."""
+        return {k: random_part(context.model, self.share, context.round, k) for k in context.cohort}, state
+
+
+def random_part(model: nn.Module | None, share: float, *key: int) -> SubModel:
+    """A part with exactly this share of each layer, with multipliers."""
+    groups = model.unit_groups()  # type: ignore[union-attr,operator]
+    generator = stream(0, "units", *key).numpy()
+    kept = {g.name: sorted(generator.choice(g.size, round(share * g.size), replace=False).tolist()) for g in groups}
+    return unit_submodel(groups, kept, scales={name: [1.0 / share] * len(units) for name, units in kept.items()})
+
+
+def feddhad_cnn() -> Network:
+    """FedDHAD's CNN for 3x32x32 images and 10 classes."""
+    return build_model("feddhad_cnn", input_shape=(3, 32, 32), num_classes=10, stream=stream(0, "model"))
+
+
+def engine_of(share: float) -> Engine:
+    """Two clients of 40 steps of 10 samples a round."""
+    images, labels = plain.images_and_labels(num_clients=COHORT, samples=100)
+    method = FederatedMethod(name="random width", source="", submodels=RandomWidth(share=share))
+    base = tiny_experiment(
+        method,
+        num_clients=COHORT,
+        cohort_size=COHORT,
+        rounds=10_000,
+        learning_rate=0.01,
+        batch_size=10,
+        local_steps=STEPS,
+        build=feddhad_cnn,
+        images=images,
+        labels=labels,
+    )
+    transform = Normalize(scale=255.0, mean=(0.5,) * 3, std=(0.25,) * 3)
+    data = dataclasses.replace(base.world.data, transform=transform)
+    world = dataclasses.replace(base.world, data=data, test_images=images[:10], test_labels=labels[:10])
+    return local_engine(dataclasses.replace(base, world=world))
+
+
+def rounds_of(engine: Engine) -> Callable[[], float]:
+    """A function that plays the next round and returns its seconds per local step."""
+    state = engine.start()
+    state, _ = engine.advance(state)  # warm
+
+    def one() -> float:
+        nonlocal state
+        state, _ = engine.advance(state)
+        return state.records[-1].wall_time_s / state.records[-1].local_steps
+
+    return one
+
+
+def bench_step() -> float:
+    """Half width against full; whole rounds, cutting and averaging included."""
+    full, half = rounds_of(engine_of(1.0)), rounds_of(engine_of(0.5))
+    pairs = [(full(), half()) for _ in range(REPEATS)]
+    ratio = statistics.median(b / a for a, b in pairs)
+    print(
+        f"FedDHAD CNN, half width / full width, wall time per local step: {ratio:.3f}"
+        f" (full {1e3 * statistics.median(a for a, _ in pairs):.2f} ms,"
+        f" half {1e3 * statistics.median(b for _, b in pairs):.2f} ms; at most 0.6)"
+    )
+    return ratio
+
+
+def bench_overhead() -> float:
+    """Per client: draw, cut, build, put back, its share of the mean; against 250 steps of its part."""
+    worst = 0.0
+    for name in ("lenet5", "feddhad_cnn", "vgg11", "feddhad_resnet18"):
+        model = build_model(name, input_shape=(3, 32, 32), num_classes=10, stream=stream(0, "model"))
+        seconds = statistics.median(handle_part(model, number) for number in range(3))
+        step = seconds_per_step(model)
+        share = seconds / (seconds + 250 * step)
+        worst = max(worst, share)
+        print(f"{name}: {1e3 * seconds:.1f} ms per client and round, {100 * share:.1f} % of 250 steps")
+    return worst
+
+
+def handle_part(model: Network, number: int) -> float:
+    """Seconds to draw a client's part, cut it, build it, put it back and average it."""
+    layout = layout_of(model)
+    vector = model_vector(model, layout)
+    groups = [g for g in model.unit_groups() if not g.residual]
+    rates = {g.name: torch.full((g.size,), 0.1).double().numpy() for g in groups}
+    began = time.perf_counter()
+    drawn = drawn_units(groups, rates, generator=stream(0, "units", number).numpy())
+    part = unit_submodel(model.unit_groups(), drawn.kept, scales=drawn.scales)
+    part.build(model)
+    covered = part.embed(part.extract(vector, layout), layout)
+    coverage_mean(vector, [covered.vector], [covered.cover], [1.0])
+    return time.perf_counter() - began
+
+
+def seconds_per_step(model: nn.Module) -> float:
+    """Forward and backward of a batch of ten; the middle of five."""
+    inputs, targets = torch.randn(10, 3, 32, 32), torch.zeros(10, dtype=torch.long)
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        nn.functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    chosen = sys.argv[1:] or ["step", "overhead"]
+    passed = True
+    if "step" in chosen:
+        passed &= bench_step() <= 0.6
+    if "overhead" in chosen:
+        passed &= bench_overhead() <= 0.05
+    sys.exit(0 if passed else 1)

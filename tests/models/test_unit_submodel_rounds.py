@@ -1,0 +1,265 @@
+"""Unit-wise sub-models through whole rounds: what is trained, what stays, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedsweep.algorithms.fedad import fedad
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.components.submodels import FULL_MODEL, SubModel, SubModelPolicy
+from fedsweep.method import FederatedMethod
+from fedsweep.models.lenet import LeNet5
+from fedsweep.models.mlp import Mlp
+from fedsweep.models.network import Network
+from fedsweep.models.registry import build_model
+from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
+from fedsweep.models.units import attach_unit_scales, ordered_kept
+from fedsweep.records import RoundContext, State
+from fedsweep.runtime.engine import Engine
+from fedsweep.runtime.experiment import Experiment
+from fedsweep.runtime.messages import OptimizerSettings
+from fedsweep.runtime.playing import Played
+from fedsweep.runtime.state import RunState
+from fedsweep.streams import stream
+from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.world.devices import DeviceProfile
+
+torch.set_num_threads(1)
+
+PARAMS = 6 * 8 + 8 + 8 * 8 + 8 + 8 * 4 + 4
+
+
+def net() -> nn.Module:
+    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
+
+
+def pictures(num_samples: int = 12, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    generator = stream(0, "pictures").numpy()
+    return generator.normal(size=(num_samples, 3, size, size)).astype(np.float32), np.arange(num_samples) % 10
+
+
+def experiment(method: FederatedMethod, *, devices: tuple[DeviceProfile, ...] | None = None, **more: Any) -> Experiment:
+    options: dict[str, Any] = {"build": net, "local_epochs": 2} | more
+    made = tiny_experiment(method, **options)
+    if devices is None:
+        return made
+    profiles = tuple(replace(p, device=devices[p.client % len(devices)]) for p in made.world.profiles)
+    return replace(made, world=replace(made.world, profiles=profiles))
+
+
+def run(method: FederatedMethod, **more: Any) -> RunState:
+    return run_rounds(local_engine(experiment(method, **more)))
+
+
+def played(engine: Engine, state: RunState) -> Played:
+    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
+
+
+def device(flops_per_s: float, *, overhead_s: float = 0.0, bits_per_s: float = 1e6) -> DeviceProfile:
+    return DeviceProfile(
+        flops_per_s=flops_per_s,
+        overhead_s=overhead_s,
+        down_bits_per_s=bits_per_s,
+        up_bits_per_s=bits_per_s,
+        down_latency_s=0.0,
+        up_latency_s=0.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts(SubModelPolicy):
+    """The sub-models that the test names, client by client; the same in every round."""
+
+    parts: tuple[SubModel, ...]
+
+    def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
+        return {k: self.parts[k % len(self.parts)] for k in context.cohort}, state
+
+
+def with_parts(*parts: SubModel) -> FederatedMethod:
+    return FederatedMethod(name="parts", source="", submodels=Parts(parts=parts))
+
+
+def part_of(kept: Mapping[str, Any], scales: Mapping[str, Any] | None = None) -> SubModel:
+    return unit_submodel(Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8).unit_groups(), kept, scales=scales)
+
+
+# -- sub-models in training --------------------------------------------------------------------------------------
+
+
+def test_client_learns_what_the_masked_full_model_learns() -> None:
+    """R4, three steps of SGD in float64: removed activations 0, kept ones scaled; nothing else moves."""
+    kept = {"fc1": (0, 2, 3, 7), "fc2": (1, 4, 5)}
+    scales = {"fc1": (1.0, 1.5, 2.0, 1.25), "fc2": (3.0, 1.0, 1.1)}
+    engine = local_engine(
+        experiment(with_parts(part_of(kept, scales)), double=True, local_epochs=1, sizes=[12] * 6, rounds=1)
+    )
+    start = engine.start()
+    found = played(engine, start).updates[0]
+    full = engine.experiment.build_model()
+    masks = {name: torch.zeros(8, dtype=torch.float64) for name in kept}
+    for name, units in kept.items():
+        masks[name][list(units)] = torch.tensor(scales[name], dtype=torch.float64)
+    attach_unit_scales(full, masks)  # type: ignore[arg-type]
+    full.train()
+    optimizer = torch.optim.SGD(full.parameters(), lr=0.1)
+    order = stream(0, "batches", 1, found.client).numpy().permutation(12)
+    indices = engine.experiment.world.indices[found.client]
+    for step in range(3):
+        rows = indices[order[step * 4 : step * 4 + 4]]
+        inputs = torch.from_numpy(engine.experiment.world.data.images[rows])
+        targets = torch.from_numpy(engine.experiment.world.data.labels[rows])
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(full(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    expected = engine.layout.flatten(dict(full.named_parameters()))
+    assert found.vector is not None
+    covered = found.submodel.embed(found.vector, engine.layout)
+    assert covered.cover is not None
+    torch.testing.assert_close(covered.vector[covered.cover], expected[covered.cover], rtol=1e-10, atol=1e-12)
+    assert torch.equal(expected[~covered.cover], start.vector[~covered.cover])
+
+
+@pytest.mark.parametrize("keep", ["reset", "persist", "average"])
+def test_what_nobody_holds_does_not_move_under_momentum_and_weight_decay(keep: str) -> None:
+    """R6, R9: two rounds, everybody without unit 0 of both layers; the full model trains in between for client 0."""
+    part = part_of({"fc1": range(1, 8), "fc2": range(1, 8)})
+    optimizer = OptimizerSettings(momentum=0.9, weight_decay=0.1, keep=keep)
+    engine = local_engine(experiment(with_parts(part), optimizer=optimizer, rounds=3))
+    start = engine.start()
+    end = run_rounds(engine)
+    covered = part.embed(part.extract(start.vector, engine.layout), engine.layout).cover
+    assert covered is not None
+    trained = slice(0, engine.layout.num_params)
+    assert torch.equal(end.vector[trained][~covered[trained]], start.vector[trained][~covered[trained]])
+    assert not torch.equal(end.vector[trained][covered[trained]], start.vector[trained][covered[trained]])
+
+
+def test_kept_momentum_follows_the_units_through_changing_parts() -> None:
+    """A client that trained unit 0 in round 1 has its momentum unchanged after rounds without it."""
+    methods = [with_parts(FULL_MODEL), with_parts(part_of({"fc1": range(1, 8)}))]
+    optimizer = OptimizerSettings(momentum=0.9, keep="persist")
+    full, cut = (local_engine(experiment(m, optimizer=optimizer, cohort_size=6, rounds=2)) for m in methods)
+    first = run_rounds(full, rounds=1)
+    second = run_rounds(cut, first, rounds=1)
+    before = engine_buffers(first)
+    after = engine_buffers(second)
+    row = slice(0, 6)  # the incoming weights of unit 0 of fc1 lie first
+    assert np.array_equal(before[:, row], after[:, row]) and before[:, row].any()
+    assert not np.array_equal(before[:, 6:12], after[:, 6:12])
+
+
+def engine_buffers(state: RunState) -> np.ndarray:
+    return np.stack([state.memories[k]["optimizer"]["momentum_buffer"] for k in range(6)])
+
+
+def test_evaluation_knows_neither_factors_nor_masks() -> None:
+    """R10: accuracy and loss are those of a fresh full model with the final vector."""
+    engine = local_engine(experiment(fedad(base_rate=0.5, refresh=(1,)), rounds=3))
+    state = run_rounds(engine)
+    fresh = engine.experiment.build_model().eval()
+    for name, value in fresh.named_parameters():
+        value.data.copy_(engine.layout.views(state.vector)[name])
+    world = engine.experiment.world
+    with torch.no_grad():
+        logits = fresh(torch.from_numpy(world.test_images))
+    loss = nn.functional.cross_entropy(logits, torch.from_numpy(world.test_labels))
+    assert state.records[-1].test_loss == pytest.approx(float(loss), rel=1e-6)
+
+
+def test_parts_without_a_common_unit_are_joined() -> None:
+    """R5: crossing weights are held by nobody and stay; every other hidden weight is its only holder's."""
+    halves = [part_of({"fc1": range(s, s + 4), "fc2": range(s, s + 4)}) for s in (0, 4)]
+    engine = local_engine(experiment(with_parts(*halves), cohort_size=2, num_clients=2, rounds=1))
+    start = engine.start()
+    round = played(engine, start)
+    found, before = engine.layout.views(round.vector), engine.layout.views(start.vector)
+    for update, units in zip(round.updates, (slice(0, 4), slice(4, 8)), strict=True):
+        torch.testing.assert_close(found["fc2.weight"][units, units], update.params["fc2.weight"], rtol=1e-6, atol=0)
+    assert torch.equal(found["fc2.weight"][:4, 4:], before["fc2.weight"][:4, 4:])
+    assert torch.equal(found["fc2.weight"][4:, :4], before["fc2.weight"][4:, :4])
+
+
+# -- costs -------------------------------------------------------------------------------------------------------
+
+
+def lenet() -> nn.Module:
+    return LeNet5(input_shape=(3, 32, 32), num_classes=10)
+
+
+def test_half_width_lenet_has_its_share_of_flops_and_bytes_and_all_the_steps() -> None:
+    """FLOPs x 251,340 / 651,720, bytes x 15,888 / 62,006, the overhead of steps unchanged; rate 0 is the full clock."""
+    images, labels = pictures()
+    half = unit_submodel(
+        LeNet5(input_shape=(3, 32, 32), num_classes=10).unit_groups(),
+        {
+            n: u.tolist()
+            for n, u in ordered_kept(LeNet5(input_shape=(3, 32, 32), num_classes=10).unit_groups(), 0.5).items()
+        },
+    )
+    parts = {
+        "flops": device(1e9, bits_per_s=float("inf")),
+        "bytes": device(float("inf"), bits_per_s=1e6),
+        "steps": device(float("inf"), overhead_s=0.5, bits_per_s=float("inf")),
+    }
+    shares = {"flops": 251_340 / 651_720, "bytes": 15_888 / 62_006, "steps": 1.0}
+    for name, profile in parts.items():
+        clocks: list[float] = []
+        for method in (with_parts(half), fedavg(), fedad(base_rate=0.0)):
+            made = experiment(
+                method,
+                devices=(profile,),
+                build=lenet,
+                images=images,
+                labels=labels,
+                num_clients=2,
+                cohort_size=2,
+                local_epochs=1,
+            )
+            clocks.append(local_engine(made).planner.plan(local_engine(made).start()).clock or 0.0)
+        assert clocks[0] == pytest.approx(clocks[1] * shares[name], rel=1e-12)
+        assert clocks[1] == clocks[2] > 0
+
+
+def test_records_count_the_parts_that_were_trained() -> None:
+    """R8: one part of 3 and 5 units and a full model; 2 mask bytes for the part that is no prefix, 4 per factor."""
+    part = part_of({"fc1": (0, 1, 7), "fc2": range(5)}, {"fc1": (2.0, 2.0, 2.0), "fc2": (1.0, 2.0, 3.0, 4.0, 5.0)})
+    record = run(with_parts(part, FULL_MODEL), num_clients=2, cohort_size=2, rounds=1, sizes=(8, 8)).records[0]
+    own = 6 * 3 + 3 + 3 * 5 + 5 + 5 * 4 + 4
+    assert (record.values_up, record.values_down) == (own + PARAMS, own + PARAMS)
+    assert record.bytes_down == 4 * (own + PARAMS) + 1 + 4 + 4 * 5
+    small, whole = 6 * 3 + 3 * 5 + 5 * 4, 6 * 8 + 8 * 8 + 8 * 4
+    assert record.fwd_macs_per_sample == (small + whole) / 2
+    assert record.flops == 6 * (small + whole) * 16
+
+
+@pytest.mark.parametrize("name", ["lenet5", "feddhad_resnet18", "fedstg_cnn"])
+def test_costs_from_layers_are_those_of_a_forward_pass_of_the_part(name: str) -> None:
+    images, labels = pictures()
+
+    def build() -> Network:
+        return build_model(name, input_shape=(3, 32, 32), num_classes=10, stream=stream(0, "m"))
+
+    costs = local_engine(
+        experiment(fedavg(), build=build, images=images, labels=labels, num_clients=2, cohort_size=2)
+    ).costs
+    model = build()
+    generator = stream(0, "kept").numpy()
+    kept = {
+        g.name: sorted(generator.choice(g.size, -(-g.size // 3), replace=False).tolist()) for g in model.unit_groups()
+    }
+    part = unit_submodel(model.unit_groups(), kept)
+    assert isinstance(part, UnitSubModel)
+    for count_batch_norm in (False, True):
+        scaled = costs._scaled(part, count_batch_norm)
+        costs._layers, layers = {"gone.weight": (1, 0)}, costs._layers
+        counted = costs.macs(part, count_batch_norm=count_batch_norm)
+        costs._layers = layers
+        assert scaled == counted > 0

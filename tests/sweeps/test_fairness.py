@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from typing import Any
+
+from fedsweep.config.load import load_config, with_values
+from fedsweep.sweeps.fairness import notes, world_of
+from fedsweep.sweeps.space import Trial, list_trials
+
+METHODS = {"grid": [{"name": "fedavg"}, {"name": "fedprox", "mu": 0.1}]}
+
+
+def said(space: dict[str, Any], **sweep: Any) -> list[str]:
+    base = load_config({"sweep": {"space": space, **sweep}})
+    trials = list_trials(base)
+    return notes(trials, [with_values(base, trial.values) for trial in trials])
+
+
+def test_methods_over_shared_seeds_need_no_note() -> None:
+    assert said({"method": METHODS, "seed": {"grid": [0, 1, 2]}}) == []
+
+
+def test_another_scenario_is_said_to_be_another_world() -> None:
+    [note] = said({"scenario.partition.dirichlet_alpha": {"grid": [0.1, 1.0]}, "seed": {"grid": [0, 1]}})
+    assert "scenario.partition.dirichlet_alpha" in note and "different worlds" in note
+
+
+def test_training_keys_share_the_world_but_are_named() -> None:
+    [note] = said({"training.optimizer.lr": {"grid": [0.1, 1.0]}, "seed": {"grid": [0, 1]}})
+    assert "training.optimizer.lr" in note and "partition and initial model are shared" in note
+
+
+def test_a_single_seed_is_said_to_be_no_comparison() -> None:
+    [note] = said({"method": METHODS})
+    assert "nothing can be said about chance" in note
+
+
+def test_seeds_that_differ_between_settings_are_named() -> None:
+    base = load_config({})
+    points = [{"method.name": "fedavg", "seed": 0}, {"method.name": "fedsgd", "seed": 1}]
+    trials = [
+        Trial(number=k, values=v, label=str(v["method.name"]), folder=f"{k}") for k, v in enumerate(points, start=1)
+    ]
+    [note] = notes(trials, [base, base])
+    assert "different seeds (fedavg: 0; fedsgd: 1)" in note
+
+
+def test_the_world_is_scenario_and_model_without_where_the_data_lie() -> None:
+    base = load_config({})
+    assert world_of(base) == world_of(with_values(base, {"seed": 3, "scenario.root": "/data", "training.rounds": 2}))
+    assert world_of(base) != world_of(with_values(base, {"model": {"name": "cnn"}}))

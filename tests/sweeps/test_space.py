@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedsweep.config.load import load_config, with_values
+from fedsweep.errors import ConfigError
+from fedsweep.sweeps.space import check_space, list_trials, short_names
+
+
+def listed(space: dict[str, Any], **sweep: Any) -> list[dict[str, Any]]:
+    return [dict(t.values) for t in list_trials(load_config({"sweep": {"space": space, **sweep}}))]
+
+
+def test_grid_is_the_product_of_its_lists_in_their_order() -> None:
+    found = listed({"method.mu": {"grid": [0.1, 1.0]}, "seed": {"grid": [0, 1]}})
+    assert {(v["method.mu"], v["seed"]) for v in found} == {(0.1, 0), (0.1, 1), (1.0, 0), (1.0, 1)}
+    assert len(found) == 4
+
+
+def test_each_draw_goes_through_the_whole_grid() -> None:
+    found = listed({"training.optimizer.lr": {"loguniform": [1e-3, 1.0]}, "seed": {"grid": [0, 1]}}, samples=3)
+    rates = [v["training.optimizer.lr"] for v in found]
+    assert len(found) == 6 and len(set(rates)) == 3
+    assert all(1e-3 <= rate < 1.0 for rate in rates)
+
+
+def test_draws_follow_from_the_seed_and_stay_in_their_range() -> None:
+    space = {"training.batch_size": {"randint": [2, 5]}, "training.optimizer.lr": {"uniform": [0.1, 0.2]}}
+    assert listed(space, samples=8) == listed(space, samples=8)
+    assert {v["training.batch_size"] for v in listed(space, samples=40)} == {2, 3, 4}
+    config = load_config({"seed": 1, "sweep": {"space": space, "samples": 8}})
+    assert [dict(t.values) for t in list_trials(config)] != listed(space, samples=8)
+
+
+def test_a_trial_drawn_twice_is_listed_once() -> None:
+    assert len(listed({"training.batch_size": {"choice": [4, 8]}}, samples=50)) == 2
+
+
+def test_a_key_comes_before_those_below_it() -> None:
+    found = listed({"method.mu": {"grid": [0.5]}, "method": {"grid": [{"name": "fedprox"}]}})[0]
+    assert list(found) == ["method", "method.mu"]
+    config = with_values(load_config({}), found)
+    assert config.method == {"name": "fedprox", "mu": 0.5}
+
+
+def test_folders_and_labels_tell_the_varied_values_and_are_stable() -> None:
+    config = load_config(
+        {"sweep": {"space": {"method": {"grid": [{"name": "fedprox", "mu": 0.1}]}, "seed": {"grid": [7]}}}}
+    )
+    [trial] = list_trials(config)
+    assert trial.folder == "0001-method=fedprox,mu=0.1_seed=7"
+    assert trial.label == "method=fedprox,mu=0.1"
+    assert trial.seed == 7
+
+
+def test_long_values_are_cut_and_told_apart() -> None:
+    modules = [f"a_package_with_a_long_name.{'x' * 80}:{end}" for end in ("one", "two")]
+    config = load_config({"sweep": {"space": {"method": {"grid": [{"name": name} for name in modules]}}}})
+    folders = [trial.folder[5:] for trial in list_trials(config)]
+    assert len(set(folders)) == 2 and max(map(len, folders)) <= 90
+
+
+def test_short_names_take_more_of_a_key_where_ends_are_shared() -> None:
+    keys = ["training.optimizer.lr", "method.lr", "seed"]
+    assert short_names(keys) == {"training.optimizer.lr": "optimizer.lr", "method.lr": "method.lr", "seed": "seed"}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ({"space": {}}, "sweep.space is empty"),
+        ({"space": {"seed": {"grid": [0, 1]}}, "samples": 2}, "vary the seed instead"),
+        ({"space": {"seed": {"grid": [0, 0]}}}, "0 more than once"),
+        ({"space": {"seed": {"grid": [0, 1]}}, "search": "optuna"}, "goes with no grid"),
+    ],
+)
+def test_spaces_that_mean_something_else_are_refused(sweep: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_space(load_config({"sweep": sweep}))

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep import run
+from fedsweep.config.load import load_config
+from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.sweeps.preparing import Entry, make_entry
+from fedsweep.sweeps.space import list_trials
+from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, ActiveTrial, TrialSpec, record_of
+
+
+@pytest.fixture
+def entry_of(tiny: Callable[..., dict[str, Any]]) -> Callable[..., Entry]:
+    def make(space: dict[str, Any], **more: Any) -> Entry:
+        config = load_config(tiny(space, more=more))
+        return make_entry(config, list_trials(config)[0], uri=None)
+
+    return make
+
+
+def trial_of(entry: Entry, folder: Path, **more: Any) -> ActiveTrial:
+    return ActiveTrial(TrialSpec(folder=folder, given=entry.given, **{"metrics": ("test_accuracy",), **more}))
+
+
+def played(trial: ActiveTrial) -> list[dict[str, Any]]:
+    reports = [trial.step()]
+    while not reports[-1]["done"]:
+        reports.append(trial.step())
+    return reports
+
+
+def test_a_trial_gives_the_same_model_as_a_run_with_its_configuration(
+    tmp_path: Path, entry_of: Callable[..., Entry]
+) -> None:
+    entry = entry_of({"method": {"grid": [{"name": "fedprox", "mu": 0.5}]}})
+    played(trial_of(entry, tmp_path / "trial"))
+    alone = run(tmp_path / "trial" / "config.yaml", out=tmp_path / "run")
+    assert RunFolder(tmp_path / "trial").read_result()["model_sha256"] == alone.summary["model_sha256"]
+    assert alone.config.method["mu"] == 0.5
+
+
+def test_reports_carry_sums_and_say_when_it_is_over(tmp_path: Path, entry_of: Callable[..., Entry]) -> None:
+    reports = played(trial_of(entry_of({"seed": {"grid": [1]}}), tmp_path / "t", resource="total_bytes"))
+    assert [r["round"] for r in reports] == [1, 2, 3]
+    assert [r["done"] for r in reports] == [False, False, True]
+    sent = [r["bytes_up"] + r["bytes_down"] for r in reports]
+    assert [r["total_bytes"] for r in reports] == [sent[0], sum(sent[:2]), sum(sent)]
+    assert [r["resource"] for r in reports] == [r["total_bytes"] for r in reports]
+
+
+def test_a_report_gives_back_the_row_of_the_table(tmp_path: Path, entry_of: Callable[..., Entry]) -> None:
+    reports = played(trial_of(entry_of({"seed": {"grid": [1]}}, evaluation={"every": 2}), tmp_path / "t"))
+    rows = RunFolder(tmp_path / "t").read_rounds()
+    for report, row in zip(reports, rows, strict=True):
+        found = record_of(report)
+        for name in ("round", "timestamp_ms", "test_accuracy", "train_loss", "bytes_up", "flops", "extra"):
+            assert getattr(found, name) == getattr(row, name), name
+    assert rows[0].test_accuracy is None
+    assert math.isnan(reports[0]["test_accuracy"])
+
+
+def test_what_is_not_measured_in_a_round_is_reported_with_its_last_value(
+    tmp_path: Path, entry_of: Callable[..., Entry]
+) -> None:
+    entry = entry_of({"seed": {"grid": [1]}}, evaluation={"every": 2}, training={"rounds": 4, "local_steps": 1})
+    reports = played(trial_of(entry, tmp_path / "t"))
+    assert reports[2]["test_accuracy"] == reports[1]["test_accuracy"]
+    assert record_of(reports[2]).test_accuracy is None
+
+
+def test_a_trial_that_is_put_away_goes_on_to_the_same_model(tmp_path: Path, entry_of: Callable[..., Entry]) -> None:
+    entry = entry_of({"seed": {"grid": [3]}})
+    played(trial_of(entry, tmp_path / "whole"))
+    first = trial_of(entry, tmp_path / "broken")
+    first.step()
+    first.end_early()
+    assert RunFolder(tmp_path / "broken").read_result()["status"] == "killed"
+    reports = played(trial_of(entry, tmp_path / "broken"))
+    assert [r["round"] for r in reports] == [2, 3]
+    whole, broken = (RunFolder(tmp_path / name).read_result()["model_sha256"] for name in ("whole", "broken"))
+    assert whole == broken
+    assert len(RunFolder(tmp_path / "broken").read_rounds()) == 3
+
+
+def test_a_trial_that_the_scheduler_ends_has_finished_with_a_model(
+    tmp_path: Path, entry_of: Callable[..., Entry]
+) -> None:
+    trial = trial_of(entry_of({"seed": {"grid": [3]}}), tmp_path / "t")
+    trial.step()
+    (tmp_path / "t" / ENDED_BY_SCHEDULER).touch()
+    trial.end_early()
+    result = RunFolder(tmp_path / "t").read_result()
+    assert (result["status"], result["stopped_by"], result["rounds"]) == ("finished", "scheduler", 1)
+    assert RunFolder(tmp_path / "t").read_model()
+    assert not (tmp_path / "t" / ENDED_BY_SCHEDULER).exists()
+
+
+def test_a_finished_trial_only_says_its_last_round_again(tmp_path: Path, entry_of: Callable[..., Entry]) -> None:
+    entry = entry_of({"seed": {"grid": [3]}})
+    last = played(trial_of(entry, tmp_path / "t"))[-1]
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "t").rglob("*")}
+    [again] = played(trial_of(entry, tmp_path / "t"))
+    assert again == last
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "t").rglob("*")} == before
+
+
+def test_a_trial_that_cannot_begin_leaves_the_reason(tmp_path: Path, entry_of: Callable[..., Entry]) -> None:
+    entry = entry_of({"seed": {"grid": [3]}})
+    given = {**entry.given, "method": {"name": "fedprox", "muu": 1.0}}
+    trial = ActiveTrial(TrialSpec(folder=tmp_path / "t", given=given, metrics=("test_accuracy",)))
+    with pytest.raises(ValueError, match="muu"):
+        trial.step()
+    result = RunFolder(tmp_path / "t").read_result()
+    assert result["status"] == "failed" and "muu" in result["reason"]
+
+
+def test_runs_that_differ_in_method_alone_meet_the_same_clients_and_split(
+    tmp_path: Path, tiny: Callable[..., dict[str, Any]]
+) -> None:
+    config = load_config(tiny({"method": {"grid": [{"name": "fedavg"}, {"name": "fedprox", "mu": 1.0}]}}))
+    folders = [RunFolder(tmp_path / str(k)) for k in range(2)]
+    for folder, trial in zip(folders, list_trials(config), strict=True):
+        played(trial_of(make_entry(config, trial, uri=None), folder.path))
+    first, second = (folder.read_rounds() for folder in folders)
+    assert [r.cohort for r in first] == [r.cohort for r in second]
+    assert folders[0].read_clients().equals(folders[1].read_clients())
+    assert first[0].train_loss != second[0].train_loss or first[-1].test_loss != second[-1].test_loss

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedsweep.records import RoundRecord
+from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.tracking.mlflow_sweep import SweepTracker, TrackedTrial
+from fedsweep.tracking.store import sqlite_uri
+
+
+def record(round: int, *, trial: int = 0, timestamp_ms: int = 0) -> RoundRecord:
+    return RoundRecord(
+        round=round,
+        timestamp_ms=timestamp_ms or 1_700_000_000_000 + 1000 * round,
+        test_accuracy=min(1.0, 0.01 * round + 0.0001 * trial),
+        test_loss=1.0 / round,
+        validation_accuracy=None,
+        train_loss=2.0 / round,
+        lr=0.1,
+        cohort=(0, 1),
+        high_frequency=None,
+        kl_divergence=None,
+        attendees=(0, 1),
+        sync_points=1,
+        values_up=5000,
+        values_down=5000,
+        bytes_up=20_000,
+        bytes_down=20_000,
+        over_budget=None,
+        comm_cost=10_000,
+        comm_ratio=0.5,
+        local_steps=4,
+        flops=100,
+        fwd_macs_per_sample=None,
+        sim_time_s=None,
+        wall_time_s=0.1,
+        eval_time_s=0.01,
+        server_time_s=0.01,
+        aggregation_weights=(0.5, 0.5),
+    )
+
+
+def trial(folder: Path, number: int) -> TrackedTrial:
+    path = folder / f"{number:04d}-seed={number}"
+    if not path.is_dir():
+        RunFolder.create(path, overwrite=False).write_config("scenario: {}\nmethod: {}\n")
+    return TrackedTrial(
+        name="s seed", folder=path, config={"seed": number}, tags={"fedsweep.method": "fedavg"}, planned_rounds=20
+    )
+
+
+def finished(one: TrackedTrial, rounds: int, *, timestamp_ms: int = 0) -> None:
+    run = RunFolder(one.folder)
+    run.write_rounds([record(k, timestamp_ms=timestamp_ms) for k in range(1, rounds + 1)])
+    run.write_result({"status": "finished", "rounds": rounds})
+
+
+Make = Callable[[], SweepTracker]
+
+
+@pytest.fixture
+def make(store: Path, tmp_path: Path) -> Make:
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+
+    def begin() -> SweepTracker:
+        known = folder / "logged.json"
+
+        def keep(names: list[str]) -> None:
+            known.write_text(json.dumps(names))
+
+        logged = set(json.loads(known.read_text())) if known.is_file() else set()
+        tracker = SweepTracker(
+            uri=sqlite_uri(store), experiment="e", folder=folder, logged=logged, keep_logged=keep, warn=pytest.fail
+        )
+        tracker.start(name="s", config={"seed": 0}, tags={})
+        return tracker
+
+    return begin
+
+
+def kill(tracker: SweepTracker) -> None:
+    """What a SIGKILL leaves: nothing that was not written yet is written any more."""
+    while not tracker._events.empty():
+        tracker._events.get_nowait()
+    tracker._events.put(None)
+    assert tracker._thread is not None
+    tracker._thread.join()
+
+
+def steps(store: Path, key: str) -> Counter[tuple[str, int]]:
+    with sqlite3.connect(store) as base:
+        found = base.execute(
+            "SELECT t.value, m.step FROM metrics m JOIN tags t ON t.run_uuid = m.run_uuid"
+            " AND t.key = 'fedsweep.folder' WHERE m.key = ?",
+            (key,),
+        )
+        return Counter((Path(folder).name, step) for folder, step in found)
+
+
+def expected(trials: list[TrackedTrial], rounds: int) -> Counter[tuple[str, int]]:
+    return Counter((t.folder.name, k) for t in trials for k in range(1, rounds + 1))
+
+
+def children(store: Path) -> list[tuple[str, str]]:
+    with sqlite3.connect(store) as base:
+        return base.execute(
+            "SELECT t.value, r.status FROM runs r JOIN tags t ON t.run_uuid = r.run_uuid"
+            " WHERE t.key = 'mlflow.parentRunId'"
+        ).fetchall()
+
+
+def test_each_trial_is_a_child_of_one_parent(make: Make, store: Path, tmp_path: Path) -> None:
+    tracker, trials = make(), [trial(tmp_path / "sweep", k) for k in (1, 2)]
+    for one in trials:
+        tracker.round_done(one, record(1))
+        finished(one, 1)
+    tracker.finish(trials, status="finished", figures={"best_setting/test_accuracy": 0.5}, timestamp_ms=1)
+    found = children(store)
+    assert len(found) == 2 and len({parent for parent, _ in found}) == 1
+    assert {status for _, status in found} == {"FINISHED"}
+
+
+def test_rounds_that_the_driver_did_not_hear_of_come_from_the_folder(make: Make, store: Path, tmp_path: Path) -> None:
+    tracker, one = make(), trial(tmp_path / "sweep", 1)
+    RunFolder(one.folder).write_rounds([record(1), record(2)])
+    tracker.round_done(one, record(3))
+    finished(one, 5)
+    tracker.finish([one], status="finished")
+    assert steps(store, "train_loss") == expected([one], 5)
+
+
+def test_rounds_that_are_played_again_after_a_retry_are_logged_once(make: Make, store: Path, tmp_path: Path) -> None:
+    tracker, one = make(), trial(tmp_path / "sweep", 1)
+    for number in (1, 2, 3, 2, 3, 4):
+        tracker.round_done(one, record(number))
+    finished(one, 4, timestamp_ms=99)
+    tracker.finish([one], status="finished")
+    assert steps(store, "train_loss") == expected([one], 4)
+    assert set(steps(store, "by_bytes/test_accuracy").values()) == {1}
+
+
+def interrupted_twice(make: Make, store: Path, folder: Path, *, num_trials: int, rounds: int) -> None:
+    """Two drivers die on the way; rounds since a checkpoint are played again with other timestamps."""
+    trials = [trial(folder, k) for k in range(1, num_trials + 1)]
+    third = rounds // 3
+    for life, (first, last) in enumerate([(1, 2 * third), (third + 1, 2 * third + 1), (2 * third, rounds)]):
+        tracker = make()
+        if last == rounds:
+            for one in trials:
+                finished(one, rounds, timestamp_ms=1_800_000_000_000)
+        for number in range(first, last + 1):
+            for one in trials:
+                if number == first and first > 1:
+                    RunFolder(one.folder).write_rounds([record(k) for k in range(1, first)])
+                tracker.round_done(one, record(number, timestamp_ms=1_700_000_000_000 + 10**6 * life + number))
+        if last < rounds:
+            kill(tracker)
+        else:
+            tracker.finish(trials, status="finished")
+    for key in ("train_loss", "test_accuracy", "total_bytes"):
+        assert steps(store, key) == expected(trials, rounds)
+    found = children(store)
+    assert len(found) == num_trials and {status for _, status in found} == {"FINISHED"}
+
+
+def test_no_point_is_lost_or_doubled_when_two_drivers_die(make: Make, store: Path, tmp_path: Path) -> None:
+    interrupted_twice(make, store, tmp_path / "sweep", num_trials=4, rounds=6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_hundred_trials_of_twenty_rounds_have_each_point_once(make: Make, store: Path, tmp_path: Path) -> None:
+    interrupted_twice(make, store, tmp_path / "sweep", num_trials=200, rounds=20)
+
+
+def test_a_child_whose_id_was_not_noted_is_found_again(make: Make, store: Path, tmp_path: Path) -> None:
+    tracker, one = make(), trial(tmp_path / "sweep", 1)
+    tracker.round_done(one, record(1))
+    RunFolder(one.folder).write_rounds([record(1)])
+    while not (one.folder / "mlflow.json").is_file():
+        pass
+    kill(tracker)
+    (one.folder / "mlflow.json").unlink()
+    finished(one, 2)
+    make().finish([one], status="finished")
+    assert len(children(store)) == 1
+    assert steps(store, "train_loss") == expected([one], 2)
+
+
+def test_a_trial_that_is_logged_completely_is_left_alone(make: Make, store: Path, tmp_path: Path) -> None:
+    one = trial(tmp_path / "sweep", 1)
+    finished(one, 2)
+    make().finish([one], status="finished")
+    before = steps(store, "train_loss")
+    (one.folder / "mlflow.json").unlink()  # were it touched, a new run would be made
+    (one.folder / "config.yaml").unlink()
+    make().finish([one], status="finished")
+    assert steps(store, "train_loss") == before and len(children(store)) == 1
+
+
+def test_a_store_that_is_gone_costs_one_warning_and_can_be_caught_up(store: Path, tmp_path: Path, make: Make) -> None:
+    tracker, trials = make(), [trial(tmp_path / "sweep", k) for k in (1, 2)]
+    said: list[str] = []
+    tracker.warn = said.append
+    for one in trials:
+        finished(one, 2)
+    lock = sqlite3.connect(store, isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    tracker.finish(trials, status="finished")
+    lock.execute("ROLLBACK")
+    lock.close()
+    assert len(said) == 1 and "sweep --resume" in said[0]
+    make().finish(trials, status="finished")
+    assert steps(store, "train_loss") == expected(trials, 2)
