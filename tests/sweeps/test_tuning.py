@@ -21,6 +21,7 @@ from fedsweep.sweeps.sweep_folder import SweepFolder
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300), pytest.mark.usefixtures("cluster")]
 TinySweep = Callable[..., dict[str, Any]]
+LONG = {"rounds": 40, "cohort_size": 2, "local_steps": 60}
 METHODS = {"grid": [{"name": "fedavg"}, {"name": "fedprox", "mu": 0.1}]}
 
 
@@ -84,13 +85,13 @@ def test_a_trial_that_fails_says_why_and_the_others_go_on(tmp_path: Path, tiny: 
 
 
 def test_a_trial_whose_process_is_killed_goes_on_from_its_checkpoint(tmp_path: Path, tiny: TinySweep) -> None:
-    config = tiny({"seed": {"grid": [5]}}, rounds=40)
+    config = tiny({"seed": {"grid": [5]}}, rounds=40, more={"training": LONG})
     killed: list[int] = []
 
     def kill_once() -> None:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            if list((tmp_path / "s").glob("*/checkpoints/round-000004.json")):
+            if list((tmp_path / "s").glob("*/checkpoints/round-00*.json")):
                 if pids := trial_processes():
                     os.kill(pids[0], signal.SIGKILL)
                     killed.append(pids[0])

@@ -22,113 +22,13 @@ from ray import exceptions as ray_errors
 from fedsweep.components.probes import Probe
 from fedsweep.errors import ClientJobError, InputError, MemoryLost, ResourceError, RunError, WorkerLost
 from fedsweep.records import State
-from fedsweep.runtime.engine import experiment_layout
-from fedsweep.runtime.experiment import Experiment, client_side
 from fedsweep.runtime.fleet import Fleet, Handle, SegmentResult, combine
 from fedsweep.runtime.messages import Arrays, Segment, SegmentReply
-from fedsweep.runtime.transport import SharedMemoryExchange, make_group_files
-from fedsweep.runtime.worker import Alone, Worker
+from fedsweep.runtime.ray_client_actor import REMOTE_CLIENT_ACTOR
+from fedsweep.runtime.transport import make_group_files
 
 _POLL_S = 5.0
 _GROUP_PREFIX = "fedsweep-"
-
-
-class ClientActor:
-    """A Ray actor that holds clients for a round.
-
-    Args:
-        experiment: The experiment; its data are views into the node's shared memory.
-        index: The actor's number, from 0.
-        gpus: Its share of a GPU.
-    """
-
-    def __init__(self, experiment: Experiment, index: int, gpus: float) -> None:
-        torch.set_num_threads(1)
-        self._index = index
-        self._exchange: SharedMemoryExchange | None = None
-        if experiment.device == "cuda":
-            _claim_gpu(gpus)
-        self._worker = Worker(
-            client_side(experiment),
-            experiment.world.data,
-            experiment.build_model(),
-            layout=experiment_layout(experiment),
-            index=index,
-        )
-
-    def __repr__(self) -> str:
-        return f"ClientActor[{self._index}]"
-
-    def where(self) -> tuple[str, int]:
-        """The node's id and the process's."""
-        return ray.get_runtime_context().get_node_id(), os.getpid()
-
-    def ping(self) -> int:
-        """Answers while the actor works; runs beside the work."""
-        return os.getpid()
-
-    def prepare_exchange(self, folder: str, size: int, num_values: int, capacity: int, dtype: torch.dtype) -> None:
-        """First step of :class:`SharedMemoryExchange`."""
-        self._close_exchange()
-        self._exchange = SharedMemoryExchange(
-            folder, index=self._index, size=size, num_values=num_values, capacity=capacity, dtype=dtype
-        )
-
-    def connect_exchange(self) -> None:
-        """Second step."""
-        if self._exchange is None:
-            raise RunError("an exchange is connected after it was prepared")
-        self._exchange.connect()
-        self._worker.use_exchange(self._exchange)
-
-    def drop_exchange(self) -> None:
-        """Back to averaging alone."""
-        self._close_exchange()
-        self._worker.use_exchange(Alone())
-
-    def _close_exchange(self) -> None:
-        if self._exchange is not None:
-            self._exchange.close()
-            self._exchange = None
-
-    def run(
-        self, segment: Segment, anchor: np.ndarray, clients: Sequence[int], keepers: Sequence[int], *memories: State
-    ) -> Any:
-        """Go through a segment; the answer in pieces, so that vectors and memories travel as arrays of their own.
-
-        Args:
-            segment: What to do.
-            anchor: The server's model.
-            clients: Whose memories follow.
-            keepers: Whose memories are asked for.
-            memories: What those clients remember.
-        """
-        try:
-            answer = self._worker.run(segment, anchor, dict(zip(clients, memories, strict=True)))
-        except BaseException:
-            # The others wait for this actor at the next sync point: let them see that it will not come.
-            self._close_exchange()
-            raise
-        head = SegmentReply(
-            replies=answer.replies, vectors=(), totals=answer.totals, memories={}, aggregate=answer.aggregate
-        )
-        kept = [answer.memories.get(client) for client in keepers]
-        return (head, answer.vectors, *kept)
-
-    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: np.ndarray) -> dict[int, Arrays]:
-        """See :meth:`Worker.measure`."""
-        return self._worker.measure(clients, probes, vector)
-
-
-def _claim_gpu(gpus: float) -> None:
-    ids = ray.get_gpu_ids()
-    if not ids or not torch.cuda.is_available():
-        raise ResourceError("runtime.device=cuda, but this client actor was given no GPU; set runtime.gpus_per_client")
-    if gpus < 1:
-        torch.cuda.set_per_process_memory_fraction(gpus, 0)
-
-
-_REMOTE: Any = ray.remote(concurrency_groups={"control": 1})(ClientActor)  # type: ignore[call-overload]
 
 
 class RayFleet(Fleet):
@@ -185,7 +85,7 @@ class RayFleet(Fleet):
             suffix = f"-{self._births}" if self._births else ""
             options = dict(self._options(index))
             gpus = float(options.get("num_gpus", 0.0))
-            self._actors[index] = _REMOTE.options(
+            self._actors[index] = REMOTE_CLIENT_ACTOR.options(
                 name=f"{self._name}-client-{index}{suffix}", max_restarts=0, max_task_retries=0, **options
             ).remote(self._experiment, index, gpus)
             self._starting[index] = self._actors[index].where.remote()

@@ -15,6 +15,7 @@ from fedsweep.running import plan_run
 from fedsweep.runtime.engine import check_experiment
 from fedsweep.runtime.forecast import forecast
 from fedsweep.runtime.round_table import ROUND_COLUMNS
+from fedsweep.runtime.run_folder import CONFIG
 from fedsweep.sweeps.fairness import notes, world_of
 from fedsweep.sweeps.resources import Share, trial_actors
 from fedsweep.sweeps.space import Trial, check_space, draw, is_listed, list_trials, make_trial, short_names, space_keys
@@ -95,6 +96,11 @@ class PreparedSweep:
         return [entry for entry in self.entries if not self.folder.has_finished(entry.trial)]
 
     @property
+    def in_order(self) -> list[Entry]:
+        """Trials that have finished come first: a scheduler then knows what it has to compare with."""
+        return sorted(self.entries, key=lambda entry: not self.folder.has_finished(entry.trial))
+
+    @property
     def is_done(self) -> bool:
         """Whether nothing is left to run."""
         enough = is_listed(self.config) or len(self.entries) >= num_trials(self.config)
@@ -111,7 +117,21 @@ class PreparedSweep:
         )
         done = self.folder.has_finished(entry.trial)
         share = Share.of_reader() if done else entry.share
-        return {"spec": vars(spec).copy(), "share": asdict(share), "values": dict(entry.trial.values)}
+        values = self._moved_values(entry) if spec.config_hash else dict(entry.trial.values)
+        return {"spec": vars(spec).copy(), "share": asdict(share), "values": values}
+
+    def _moved_values(self, entry: Entry) -> dict[str, Any]:
+        """Where a scheduler changes values on the way: those that the trial had last."""
+        path = self.folder.trial_path(entry.trial) / CONFIG
+        if not path.is_file():
+            return dict(entry.trial.values)
+        found: dict[str, Any] = {}
+        for key in entry.trial.values:
+            place: Any = load_config(path).tree()
+            for part in key.split("."):
+                place = place[part]
+            found[key] = place
+        return found
 
 
 def prepare(config: Config, folder: SweepFolder, *, resume: bool) -> PreparedSweep:

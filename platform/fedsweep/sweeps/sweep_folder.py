@@ -126,8 +126,8 @@ class SweepFolder:
             differing = sorted(key for key in {*before, *given} if before.get(key) != given.get(key))
             raise ConfigError(
                 f"{self.path} was begun with another configuration (it differs in {', '.join(differing)}), and a"
-                " sweep's trials can't change on the way; leave CONFIG and --set out to go on with it, or choose another"
-                " --out"
+                " sweep's trials can't change on the way; leave CONFIG and --set out to go on with it, or choose"
+                " another --out"
             )
 
     def trial_path(self, trial: Trial) -> Path:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from fedsweep.sweeps.trial import ActiveTrial, TrialSpec, is_fatal
 
 SPEC, SHARE, VALUES = "spec", "share", "values"
 FATAL_MARK = "fatal"
+Specs = Sequence[Mapping[str, Any]]
 _CHECKPOINTS = "checkpoints"
 
 
@@ -53,9 +54,19 @@ class References:
 class SweepTrial(tune.Trainable):
     """Plays the trial that its configuration describes under ``trial``: ``spec``, ``share`` and ``values``."""
 
-    def setup(self, config: dict[str, Any], datasets: References | None = None, umask: int = 0o077) -> None:
-        """A process begins with its first trial; its files are as readable as the driver's."""
+    def setup(
+        self, config: dict[str, Any], datasets: References | None = None, umask: int = 0o077, specs: Specs = ()
+    ) -> None:
+        """A process begins with its first trial; its files are as readable as the driver's.
+
+        Args:
+            config: See the class.
+            datasets: Those that are loaded already.
+            umask: The driver's.
+            specs: Where a scheduler copies configurations from trial to trial: each trial's own, in their order.
+        """
         os.umask(umask)
+        self._specs = specs
         self._datasets = datasets or References({})
         self._failure: Exception | None = None
         self._active = self._begin(config)
@@ -111,7 +122,8 @@ class SweepTrial(tune.Trainable):
     def _begin(self, config: Mapping[str, Any]) -> ActiveTrial:
         self._described = config
         described = config[TRIAL]
-        spec = TrialSpec(**described[SPEC])
+        own = self._specs[place_of(self.trial_id)] if self._specs else described[SPEC]
+        spec = TrialSpec(**own)
         if spec.config_hash is not None:
             # The scheduler changes values on the way.
             spec = replace(spec, given=overlaid(spec.given, described[VALUES]))
@@ -121,6 +133,11 @@ class SweepTrial(tune.Trainable):
     def _find_dataset(self, config: Config) -> Any:
         reference = self._datasets.by_key.get(dataset_key(config))
         return None if reference is None else ray.get(reference)
+
+
+def place_of(trial_id: str) -> int:
+    """Which of a listed sweep's trials it is, from 0: Tune numbers them in the order of the list."""
+    return int(trial_id.rsplit("_", 1)[1])
 
 
 def overlaid(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

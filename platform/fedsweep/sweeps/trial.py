@@ -31,6 +31,8 @@ BY_SCHEDULER = "scheduler"
 # They come again at each try, with the same seed.
 FATAL = (InputError, ClientJobError, InvariantError)
 EXTRA = "extra"
+# Tune says that a trial is done also where it ended it itself; this says that the trial came to its own end.
+FINISHED = "finished"
 _CARRIED = "carried_forward"
 
 
@@ -91,7 +93,7 @@ class ActiveTrial:
 
     def last_report(self) -> dict[str, Any]:
         """The newest report once more."""
-        return {**self._report.figures(), "done": False}
+        return {**self._report.figures(), "done": False, FINISHED: False}
 
     def step(self) -> dict[str, Any]:
         """Play a round and return what is reported of it; ``done`` is true with the last.
@@ -153,7 +155,7 @@ class ActiveTrial:
         figures = self._report.figures() if step.record is None else self._report.add(step.record)
         if step.stopped_by is not None:
             self._end("finished", None)
-        return {**figures, "done": step.stopped_by is not None}
+        return {**figures, "done": step.stopped_by is not None, FINISHED: step.stopped_by is not None}
 
     def _end(self, status: str, reason: str | None) -> dict[str, Any]:
         """Write how it ended and end the fleet; what made a trial fail matters more than that this fails too."""
@@ -179,7 +181,7 @@ class ActiveTrial:
         figures = self._report.figures()
         for record in self._folder.read_rounds():
             figures = self._report.add(record)
-        return {**figures, "done": True}
+        return {**figures, "done": True, FINISHED: True}
 
 
 class Report:

@@ -158,7 +158,8 @@ def log_rest(prepared: PreparedSweep) -> Summary:
 def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracker | None) -> ResultGrid:
     from fedsweep.sweeps.watching import Watcher
 
-    watcher = Watcher(progress, tracker)
+    order = prepared.in_order if prepared.config.sweep.scheduler == "pbt" else []
+    watcher = Watcher(progress, tracker, names=[entry.trial.folder for entry in order])
     progress.planned(num_trials(prepared.config))
     for entry in prepared.entries:
         _announce(prepared, entry, watcher=watcher, progress=progress)
@@ -188,17 +189,17 @@ def _make_tuner(
 
     config, settings = prepared.config, prepared.config.sweep
     datasets = {key: ray.put(dataset) for key, dataset in prepared.datasets.items()}
-    search, space, count = None, {}, 1
+    search, space, count, own = None, {}, 1, []
     if is_listed(config) or settings.scheduler == "pbt":
-        # Those that have finished come first: a scheduler then knows what it has to compare with.
-        order = sorted(prepared.entries, key=lambda entry: not prepared.folder.has_finished(entry.trial))
-        space = {TRIAL: tune.grid_search([prepared.describe(entry) for entry in order])}
+        described = [prepared.describe(entry) for entry in prepared.in_order]
+        space = {TRIAL: tune.grid_search(described)}
+        own = [entry["spec"] for entry in described] if settings.scheduler == "pbt" else []
     else:
         search, count = _search(prepared, watcher, progress=progress)
     metric = None if isinstance(settings.metric, list) else settings.metric
     mode = None if isinstance(settings.mode, list) else settings.mode
     return tune.Tuner(
-        tune.with_parameters(SweepTrial, datasets=References(datasets), umask=_umask()),
+        tune.with_parameters(SweepTrial, datasets=References(datasets), umask=_umask(), specs=own),
         param_space=space,
         tune_config=tune.TuneConfig(
             metric=metric if search is None else None,

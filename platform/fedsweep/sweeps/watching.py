@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
@@ -11,8 +11,8 @@ from ray import tune
 from fedsweep.runtime.run_folder import CONFIG, RunFolder
 from fedsweep.sweeps.preparing import Entry
 from fedsweep.sweeps.schedulers import TRIAL
-from fedsweep.sweeps.trainable import FATAL_MARK, SPEC
-from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, record_of
+from fedsweep.sweeps.trainable import FATAL_MARK, SPEC, place_of
+from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FINISHED, record_of
 from fedsweep.sweeps.unpickled import KeptHere
 from fedsweep.tracking.mlflow_sweep import SweepTracker, TrackedTrial
 from fedsweep.tracking.sweep_progress import SweepProgress
@@ -49,13 +49,12 @@ class Watcher(KeptHere, tune.Callback):
     Args:
         progress: The audience.
         tracker: The tracking store; None: there is none.
+        names: Where a scheduler copies configurations from trial to trial: each trial's folder, in their order.
     """
 
-    def __init__(self, progress: SweepProgress, tracker: SweepTracker | None) -> None:
-        self._progress, self._tracker = progress, tracker
+    def __init__(self, progress: SweepProgress, tracker: SweepTracker | None, *, names: Sequence[str] = ()) -> None:
+        self._progress, self._tracker, self._names = progress, tracker, names
         self._known: dict[str, TrackedTrial] = {}
-        self._causes: dict[str, str] = {}
-        self._ended_here: set[str] = set()
 
     def add(self, trial: TrackedTrial) -> None:
         """A trial may come."""
@@ -97,7 +96,7 @@ class Watcher(KeptHere, tune.Callback):
     def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         """See Ray Tune; a trial that the scheduler ends hears of it only after this."""
         name, known = self._name(trial), self._known.get(self._name(trial))
-        if not trial.last_result.get("done"):
+        if not trial.last_result.get(FINISHED):
             if known is not None and known.folder.is_dir():
                 (known.folder / ENDED_BY_SCHEDULER).touch()
             self._progress.ended(name, "finished", "ended early by the scheduler")
@@ -106,8 +105,9 @@ class Watcher(KeptHere, tune.Callback):
         if self._tracker is not None and known is not None:
             self._tracker.trial_done(known)
 
-    @staticmethod
-    def _name(trial: TuneTrial) -> str:
+    def _name(self, trial: TuneTrial) -> str:
+        if self._names:
+            return self._names[place_of(trial.trial_id)]
         return str(trial.config[TRIAL][SPEC]["folder"].name)
 
 

@@ -122,10 +122,6 @@ class MlflowObserver(Observer):
         """Whether the run was ended and the store has everything of it."""
         return self._complete
 
-    def give_up_soon(self) -> None:
-        """Wait no longer for a store that is known to be gone."""
-        self._final_patience_s = 0.0
-
     def check(self) -> None:
         check_store(self._uri, experiment=self._experiment)
 

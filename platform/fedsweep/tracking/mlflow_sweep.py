@@ -21,7 +21,7 @@ from fedsweep.runtime.run_folder import CONFIG, TRACKING, RunFolder, atomic_writ
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_run import MlflowRun, Point, key_text
 from fedsweep.tracking.observers import RunInfo
-from fedsweep.tracking.store import check_store, quiet_mlflow, redacted
+from fedsweep.tracking.store import check_store, probe_store, quiet_mlflow, redacted
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -30,6 +30,7 @@ PARENT_TAG = "mlflow.parentRunId"
 _FOLDER_TAG = "fedsweep.folder"
 # A store that is gone must not hold up the end of a sweep for each of its trials.
 _PATIENCE_S = 3.0
+_SHORT_PATIENCE_S = 0.5
 _LOGGER = logging.getLogger("fedsweep")
 
 
@@ -170,10 +171,10 @@ class SweepTracker:
         if name in self.logged or not (trial.folder / CONFIG).is_file():
             return
         result: dict[str, Any] = run.read_result() if run.has_result() else {"status": "killed"}
+        if self._troubles:
+            probe_store(self.uri, patience_s=_SHORT_PATIENCE_S)  # one that is gone holds up no more than one trial
         child = self._begun(trial, before=None)
         self._catch_up(child, before=None)
-        if self._troubles:
-            child.observer.give_up_soon()
         child.observer.finished(result["status"], result)
         del self._children[name]
         if result["status"] == "finished" and child.observer.is_complete:
@@ -226,6 +227,7 @@ class SweepTracker:
     def _finish_parent(self, status: str, files: list[Path], figures: Mapping[str, float], timestamp_ms: int) -> None:
         if self._parent is None:
             return
+        probe_store(self.uri, patience_s=_SHORT_PATIENCE_S)
         points = [Point(key_text(name), value, timestamp_ms, 0) for name, value in figures.items()]
         self._parent.log_points(points, {})
         for path in files:

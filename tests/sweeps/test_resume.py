@@ -1,0 +1,94 @@
+"""A driver that dies or is interrupted, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.config import yaml12
+from fedsweep.runtime.run_folder import RunFolder, find_runs
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny: Callable[..., dict[str, Any]]) -> Path:
+    more = {"training": {"rounds": 10, "cohort_size": 2, "local_steps": 100}, "checkpoint": {"every": 2}}
+    tree = tiny({"seed": {"grid": [0, 1, 2]}}, more={**more, "tracking": {"uri": f"sqlite:///{tmp_path}/mlflow.db"}})
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml12.dump(tree))
+    return path
+
+
+def start(*words: str | Path) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "platform")}
+    command = [sys.executable, "-m", "fedsweep", "sweep", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def wait_for(folder: Path, pattern: str, process: subprocess.Popen[str], *, count: int = 1) -> None:
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob(pattern))) < count:
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.05)
+
+
+def points(tmp_path: Path) -> list[tuple[str, int]]:
+    with sqlite3.connect(tmp_path / "mlflow.db") as base:
+        return base.execute("SELECT run_uuid, step FROM metrics WHERE key = 'train_loss'").fetchall()
+
+
+def statuses(tmp_path: Path) -> list[str]:
+    with sqlite3.connect(tmp_path / "mlflow.db") as base:
+        return [status for (status,) in base.execute("SELECT status FROM runs")]
+
+
+def test_a_sweep_whose_driver_is_killed_twice_ends_as_if_it_had_not(tmp_path: Path, config: Path) -> None:
+    folder = tmp_path / "s"
+    process = start(config, "--out", folder)
+    wait_for(folder, "0*/checkpoints/round-*.json", process, count=2)
+    process.kill()
+    process.communicate()
+    process = start("--resume", "--out", folder)
+    wait_for(folder, "0*/result.json", process)
+    process.kill()
+    process.communicate()
+    done = {path: path.stat().st_mtime_ns for path in folder.glob("0*/result.json")}
+    process = start("--resume", "--out", folder)
+    said = process.communicate()[0]
+    assert process.returncode == 0, said
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    runs = find_runs(folder)
+    assert [[r.round for r in RunFolder(run).read_rounds()] for run in runs] == [list(range(1, 11))] * 3
+    found = points(tmp_path)
+    assert len(found) == len(set(found)) == 30
+    assert statuses(tmp_path) == ["FINISHED"] * 4
+
+
+def test_ctrl_c_puts_trials_away_and_the_sweep_goes_on_later(tmp_path: Path, config: Path) -> None:
+    folder = tmp_path / "s"
+    process = start(config, "--out", folder)
+    wait_for(folder, "0*/checkpoints/round-*.json", process)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate()[0]
+    assert process.returncode == 130, said
+    assert "sweep --resume --out" in said
+    ended = {RunFolder(run).read_result()["status"] for run in find_runs(folder)}
+    assert "killed" in ended and ended <= {"killed", "finished"}
+    assert "RUNNING" not in statuses(tmp_path) and "KILLED" in statuses(tmp_path)
+    process = start("--resume", "--out", folder)
+    said = process.communicate()[0]
+    assert process.returncode == 0, said
+    assert {RunFolder(run).read_result()["status"] for run in find_runs(folder)} == {"finished"}
+    found = points(tmp_path)
+    assert len(found) == len(set(found)) == 30
