@@ -15,7 +15,7 @@ from fedsweep.reports.runs import RunView, load_run
 from fedsweep.runtime.run_folder import CONFIG, atomic_write
 from fedsweep.streams import stream
 from fedsweep.sweeps.space import Trial, canonical
-from fedsweep.sweeps.statistics import Difference, Estimate, differences, estimate
+from fedsweep.sweeps.seed_statistics import Difference, Estimate, differences, estimate
 from fedsweep.sweeps.sweep_folder import TABLE, SweepFolder
 
 if TYPE_CHECKING:

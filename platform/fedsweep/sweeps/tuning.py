@@ -267,21 +267,25 @@ def _make_stopper(interrupted: threading.Event) -> Any:
 def _fit(tuner: Any, interrupted: threading.Event) -> ResultGrid:
     """Tune in a thread of its own, so that Ctrl-C comes here and Tune is asked to put all trials away."""
     outcome: list[Any] = []
+    # Not the thread's own join: interrupted, Python 3.11 takes the thread for ended.
+    is_over = threading.Event()
 
     def work() -> None:
         try:
             outcome.append(tuner.fit())
         except BaseException as error:
             outcome.append(error)
+        finally:
+            is_over.set()
 
-    thread = threading.Thread(target=work, name="fedsweep-tune", daemon=True)
-    thread.start()
+    threading.Thread(target=work, name="fedsweep-tune", daemon=True).start()
     try:
-        while thread.is_alive():
-            thread.join(timeout=0.2)
+        while not is_over.wait(timeout=0.2):
+            pass
     except KeyboardInterrupt:
         interrupted.set()
-        thread.join()
+        while not is_over.wait(timeout=0.2):
+            pass
         raise
     if isinstance(outcome[0], BaseException):
         raise outcome[0]

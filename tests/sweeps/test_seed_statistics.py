@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsweep.streams import stream
-from fedsweep.sweeps.statistics import differences, estimate
+from fedsweep.sweeps.seed_statistics import differences, estimate
 
 KEY = stream(0, "test")
 

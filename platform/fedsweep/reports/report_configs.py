@@ -1,0 +1,81 @@
+"""Configurations laid side by side: flat keys, and the ones that differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedsweep.errors import OutputError
+
+# They change no result, or have a column of their own.
+_ASIDE = ("name", "seed", "runtime", "tracking", "checkpoint", "sweep", "scenario.root", "scenario.download")
+_BUT = ("runtime.executor",)
+_MOST_KEYS, _DEEPEST = 5000, 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigTable:
+    """Some configurations side by side.
+
+    Attributes:
+        differing: The keys that do not have one value in all of them.
+        cells: For each configuration the values of these keys, as text; empty where it has no such key.
+        common: Keys and values that all of them share.
+    """
+
+    differing: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+    common: tuple[tuple[str, str], ...]
+
+
+def flat_config(config: Mapping[str, Any]) -> dict[str, str]:
+    """Dotted key -> value as JSON text (strings without quotes).
+
+    Raises:
+        OutputError: It is no configuration: thousands of keys, or nested without end.
+    """
+    flat: dict[str, str] = {}
+    _walk("", config, flat, depth=0)
+    return flat
+
+
+def setting_key(flat: Mapping[str, str]) -> str:
+    """One text for configurations that differ in their seed alone, or in what changes no result."""
+    kept = {key: value for key, value in flat.items() if not _is_aside(key)}
+    return json.dumps(kept, sort_keys=True)
+
+
+def config_table(flats: Sequence[Mapping[str, str]]) -> ConfigTable:
+    """Lays configurations side by side; what changes no result is left out.
+
+    Args:
+        flats: What :func:`flat_config` gave.
+    """
+    keys = [key for key in dict.fromkeys(key for flat in flats for key in flat) if not _is_aside(key)]
+    is_common = {key: len({flat.get(key) for flat in flats}) == 1 for key in keys}
+    differing = tuple(key for key in keys if not is_common[key])
+    return ConfigTable(
+        differing=differing,
+        cells=tuple(tuple(flat.get(key, "") for key in differing) for flat in flats),
+        common=tuple((key, flats[0][key]) for key in keys if is_common[key]),
+    )
+
+
+def _is_aside(key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in _ASIDE) and key not in _BUT
+
+
+def _walk(prefix: str, value: Any, flat: dict[str, str], *, depth: int) -> None:
+    # YAML's references can make a tree of a few lines endless.
+    if len(flat) > _MOST_KEYS or depth > _DEEPEST:
+        raise OutputError("not a configuration: too many keys, or too deeply nested")
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            _walk(f"{prefix}.{key}" if prefix else str(key), item, flat, depth=depth + 1)
+    elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
+        for place, item in enumerate(value):
+            _walk(f"{prefix}.{place}", item, flat, depth=depth + 1)
+    else:
+        flat[prefix] = value if isinstance(value, str) else json.dumps(value, default=str)

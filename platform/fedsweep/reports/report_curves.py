@@ -1,0 +1,150 @@
+"""Learning curves for the report: of a run, of a setting over its seeds, and thinned out for a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsweep.reports.runs import RunView
+
+# What is drawn, and how it is called there.
+FIGURES: Mapping[str, str] = {
+    "test_accuracy": "test accuracy",
+    "test_loss": "test loss",
+    "validation_accuracy": "validation accuracy",
+    "train_loss": "training loss",
+    "kl_divergence": "KL divergence of the high-frequency group",
+}
+_DIGITS = 5
+Cells = tuple[float | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Figures by round; None where a round has none. What is not finite is none.
+
+    Attributes:
+        rounds: Rounds, ascending.
+        total_bytes: Bytes both ways up to and with each round.
+        sim_time_s: Virtual seconds up to and with each round.
+        figures: Those of :data:`FIGURES` that are known in some round.
+        low: Lowest over seeds; empty for a single run.
+        high: Highest over seeds; empty for a single run.
+    """
+
+    rounds: tuple[int, ...]
+    total_bytes: tuple[float, ...]
+    sim_time_s: Cells
+    figures: Mapping[str, Cells]
+    low: Mapping[str, Cells] = field(default_factory=dict)
+    high: Mapping[str, Cells] = field(default_factory=dict)
+
+    def accuracy_by_bytes(self) -> list[tuple[float, float]]:
+        """Bytes and test accuracy of the rounds that were evaluated."""
+        accuracies = self.figures.get("test_accuracy", ())
+        return [(sent, value) for sent, value in zip(self.total_bytes, accuracies, strict=False) if value is not None]
+
+
+def finite(value: Any) -> float | None:
+    """The value where it is a finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def curve_of(run: RunView) -> Curve:
+    """A run's curve, all rounds."""
+    cells = {name: tuple(map(finite, run.column(name))) for name in FIGURES}
+    return Curve(
+        rounds=tuple(run.column("round")),
+        total_bytes=tuple(map(float, run.total_bytes)),
+        sim_time_s=tuple(map(finite, run.column("sim_time_s"))),
+        figures={name: values for name, values in cells.items() if any(v is not None for v in values)},
+    )
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    """The mean over seeds, round by round, for the rounds that all of them have.
+
+    Args:
+        curves: One or more.
+    """
+    if len(curves) == 1:
+        return curves[0]
+    places = [{number: place for place, number in enumerate(curve.rounds)} for curve in curves]
+    shared = sorted(set(places[0]).intersection(*places[1:]))
+
+    def over(how: Callable[[Sequence[float]], float], columns: Sequence[Sequence[float | None]]) -> Cells:
+        rows = [[column[place[number]] for column, place in zip(columns, places, strict=True)] for number in shared]
+        return tuple(None if any(v is None for v in row) else how([v for v in row if v is not None]) for row in rows)
+
+    names = [name for name in FIGURES if all(name in curve.figures for curve in curves)]
+    columns = {name: [curve.figures[name] for curve in curves] for name in names}
+    return Curve(
+        rounds=tuple(shared),
+        total_bytes=tuple(v or 0.0 for v in over(_mean, [curve.total_bytes for curve in curves])),
+        sim_time_s=over(_mean, [curve.sim_time_s for curve in curves]),
+        figures={name: over(_mean, columns[name]) for name in names},
+        low={name: over(min, columns[name]) for name in names},
+        high={name: over(max, columns[name]) for name in names},
+    )
+
+
+def thinned(curve: Curve, *, points: int) -> list[int]:
+    """The places of a curve that a page shows, ascending; all where there are not more than ``points``.
+
+    Of each stretch of rounds these are the ones with the lowest and the highest test accuracy (or, without any, the
+    first figure there is), so that no dip or peak is lost; the first and the last place are always among them.
+
+    Args:
+        curve: Any.
+        points: How many to keep, 4 or more; up to two more may come back.
+    """
+    known = [p for p in range(len(curve.rounds)) if any(cells[p] is not None for cells in curve.figures.values())]
+    if len(known) <= points:
+        return known
+    leading = next(iter(curve.figures.values()))
+    stretches = points // 2
+    kept = {known[0], known[-1]}
+    for number in range(stretches):
+        stretch = known[number * len(known) // stretches : (number + 1) * len(known) // stretches]
+        ranked = sorted((value, p) for p in stretch if (value := leading[p]) is not None)
+        kept |= {ranked[0][1], ranked[-1][1]} if ranked else {stretch[0]}
+    evaluated = [p for p in known if leading[p] is not None]
+    return sorted(kept | {evaluated[-1]})
+
+
+def curve_json(curve: Curve, *, points: int) -> dict[str, Any]:
+    """A thinned curve as the page's script reads it: columns, with numbers of five digits."""
+    places = thinned(curve, points=points)
+
+    def cut(cells: Sequence[float | None]) -> list[float | int | None]:
+        return [short(cells[p]) for p in places]
+
+    tree: dict[str, Any] = {
+        "round": [curve.rounds[p] for p in places],
+        "bytes": cut(curve.total_bytes),
+        "time": cut(curve.sim_time_s) if any(v is not None for v in curve.sim_time_s) else None,
+        "figures": {name: cut(cells) for name, cells in curve.figures.items()},
+    }
+    if curve.low:
+        tree["low"] = {name: cut(cells) for name, cells in curve.low.items()}
+        tree["high"] = {name: cut(cells) for name, cells in curve.high.items()}
+    return tree
+
+
+def short(value: float | None) -> float | int | None:
+    """The number with five digits; whole ones as such."""
+    if value is None:
+        return None
+    rounded = float(f"{value:.{_DIGITS}g}")
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,163 @@
+"""Where a report's runs come from: run folders, folders with runs below them, MLflow experiments.
+
+A run that cannot be read does not keep the others from being shown: it is listed with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsweep.errors import InputError, OutputError, ResourceError, unknown_name
+from fedsweep.reports.runs import RunView, load_run
+from fedsweep.runtime.run_folder import CONFIG, find_runs
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+_FOLDER_TAG, _KIND_TAG = "fedsweep.folder", "fedsweep.kind"
+_PAGE, _MOST_RUNS = 1000, 20_000
+_SHOWN = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreadable:
+    """A run folder with a damaged file.
+
+    Attributes:
+        folder: Which.
+        reason: What is wrong.
+    """
+
+    folder: Path
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a report is made from.
+
+    Attributes:
+        runs: The runs, each once, in the order given.
+        unreadable: Folders that hold a run which cannot be read.
+        sweeps: Folders of the sweeps that the runs belong to.
+        notes: What a reader must know.
+    """
+
+    runs: tuple[RunView, ...]
+    unreadable: tuple[Unreadable, ...]
+    sweeps: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+def find_sources(sources: Sequence[str], *, uri: str | None) -> Found:
+    """Reads all runs that the sources name.
+
+    Args:
+        sources: Folders, or names of MLflow experiments; what is a folder is taken as one.
+        uri: The tracking store's address; None: there is none.
+
+    Raises:
+        InputError: A source is neither a folder with runs nor an experiment with run folders on this machine, or none
+            of the runs can be read.
+    """
+    notes: list[str] = []
+    folders: dict[Path, Path] = {}
+    for source in sources:
+        found = _below(Path(source)) if os.path.isdir(source) else _of_experiment(source, uri, notes.append)
+        for folder in found:
+            folders.setdefault(folder.resolve(), folder)
+    runs, unreadable, first = [], [], None
+    for folder in folders.values():
+        try:
+            runs.append(load_run(folder))
+        except InputError as error:
+            first = first or error
+            unreadable.append(Unreadable(folder=folder, reason=str(error)))
+    if first and not runs:
+        raise first
+    sweeps = _sweeps(folders)
+    return Found(
+        runs=tuple(runs),
+        unreadable=tuple(unreadable),
+        sweeps=tuple(sweeps),
+        notes=(*notes, *(note for sweep in sweeps for note in _sweep_notes(sweep, folders))),
+    )
+
+
+def _below(folder: Path) -> list[Path]:
+    runs = find_runs(folder)
+    if not runs:
+        raise OutputError(f"{folder}: neither a run's folder nor one with runs below it (a run has a {CONFIG})")
+    return runs
+
+
+def _of_experiment(name: str, uri: str | None, say: Callable[[str], None]) -> list[Path]:
+    """The run folders that an experiment's runs name in their tags."""
+    from fedsweep.tracking.store import open_store, quiet_mlflow, redacted, sqlite_path
+
+    path = sqlite_path(uri) if uri is not None else None
+    if uri is None or (path is not None and not os.path.isfile(path)):
+        where = f", and there is no MLflow store at {path} to look for an experiment in" if path else ""
+        raise OutputError(f"{name}: there is no such folder{where}")
+    client = open_store(uri)
+    with quiet_mlflow():
+        try:
+            tagged = _tagged_folders(client, name)
+        except InputError as error:
+            raise OutputError(f"{name}: there is no such folder; {error} in {redacted(uri)}") from error
+        except Exception as error:  # MLflow's own, SQLAlchemy's and requests' exceptions alike
+            reason = (redacted(str(error)).strip().splitlines() or [type(error).__name__])[0]
+            raise ResourceError(f"the store {redacted(uri)} cannot be read: {reason}") from error
+    here = [folder for folder in tagged if folder.is_absolute() and os.path.isfile(folder / CONFIG)]
+    gone = [folder for folder in tagged if folder not in here]
+    if not here:
+        named = f"; their tags name {_some(list(map(str, gone)))}" if gone else ""
+        raise OutputError(f"the experiment {name!r} has no run whose folder is on this machine{named}")
+    if gone:
+        say(f"{len(gone)} runs of the experiment {name} have no folder on this machine: {_some(list(map(str, gone)))}")
+    return here
+
+
+def _tagged_folders(client: MlflowClient, name: str) -> list[Path]:
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        raise InputError(unknown_name("experiment", name, [item.name for item in client.search_experiments()]))
+    folders: dict[str, None] = {}
+    token = None
+    while len(folders) < _MOST_RUNS:
+        page = client.search_runs([found.experiment_id], max_results=_PAGE, page_token=token)
+        for run in page:
+            tags = run.data.tags
+            if tags.get(_FOLDER_TAG) and tags.get(_KIND_TAG) != "sweep" and "\0" not in tags[_FOLDER_TAG]:
+                folders.setdefault(tags[_FOLDER_TAG])
+        token = page.token
+        if not token:
+            break
+    return sorted(map(Path, folders))
+
+
+def _sweeps(folders: dict[Path, Path]) -> list[Path]:
+    from fedsweep.sweeps.sweep_folder import PLAN
+
+    return [parent for parent in dict.fromkeys(folder.parent for folder in folders) if (parent / PLAN).is_file()]
+
+
+def _sweep_notes(sweep: Path, folders: dict[Path, Path]) -> list[str]:
+    """Trials of a sweep that never began: they have no folder, so they would be passed over in silence."""
+    from fedsweep.sweeps.sweep_folder import SweepFolder
+
+    try:
+        trials = SweepFolder(sweep).read_plan().trials
+    except InputError as error:
+        return [str(error)]
+    names = {folder.name for folder in folders if folder.parent == sweep}
+    missing = [trial.folder for trial in trials if trial.folder not in names]
+    return [f"{len(missing)} of {len(trials)} trials of {sweep} are not in this report: {_some(missing)}"] if missing else []
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -1,0 +1,102 @@
+"""What Ray Tune costs: 16 short local trials on two cores against two plain processes over the same experiments.
+
+    python tests/benchmarks/bench_sweep.py [--rounds N]
+
+Start-up is left out on both sides: a sweep is timed from its first trial's start to its last trial's end, the plain loop
+between the moments when both processes have imported everything and when the later one is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from fedsweep.config.load import load_config
+from fedsweep.running import plan_run, run_plan
+from fedsweep.sweeps.preparing import make_entry, prepare
+from fedsweep.sweeps.space import list_trials
+from fedsweep.sweeps.sweep_folder import SweepFolder
+from fedsweep.sweeps.tuning import run_sweep
+from fedsweep.tracking.sweep_progress import SweepProgress
+
+TARGET = 1.25
+
+
+def configuration(rounds: int, *, tracking: str) -> dict[str, Any]:
+    """Sixteen trials of a few seconds."""
+    return {
+        "name": "bench",
+        "scenario": {"clients": 10, "partition": {"kind": "iid"}},
+        "training": {"rounds": rounds, "cohort_size": 5, "local_steps": 40},
+        "tracking": {"uri": tracking},
+        "sweep": {"space": {"seed": {"grid": list(range(16))}}},
+    }
+
+
+class Clock(SweepProgress):
+    """Notes when the first trial began and the last one ended."""
+
+    first = last = 0.0
+
+    def began(self, name: str) -> None:
+        self.first = self.first or time.perf_counter()
+
+    def ended(self, name: str, status: str, remark: str | None) -> None:
+        self.last = time.perf_counter()
+
+
+def plain(tree: dict[str, Any], folder: str, part: int, ready: Any, go: Any) -> None:
+    """Half of the trials, one after the other."""
+    config = load_config(tree)
+    entries = [make_entry(config, trial, uri=None) for trial in list_trials(config)][part::2]
+    plan_run(load_config(entries[0].given))
+    ready.release()
+    go.wait()
+    for entry in entries:
+        run_plan(plan_run(load_config(entry.given)), Path(folder) / entry.trial.folder)
+
+
+def plain_seconds(tree: dict[str, Any], folder: str) -> float:
+    """Two processes."""
+    context = multiprocessing.get_context("spawn")
+    ready, go = context.Semaphore(0), context.Event()
+    workers = [context.Process(target=plain, args=(tree, folder, part, ready, go)) for part in range(2)]
+    for worker in workers:
+        worker.start()
+    for _ in workers:
+        ready.acquire()
+    began = time.perf_counter()
+    go.set()
+    for worker in workers:
+        worker.join()
+    return time.perf_counter() - began
+
+
+def sweep_seconds(tree: dict[str, Any], folder: str) -> float:
+    """On Ray Tune."""
+    clock = Clock()
+    place = SweepFolder(Path(folder) / "sweep")
+    run_sweep(prepare(load_config(tree), place, resume=False), clock)
+    return clock.last - clock.first
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=40)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as folder:
+        alone = plain_seconds(configuration(rounds, tracking="none"), folder)
+        bare = sweep_seconds(configuration(rounds, tracking="none"), f"{folder}/a")
+        logged = sweep_seconds(configuration(rounds, tracking=f"sqlite:///{folder}/mlflow.db"), f"{folder}/b")
+    print(f"two plain processes: {alone:.1f} s")
+    print(f"sweep without MLflow: {bare:.1f} s, {bare / alone:.2f} x")
+    print(f"sweep with MLflow: {logged:.1f} s, {logged / alone:.2f} x (target: at most {TARGET})")
+
+
+if __name__ == "__main__":
+    main()
