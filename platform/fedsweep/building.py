@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedsweep.config.base import IntegerRange
+from fedsweep.config.load import resolve
 from fedsweep.config.methods import build_method
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
@@ -30,7 +31,7 @@ from fedsweep.world.datasets import Dataset, load_dataset
 from fedsweep.world.devices import build_devices
 from fedsweep.world.drift import Drift, build_drift
 from fedsweep.world.label_stats import label_counts
-from fedsweep.world.partitions import build_partition, check_parts
+from fedsweep.world.partitions import build_partition, check_parts, partition_builder
 from fedsweep.world.transforms import build_transform
 
 
@@ -61,6 +62,15 @@ class ModelBuilder:
             stream=stream(self.seed, "model"),
             **dict(self.options),
         )
+
+
+def resolve_config(config: Config) -> Config:
+    """The configuration with every parameter of its method and its partition; what a run keeps and repeats.
+
+    Raises:
+        ConfigError: A name or a parameter is unknown, or a value is of the wrong type.
+    """
+    return resolve(config, {"scenario.partition": partition_builder})
 
 
 def build_experiment(config: Config, dataset: Dataset | None = None) -> Experiment:

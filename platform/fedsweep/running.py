@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from fedsweep.building import build_experiment
-from fedsweep.config.load import load_config, resolve
+from fedsweep.building import build_experiment, resolve_config
+from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.runtime.engine import check_experiment, experiment_layout
@@ -75,7 +75,7 @@ def plan_run(config: Config, dataset: Dataset | None = None) -> Plan:
     Raises:
         InputError: Something that the configuration names is not there or does not fit.
     """
-    config = resolve(config)
+    config = resolve_config(config)
     experiment = build_experiment(config, dataset)
     check_first_round(experiment)
     return Plan(config=config, experiment=experiment, num_actors=choose_actors(config, experiment))

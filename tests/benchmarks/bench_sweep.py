@@ -2,8 +2,8 @@
 
     python tests/benchmarks/bench_sweep.py [--rounds N]
 
-Start-up is left out on both sides: a sweep is timed from its first trial's start to its last trial's end, the plain loop
-between the moments when both processes have imported everything and when the later one is done.
+Start-up is left out on both sides: a sweep is timed from its first trial's start to its last trial's end, the plain
+loop between the moments when both processes have imported everything and when the later one is done.
 """
 
 from __future__ import annotations

@@ -55,6 +55,12 @@ def command_lines(pages: Any, name: str) -> list[list[str]]:
     return [shlex.split(text.split("|")[0]) for text in [*(m[1] for m in found if m), *spans]]
 
 
+def missing_commands(pages: Any) -> set[str]:
+    """Commands that README.md says are not there yet; other pages may speak of them."""
+    said = re.search(r"^Not there yet: (.*)$", (pages.root / "README.md").read_text(), flags=re.MULTILINE)
+    return set(re.findall(r"`fedsweep (\w+)`", said[1])) if said else set()
+
+
 def anchors(page: Path) -> set[str]:
     titles = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -78,9 +84,10 @@ def test_links_lead_somewhere(pages: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_commands_and_their_options_exist(pages: Any, name: str) -> None:
-    group = typer.main.get_command(app)
-    known = group.commands  # type: ignore[attr-defined]
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for words in command_lines(pages, name):
+        if words[1] in missing_commands(pages):
+            continue
         assert words[1] in known, words
         options = {option for parameter in known[words[1]].params for option in parameter.opts}
         assert {word for word in words[2:] if word.startswith("--")} <= options, words
@@ -143,12 +150,8 @@ def test_the_readmes_table_of_files_is_what_a_run_leaves(pages: Any) -> None:
 
 
 def test_what_the_readme_calls_missing_is_missing(pages: Any) -> None:
-    text = (pages.root / "README.md").read_text()
-    missing = re.search(r"^Not there yet: (.*)\.$", text, flags=re.MULTILINE)
-    if missing is None:
-        return
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    assert set(re.findall(r"`fedsweep (\w+)`", missing[1])).isdisjoint(commands)
+    assert missing_commands(pages).isdisjoint(commands)
 
 
 def test_planned_methods_are_not_registered(pages: Any) -> None:

@@ -147,14 +147,21 @@ def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[tuple[P
     Args:
         views: What the folders hold.
     """
-    runs, bad = [], []
-    for view, label in zip(views, run_labels(views, with_seeds=False), strict=True):
+    good: list[tuple[RunView, Mapping[str, str]]] = []
+    bad: list[tuple[Path, str]] = []
+    for view in views:
+        # First of all: what is nested without end must not be put into words.
         try:
-            flat = {clean(key): clean(value, longest=_LONGEST_REASON) for key, value in flat_config(view.config).items()}
+            flat = flat_config(view.config)
         except InputError as error:
             bad.append((view.folder, f"{view.folder}: {error}"))
             continue
-        runs.append(ReportRun(view=view, label=clean(label), flat=flat, curve=curve_of(view)))
+        good.append((view, {clean(key): clean(value, longest=_LONGEST_REASON) for key, value in flat.items()}))
+    labels = run_labels([view for view, _ in good], with_seeds=False)
+    runs = [
+        ReportRun(view=view, label=clean(label), flat=flat, curve=curve_of(view))
+        for (view, flat), label in zip(good, labels, strict=True)
+    ]
     return runs, bad
 
 

@@ -44,7 +44,8 @@ class RunView:
         spec = self.config.get("method")
         if not isinstance(spec, Mapping):
             return str(spec or "?")
-        parts = spec.get("merge") or [spec]
+        merged = spec.get("merge")
+        parts = merged if merged and isinstance(merged, list) else [spec]
         return "+".join(str(part.get("name", "?")) if isinstance(part, Mapping) else str(part) for part in parts)
 
     @property

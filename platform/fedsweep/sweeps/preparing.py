@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.config.load import load_config, resolve
+from fedsweep.building import resolve_config
+from fedsweep.config.load import load_config
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.errors import ConfigError, InputError, unknown_name
 from fedsweep.running import plan_run
@@ -177,10 +178,10 @@ def make_entry(config: Config, trial: Trial, *, uri: str | None) -> Entry:
     """
     given = _given(config, trial, uri=uri)
     try:
-        loaded = resolve(load_config(given))
+        loaded = resolve_config(load_config(given))
         share = Share.of(loaded)
         given["runtime"] = {**given.get("runtime", {}), **_backend(loaded)}
-        return Entry(trial=trial, config=resolve(load_config(given)), given=given, share=share)
+        return Entry(trial=trial, config=resolve_config(load_config(given)), given=given, share=share)
     except InputError as error:
         raise type(error)(f"trial {trial.number} ({trial.label}): {error}") from None
 

@@ -14,8 +14,8 @@ from fedsweep.errors import InputError
 from fedsweep.reports.runs import RunView, load_run
 from fedsweep.runtime.run_folder import CONFIG, atomic_write
 from fedsweep.streams import stream
-from fedsweep.sweeps.space import Trial, canonical
 from fedsweep.sweeps.seed_statistics import Difference, Estimate, differences, estimate
+from fedsweep.sweeps.space import Trial, canonical
 from fedsweep.sweeps.sweep_folder import TABLE, SweepFolder
 
 if TYPE_CHECKING:

@@ -166,7 +166,7 @@ def _digits_table() -> NDArray[np.uint8]:
         with gzip.open(path, "rt", encoding="ascii") as file:
             return np.loadtxt(file, delimiter=",", dtype=np.uint8)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: the installed scikit-learn's digits cannot be read ({error}); reinstall it") from error
+        raise DataError(f"{path}: scikit-learn's digits cannot be read ({error}); reinstall it") from error
 
 
 def _stratified(labels: NDArray[np.int64], *, num_chosen: int, stream: Stream) -> NDArray[np.int64]:

@@ -36,6 +36,15 @@ PARTITIONS: dict[str, type[Partition]] = {
 }
 
 
+def partition_builder(kind: str) -> Callable[..., Any]:
+    """What builds the partition of that kind; its signature is the parameters.
+
+    Raises:
+        ConfigError: There is no such kind; the message names the nearest one.
+    """
+    return PARTITIONS[kind] if kind in PARTITIONS else find_plugin("partition", kind, PARTITIONS)
+
+
 def build_partition(spec: Mapping[str, Any]) -> Partition:
     """The partition that a configuration describes.
 
