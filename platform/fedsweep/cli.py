@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from fedsweep import __version__
-from fedsweep.commands import catalog, doctor, run, sweep, tables, ui, verify
+from fedsweep.commands import catalog, doctor, report, run, sweep, tables, ui, verify
 from fedsweep.commands.interrupts import INTERRUPTED, interrupts
 from fedsweep.commands.options import examples
 from fedsweep.errors import InputError, RunError
@@ -43,6 +43,7 @@ _EXPERIMENTS, _NAMES, _MACHINE = "Experiments", "What can be named", "This machi
 app.command("run", rich_help_panel=_EXPERIMENTS, epilog=run.EXAMPLES)(run.run)
 app.command("sweep", rich_help_panel=_EXPERIMENTS, epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command("compare", rich_help_panel=_EXPERIMENTS, epilog=tables.COMPARE_EXAMPLES)(tables.compare)
+app.command("report", rich_help_panel=_EXPERIMENTS, epilog=report.EXAMPLES)(report.report)
 app.command("verify", rich_help_panel=_EXPERIMENTS, epilog=verify.EXAMPLES)(verify.verify)
 app.command("partition", rich_help_panel=_EXPERIMENTS, epilog=tables.PARTITION_EXAMPLES)(tables.partition)
 app.command("select", rich_help_panel=_EXPERIMENTS, epilog=tables.SELECT_EXAMPLES)(tables.select)

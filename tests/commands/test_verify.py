@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from fedsweep.commands import verify
@@ -35,6 +36,28 @@ def test_verify_says_what_differs(finished: Path, fedsweep: Command) -> None:
     assert f"model_sha256: {sha256(finished)} there, " in out
     assert "lr: 0.05 there, 0.06 here, first in row 1, 2 rows in all" in out
     assert not re.search(r"^(timestamp_ms|wall_time_s|eval_time_s|server_time_s|cohort|bytes_up):", out, re.MULTILINE)
+
+
+def test_a_changed_bit_in_the_model_is_found(finished: Path, fedsweep: Command) -> None:
+    shutil.copytree(finished, "run")
+    data = bytearray(Path("run/model.safetensors").read_bytes())
+    data[-1] ^= 1
+    Path("run/model.safetensors").write_bytes(data)
+    code, out, _ = fedsweep("verify", "run", "-q")
+    assert code == 1
+    assert out.startswith("model.safetensors, SHA-256: ") and f" there, {sha256(finished)} here" in out
+
+
+def test_a_missing_round_and_a_changed_figure_are_found(finished: Path, fedsweep: Command) -> None:
+    shutil.copytree(finished, "run")
+    result = json.loads(Path("run/result.json").read_text())
+    Path("run/result.json").write_text(json.dumps({**result, "best_test_accuracy": 1.0}))
+    rounds = pq.read_table("run/rounds.parquet")
+    pq.write_table(rounds.slice(0, 1), "run/rounds.parquet")
+    code, out, _ = fedsweep("verify", "run", "-q")
+    assert code == 1
+    assert "best_test_accuracy: 1.0 there, " in out
+    assert "rows, one per round: 1 there, 2 here" in out
 
 
 def test_verify_needs_a_finished_run(finished: Path, fedsweep: Command) -> None:

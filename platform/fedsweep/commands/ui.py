@@ -31,14 +31,14 @@ def ui(
     from fedsweep.tracking.store import resolve_uri
     from fedsweep.tracking.ui import ui_command
 
-    store = resolve_uri(uri, out=_here()) or "none"
+    store = resolve_uri(uri, out=local_store()) or "none"
     command, environment = ui_command(store, port)
     _check_free(port)
     print(f"MLflow over {store}: http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
     os.execvpe(command[0], command, {**os.environ, **environment})
 
 
-def _here() -> Path:
+def local_store() -> Path:
     """A folder as a run of this place would have it; the store is looked for above it."""
     runs = Path("runs") / "run"
     return Path("run") if not (runs.parent / "mlflow.db").is_file() and Path("mlflow.db").is_file() else runs

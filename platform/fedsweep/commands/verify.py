@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
 EXAMPLES = examples("fedsweep verify runs/my-experiment-20250102-030405")
 
+# Of result.json, what follows from the configuration.
+_FACTS = (
+    "stopped_by",
+    "rounds",
+    "test_accuracy",
+    "best_test_accuracy",
+    "total_bytes",
+    "comm_ratio",
+    "registration_bytes",
+    "model_sha256",
+)
 # Times of the machine and the hour; everything else follows from the configuration.
 _VARYING = frozenset({"timestamp_ms", "wall_time_s", "eval_time_s", "server_time_s"})
 
@@ -85,11 +96,10 @@ def differences(
         results: What their ``result.json`` hold.
     """
     there, here = results
-    lines = [
-        f"{key}: {there[key]} there, {here[key]} here"
-        for key in ("stopped_by", "rounds", "registration_bytes", "model_sha256")
-        if there[key] != here[key]
-    ]
+    # The model by the files themselves: what result.json says of its own file proves nothing.
+    facts = [(key, there.get(key), here.get(key)) for key in _FACTS]
+    facts.append(("model.safetensors, SHA-256", original.model_sha256(), again.model_sha256()))
+    lines = [f"{key}: {one} there, {other} here" for key, one, other in facts if one != other]
     lines += _table_differences(original.rounds_table(), again.rounds_table(), row_names="round")
     lines += _table_differences(original.read_clients(), again.read_clients(), row_names="client")
     return lines
@@ -97,6 +107,8 @@ def differences(
 
 def _table_differences(there: pa.Table, here: pa.Table, *, row_names: str) -> list[str]:
     lines = []
+    if there.num_rows != here.num_rows:
+        lines.append(f"rows, one per {row_names}: {there.num_rows} there, {here.num_rows} here")
     for name in dict.fromkeys([*there.column_names, *here.column_names]):
         if name in _VARYING:
             continue

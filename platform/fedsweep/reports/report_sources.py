@@ -156,7 +156,11 @@ def _sweep_notes(sweep: Path, folders: dict[Path, Path]) -> list[str]:
         return [str(error)]
     names = {folder.name for folder in folders if folder.parent == sweep}
     missing = [trial.folder for trial in trials if trial.folder not in names]
-    return [f"{len(missing)} of {len(trials)} trials of {sweep} are not in this report: {_some(missing)}"] if missing else []
+    return (
+        [f"{len(missing)} of {len(trials)} trials of {sweep} are not in this report: {_some(missing)}"]
+        if missing
+        else []
+    )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -234,6 +234,10 @@ class RunFolder:
             raise OutputError(f"{self.path / MODEL}: not a safetensors file: {error}") from error
         return tensors
 
+    def model_sha256(self) -> str:
+        """The SHA-256 of the model's file as it is, in hexadecimal digits."""
+        return hashlib.sha256(self._read(MODEL)).hexdigest()
+
     def _held(self) -> list[str]:
         return [name for name in (*_FILES, CHECKPOINTS) if os.path.lexists(self.path / name)]
 

@@ -1,0 +1,56 @@
+"""``fedsweep report``: runs side by side on one self-contained page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsweep.commands.options import examples
+
+EXAMPLES = examples(
+    "fedsweep report runs/intervals --out intervals.html",
+    "fedsweep report runs/fedavg runs/dynamicfl --out comparison.html",
+    "fedsweep report my-experiment --uri sqlite:////home/me/study/mlflow.db --out study.html",
+)
+
+
+def report(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DIR_OR_EXPERIMENT...",
+            help="Run folders, folders with run folders below them, or names of MLflow experiments.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page; an earlier report is replaced.")],
+    uri: Annotated[
+        str | None,
+        typer.Option(
+            "--uri",
+            metavar="URI",
+            help="The store with the experiments. [dim]runs/mlflow.db or mlflow.db, in this folder[/dim]",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", metavar="", help="Replace --out even where it is no report.")
+    ] = False,
+) -> None:
+    """Write one HTML file that shows runs side by side and needs nothing beside itself.
+
+    Table of runs, learning curves over rounds, bytes and simulated time, accuracy against communication with its
+    Pareto front and the best under each budget, clients, configuration differences, provenance.
+    """
+    from fedsweep.commands.output import note
+    from fedsweep.commands.ui import local_store
+    from fedsweep.reports.compare import bytes_text
+    from fedsweep.reports.report import write_report
+    from fedsweep.tracking.store import resolve_uri
+
+    store = resolve_uri(uri, out=local_store())
+    written = write_report(sources, out, uri=store, overwrite=overwrite)
+    for text in written.notes:
+        note(f"note: {text}")
+    runs = f"{written.num_runs} run{'' if written.num_runs == 1 else 's'}"
+    print(f"report: {written.path} ({runs}, {bytes_text(written.size_bytes)})")
