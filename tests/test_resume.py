@@ -134,9 +134,7 @@ def test_resuming_a_finished_run_says_so(unbroken: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("damage", ["newest", "all", "none there"])
-def test_a_damaged_checkpoint_is_passed_over_and_said(
-    unbroken: dict[str, Path], tmp_path: Path, damage: str
-) -> None:
+def test_a_damaged_checkpoint_is_passed_over_and_said(unbroken: dict[str, Path], tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "run"
     shutil.copytree(unbroken["fedavg"], folder)
     (folder / "result.json").unlink()

@@ -32,7 +32,7 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
 def test_a_grid_of_local_trials_gives_run_folders_with_the_models_of_runs(tmp_path: Path, tiny: TinySweep) -> None:
     grid = sweep(tiny({"method": METHODS, "seed": {"grid": [0, 1]}}), out=tmp_path / "s")
     assert len(grid) == 4 and grid.num_errors == 0
-    assert {r.metrics["round"] for r in grid if r.metrics} == {3}
+    assert {grid[k].metrics["round"] for k in range(4)} == {3}
     found = results(tmp_path / "s")
     assert list(found) == [
         "0001-method=fedavg_seed=0",
@@ -92,7 +92,7 @@ def test_a_trial_whose_process_is_killed_goes_on_from_its_checkpoint(tmp_path: P
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             if list((tmp_path / "s").glob("*/checkpoints/round-00*.json")):
-                if pids := trial_processes():
+                if pids := processes("SweepTrial"):
                     os.kill(pids[0], signal.SIGKILL)
                     killed.append(pids[0])
                     return
@@ -110,11 +110,11 @@ def test_a_trial_whose_process_is_killed_goes_on_from_its_checkpoint(tmp_path: P
     assert [r.round for r in RunFolder(folder).read_rounds()] == list(range(1, 41))
 
 
-def trial_processes() -> list[int]:
+def processes(name: str) -> list[int]:
     import psutil
 
     below = psutil.Process().children(recursive=True)
-    return [p.pid for p in below if any("SweepTrial" in word for word in cmdline(p))]
+    return [p.pid for p in below if any(name in word for word in cmdline(p))]
 
 
 def cmdline(process: Any) -> list[str]:
@@ -136,6 +136,30 @@ def test_a_trial_with_client_actors_holds_a_bundle_each_and_gives_the_same_model
     assert {r["backend"] for r in found.values()} == {"ray"} and {r["backend"] for r in local.values()} == {"local"}
     assert {r["client_actors"] for r in found.values()} == {2}
     assert {n: r["model_sha256"] for n, r in found.items()} == {n: r["model_sha256"] for n, r in local.items()}
+
+
+def test_a_client_actor_that_is_killed_in_a_trial_changes_nothing(tmp_path: Path, tiny: TinySweep) -> None:
+    more = {"training": LONG, "runtime": {"client_actors": 2, "cpus_per_client": 0.5}}
+    killed: list[int] = []
+
+    def kill_once() -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not killed:
+            if list((tmp_path / "s").glob("*/checkpoints/round-00*.json")):
+                for pid in processes("ClientActor")[:1]:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=kill_once)
+    thread.start()
+    grid = sweep(tiny({"seed": {"grid": [5]}}, more=more), out=tmp_path / "s")
+    thread.join()
+    assert killed and grid.num_errors == 0
+    [result] = results(tmp_path / "s").values()
+    [folder] = find_runs(tmp_path / "s")
+    alone = fedsweep.run(folder / "config.yaml", overrides=["runtime={backend: local}"], out=tmp_path / "alone")
+    assert result["model_sha256"] == alone.summary["model_sha256"]
 
 
 def test_a_trial_that_no_node_can_hold_is_refused_before_anything_is_written(tmp_path: Path, tiny: TinySweep) -> None:

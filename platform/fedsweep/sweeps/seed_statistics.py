@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -90,7 +91,7 @@ def bootstrap(values: np.ndarray, *, stream: Stream) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def differences(by_seed: Sequence[Mapping[int | None, float]], *, stream: Stream) -> list[Difference]:
+def differences(by_seed: Sequence[Mapping[Any, float]], *, stream: Stream) -> list[Difference]:
     """Every setting against every other one, over the seeds that both have.
 
     Reading: the bootstrap interval alone is too narrow with the few seeds that experiments have, so the paired t test

@@ -196,14 +196,14 @@ def _make_tuner(
         own = [entry["spec"] for entry in described] if settings.scheduler == "pbt" else []
     else:
         search, count = _search(prepared, watcher, progress=progress)
-    metric = None if isinstance(settings.metric, list) else settings.metric
-    mode = None if isinstance(settings.mode, list) else settings.mode
+    compared = (
+        {} if search is not None or len(prepared.metrics) > 1 else {"metric": settings.metric, "mode": settings.mode}
+    )
     return tune.Tuner(
         tune.with_parameters(SweepTrial, datasets=References(datasets), umask=_umask(), specs=own),
         param_space=space,
         tune_config=tune.TuneConfig(
-            metric=metric if search is None else None,
-            mode=mode if search is None else None,
+            **compared,
             num_samples=count,
             scheduler=make_scheduler(config, full=prepared.full),
             search_alg=search,

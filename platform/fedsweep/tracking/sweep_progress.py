@@ -234,5 +234,3 @@ def make_sweep_progress(
     if plain:
         return PlainSweepProgress(metric)
     return LiveSweepProgress(Console(), metric, is_interrupted=is_interrupted)
-
-

@@ -148,8 +148,9 @@ class Chart {
     }
     for (const tick of x.ticks(narrow ? 4 : 9)) {
       svg("line", { class: "gridline", x1: x(tick), x2: x(tick), y1: box.top, y2: box.bottom }, root);
-      const anchor = x(tick) > box.right - 16 ? "end" : "middle";
-      svg("text", { x: x(tick), y: box.bottom + 16, "text-anchor": anchor }, root, xText(tick));
+      const text = xText(tick);
+      const at = Math.min(x(tick), this.width - 3.6 * text.length);
+      svg("text", { x: at, y: box.bottom + 16, "text-anchor": "middle" }, root, text);
     }
     svg("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }, root);
     svg("text", { x: (box.left + box.right) / 2, y: box.bottom + 36, "text-anchor": "middle" }, root, xName);
@@ -164,7 +165,9 @@ class Chart {
       for (const [px, py] of at) {
         const fill = one.hollow ? "var(--ground)" : ghost ? "var(--other)" : colour(one.place);
         const stroke = ghost ? "var(--other)" : colour(one.place);
-        svg("path", { d: mark(ghost ? 0 : one.place, ghost ? 3 : 5), transform: `translate(${px.toFixed(1)} ${py.toFixed(1)})`, fill, stroke, "stroke-width": 1.5, opacity: ghost ? 0.6 : 1 }, root);
+        const faint = ghost && !one.strong;
+        const shape = mark(ghost ? 0 : one.place, faint ? 3 : 5);
+        svg("path", { d: shape, transform: `translate(${px.toFixed(1)} ${py.toFixed(1)})`, fill, stroke, "stroke-width": 1.5, opacity: faint ? 0.6 : 1 }, root);
       }
       return;
     }

@@ -60,7 +60,7 @@ function prepareTable(table) {
     count.textContent = text ? `${matching} of ${rows.length}` : "";
     table.classList.toggle("folded", !open && !text);
     more.hidden = text !== "";
-    more.textContent = open ? "Show the first 25 only" : `Show all ${rows.length}`;
+    more.textContent = open ? "Show fewer" : `Show all ${rows.length}`;
     more.ariaExpanded = String(open);
   };
   search.addEventListener("input", update);
@@ -177,7 +177,7 @@ function drawFront(chart) {
   const front = data.front[choice.means ? "settings" : "runs"].map((index) => pick[index]).filter((one) => one.bytes > 0);
   const sent = able.map((one) => one.bytes);
   chart.draw({
-    series: able.map((one) => ({ name: one.name, place: one.place, hollow: one.hollow, marks: true, xs: [one.bytes], ys: [one.accuracy] })),
+    series: able.map((one) => ({ name: one.name, strong: front.includes(one), place: one.place, hollow: one.hollow, marks: true, xs: [one.bytes], ys: [one.accuracy] })),
     front: front.map((one) => [one.bytes, one.accuracy]),
     padded: true,
     log: Math.max(...sent) > 4 * Math.min(...sent),
