@@ -32,7 +32,7 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
 def test_a_grid_of_local_trials_gives_run_folders_with_the_models_of_runs(tmp_path: Path, tiny: TinySweep) -> None:
     grid = sweep(tiny({"method": METHODS, "seed": {"grid": [0, 1]}}), out=tmp_path / "s")
     assert len(grid) == 4 and grid.num_errors == 0
-    assert {grid[k].metrics["round"] for k in range(4)} == {3}
+    assert {(grid[k].metrics or {})["round"] for k in range(4)} == {3}
     found = results(tmp_path / "s")
     assert list(found) == [
         "0001-method=fedavg_seed=0",

@@ -35,6 +35,7 @@ _GENERATOR = '<meta name="generator" content="fedsweep report">'
 _SCRIPTS = ("chart.js", "cells.js", "page.js")
 # Points of all curves on a page, and the bounds for a single one.
 _POINTS, _FEWEST, _MOST = 30_000, 24, 400
+_SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +156,7 @@ def build_report(found: Found) -> Report:
         {index: run.test_accuracy for index, run in enumerate(runs)}, [setting.runs for setting in settings]
     )
     maps = client_maps([run.view for run in runs], order)
+    configs = config_table([runs[setting.runs[0]].flat for setting in settings])
     return Report(
         runs=tuple(runs),
         settings=tuple(settings),
@@ -165,9 +167,9 @@ def build_report(found: Found) -> Report:
             pareto_front([_point(r.total_bytes, r.test_accuracy) if r.status != "failed" else None for r in runs])
         ),
         budgets=tuple(best_under_budgets(curves, budget_grid(curves))),
-        configs=config_table([runs[setting.runs[0]].flat for setting in settings]),
+        configs=configs,
         maps=maps,
-        notes=tuple(clean(note, longest=1000) for note in (*found.notes, *maps.notes)),
+        notes=tuple(clean(note, longest=1000) for note in (*found.notes, *_world_notes(configs), *maps.notes)),
     )
 
 
@@ -281,9 +283,17 @@ def _embedded(tree: Mapping[str, Any]) -> str:
 
 def _title(report: Report) -> str:
     names = list(dict.fromkeys(setting.label for setting in report.settings))
-    if report.sweeps and len(report.sweeps) == 1:
-        return clean(report.sweeps[0].name)
+    if len(report.sweeps) == 1 and all(run.folder.parent == report.sweeps[0].absolute() for run in report.runs):
+        return clean(report.sweeps[0].absolute().name)
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _world_notes(configs: ConfigTable) -> list[str]:
+    keys = [key for key in configs.differing if key.startswith(("scenario.", "model."))]
+    if not keys:
+        return []
+    named = ", ".join(keys[:_SHOWN]) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
+    return [f"runs differ in {named}: these are different worlds, so accuracies and bytes are no fair comparison"]
 
 
 def _point(cost: float | None, accuracy: float | None) -> tuple[float, float] | None:

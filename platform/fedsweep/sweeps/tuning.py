@@ -196,7 +196,7 @@ def _make_tuner(
         own = [entry["spec"] for entry in described] if settings.scheduler == "pbt" else []
     else:
         search, count = _search(prepared, watcher, progress=progress)
-    compared = (
+    compared: dict[str, Any] = (
         {} if search is not None or len(prepared.metrics) > 1 else {"metric": settings.metric, "mode": settings.mode}
     )
     return tune.Tuner(

@@ -21,8 +21,9 @@ const wholeTicks = (axis, cells, count) => linearTicks(axis.first, axis.first + 
 //   tell(row, column): what is said of a cell.
 function drawCells(host, tip, { rows, columns, layers, x, y, tell, describe }) {
   const width = host.clientWidth;
-  const box = { left: 52, top: 4, right: width - 8 };
-  const cell = (box.right - box.left) / columns;
+  if (width < 100) return; // not laid out yet: drawn when it is
+  const cell = Math.min(32, (width - 60) / columns);
+  const box = { left: 52, top: 4, right: 52 + cell * columns };
   const tall = Math.max(3, Math.min(16, 340 / rows, Math.max(cell * 1.5, 5)));
   const bottom = box.top + tall * rows;
   const root = svg("svg", { viewBox: `0 0 ${width} ${Math.ceil(bottom + 38)}`, role: "img", "aria-label": describe });
@@ -40,7 +41,7 @@ function drawCells(host, tip, { rows, columns, layers, x, y, tell, describe }) {
     }
   }
   svg("rect", { class: "frame", x: box.left, y: box.top, width: box.right - box.left, height: tall * rows }, root);
-  for (const tick of wholeTicks(x, columns, width < 520 ? 4 : 10)) {
+  for (const tick of wholeTicks(x, columns, Math.max(1, (box.right - box.left) / 90))) {
     const place = Math.floor((tick - x.first) / x.each);
     svg("text", { x: box.left + (place + 0.5) * cell, y: bottom + 15, "text-anchor": "middle" }, root, tick);
   }

@@ -107,6 +107,7 @@ class Chart {
   draw(settings) {
     this.settings = settings;
     this.width = this.host.clientWidth;
+    if (this.width < 100) return; // not laid out yet: drawn when it is
     const narrow = this.width < 520;
     const height = Math.round(Math.max(240, Math.min(430, this.width * 0.5)));
     const box = { left: narrow ? 46 : 58, right: this.width - 14, top: 12, bottom: height - 44 };
