@@ -30,7 +30,7 @@ format: $(STAMP) ## rewrites the sources in the common format
 	.venv/bin/ruff check --fix .
 
 benchmarks: $(STAMP) ## speed of the parts that matter, on this machine
-	.venv/bin/python scripts/benchmarks.py
+	for bench in tests/benchmarks/bench_*.py; do echo "==> $$bench"; .venv/bin/python $$bench; done
 
 wheel: $(STAMP) ## dist/fedsweep-*.whl
 	rm -rf build dist

@@ -72,13 +72,11 @@ def budget_grid(curves: Sequence[Sequence[tuple[float, float]]]) -> list[int]:
     if not firsts:
         return []
     low, high = min(firsts), max(curve[-1][0] for curve in curves if curve)
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    decades = range(max(0, math.floor(math.log10(low))), math.ceil(math.log10(high)) + 1)
+    grid: list[int] = []
     for steps in (_STEPS, (1,)):
-        grid = [step * 10**decade for decade in decades if decade >= 0 for step in steps]
-        start = max((place for place, budget in enumerate(grid) if budget <= low), default=0)
-        end = next((place for place, budget in enumerate(grid) if budget >= high), len(grid) - 1)
-        first = start if grid[start] >= low else start + 1
-        grid = grid[first : end + 1]
+        enough = [budget for decade in decades for step in steps if (budget := step * 10**decade) >= low]
+        grid = enough[: sum(budget < high for budget in enough) + 1]
         if len(grid) <= _MOST_BUDGETS:
             break
     return grid
