@@ -11,9 +11,11 @@ from torch import nn
 
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
-from fedsweep.errors import DataError
+from fedsweep.errors import DataError, OutputError
+from fedsweep.models.registry import build_model
 from fedsweep.running import default_folder, plan_run, run_plan
 from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.streams import stream
 from fedsweep.tracking.factory import make_observers
 from fedsweep.tracking.observers import Observer
 from fedsweep.trees import layout_of, load_vector
@@ -85,12 +87,32 @@ def load_model(folder: str | Path) -> nn.Module:
         InputError: The folder holds no finished run, or its model does not fit its configuration.
     """
     path = Path(folder)
+    if not path.is_dir():
+        raise OutputError(f"{path}: there is no such folder")
+    run_folder = RunFolder(path)
+    weights = run_folder.read_model()
     config = load_config(path / "config.yaml")
-    weights = RunFolder(path).read_model()
-    model = plan_run(config).experiment.build_model()
+    model = _model_of(config, run_folder.read_result(), path)
     layout = layout_of(model)
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
     if {name: tuple(value.shape) for name, value in weights.items()} != shapes:
         raise DataError(f"{path / 'model.safetensors'}: its tensors are not those of model {config.model.name!r}")
     load_vector(model, layout, layout.flatten(weights))
     return model.eval()
+
+
+def _model_of(config: Config, result: Mapping[str, Any], path: Path) -> nn.Module:
+    """The configured network, for data of the shape that the result names; needs neither the data nor their device."""
+    shape, num_classes = result.get("input_shape"), result.get("num_classes")
+    sizes = shape if isinstance(shape, list) else []
+    if len(sizes) != 3 or not all(type(size) is int and size > 0 for size in [*sizes, num_classes]):
+        raise DataError(
+            f"{path / 'result.json'}: it must give input_shape and num_classes, but has {shape!r} and {num_classes!r}"
+        )
+    return build_model(
+        config.model.name,
+        input_shape=(sizes[0], sizes[1], sizes[2]),
+        num_classes=int(num_classes or 0),
+        stream=stream(config.seed, "model"),
+        **config.model.parameters,
+    )

@@ -76,6 +76,11 @@ def plan_run(config: Config, dataset: Dataset | None = None) -> Plan:
         InputError: Something that the configuration names is not there or does not fit.
     """
     config = resolve_config(config)
+    if config.training.stop.sim_time_s is not None and config.scenario.devices is None:
+        raise ConfigError(
+            "training.stop.sim_time_s needs scenario.devices, which give the virtual clock, but that is null; name a"
+            " profile, e.g. scenario.devices={profile: edge-accel}, or leave the limit out"
+        )
     experiment = build_experiment(config, dataset)
     check_first_round(experiment)
     return Plan(config=config, experiment=experiment, num_actors=choose_actors(config, experiment))
@@ -94,7 +99,9 @@ def choose_actors(config: Config, experiment: Experiment) -> int:
     cohort = experiment.training.cohort_size
     asked = runtime.client_actors
     if isinstance(asked, int):
-        return 0 if asked == 1 and runtime.backend == "auto" and runtime.address is None else asked
+        if asked == 1 and runtime.backend == "auto" and runtime.address is None:
+            return 0
+        return min(asked, cohort)  # more would have nothing to do
     cpus = len(os.sched_getaffinity(0))
     fits = max(1, int(cpus / runtime.cpus_per_client))
     if runtime.gpus_per_client:
@@ -303,7 +310,7 @@ def _run_info(plan: Plan, folder: Path, opened: Opened, *, resume: bool) -> RunI
         folder=folder,
         config=plan.config.flat(),
         tags={
-            "fedsweep.git_commit": str(facts["git_commit"]),
+            **({"fedsweep.git_commit": facts["git_commit"]} if facts["git_commit"] else {}),
             "fedsweep.config_hash": plan.config.hash(),
             "fedsweep.method": plan.experiment.method.name,
             "fedsweep.dataset": plan.config.scenario.dataset,

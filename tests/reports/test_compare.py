@@ -143,14 +143,14 @@ def test_labels_grow_only_as_far_as_runs_need_to_be_told_apart(tmp_path: Path) -
     assert [row.label for row in compare_rows([tmp_path])] == ["one", "two", "3", "4"]
 
 
-def test_the_table_is_aligned_and_fits_a_hundred_columns(tmp_path: Path) -> None:
+def test_the_table_is_aligned_and_cuts_nothing_without_a_terminal(tmp_path: Path) -> None:
     write_run(tmp_path / "a", {"test_accuracy": 0.12345, "comm_ratio": 0.5}, name="short")
     write_run(tmp_path / "b", {"test_accuracy": 1.0}, name="long-" * 30 + "end", seed=123456, status="killed")
     header, first, second = table(compare_rows([tmp_path]), width=40)
     assert header.split() == "run method acc best bytes ratio sim wall seed status rounds".split()
     assert first.split() == "short fedavg 12.35% 12.35% 1.5 kB 0.500 - 1.5s 0 finished 1".split()
-    assert "…" in second and second.endswith("1") and "g-end" in second and "killed" in second
-    assert max(map(len, (header, first, second))) <= 100
+    assert second.startswith("long-" * 30 + "end ") and "…" not in second and second.endswith("1")
+    assert "killed" in second
     place = header.index("acc") + len("acc")
     assert first[:place].endswith("12.35%") and second[:place].endswith("100.00%")
     assert "\x1b" not in header

@@ -72,14 +72,26 @@ def show(
         return
     if name is None:
         raise ConfigError("NAME is missing: give anything that fedsweep list lists, or --json-schema")
+    from fedsweep.world.references import is_reference
+
     everything = {kind: _of_kind(kind) for kind in KINDS}
     found = [(kind, entry) for kind, entries in everything.items() for entry in entries if entry.name == name]
+    if not found and is_reference(name):
+        own = Named(name=name, summary="your own", source="", builder=_bound(_referenced, name))
+        _print_entry("component", own)
+        return
     if not found:
         names = {entry.name for entries in everything.values() for entry in entries}
         said, _, _ = unknown_name("name", name, names).partition(" (known: ")
         raise ConfigError(f"{said} (all names: fedsweep list {' | '.join(KINDS)})")
     for kind, entry in found:
         _print_entry(kind.removesuffix("s"), entry)
+
+
+def _referenced(name: str) -> Callable[..., Any]:
+    from fedsweep.world.references import resolve_reference
+
+    return resolve_reference("component", name)
 
 
 def _of_kind(kind: str) -> list[Named]:

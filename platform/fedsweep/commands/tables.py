@@ -45,10 +45,12 @@ def compare(
     from fedsweep.commands.output import make_console
     from fedsweep.reports.compare import compare_rows, render_table
 
+    if plot is not None:
+        from fedsweep.reports.plots import checked_path, plot_accuracy_against_bytes
+
+        checked_path(plot)  # before the table
     render_table(compare_rows(folders), make_console())
     if plot is not None:
-        from fedsweep.reports.plots import plot_accuracy_against_bytes
-
         plot_accuracy_against_bytes(folders, plot)
         print(f"picture: {plot.absolute()}")
 

@@ -13,7 +13,6 @@ from fedsweep.reports.runs import RunView, load_runs, run_labels
 if TYPE_CHECKING:
     from rich.console import Console
 
-PLAIN_WIDTH = 100
 _NARROWEST_NAME = 8
 _MISSING = "-"
 
@@ -65,13 +64,13 @@ def compare_rows(folders: Iterable[str | Path]) -> list[CompareRow]:
 
 
 def render_table(rows: Sequence[CompareRow], console: Console) -> None:
-    """Prints the rows, aligned, within the terminal's width (100 columns without a terminal).
+    """Prints the rows, aligned, within the terminal's width; without a terminal nothing is cut.
 
     Long names are cut in the middle; on a very narrow terminal the last columns are left out.
     """
     from rich.text import Text
 
-    width = console.width if console.is_terminal else PLAIN_WIDTH
+    width = console.width if console.is_terminal else None
     header, *lines = _aligned(rows, width=width)
     console.print(Text(header, style="bold"), soft_wrap=True)
     for row, line in zip(rows, lines, strict=True):
@@ -157,11 +156,13 @@ _CUTTABLE = 2
 _LEFT = ("run", "method", "status")
 
 
-def _aligned(rows: Sequence[CompareRow], *, width: int) -> list[str]:
+def _aligned(rows: Sequence[CompareRow], *, width: int | None) -> list[str]:
     from rich.cells import cell_len
 
     cells = [[header for header, _ in _COLUMNS]] + [[_one_line(text(row)) for _, text in _COLUMNS] for row in rows]
     widths = [max(cell_len(line[column]) for line in cells) for column in range(len(_COLUMNS))]
+    if width is None:
+        return ["  ".join(_fitted(line, widths)).rstrip() for line in cells]
     gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
     while len(widths) > _CUTTABLE and _narrowest(widths, gap) > width:
         widths.pop()

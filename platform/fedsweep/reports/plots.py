@@ -54,7 +54,7 @@ def plot_accuracy_against_bytes(folders: Iterable[str | Path], path: str | Path)
     Raises:
         InputError: A folder holds no run, a run's file is damaged, or the picture can't be written.
     """
-    target = _checked_path(path)
+    target = checked_path(path)
     lines = _lines(load_runs(folders))
     figure = _figure(width=8.0 + _legend_width(lines), height=5.0)
     axes = figure.subplots()
@@ -78,7 +78,7 @@ def plot_learning_curves(folders: Iterable[str | Path], path: str | Path) -> Non
     Raises:
         InputError: A folder holds no run, a run's file is damaged, or the picture can't be written.
     """
-    target = _checked_path(path)
+    target = checked_path(path)
     lines = _lines(load_runs(folders))
     figure = _figure(width=11.0 + _legend_width(lines), height=4.5)
     left, right = figure.subplots(1, 2)
@@ -107,7 +107,7 @@ def plot_partition(counts: ArrayLike, path: str | Path) -> None:
         InputError: The picture can't be written.
         InvariantError: ``counts`` is no table of counts.
     """
-    target = _checked_path(path)
+    target = checked_path(path)
     counts_NC = np.asarray(counts)
     if counts_NC.ndim != 2 or not counts_NC.size or (counts_NC < 0).any():
         raise InvariantError(f"counts must be a table [N, C] of numbers >= 0, but got shape {counts_NC.shape}")
@@ -150,7 +150,8 @@ def plot_run(folder: Path, into: Path) -> list[Path]:
     return drawn
 
 
-def _checked_path(path: str | Path) -> Path:
+def checked_path(path: str | Path) -> Path:
+    """The picture's path, if its ending is one of :data:`SUFFIXES`; otherwise an InputError."""
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise InputError(f"{target}: a picture's name must end in one of {', '.join(SUFFIXES)}")

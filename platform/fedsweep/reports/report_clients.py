@@ -34,12 +34,32 @@ class ClientMaps:
         layers: Who took part, by round.
         views: What is shown for a run: indices into the two, by the run's index.
         notes: What a reader must know.
+        size: Characters that they take, roughly.
     """
 
     splits: list[dict[str, Any]] = field(default_factory=list)
     layers: list[str] = field(default_factory=list)
     views: dict[int, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    size: int = 0
+    _places: dict[str | bytes, int] = field(default_factory=dict)
+
+    def add_split(self, counts_NC: np.ndarray) -> int:
+        """The place of a split, which is kept where it is new."""
+        key = repr(counts_NC.shape).encode() + counts_NC.tobytes()
+        if key not in self._places:
+            self._places[key] = len(self.splits)
+            self.splits.append(split_tree(counts_NC))
+            self.size += 4 * len(self.splits[-1]["cells"])
+        return self._places[key]
+
+    def add_layer(self, text: str) -> int:
+        """The place of a packed map, which is kept where it is new."""
+        if text not in self._places:
+            self._places[text] = len(self.layers)
+            self.layers.append(text)
+            self.size += len(text)
+        return self._places[text]
 
     def tree(self) -> dict[str, Any]:
         """As the page's script reads it."""
@@ -54,11 +74,9 @@ def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
         order: Indices of the runs, the most interesting first.
     """
     maps = ClientMaps()
-    seen: dict[str, int] = {}
-    split_of: dict[bytes, int] = {}
-    spent, left_out = 0, 0
+    left_out = 0
     for index in order:
-        if spent > _BUDGET:
+        if maps.size > _BUDGET:
             left_out += 1
             continue
         try:
@@ -68,21 +86,9 @@ def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
             counts_NC = None
         view: dict[str, Any] = {}
         if counts_NC is not None:
-            key = repr(counts_NC.shape).encode() + counts_NC.tobytes()
-            if key not in split_of:
-                split_of[key] = len(maps.splits)
-                maps.splits.append(split_tree(counts_NC))
-                spent += 4 * len(maps.splits[-1]["cells"])
-            view["split"] = split_of[key]
+            view["split"] = maps.add_split(counts_NC)
         if part := participation(runs[index], None if counts_NC is None else len(counts_NC)):
-            for name in ("cohort", "high"):
-                text = part[name]
-                if text not in seen:
-                    seen[text] = len(maps.layers)
-                    maps.layers.append(text)
-                    spent += len(text)
-                part[name] = seen[text]
-            view["part"] = part
+            view["part"] = {**part, "cohort": maps.add_layer(part["cohort"]), "high": maps.add_layer(part["high"])}
         if view:
             maps.views[index] = view
     if left_out:

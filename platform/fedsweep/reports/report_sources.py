@@ -113,12 +113,13 @@ def _of_experiment(name: str, uri: str | None, say: Callable[[str], None]) -> li
             reason = (redacted(str(error)).strip().splitlines() or [type(error).__name__])[0]
             raise ResourceError(f"the store {redacted(uri)} cannot be read: {reason}") from error
     here = [folder for folder in tagged if folder.is_absolute() and os.path.isfile(folder / CONFIG)]
-    gone = [folder for folder in tagged if folder not in here]
+    gone = [str(folder) for folder in tagged if folder not in here]
     if not here:
-        named = f"; their tags name {_some(list(map(str, gone)))}" if gone else ""
+        named = f"; their tags name {_some(gone)}" if gone else ""
         raise OutputError(f"the experiment {name!r} has no run whose folder is on this machine{named}")
     if gone:
-        say(f"{len(gone)} runs of the experiment {name} have no folder on this machine: {_some(list(map(str, gone)))}")
+        counts = f"{len(gone)} of {len(tagged)} run folders"
+        say(f"of the experiment {name!r}, {counts} are not on this machine: {_some(gone)}")
     return here
 
 

@@ -255,6 +255,8 @@ class RunSession:
             "wall_time_s": state.wall_time_s,
             "peak_memory_mb": peak_memory_mb(),
             "num_params": self._engine.layout.num_params,
+            "input_shape": [int(size) for size in self._experiment.world.data.images.shape[1:]],
+            "num_classes": self._experiment.world.data.num_classes,
             "model_sha256": sha256,
             "method": self._experiment.method.name,
             "seed": self._experiment.seed,

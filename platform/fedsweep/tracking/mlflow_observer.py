@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
 
 BY_BYTES = "by_bytes/"
-_AGAINST_BYTES = ("test_accuracy", "test_loss", "validation_accuracy", "train_loss")
 _ARTIFACTS = (CONFIG, RESULT, MODEL, ROUNDS, CLIENTS, SCENARIO)
 # After a failed try, training goes on for this many times as long as the try took.
 _BACK_OFF = 10.0
@@ -50,13 +49,13 @@ class Row:
     best_test_accuracy: float | None
 
     def points(self) -> list[Point]:
-        """Its metrics: figures by round, then accuracies and losses by kB sent. What is infinite is NaN."""
+        """Its metrics: figures by round, then the same by kB sent. What is infinite is NaN."""
         figures = scalar_figures(self.record) | {"total_bytes": float(self.total_bytes)}
         if self.best_test_accuracy is not None:
             figures["best_test_accuracy"] = self.best_test_accuracy
         by_round = [(name, value, self.record.round) for name, value in figures.items()]
         kilobytes = self.total_bytes // 1000
-        by_bytes = [(BY_BYTES + name, figures[name], kilobytes) for name in _AGAINST_BYTES if name in figures]
+        by_bytes = [(BY_BYTES + name, value, kilobytes) for name, value in figures.items()]
         return [
             Point(key_text(name), value if math.isfinite(value) else math.nan, self.record.timestamp_ms, step)
             for name, value, step in (*by_round, *by_bytes)

@@ -1,0 +1,344 @@
+"""The report: one self-contained page, whatever the folders hold."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.errors import InputError
+from fedsweep.records import RoundRecord
+from fedsweep.reports.report import write_report
+from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.sweeps.space import Trial
+from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
+
+HOSTILE = "</script><img src=x onerror=alert(1)>'\"&{{7*7}}"
+ROUND = RoundRecord(
+    round=1,
+    timestamp_ms=1,
+    test_accuracy=None,
+    test_loss=1.5,
+    validation_accuracy=None,
+    train_loss=None,
+    lr=0.1,
+    cohort=(0, 2),
+    high_frequency=(2,),
+    kl_divergence=None,
+    attendees=(0, 2),
+    sync_points=1,
+    values_up=1,
+    values_down=1,
+    bytes_up=600,
+    bytes_down=400,
+    over_budget=None,
+    comm_cost=2,
+    comm_ratio=0.5,
+    local_steps=1,
+    flops=1,
+    fwd_macs_per_sample=None,
+    sim_time_s=None,
+    wall_time_s=1.0,
+    eval_time_s=0.5,
+    server_time_s=0.0,
+    aggregation_weights=(0.5, 0.5),
+)
+
+
+class Page(HTMLParser):
+    """What is on a page: its elements, its visible text, and the content of scripts and styles."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(convert_charrefs=True)
+        self.source = path.read_text(encoding="utf-8")
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.raw: list[tuple[str, dict[str, str | None], str]] = []
+        self.texts: list[str] = []
+        self._inside: tuple[str, dict[str, str | None]] | None = None
+        self.feed(self.source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self._inside = tag, dict(attrs)
+            self.raw.append((tag, dict(attrs), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("script", "style"):
+            self._inside = None
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            tag, attrs, before = self.raw[-1]
+            self.raw[-1] = (tag, attrs, before + data)
+        else:
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        """All visible text, with single spaces."""
+        return re.sub(r"\s+", " ", " ".join(self.texts))
+
+    @property
+    def data(self) -> Any:
+        """The figures that the script draws."""
+        (found,) = [text for tag, attrs, text in self.raw if attrs.get("id") == "data"]
+        return json.loads(found)
+
+
+def write_run(
+    path: Path,
+    accuracies: Sequence[float | None] = (0.1, 0.5, 0.75),
+    *,
+    name: str = "run",
+    seed: int = 0,
+    lr: float = 0.1,
+    status: str | None = "finished",
+    rounds: dict[str, Any] | None = None,
+    **result: Any,
+) -> Path:
+    folder = RunFolder.create(path, overwrite=False)
+    folder.write_config(
+        f"name: {json.dumps(name)}\nseed: {seed}\nscenario: {{clients: 3}}\nmethod: {{name: fedavg}}\n"
+        f"training: {{optimizer: {{lr: {lr}}}}}\n"
+    )
+    folder.write_clients(num_samples=[3, 1, 2], label_counts=[[2, 1], [0, 1], [1, 1]])
+    if accuracies:
+        folder.write_rounds(
+            [replace(ROUND, round=r, test_accuracy=value, **rounds or {}) for r, value in enumerate(accuracies, 1)]
+        )
+    if status:
+        folder.write_result({"status": status, "stopped_by": "rounds", **result})
+    return path
+
+
+def report(tmp_path: Path, *sources: Path) -> Page:
+    return Page(write_report(sources or [tmp_path / "runs"], tmp_path / "page.html").path)
+
+
+def test_runs_are_in_the_tables_without_any_script(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", name="first", seed=7)
+    write_run(tmp_path / "runs" / "b", (0.2, 0.6), name="second", lr=0.5)
+    page = report(tmp_path)
+    for text in ("first", "second", "75.00 %", "60.00 %", "3 kB", "2 kB", "training.optimizer.lr", "0.500", "4.5s"):
+        assert text in page.text
+    assert "2 runs" in page.text and "status failed" not in page.source.partition("</style>")[2]
+
+
+def test_the_page_needs_nothing_beside_itself_and_runs_its_own_script_alone(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a")
+    page = report(tmp_path)
+    assert page.source.startswith("<!doctype html>")
+    for tag, attrs in page.elements:
+        assert tag not in ("iframe", "object", "embed", "form", "base") and not any(key[:2] == "on" for key in attrs)
+        assert "src" not in attrs and "style" not in attrs
+        assert (attrs.get("href") or "#").startswith(("#", "data:,"))
+    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page.source)
+    (policy,) = [a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    scripts = [text for tag, attrs, text in page.raw if tag == "script" and "type" not in attrs]
+    styles = [text for tag, _, text in page.raw if tag == "style"]
+    assert policy is not None and policy.startswith("default-src 'none';") and "unsafe" not in policy
+    for directive, (text,) in (("script-src", scripts), ("style-src", styles)):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{directive} 'sha256-{digest}';" in policy
+
+
+def test_text_of_others_is_only_text(tmp_path: Path) -> None:
+    path = write_run(
+        tmp_path / "runs" / "a&b", name=HOSTILE, status="failed", reason=f"{HOSTILE}\x1b", git_commit=HOSTILE
+    )
+    with open(path / "config.yaml", "a") as file:
+        file.write(f"model: {{{json.dumps(HOSTILE)}: {json.dumps(HOSTILE)}}}\n")
+    write_run(tmp_path / "runs" / "c", name="other")
+    page = report(tmp_path)
+    assert not [tag for tag, _ in page.elements if tag == "img"]
+    assert [attrs.get("type") for tag, attrs, _ in page.raw if tag == "script"] == ["application/json", None]
+    assert HOSTILE in page.text and "{{7*7}}" in page.source
+    assert page.source.count("</script>") == 2
+    assert HOSTILE in [run["label"] for run in page.data["runs"]]
+
+
+def test_seeds_are_one_setting_with_mean_and_deviation(tmp_path: Path) -> None:
+    for seed, last in enumerate((0.5, 0.7)):
+        write_run(tmp_path / "runs" / f"a{seed}", (0.1, last), name="a", seed=seed)
+    write_run(tmp_path / "runs" / "a2", (0.1,), name="a", seed=2, status="failed", reason="client 1 diverged")
+    write_run(tmp_path / "runs" / "b", (0.2, 0.4), name="b", lr=0.2)
+    page = report(tmp_path)
+    assert "4 runs of 2 settings" in page.text and "client 1 diverged" in page.text
+    assert "60.00 %" in page.text and "14.14" in page.text  # the sample deviation of 50 and 70 is 14.14
+    first, second = page.data["settings"]
+    assert (first["label"], first["runs"], first["counted"]) == ("a", [0, 1, 2], [0, 1])
+    assert first["accuracy"] == pytest.approx(0.6) and second["curve"] is None
+    assert first["curve"]["figures"]["test_accuracy"] == [0.1, 0.6]
+    assert (first["curve"]["low"]["test_accuracy"][1], first["curve"]["high"]["test_accuracy"][1]) == (0.5, 0.7)
+
+
+def test_the_same_seed_twice_counts_once(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", (0.5,), name="a")
+    write_run(tmp_path / "runs" / "b", (0.7,), name="a")
+    (setting,) = report(tmp_path).data["settings"]
+    assert setting["runs"] == [0, 1] and setting["counted"] == [0]
+
+
+def test_the_front_leaves_out_what_is_beaten_and_what_failed(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "cheap", (0.4,), name="cheap", lr=1)
+    write_run(tmp_path / "runs" / "dear", (0.1, 0.8), name="dear", lr=2)
+    write_run(tmp_path / "runs" / "worse", (0.1, 0.3), name="worse", lr=3)
+    write_run(tmp_path / "runs" / "wrong", (0.9,), name="wrong", lr=4, status="failed")
+    data = report(tmp_path).data
+    assert [data["runs"][index]["label"] for index in data["front"]["runs"]] == ["cheap", "dear"]
+    assert [data["settings"][index]["label"] for index in data["front"]["settings"]] == ["cheap", "dear"]
+
+
+def test_what_is_not_finite_is_left_out_of_the_figures(tmp_path: Path) -> None:
+    infinite = {"test_loss": float("inf"), "sim_time_s": float("nan")}
+    write_run(tmp_path / "runs" / "a", (0.5, float("nan")), rounds=infinite, best_test_accuracy="much", versions=[1])
+    page = report(tmp_path)
+    (run,) = page.data["runs"]
+    assert run["accuracy"] == 0.5 and run["curve"]["time"] is None
+    assert "Infinity" not in page.source.partition('id="data"')[2].partition("</script>")[0]
+    assert set(page.data["figures"]) == {"test_accuracy"}
+
+
+def test_runs_with_the_same_clients_share_one_map(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", name="a")
+    write_run(tmp_path / "runs" / "b", name="b", lr=0.3)
+    clients = report(tmp_path).data["clients"]
+    assert len(clients["splits"]) == 1 and len(clients["layers"]) == 2
+    assert clients["views"]["0"]["part"]["cohort"] == clients["views"]["1"]["part"]["cohort"]
+
+
+def test_a_run_without_a_round_has_its_row(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", (), status="failed", reason="no memory")
+    page = report(tmp_path)
+    assert "1 failed" in page.text and "no memory" in page.text and "Nothing was evaluated yet." in page.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("config.yaml", "- 1\n"), ("rounds.parquet", "none"), ("result.json", "{}"), ("config.yaml", "a: &a [*a]\n")],
+)
+def test_an_unreadable_run_is_named_beside_the_others(tmp_path: Path, name: str, content: str) -> None:
+    write_run(tmp_path / "runs" / "a", name="good")
+    path = write_run(tmp_path / "runs" / "b")
+    (path / name).write_text(content)
+    page = report(tmp_path)
+    assert "1 unreadable" in page.text and str(path) in page.text and "good" in page.text
+    with pytest.raises(InputError, match=str(path)):
+        report(tmp_path, path)
+
+
+def test_damaged_clients_are_noted_and_the_run_is_shown(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "runs" / "a", name="good")
+    (path / "clients.parquet").write_text("nothing")
+    page = report(tmp_path)
+    assert f"{path / 'clients.parquet'}: not a readable parquet file" in page.text and "75.00 %" in page.text
+
+
+def test_trials_of_a_sweep_that_never_began_are_noted(tmp_path: Path) -> None:
+    trials = tuple(Trial(number=n, values={"x": n}, label=f"x={n}", folder=f"{n}-x") for n in (1, 2, 3))
+    sweep = SweepFolder(tmp_path / "runs")
+    sweep.create(SweepPlan(given={}, trials=trials), config_yaml="name: s\n", overwrite=False)
+    write_run(tmp_path / "runs" / "1-x")
+    page = report(tmp_path)
+    assert f"2 of 3 trials of {tmp_path / 'runs'} are not in this report: 2-x, 3-x" in page.text
+    assert f"fedsweep sweep {tmp_path / 'runs' / 'config.yaml'}" in page.text
+
+
+def test_other_worlds_are_noted(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", name="a")
+    path = write_run(tmp_path / "runs" / "b", name="b")
+    (path / "config.yaml").write_text((path / "config.yaml").read_text().replace("clients: 3", "clients: 4"))
+    assert "runs differ in scenario.clients: these are different worlds" in report(tmp_path).text
+
+
+def test_provenance_has_versions_commit_and_a_command_that_can_be_pasted(tmp_path: Path) -> None:
+    facts: dict[str, Any] = {
+        "git_commit": "abcdef0123456789",
+        "config_hash": "1234567890abcdef",
+        "model_sha256": "fedcba9876543210",
+    }
+    for name, torch in (("a b", "2.6"), ("c", "2.7")):
+        write_run(
+            tmp_path / "runs" / name, name=name, versions={"python": "3.11", "torch": torch, "ray": None}, **facts
+        )
+    page = report(tmp_path)
+    assert "the same in all runs: python 3.11." in page.text.replace("\xa0", " ")
+    assert "torch 2.6" in page.text and "torch 2.7" in page.text and "ray" not in page.text
+    assert f"fedsweep run '{tmp_path}/runs/a b/config.yaml'" in page.text
+    assert {attrs.get("title") for _, attrs in page.elements} >= set(facts.values())
+
+
+def test_a_file_that_is_no_report_is_not_replaced(tmp_path: Path) -> None:
+    run, target = write_run(tmp_path / "a"), tmp_path / "page.html"
+    target.write_text("<p>mine</p>")
+    with pytest.raises(InputError, match="holds something else than a report"):
+        write_report([run], target)
+    assert target.read_text() == "<p>mine</p>"
+    write_report([run], target, overwrite=True)
+    before = target.read_text()
+    write_report([run], target)  # its own earlier page is
+    assert target.read_text()[:500] == before[:500]
+
+
+@pytest.mark.parametrize(("name", "words"), [("page.txt", "must end in .html"), ("folder.html", "is a folder")])
+def test_a_wrong_target_is_refused_before_anything_is_read(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(InputError, match=words):
+        write_report([tmp_path / "missing"], tmp_path / name)
+
+
+def test_a_source_that_is_neither_folder_nor_experiment_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"nowhere: there is no such folder"):
+        write_report(["nowhere"], tmp_path / "page.html")
+    with pytest.raises(InputError, match="neither a run's folder nor one with runs below it"):
+        write_report([tmp_path / "empty"], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def write_sweep(folder: Path, *, settings: int, seeds: int, rounds: int) -> None:
+    accuracies = [1 - 0.95 ** (r * 0.7) + 0.001 * (r * 7919 % 13) for r in range(rounds)]
+    for setting in range(settings):
+        for seed in range(seeds):
+            scaled = [value * (1 - setting / settings / 2) * (1 - seed / 100) for value in accuracies]
+            path = folder / f"{setting:03d}-seed={seed}"
+            write_run(path, scaled, name=f"sweep lr=0.{setting:03d}", seed=seed, lr=float(f"0.{setting + 1:03d}"))
+
+
+@pytest.mark.slow
+def test_the_report_of_two_hundred_trials_is_small_and_quickly_made(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "runs", settings=40, seeds=5, rounds=300)
+    began = time.perf_counter()
+    written = write_report([tmp_path / "runs"], tmp_path / "page.html")
+    assert written.num_runs == 200 and written.size_bytes < 5e6
+    assert time.perf_counter() - began < 60
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on this machine")
+def test_a_browser_draws_the_page_within_two_seconds(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "runs", settings=40, seeds=5, rounds=300)
+    write_run(tmp_path / "runs" / "hostile", name=HOSTILE, lr=9)
+    write_report([tmp_path / "runs"], tmp_path / "page.html")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    options += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    command = ["chromium", *options, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,900", "--dump-dom"]
+    done = subprocess.run(
+        [*command, f"file://{tmp_path}/page.html"], capture_output=True, text=True, timeout=60, check=True
+    )
+    drawn = re.search(r'data-ready-ms="(\d+)"', done.stdout)
+    assert drawn is not None and int(drawn.group(1)) < 2000
+    assert done.stdout.count("<svg viewBox=") >= 4 and 'id="legend"' in done.stdout
+    assert "NaN" not in done.stdout.partition("</main>")[0] and "<img" not in done.stdout.replace("\\u003c", "<!")

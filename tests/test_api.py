@@ -1,0 +1,63 @@
+"""What programs get: results, models, and clear errors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedsweep
+from fedsweep.errors import ConfigError, DataError, OutputError
+
+CONFIG = {
+    "name": "api",
+    "training": {"rounds": 2, "cohort_size": 2},
+    "scenario": {"clients": 4},
+    "runtime": {"backend": "local"},
+    "tracking": {"uri": "none"},
+}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> fedsweep.Result:
+    return fedsweep.run(CONFIG, out=tmp_path_factory.mktemp("api") / "run")
+
+
+def test_a_result_gives_rounds_model_and_configuration(result: fedsweep.Result) -> None:
+    assert result.rounds.column("round").to_pylist() == [1, 2]
+    assert result.config.training.rounds == 2
+    assert result.summary["status"] == "finished"
+    with torch.no_grad():
+        assert result.model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+
+
+def test_a_model_is_loaded_without_its_data_or_device(result: fedsweep.Result, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("config.yaml", "result.json", "model.safetensors"):
+        (copy / name).write_bytes((result.folder / name).read_bytes())
+    text = (copy / "config.yaml").read_text()
+    assert "dataset: digits" in text and "gpus_per_client: 0.0" in text
+    text = text.replace("dataset: digits", "dataset: cifar10").replace("gpus_per_client: 0.0", "gpus_per_client: 0.5")
+    (copy / "config.yaml").write_text(text)
+    loaded = dict(fedsweep.load_model(copy).named_parameters())
+    for name, value in result.model.named_parameters():
+        assert torch.equal(loaded[name], value)
+    (copy / "result.json").write_text(
+        (copy / "result.json").read_text().replace('"num_classes": 10', '"num_classes": 7')
+    )
+    with pytest.raises(DataError, match="its tensors are not those of model 'mlp'"):
+        fedsweep.load_model(copy)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="no such folder"):
+        fedsweep.load_model(tmp_path / "nowhere")
+
+
+def test_a_time_limit_without_a_clock_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needs scenario\.devices"):
+        fedsweep.run(CONFIG, overrides=["training.stop.sim_time_s=5"], out=tmp_path / "run")
+    assert os.listdir(tmp_path) == []
