@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fedsweep.errors import OutputError
-from fedsweep.reports.report_clients import interesting_first, pack, participation, split_tree
+from fedsweep.reports import report_clients
+from fedsweep.reports.report_clients import client_maps, interesting_first, pack, participation, split_tree
 from fedsweep.reports.report_configs import config_table, flat_config, setting_key
 from fedsweep.reports.report_curves import Curve, curve_json, finite, mean_curve, short, thinned
 from fedsweep.reports.report_runs import clean
@@ -172,3 +173,19 @@ def unpacked(text: str) -> list[int]:
     for character in text:
         levels += [int(character)] if character.isdigit() else [0] * (ord(character) - ord("a") + 1)
     return levels
+
+
+def test_maps_beyond_what_a_page_has_room_for_are_left_out_and_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first two runs' maps are "b9" with "c" and "9b9" with "d" (columns of clients): seven characters.
+    monkeypatch.setattr(report_clients, "_BUDGET", 5)
+    runs = [
+        RunView(
+            folder=tmp_path, config={}, result={}, columns={"round": [1], "cohort": [cohort], "high_frequency": [None]}
+        )
+        for cohort in ([0, 3], [1], [2])
+    ]
+    maps = client_maps(runs, [2, 0, 1])
+    assert list(maps.views) == [2, 0] and maps.layers == ["b9", "c", "9b9", "d"]
+    assert maps.notes == ["1 runs have no pictures of their clients here: the page would become too large"]
