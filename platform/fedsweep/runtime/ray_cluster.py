@@ -79,7 +79,8 @@ def ray_cluster(address: str | None, needs: ClusterNeeds, *, dashboard: bool = F
     with _same_sigterm():
         if ours and address is None:
             check_gpus(needs)
-            _start(ray, needs, dashboard=dashboard)
+            with _on_loopback():
+                _start(ray, needs, dashboard=dashboard)
         elif ours and address is not None:
             _join(ray, address)
     try:
@@ -89,6 +90,19 @@ def ray_cluster(address: str | None, needs: ClusterNeeds, *, dashboard: bool = F
     finally:
         if ours:
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Ray reads the variable that keeps a cluster on 127.0.0.1 when it is first imported, maybe before us."""
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextlib.contextmanager

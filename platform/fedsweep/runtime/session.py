@@ -199,15 +199,18 @@ class RunSession:
 
     def save(self) -> int:
         """Write a checkpoint of the last finished round; returns its number. Safe to call from another thread."""
+        state = self._state
+        if state is None:
+            return 0
+        self._save_state(state)
+        return state.round
+
+    def _save_state(self, state: RunState) -> None:
         with self._saving:
-            state = self._state
-            if state is None:
-                return 0
             if state.round and state.round != self._saved_round:
                 self._store.save(state, fetch=self._fleet.fetch)
                 self._saved_round = state.round
                 self._write_rounds(state)
-            return state.round
 
     def _save_partial(self, state: RunState) -> None:
         with self._saving:
@@ -234,9 +237,11 @@ class RunSession:
             self._folder.write_result(early)
             return early
         self._write_rounds(state)
+        if status != "failed":
+            # Also where the run was killed: it may have gone on by a round since it was asked to save.
+            self._save_state(state)
         sha256 = None
         if status == "finished":
-            self.save()
             views = self._engine.layout.views(state.vector)
             riders = [name for name in views if name.startswith("optimizer.")]
             sha256 = self._folder.write_model({k: v.clone() for k, v in views.items() if k not in riders})
