@@ -83,6 +83,10 @@ class Worker:
         self, side: ClientSide, data: TrainingData, model: nn.Module, *, layout: FlatLayout, index: int = 0
     ) -> None:
         self._side, self._data, self._layout, self.index = side, data, layout, index
+        if side.device != "cpu":
+            # cuDNN may otherwise choose algorithms by timing them, or ones that sum in no fixed order.
+            torch.backends.cudnn.deterministic = True
+            torch.backends.cudnn.benchmark = False
         self._template = model
         self._full_slot = ModuleSlot(model, layout, side.device)
         self._sessions: dict[int, LocalSession] = {}
