@@ -60,7 +60,7 @@ class AdaptiveDropout(SubModelPolicy):
         patience: Consecutive checks whose change has not fallen before the first refresh, at least 1.
         unit_rate_cap: Largest rate of a unit, below 1.
         reference: The reference device: with most samples, or the slowest.
-        softmax_over: Units that share a mean rate: all convolutional (or all linear) ones together, or each layer's.
+        softmax_over: Units that share a mean rate: all filters, all neurons and all heads, or each layer's.
         temperature: Of the softmax over scores, above 0.
         scores: How units are scored.
 
@@ -69,6 +69,8 @@ class AdaptiveDropout(SubModelPolicy):
     has. With ``"hessian"`` and the trigger the curvature is measured, and the scores anew, in the round after the check
     that asked for it: only then does the server know. Multipliers 1 / (1 - rate) act on activations in training and are
     no part of the parameters. Without simulated devices all count as equally fast, so every device has the base rate.
+    Reading: attention heads are a kind of their own beside filters and neurons, each kind with the device's mean rate;
+    a head is left out with its query, key and value, and its multiplier acts on its output before the projection.
     """
 
     base_rate: BaseRate = "hessian"
@@ -112,8 +114,8 @@ class AdaptiveDropout(SubModelPolicy):
         if self.base_rate:
             if not maskable_groups(context.model):
                 raise ConfigError(
-                    f"fedad leaves out channels and neurons, but model {type(context.model).__name__} lists no unit"
-                    " groups; use a built-in model or give yours a method unit_groups"
+                    f"fedad leaves out channels, neurons and heads, but model {type(context.model).__name__} lists no"
+                    " unit groups; use a built-in model or give yours a method unit_groups"
                 )
             macs = fwd_macs_per_sample(context.model, cast(Network, context.model).input_shape, count_batch_norm=False)
         return {
@@ -296,7 +298,7 @@ def fedad(
         patience: Checks in a row without a smaller change of the scores before the first refresh.
         unit_rate_cap: Largest rate of one unit; what exceeds it is handed to the others.
         reference: The device whose time the others are measured by: largest (data set) or slowest.
-        softmax_over: Units that share a mean rate: kind (all convolutional or all linear ones) or layer.
+        softmax_over: Units that share a mean rate: kind (all filters, all neurons, all attention heads) or layer.
         temperature: Of the softmax over scores; the smaller, the further apart the units' rates.
         score_samples: Samples that a device averages the ranks of its feature maps over.
         rank_scale: Ranks relative to the size of the maps, or raw.

@@ -1,4 +1,4 @@
-"""How much each unit of a network does: the rank of a filter's maps, the size of a neuron's incoming weights.
+"""How much each unit of a network does: a filter's ranks of maps, a neuron's incoming, a head's outgoing weights.
 
 Units are those of the groups that no residual addition ties together, in the network's order.
 
@@ -77,9 +77,24 @@ def incoming_weights(params: ParamTree, group: UnitGroup, *, weight_sum: WeightS
         weight_sum: ``"absolute"``: of the weights' absolute values; ``"signed"``: of the weights, which may cancel.
     """
     weight = params[group.produced[0][0]].detach().to(torch.float64)
-    means = (weight.abs() if weight_sum == "absolute" else weight).mean(dim=1).cpu()
+    return _over_largest((weight.abs() if weight_sum == "absolute" else weight).mean(dim=1))
+
+
+def outgoing_weights(params: ParamTree, group: UnitGroup) -> Tensor:
+    """For each head of a group [size], float64: its mean absolute weight in the output projection, over the largest.
+
+    Args:
+        params: The network's parameters.
+        group: A group of attention heads.
+    """
+    name, _, block = group.consumed[0]
+    weight = params[name].detach().to(torch.float64)
+    return _over_largest(weight.abs().reshape(len(weight), group.size, block).mean(dim=(0, 2)))
+
+
+def _over_largest(means: Tensor) -> Tensor:
     largest = float(means.abs().max())
-    return means / largest if largest else means
+    return means.cpu() / largest if largest else means.cpu()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +109,9 @@ class UnitScores(Probe):
         weight_sum: See :func:`incoming_weights`.
 
     Source: FedDHAD, unit scores. Reading: ranks relative to the map's size and absolute sums, since raw ranks can't be
-    compared between layers and signed sums cancel.
+    compared between layers and signed sums cancel. Reading: the paper names transformers without a rule for heads;
+    a head is scored by its absolute weights in the output projection, whatever ``weight_sum``, since it is a group of
+    neurons and what it adds to the tokens is bounded by them. The rank of its output would be the other choice.
     """
 
     when: ClassVar[Literal["round_end"]] = "round_end"
@@ -113,9 +130,12 @@ class UnitScores(Probe):
         ranks = feature_ranks(client.model, filters, inputs, scale=self.rank_scale) if filters else []
         of_filters = dict(zip((group.name for group in filters), ranks, strict=True))
         scores = [
-            of_filters[group.name]
-            if group.name in of_filters
-            else incoming_weights(client.params, group, weight_sum=self.weight_sum)
+            of_filters[group.name] if group.kind == "conv" else self._by_weights(client.params, group)
             for group in groups
         ]
         return {"scores": torch.cat(scores).to(torch.float32)}
+
+    def _by_weights(self, params: ParamTree, group: UnitGroup) -> Tensor:
+        if group.kind == "head":
+            return outgoing_weights(params, group)
+        return incoming_weights(params, group, weight_sum=self.weight_sum)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,21 +15,27 @@ from fedsweep.algorithms.dynamicfl import dynamicfl
 from fedsweep.algorithms.fedad import AdaptiveDropout, fedad
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddh import feddh
-from fedsweep.components.submodels import FULL_MODEL, SubModel, SubModelPolicy
+from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
-from fedsweep.models.registry import build_model
-from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
-from fedsweep.records import ClientUpdate, RoundContext, State, SyncContext
+from fedsweep.models.unit_submodel import unit_submodel
+from fedsweep.records import ClientUpdate, SyncContext
 from fedsweep.runtime.checkpoint import CheckpointStore
-from fedsweep.runtime.engine import Engine, check_experiment
+from fedsweep.runtime.engine import check_experiment
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.messages import OptimizerSettings
-from fedsweep.runtime.playing import Played
 from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
-from fedsweep.testing import component_conforms, local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import (
+    component_conforms,
+    local_engine,
+    run_rounds,
+    tiny_device,
+    tiny_experiment,
+    with_devices,
+    with_parts,
+)
 from fedsweep.trees import layout_of
 from fedsweep.world.devices import DeviceProfile
 
@@ -44,37 +49,13 @@ def net() -> nn.Module:
     return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 
 
-def pictures(num_samples: int = 12, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    generator = stream(0, "pictures").numpy()
-    return generator.normal(size=(num_samples, 3, size, size)).astype(np.float32), np.arange(num_samples) % 10
-
-
-def experiment(method: FederatedMethod, *, devices: tuple[DeviceProfile, ...] | None = None, **more: Any) -> Experiment:
-    options: dict[str, Any] = {"build": net, "local_epochs": 2} | more
-    made = tiny_experiment(method, **options)
-    if devices is None:
-        return made
-    profiles = tuple(replace(p, device=devices[p.client % len(devices)]) for p in made.world.profiles)
-    return replace(made, world=replace(made.world, profiles=profiles))
+def experiment(method: FederatedMethod, *, devices: Sequence[DeviceProfile] = (), **more: Any) -> Experiment:
+    made = tiny_experiment(method, **({"build": net, "local_epochs": 2} | more))
+    return with_devices(made, devices) if devices else made
 
 
 def run(method: FederatedMethod, **more: Any) -> RunState:
     return run_rounds(local_engine(experiment(method, **more)))
-
-
-def played(engine: Engine, state: RunState) -> Played:
-    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
-
-
-def device(flops_per_s: float, *, overhead_s: float = 0.0, bits_per_s: float = 1e6) -> DeviceProfile:
-    return DeviceProfile(
-        flops_per_s=flops_per_s,
-        overhead_s=overhead_s,
-        down_bits_per_s=bits_per_s,
-        up_bits_per_s=bits_per_s,
-        down_latency_s=0.0,
-        up_latency_s=0.0,
-    )
 
 
 def comparable(state: RunState) -> list[tuple[object, ...]]:
@@ -84,27 +65,13 @@ def comparable(state: RunState) -> list[tuple[object, ...]]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts(SubModelPolicy):
-    """The sub-models that the test names, client by client; the same in every round."""
-
-    parts: tuple[SubModel, ...]
-
-    def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
-        return {k: self.parts[k % len(self.parts)] for k in context.cohort}, state
-
-
-def with_parts(*parts: SubModel) -> FederatedMethod:
-    return FederatedMethod(name="parts", source="", submodels=Parts(parts=parts))
-
-
 def part_of(kept: Mapping[str, Any], scales: Mapping[str, Any] | None = None) -> SubModel:
     return unit_submodel(Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8).unit_groups(), kept, scales=scales)
 
 
 # -- identities --------------------------------------------------------------------------------------------------
 
-DEVICES = (device(1e4), device(3e4), device(2e5))
+DEVICES = (tiny_device(1e4), tiny_device(3e4), tiny_device(2e5))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +126,7 @@ def test_device_rates_follow_the_times_of_the_devices() -> None:
 
     T = 0.75 x 4 = 3: device 0 drops 0.25, the faster ones nothing.
     """
-    slow = tuple(device(f, bits_per_s=1e12) for f in (1e5, 2e5, 4e5))
+    slow = tuple(tiny_device(f, bits_per_s=1e12) for f in (1e5, 2e5, 4e5))
     engine = local_engine(experiment(fedad(base_rate=0.25, refresh=(1,)), devices=slow, cohort_size=6, rounds=2))
     state = run_rounds(engine, rounds=1)
     plan = engine.planner.plan(state)
@@ -288,6 +255,31 @@ def test_one_interval_for_all_is_feddhad_with_one_aggregation() -> None:
     assert torch.equal(once.vector, paced.vector)
 
 
+@pytest.mark.parametrize(
+    ("with_fedad", "plain"),
+    [
+        (merge(dynamicfl(high_interval=1, low_interval=3), fedad(base_rate=0.0, refresh=(1,))), {}),
+        (merge(dynamicfl(high_interval=1, low_interval=3), fedad(base_rate=0.4, refresh=(99,))), {}),
+        (
+            merge(merge(feddh(), dynamicfl(high_interval=1, low_interval=3)), fedad(base_rate=0.0, refresh=(1,))),
+            {"weighting": feddh().weighting},
+        ),
+    ],
+    ids=["rate 0", "before the first refresh", "FedDHAD at rate 0"],
+)
+def test_two_speed_rounds_without_dropout_are_dynamicfls_bit_for_bit(
+    with_fedad: FederatedMethod, plain: dict[str, Any]
+) -> None:
+    """DynamicFL's rounds fold among the workers, these go through the server: models, traffic and clock are equal."""
+    expected_method = replace(dynamicfl(high_interval=1, low_interval=3), **plain)
+    options: dict[str, Any] = {"devices": DEVICES, "local_steps": 5, "optimizer": OptimizerSettings(momentum=0.9)}
+    found, expected = (run(m, **options) for m in (with_fedad, expected_method))
+    assert min(r.sync_points for r in found.records) > 1
+    assert torch.equal(found.vector, expected.vector)
+    assert comparable(found) == comparable(expected)
+    assert found.clock == expected.clock is not None
+
+
 def test_resumed_run_is_the_unbroken_one(tmp_path: Path) -> None:
     made = experiment(feddhad(), rounds=4)
     whole, engine = run_rounds(local_engine(made)), local_engine(made)
@@ -296,43 +288,6 @@ def test_resumed_run_is_the_unbroken_one(tmp_path: Path) -> None:
     found = CheckpointStore(tmp_path, keep=1, config_hash="x").newest(keep_handle=again.fleet.keep).state
     assert found is not None
     assert torch.equal(run_rounds(again, found).vector, whole.vector)
-
-
-@pytest.mark.parametrize(
-    "name", ["lenet5", "feddhad_cnn", "feddhad_resnet18", "vgg11", "cnn", "resnet18", "fedstg_cnn"]
-)
-def test_every_network_with_units_can_drop_some(name: str) -> None:
-    """Residual networks lose units of the blocks' first convolutions alone."""
-    images, labels = pictures(4)
-
-    def build() -> nn.Module:
-        return build_model(name, input_shape=(3, 32, 32), num_classes=10, stream=stream(0, "m"))
-
-    policy = AdaptiveDropout(base_rate=0.3, refresh=(99,))
-    made = experiment(
-        FederatedMethod(name="x", source="", submodels=policy),
-        build=build,
-        images=images,
-        labels=labels,
-        num_clients=2,
-        cohort_size=1,
-        rounds=1,
-        local_epochs=1,
-        learning_rate=1e-3,
-    )
-    engine = local_engine(made)
-    start = engine.start()
-    model = build()
-    size = sum(g.size for g in model.unit_groups() if not g.residual)  # type: ignore[operator]
-    ready = {**start.components["submodels"], "scores": torch.rand(size), "base_rate": 0.3, "target_s": 0.7}
-    engine_state = replace(start, components={**start.components, "submodels": ready})
-    round = played(engine, engine_state)
-    part = round.updates[0].submodel
-    assert isinstance(part, UnitSubModel)
-    residual = {g.name for g in part.groups if g.residual}
-    assert not residual & {group for group, _ in part.kept}
-    assert len(part.kept) == len(part.groups) - len(residual)
-    assert part.layout(engine.layout).num_params < engine.layout.num_params
 
 
 # -- errors ------------------------------------------------------------------------------------------------------

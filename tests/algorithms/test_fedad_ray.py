@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 from torch import nn
 
+from fedsweep.algorithms.dynamicfl import dynamicfl
 from fedsweep.algorithms.fedad import fedad
 from fedsweep.algorithms.feddh import feddh
 from fedsweep.method import merge
 from fedsweep.runtime.engine import Engine
+from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.ray_cluster import ClusterNeeds, ray_cluster
 from fedsweep.runtime.server_actor import FleetSettings, make_ray_fleet
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.runtime.state import RunState
+from fedsweep.testing import local_engine, run_rounds, tiny_experiment, tiny_pictures
 
 pytestmark = pytest.mark.ray
 
@@ -24,6 +27,22 @@ pytestmark = pytest.mark.ray
 def ray_module() -> Iterator[Any]:
     with ray_cluster(None, ClusterNeeds(actors=2)) as ray:
         yield ray
+
+
+def same_rounds_in_both(ray: Any, work: Experiment) -> RunState:
+    """The run on two actors, after a check against this process."""
+    expected = run_rounds(local_engine(work))
+    settings = FleetSettings(num_actors=2, name="feddhad", options={"num_cpus": 1})
+    fleet = make_ray_fleet(work, ray.put(work), settings, print)
+    try:
+        found = run_rounds(Engine(work, fleet))
+    finally:
+        fleet.close()
+    assert found.vector.numpy().tobytes() == expected.vector.numpy().tobytes()
+    assert [(r.bytes_up, r.bytes_down, r.flops) for r in found.records] == [
+        (r.bytes_up, r.bytes_down, r.flops) for r in expected.records
+    ]
+    return found
 
 
 def test_two_actors_give_the_bits_of_one_process(ray_module: Any) -> None:
@@ -35,18 +54,29 @@ def test_two_actors_give_the_bits_of_one_process(ray_module: Any) -> None:
     method = merge(
         feddh(gradient="explicit", learning_rate_v=0.3, learning_rate_b=0.2), fedad(base_rate=0.4, refresh=(1, 3))
     )
-    work = tiny_experiment(
-        method, build=net, rounds=5, local_epochs=2, optimizer=OptimizerSettings(momentum=0.9, keep="persist")
-    )
-    expected = run_rounds(local_engine(work))
-    settings = FleetSettings(num_actors=2, name="feddhad", options={"num_cpus": 1})
-    fleet = make_ray_fleet(work, ray_module.put(work), settings, print)
-    try:
-        found = run_rounds(Engine(work, fleet))
-    finally:
-        fleet.close()
-    assert found.vector.numpy().tobytes() == expected.vector.numpy().tobytes()
-    assert [(r.bytes_up, r.bytes_down, r.flops) for r in found.records] == [
-        (r.bytes_up, r.bytes_down, r.flops) for r in expected.records
-    ]
+    momentum = OptimizerSettings(momentum=0.9, keep="persist")
+    work = tiny_experiment(method, build=net, rounds=5, local_epochs=2, optimizer=momentum)
+    found = same_rounds_in_both(ray_module, work)
     assert min(r.fwd_macs_per_sample or 0 for r in found.records) < 144
+
+
+def test_two_speed_rounds_of_a_transformer_give_the_bits_of_one_process(ray_module: Any) -> None:
+    def net() -> nn.Module:
+        from fedsweep.models.vit import VitTiny
+
+        return VitTiny(input_shape=(1, 8, 8), num_classes=10, depth=2, width=16)
+
+    images, labels = tiny_pictures(48, size=8, channels=1)
+    method = merge(merge(feddh(), dynamicfl(high_interval=1, low_interval=2)), fedad(base_rate=0.4, refresh=(1,)))
+    work = tiny_experiment(
+        method,
+        build=net,
+        images=images,
+        labels=labels,
+        local_steps=3,
+        learning_rate=1e-3,
+        optimizer=OptimizerSettings(name="adam", keep="persist"),
+    )
+    found = same_rounds_in_both(ray_module, work)
+    assert [r.sync_points for r in found.records] == [2] * 3
+    assert (found.records[-1].fwd_macs_per_sample or 0) < 0.9 * (found.records[0].fwd_macs_per_sample or 0)

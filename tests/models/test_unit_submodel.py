@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.errors import InvariantError
@@ -32,7 +32,9 @@ SHAPES = {
     "vgg11": (3, 32, 32),
     "resnet18": (3, 9, 9),
     "feddhad_resnet18": (3, 9, 9),
+    "vit_tiny": (1, 8, 8),
 }
+LAYER_NORMALISED = ("cnn", "resnet18")  # their norms take statistics over all channels that are there
 
 
 def network(name: str, num_classes: int = 10) -> Network:
@@ -201,9 +203,23 @@ def test_lenet_parts_have_the_closed_forms_of_parameters_and_macs() -> None:
         assert fwd_macs_per_sample(part.build(model), (3, 32, 32)) == macs
 
 
-@pytest.mark.parametrize("name", ["mlp", "lenet5", "feddhad_cnn", "fedstg_cnn", "feddhad_resnet18"])
+def over_kept_channels(kept: list[int]) -> Callable[[nn.Module, tuple[Tensor], Tensor], Tensor]:
+    """A forward hook: what a norm over all channels gives where its statistics are over some, zeros elsewhere."""
+
+    def hook(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        assert isinstance(module, nn.GroupNorm) and module.num_groups == 1
+        part = nn.functional.group_norm(inputs[0][:, kept], 1, module.weight[kept], module.bias[kept], module.eps)
+        return torch.zeros_like(output).index_copy(1, torch.tensor(kept), part)
+
+    return hook
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
 def test_part_computes_what_the_masked_full_model_computes(name: str) -> None:
-    """R4: removed units' activations 0, kept ones scaled, in float64; batch norm in evaluation mode."""
+    """R4: removed units' outputs 0, kept ones scaled, in float64; batch norm in evaluation mode.
+
+    Norms over all channels: the masked model's, too, take their statistics over the kept ones.
+    """
     options: dict[str, object] = {"dropout": 0.0} if name == "fedstg_cnn" else {}
     model = build_model(name, input_shape=SHAPES[name], num_classes=5, stream=Stream((0, "m")), **options).double()
     kept = drawn(model)
@@ -214,11 +230,14 @@ def test_part_computes_what_the_masked_full_model_computes(name: str) -> None:
         if group.name in kept:
             masks[group.name] = torch.zeros(group.size, dtype=torch.float64)
             masks[group.name][kept[group.name]] = torch.tensor(factors[group.name], dtype=torch.float64)
+            for path in {key.rpartition(".")[0] for key, _ in group.produced} if name in LAYER_NORMALISED else ():
+                if isinstance(norm := model.get_submodule(path), nn.GroupNorm):
+                    norm.register_forward_hook(over_kept_channels(kept[group.name]))
     attach_unit_scales(model, masks)
     for net in (model, small):
         net.train()
         for layer in net.modules():
-            if isinstance(layer, torch.nn.BatchNorm2d):
+            if isinstance(layer, nn.BatchNorm2d):
                 layer.eval()
     inputs = torch.randn(3, *SHAPES[name], generator=Stream((0, "x")).torch(), dtype=torch.float64)
     torch.testing.assert_close(small(inputs), model(inputs), rtol=1e-12, atol=1e-12)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from torch import nn
 
 from fedsweep.algorithms.fedad import fedad
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.components.submodels import FULL_MODEL, SubModel, SubModelPolicy
+from fedsweep.components.pacing import FixedInterval
+from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.method import FederatedMethod
 from fedsweep.models.lenet import LeNet5
 from fedsweep.models.mlp import Mlp
@@ -21,14 +22,20 @@ from fedsweep.models.network import Network
 from fedsweep.models.registry import build_model
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
 from fedsweep.models.units import attach_unit_scales, ordered_kept
-from fedsweep.records import RoundContext, State
-from fedsweep.runtime.engine import Engine
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.messages import OptimizerSettings
-from fedsweep.runtime.playing import Played
 from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import (
+    local_engine,
+    play_round,
+    run_rounds,
+    tiny_device,
+    tiny_experiment,
+    tiny_pictures,
+    with_devices,
+    with_parts,
+)
 from fedsweep.world.devices import DeviceProfile
 
 torch.set_num_threads(1)
@@ -40,51 +47,13 @@ def net() -> nn.Module:
     return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 
 
-def pictures(num_samples: int = 12, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    generator = stream(0, "pictures").numpy()
-    return generator.normal(size=(num_samples, 3, size, size)).astype(np.float32), np.arange(num_samples) % 10
-
-
-def experiment(method: FederatedMethod, *, devices: tuple[DeviceProfile, ...] | None = None, **more: Any) -> Experiment:
-    options: dict[str, Any] = {"build": net, "local_epochs": 2} | more
-    made = tiny_experiment(method, **options)
-    if devices is None:
-        return made
-    profiles = tuple(replace(p, device=devices[p.client % len(devices)]) for p in made.world.profiles)
-    return replace(made, world=replace(made.world, profiles=profiles))
+def experiment(method: FederatedMethod, *, devices: Sequence[DeviceProfile] = (), **more: Any) -> Experiment:
+    made = tiny_experiment(method, **({"build": net, "local_epochs": 2} | more))
+    return with_devices(made, devices) if devices else made
 
 
 def run(method: FederatedMethod, **more: Any) -> RunState:
     return run_rounds(local_engine(experiment(method, **more)))
-
-
-def played(engine: Engine, state: RunState) -> Played:
-    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
-
-
-def device(flops_per_s: float, *, overhead_s: float = 0.0, bits_per_s: float = 1e6) -> DeviceProfile:
-    return DeviceProfile(
-        flops_per_s=flops_per_s,
-        overhead_s=overhead_s,
-        down_bits_per_s=bits_per_s,
-        up_bits_per_s=bits_per_s,
-        down_latency_s=0.0,
-        up_latency_s=0.0,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts(SubModelPolicy):
-    """The sub-models that the test names, client by client; the same in every round."""
-
-    parts: tuple[SubModel, ...]
-
-    def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
-        return {k: self.parts[k % len(self.parts)] for k in context.cohort}, state
-
-
-def with_parts(*parts: SubModel) -> FederatedMethod:
-    return FederatedMethod(name="parts", source="", submodels=Parts(parts=parts))
 
 
 def part_of(kept: Mapping[str, Any], scales: Mapping[str, Any] | None = None) -> SubModel:
@@ -102,7 +71,7 @@ def test_client_learns_what_the_masked_full_model_learns() -> None:
         experiment(with_parts(part_of(kept, scales)), double=True, local_epochs=1, sizes=[12] * 6, rounds=1)
     )
     start = engine.start()
-    found = played(engine, start).updates[0]
+    found = play_round(engine, start).updates[0]
     full = engine.experiment.build_model()
     masks = {name: torch.zeros(8, dtype=torch.float64) for name in kept}
     for name, units in kept.items():
@@ -179,7 +148,7 @@ def test_parts_without_a_common_unit_are_joined() -> None:
     halves = [part_of({"fc1": range(s, s + 4), "fc2": range(s, s + 4)}) for s in (0, 4)]
     engine = local_engine(experiment(with_parts(*halves), cohort_size=2, num_clients=2, rounds=1))
     start = engine.start()
-    round = played(engine, start)
+    round = play_round(engine, start)
     found, before = engine.layout.views(round.vector), engine.layout.views(start.vector)
     for update, units in zip(round.updates, (slice(0, 4), slice(4, 8)), strict=True):
         torch.testing.assert_close(found["fc2.weight"][units, units], update.params["fc2.weight"], rtol=1e-6, atol=0)
@@ -196,7 +165,7 @@ def lenet() -> nn.Module:
 
 def test_half_width_lenet_has_its_share_of_flops_and_bytes_and_all_the_steps() -> None:
     """FLOPs x 251,340 / 651,720, bytes x 15,888 / 62,006, the overhead of steps unchanged; rate 0 is the full clock."""
-    images, labels = pictures()
+    images, labels = tiny_pictures()
     half = unit_submodel(
         LeNet5(input_shape=(3, 32, 32), num_classes=10).unit_groups(),
         {
@@ -205,9 +174,9 @@ def test_half_width_lenet_has_its_share_of_flops_and_bytes_and_all_the_steps() -
         },
     )
     parts = {
-        "flops": device(1e9, bits_per_s=float("inf")),
-        "bytes": device(float("inf"), bits_per_s=1e6),
-        "steps": device(float("inf"), overhead_s=0.5, bits_per_s=float("inf")),
+        "flops": tiny_device(1e9, bits_per_s=float("inf")),
+        "bytes": tiny_device(float("inf"), bits_per_s=1e6),
+        "steps": tiny_device(float("inf"), overhead_s=0.5, bits_per_s=float("inf")),
     }
     shares = {"flops": 251_340 / 651_720, "bytes": 15_888 / 62_006, "steps": 1.0}
     for name, profile in parts.items():
@@ -240,9 +209,52 @@ def test_records_count_the_parts_that_were_trained() -> None:
     assert record.flops == 6 * (small + whole) * 16
 
 
-@pytest.mark.parametrize("name", ["lenet5", "feddhad_resnet18", "fedstg_cnn"])
+def in_short_intervals(method: FederatedMethod, interval: int) -> FederatedMethod:
+    return replace(method, pacing=FixedInterval(interval=interval, sync_rule="paper"))
+
+
+def test_masks_travel_once_a_round_however_often_the_part_is_sent() -> None:
+    """Four downloads: the first with one byte of masks of fc1 (8 units) and four per factor, by plan, row and clock."""
+    factors = {"fc1": (2.0, 3.0)}
+    scattered, prefix = part_of({"fc1": (0, 7)}, factors), part_of({"fc1": (0, 1)})
+    assert (scattered.index_bytes(), prefix.index_bytes()) == (1 + 8, 0)
+    clocks = []
+    for part in (scattered, prefix):
+        made = experiment(
+            in_short_intervals(with_parts(part), 1),
+            devices=(tiny_device(float("inf"), bits_per_s=8.0),),
+            local_steps=4,
+            rounds=2,
+        )
+        engine = local_engine(made)
+        plan = engine.planner.plan(engine.start())
+        state = run_rounds(engine)
+        record = state.records[0]
+        assert record.sync_points == 4 and record.values_down == record.values_up == plan.values / 2
+        assert record.bytes_down == 4 * record.values_down + 3 * part.index_bytes()
+        assert plan.index_bytes == 3 * part.index_bytes()
+        clocks.append((plan.clock, state.clock))
+    (first, both), (first_prefix, both_prefix) = clocks
+    assert first is not None and both is not None
+    assert first - first_prefix == pytest.approx(9.0)
+    assert both - both_prefix == pytest.approx(2 * 9.0)
+
+
+def test_each_sync_point_of_a_round_is_a_coverage_mean_of_the_same_parts() -> None:
+    """Full batches of plain SGD: a round of three steps, synchronised after each, is three rounds of one step."""
+    parts = with_parts(part_of({"fc1": (0, 2, 3), "fc2": (1, 7)}, {"fc2": (2.0, 1.5)}), part_of({"fc1": (2, 5)}))
+    options: dict[str, Any] = {"double": True, "batch_size": 16, "cohort_size": 6}
+    paced = run(in_short_intervals(parts, 1), local_steps=3, rounds=1, **options)
+    single = run(parts, local_steps=1, rounds=3, **options)
+    assert paced.records[0].sync_points == 3
+    torch.testing.assert_close(paced.vector, single.vector, rtol=1e-12, atol=1e-13)
+    once = run(parts, local_steps=3, rounds=1, **options)
+    assert not torch.allclose(once.vector, paced.vector, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "feddhad_resnet18", "fedstg_cnn", "vit_tiny"])
 def test_costs_from_layers_are_those_of_a_forward_pass_of_the_part(name: str) -> None:
-    images, labels = pictures()
+    images, labels = tiny_pictures()
 
     def build() -> Network:
         return build_model(name, input_shape=(3, 32, 32), num_classes=10, stream=stream(0, "m"))

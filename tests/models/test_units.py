@@ -32,6 +32,7 @@ SHAPES: dict[str, InputShape] = {
     "fedstg_cnn": (1, 8, 8),
     "vgg11": (3, 32, 32),
     "feddhad_resnet18": (3, 9, 9),
+    "vit_tiny": (1, 8, 8),
 }
 
 
@@ -127,7 +128,7 @@ def test_three_sgd_steps_of_a_submodel_are_those_of_the_masked_full_model() -> N
     assert not torch.equal(embedded["conv1.weight"], start["conv1.weight"])
 
 
-@pytest.mark.parametrize("name", ["lenet5", "feddhad_cnn", "vgg11", "feddhad_resnet18", "resnet18", "cnn"])
+@pytest.mark.parametrize("name", MODELS)
 def test_submodel_shapes_are_those_of_the_slices_and_its_groups_those_kept(name: str) -> None:
     model = outline(name)
     kept = {group.name: units.to("cpu") for group, units in zip(
@@ -181,7 +182,7 @@ def test_submodel_of_parameters_in_one_flat_tensor_has_memory_of_its_own() -> No
 
 
 def test_every_hidden_width_belongs_to_one_group_and_neither_inputs_nor_logits_do() -> None:
-    for name in MODELS:
+    for name in set(MODELS) - {"vit_tiny"}:  # the transformer's tokens have a width that no group cuts
         model = outline(name)
         index = kept_index(model.unit_groups(), {g.name: [0] for g in model.unit_groups()})
         for key, parameter in model.named_parameters():

@@ -1,8 +1,8 @@
 """What a forward pass and a training step cost, counted from the layers that run.
 
 A multiply-accumulate (MAC) is one product and one sum; a convolution has Hout*Wout*Cout*Cin*k*k of them, a linear
-layer in*out. Biases, activations and pooling count nothing. Only modules are seen: what a user's own network computes
-with bare functions is not counted.
+layer in*out per position, self-attention's two products 2*H*T*T*D beside its projections. Biases, activations and
+pooling count nothing. Only modules are seen: what a user's own network computes with bare functions is not counted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import copy
 
 import torch
 from torch import Tensor, nn
+
+from fedsweep.models.attention import SelfAttention
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -39,7 +41,8 @@ def layer_costs(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[str
     """What each layer's share of a forward pass is, by the name of its weight.
 
     A layer that is cut along its input or output channels costs in proportion to what is left of its weight, so the
-    costs of sub-models follow from these without a forward pass of each.
+    costs of sub-models follow from these without a forward pass of each. Self-attention's products stand under the
+    bias of its values, of which each head has its share.
 
     Args:
         model: The full network.
@@ -90,6 +93,8 @@ def _costs(outline: nn.Module, inputs: Tensor) -> dict[str, tuple[int, int]]:
             macs, norm = costs.get(name, (0, 0))
             if isinstance(module, _NORMS):
                 costs[name] = (macs, norm + _OPERATIONS_PER_BATCH_NORM_OUTPUT * output.numel())
+            elif isinstance(module, SelfAttention):
+                costs[name] = (macs + module.macs(output), norm)
             else:
                 cost = _linear_macs if isinstance(module, nn.Linear) else _conv_macs
                 costs[name] = (macs + cost(module, output), norm)
@@ -99,6 +104,8 @@ def _costs(outline: nn.Module, inputs: Tensor) -> dict[str, tuple[int, int]]:
     for path, module in outline.named_modules():
         if isinstance(module, (*_CONVOLUTIONS, nn.Linear, *_NORMS)):
             count(f"{path}.weight" if path else "weight", module)
+        elif isinstance(module, SelfAttention):
+            count(f"{path}.value.bias" if path else "value.bias", module)
     with torch.no_grad():
         outline(inputs)
     return costs

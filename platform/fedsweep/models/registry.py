@@ -25,6 +25,7 @@ from fedsweep.models.network import InputShape, Network
 from fedsweep.models.resnet import FeddhadResNet18, ResNet18
 from fedsweep.models.user_network import adopt
 from fedsweep.models.vgg import Vgg11
+from fedsweep.models.vit import VitTiny
 from fedsweep.streams import Stream
 
 
@@ -55,6 +56,9 @@ MODELS: Mapping[str, ModelEntry] = {
         builder=FeddhadResNet18, summary="ResNet-18 with batch norm and biases", source="FedDHAD"
     ),
     "vgg11": ModelEntry(builder=Vgg11, summary="VGG11 without batch norm", source="FedDHAD"),
+    "vit_tiny": ModelEntry(
+        builder=VitTiny, summary="vision transformer of four small blocks", source="Dosovitskiy et al., ICLR 2021"
+    ),
 }
 
 

@@ -1,8 +1,9 @@
 """Unit groups: what belongs to a channel or neuron, and how a smaller model is cut out and put back.
 
-A unit is an output channel of a convolution or a neuron of a hidden layer. Leaving it out removes the rows of the
-layers that make it, its entries in norms, and the columns of the layers that read it. Units that an addition ties
-together form one group and share one set of indices. Input channels and class logits belong to no group.
+A unit is an output channel of a convolution, a neuron of a hidden layer or a head of an attention layer. Leaving it
+out removes the rows of the layers that make it, its entries in norms, and the columns of the layers that read it. Units
+that an addition ties together form one group and share one set of indices. Input channels and class logits belong to no
+group.
 
 Trees are ``dict[str, Tensor]`` by parameter or buffer name. An index says, per name, which entries along which
 dimensions are kept; a name that it does not list is kept whole.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 Kept = Mapping[str, Sequence[int] | Tensor]
 KeptIndex = Mapping[str, tuple[tuple[int, Tensor], ...]]
+UnitKind = Literal["conv", "linear", "head"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,21 +38,24 @@ class UnitGroup:
     Attributes:
         name: Unique in the network.
         size: Number of units.
-        kind: Whether the units are channels of maps or neurons.
+        kind: Whether the units are channels of maps ``[B, units, H, W]``, neurons ``[..., units]`` or attention heads
+            ``[B, units, T, D]``.
         produced: (parameter or buffer, dimension) whose entries are the units; the first is the weight that makes them.
         consumed: (parameter, dimension, block) that read the units: ``block`` consecutive columns belong to each (the
             map's H*W where a linear layer reads flattened maps, else 1).
         modules: The activations whose outputs are the units: a unit's scale or mask multiplies there.
         residual: Whether additions tie the units of several layers together.
+        rows: Consecutive entries of each produced tensor that belong to a unit: a head's width, else 1.
     """
 
     name: str
     size: int
-    kind: Literal["conv", "linear"]
+    kind: UnitKind
     produced: tuple[tuple[str, int], ...]
     consumed: tuple[tuple[str, int, int], ...]
     modules: tuple[str, ...]
     residual: bool = False
+    rows: int = 1
 
     @property
     def module(self) -> str:
@@ -67,6 +72,8 @@ def unit_group(
     consumers: Sequence[str],
     modules: Sequence[str],
     residual: bool = False,
+    kind: UnitKind | None = None,
+    rows: int = 1,
 ) -> UnitGroup:
     """The group of the units that some layers make; sizes are read from the layers' tensors.
 
@@ -78,9 +85,11 @@ def unit_group(
         consumers: Convolutions or linear layers that read the units.
         modules: The activations whose outputs are the units.
         residual: Whether additions tie the units of several layers together.
+        kind: What the units are; by default channels of a convolution or neurons of a linear layer.
+        rows: Consecutive outputs of the layers that make up a unit.
     """
     weight = model.get_parameter(f"{layers[0]}.weight")
-    size = weight.shape[0]
+    size = weight.shape[0] // rows
     produced = []
     for path in (*layers, *norms):
         owner = model.get_submodule(path)
@@ -91,11 +100,12 @@ def unit_group(
     return UnitGroup(
         name=name,
         size=size,
-        kind="linear" if weight.dim() == 2 else "conv",
+        kind=kind or ("linear" if weight.dim() == 2 else "conv"),
         produced=tuple(produced),
         consumed=tuple(consumed),
         modules=tuple(modules),
         residual=residual,
+        rows=rows,
     )
 
 
@@ -169,11 +179,15 @@ def kept_index(groups: Sequence[UnitGroup], kept: Kept) -> KeptIndex:
         if units is None or len(units) == group.size:
             continue
         for name, dim in group.produced:
-            cuts.setdefault(name, []).append((dim, units))
+            cuts.setdefault(name, []).append((dim, _entries(units, group.rows)))
         for name, dim, block in group.consumed:
-            columns = (units[:, None] * block + torch.arange(block)).flatten()
-            cuts.setdefault(name, []).append((dim, columns))
+            cuts.setdefault(name, []).append((dim, _entries(units, block)))
     return {name: tuple(sorted(parts, key=lambda part: part[0])) for name, parts in cuts.items()}
+
+
+def _entries(units: Tensor, block: int) -> Tensor:
+    """Which entries belong to the units, where each has ``block`` in a row."""
+    return units if block == 1 else (units[:, None] * block + torch.arange(block)).flatten()
 
 
 def _checked_units(name: str, units: Sequence[int] | Tensor, sizes: Mapping[str, int]) -> Tensor:
@@ -301,13 +315,14 @@ def _match_sizes(module: nn.Module) -> None:
 class _UnitScale:
     """A forward hook that multiplies each unit's output by its factor, in training only."""
 
-    def __init__(self, factors: Tensor) -> None:
-        self.factors = factors
+    def __init__(self, factors: Tensor, *, is_last: bool) -> None:
+        self.factors, self.is_last = factors, is_last
 
     def __call__(self, module: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
         if not module.training:
             return None
-        return output * self.factors.to(output).reshape(-1, *(1,) * (output.dim() - 2))
+        trailing = 0 if self.is_last else output.dim() - 2
+        return output * self.factors.to(output).reshape(-1, *(1,) * trailing)
 
 
 def attach_unit_scales(model: Network, scales: Mapping[str, Tensor]) -> list[RemovableHandle]:
@@ -343,7 +358,8 @@ def attach_unit_scales(model: Network, scales: Mapping[str, Tensor]) -> list[Rem
                 f"unit group {name!r} is tied by residual additions and can't be scaled, only masked by 0 and 1; "
                 "drop units of the blocks' inner convolutions instead, or train without rescaling"
             )
+        scale = _UnitScale(factors.detach().clone(), is_last=group.kind == "linear")
         for path in group.modules:
             module = model.get_submodule(path)
-            handles.append(module.register_forward_hook(_UnitScale(factors.detach().clone())))
+            handles.append(module.register_forward_hook(scale))
     return handles

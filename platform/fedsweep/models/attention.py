@@ -1,0 +1,53 @@
+"""Self-attention whose heads are units that a sub-model can leave out.
+
+Shape letters: B batch, T tokens, H heads, D values per head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+from torch import Tensor, nn
+
+
+@final
+class SelfAttention(nn.Module):
+    """What each head makes of the tokens, before the heads are joined by an output projection.
+
+    The number of heads follows from the projections' rows, so that a part with fewer heads is the same module with
+    smaller tensors. Scores are ``softmax(q k^T / sqrt(D))``, as written in the formula and not by torch's fused
+    kernels: these have no second derivative, which curvature probes and data synthesis need.
+
+    Source: Vaswani et al. (2017), section 3.2.
+
+    Args:
+        width: Features of a token.
+        heads: H, at least 1.
+        head_width: D, at least 1.
+    """
+
+    def __init__(self, width: int, *, heads: int, head_width: int) -> None:
+        super().__init__()
+        self.head_width = head_width
+        self.query = nn.Linear(width, heads * head_width)
+        self.key = nn.Linear(width, heads * head_width)
+        self.value = nn.Linear(width, heads * head_width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The heads' outputs ``[B, H, T, D]`` of tokens ``[B, T, width]``."""
+        query, key, value = (self._by_head(layer(tokens)) for layer in (self.query, self.key, self.value))
+        scores = query @ key.transpose(2, 3) / math.sqrt(self.head_width)
+        outputs: Tensor = scores.softmax(dim=-1) @ value
+        return outputs
+
+    def _by_head(self, projected: Tensor) -> Tensor:
+        return projected.reshape(*projected.shape[:2], -1, self.head_width).transpose(1, 2)
+
+    def macs(self, outputs: Tensor) -> int:
+        """Multiply-accumulates of the scores and of the weighted sums, without the projections: ``2 H T T D``.
+
+        Args:
+            outputs: The heads' outputs ``[B, H, T, D]``.
+        """
+        return 2 * outputs.numel() * outputs.shape[2]

@@ -1,0 +1,162 @@
+"""A small vision transformer whose heads and MLP neurons can be left out."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from fedsweep.errors import ConfigError
+from fedsweep.models.attention import SelfAttention
+from fedsweep.models.network import InputShape, LinearHeadNetwork
+from fedsweep.models.units import UnitGroup, unit_group
+
+_MOST_PATCHES_PER_SIDE = 8
+
+
+class _Block(nn.Module):
+    """Attention and MLP, each after a layer norm and added to the tokens ``[B, T, width]``."""
+
+    def __init__(self, width: int, *, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = SelfAttention(width, heads=heads, head_width=width // heads)
+        self.project = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.fc1 = nn.Linear(width, hidden)
+        self.gelu = nn.GELU()
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens of the same shape."""
+        heads = self.attention(self.norm1(tokens))
+        tokens = tokens + self.project(heads.transpose(1, 2).flatten(2))
+        mixed: Tensor = tokens + self.fc2(self.gelu(self.fc1(self.norm2(tokens))))
+        return mixed
+
+
+@final
+class VitTiny(LinearHeadNetwork):
+    """Patches, learned positions, pre-norm blocks of self-attention and a GELU MLP, layer norm, mean over patches, FC.
+
+    Units are each block's heads and hidden MLP neurons; what the blocks add to, the tokens of ``width`` features, is
+    never cut. So a sub-model computes what the full model computes with the other heads' and neurons' outputs at 0.
+
+    Source: Dosovitskiy et al. (2021), An image is worth 16x16 words, section 3.1, at a size for small images; mean
+    over patches instead of a class token: Beyer et al. (2022), Better plain ViT baselines. Linear layers
+    start Xavier uniform with bias 0; 141,898 parameters for 3x32x32 and 10 classes.
+    Reading: positions start standard normal, as torch's embeddings do; at the standard deviation 0.02 that is usual in
+    long training, short runs hardly tell the patches apart.
+
+    Args:
+        input_shape: Channels, height and width of one sample.
+        num_classes: C.
+        depth: Blocks, at least 1.
+        width: Features of a token, a multiple of the heads.
+        heads: Attention heads in each block, at least 1.
+        mlp_ratio: Hidden neurons of each block's MLP over the width, at least 1.
+        patch_size: Pixels of a patch's side, a divisor of height and width; 0 derives it: the smallest from 2 up that
+            divides both and leaves at most 8 patches a side (8x8 pixels: 2, 28x28 and 32x32: 4, 64x64: 8).
+    """
+
+    def __init__(
+        self,
+        *,
+        input_shape: InputShape,
+        num_classes: int,
+        depth: int = 4,
+        width: int = 64,
+        heads: int = 4,
+        mlp_ratio: int = 2,
+        patch_size: int = 0,
+    ) -> None:
+        super().__init__(input_shape=input_shape, num_classes=num_classes)
+        for name, value in {"depth": depth, "width": width, "heads": heads, "mlp_ratio": mlp_ratio}.items():
+            if value < 1:
+                raise ConfigError(f"model.{name} must be at least 1, but got {value}")
+        if width % heads:
+            raise ConfigError(
+                f"model.width must be a multiple of model.heads, but got width={width}, heads={heads}; change one"
+            )
+        side = patch_side(self.input_shape, patch_size)
+        channels, rows, columns = self.input_shape
+        self.embed = nn.Conv2d(channels, width, side, stride=side)
+        self.positions = nn.Parameter(torch.empty((rows // side) * (columns // side), width))
+        self.blocks = nn.ModuleList(_Block(width, heads=heads, hidden=mlp_ratio * width) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.classifier = nn.Linear(width, num_classes)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Draws from torch's global generator, as torch's own initialisation does: the registry seeds it."""
+        nn.init.normal_(self.positions)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """The mean of the normalised tokens ``[B, D]``."""
+        tokens = self.embed(inputs).flatten(2).transpose(1, 2) + self.positions
+        for block in self.blocks:
+            tokens = block(tokens)
+        pooled: Tensor = self.norm(tokens).mean(dim=1)
+        return pooled
+
+    def unit_groups(self) -> tuple[UnitGroup, ...]:
+        """Each block's attention heads and hidden neurons."""
+        return tuple(group for position in range(len(self.blocks)) for group in self._groups_of(f"blocks.{position}"))
+
+    def _groups_of(self, block: str) -> tuple[UnitGroup, UnitGroup]:
+        attention = self.get_submodule(f"{block}.attention")
+        assert isinstance(attention, SelfAttention)
+        heads = unit_group(
+            self,
+            name=f"{block}.heads",
+            kind="head",
+            layers=[f"{block}.attention.{part}" for part in ("value", "query", "key")],
+            norms=[],
+            consumers=[f"{block}.project"],
+            modules=[f"{block}.attention"],
+            rows=attention.head_width,
+        )
+        neurons = unit_group(
+            self,
+            name=f"{block}.fc1",
+            layers=[f"{block}.fc1"],
+            norms=[],
+            consumers=[f"{block}.fc2"],
+            modules=[f"{block}.gelu"],
+        )
+        return heads, neurons
+
+
+def patch_side(input_shape: InputShape, patch_size: int = 0) -> int:
+    """Pixels of a patch's side.
+
+    Args:
+        input_shape: Channels, height and width of one sample.
+        patch_size: A divisor of height and width; 0: the smallest from 2 up that divides both and leaves 2..8 patches
+            along the longer side.
+
+    Raises:
+        ConfigError: The size does not divide both, or none can be derived.
+    """
+    channels, height, width = input_shape
+    shape = f"{channels}x{height}x{width}"
+    if patch_size:
+        if patch_size < 1 or height % patch_size or width % patch_size:
+            raise ConfigError(
+                f"model.patch_size must be 0 or divide the inputs' height and width, but got patch_size={patch_size}"
+                f" for {shape}"
+            )
+        return patch_size
+    longest = max(height, width)
+    for side in range(2, longest // 2 + 1):
+        if height % side == 0 and width % side == 0 and longest // side <= _MOST_PATCHES_PER_SIDE:
+            return side
+    raise ConfigError(
+        f"model 'vit_tiny' can't derive a patch size for inputs {shape}: no size from 2 up divides height and width and"
+        f" leaves 2 to {_MOST_PATCHES_PER_SIDE} patches a side; set model.patch_size, or scenario.image_size=32"
+    )
