@@ -27,6 +27,7 @@ from fedsweep.runtime.worker import TrainingData
 from fedsweep.streams import stream
 from fedsweep.world.availability import build_availability, capabilities
 from fedsweep.world.budgets import build_budget
+from fedsweep.world.clock import build_straggler_policy
 from fedsweep.world.datasets import Dataset, load_dataset
 from fedsweep.world.devices import build_devices
 from fedsweep.world.drift import Drift, build_drift
@@ -108,6 +109,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None) -> Experime
         training=build_training(config.training, num_clients=config.scenario.clients),
         evaluate_every=config.evaluation.every,
         evaluation_batch=config.evaluation.batch_size,
+        targets=tuple(config.evaluation.targets),
         device=device,
         server_device=server_device,
         config_hash=config.hash(),
@@ -120,11 +122,14 @@ def _devices(config: Config) -> tuple[str, str]:
     asked = runtime.device
     if asked == "cuda" and not runtime.address and not torch.cuda.is_available():
         raise ResourceError("runtime.device=cuda, but torch sees no GPU here; use runtime.device=cpu or auto")
-    if asked == "cpu" and (runtime.gpus_per_client or runtime.gpus_per_server):
-        raise ConfigError(
-            f"runtime.device=cpu and runtime.gpus_per_client={runtime.gpus_per_client:g},"
-            f" runtime.gpus_per_server={runtime.gpus_per_server:g} contradict each other; set both to 0"
-        )
+    if asked == "cpu":
+        if (runtime.gpus_per_client or runtime.gpus_per_server) and not runtime.address:
+            raise ConfigError(
+                f"runtime.device=cpu uses no GPU, so runtime.gpus_per_client={runtime.gpus_per_client:g},"
+                f" runtime.gpus_per_server={runtime.gpus_per_server:g} would take them from this machine for nothing;"
+                " set both to 0 (with runtime.address they reserve what the cluster counts as GPUs)"
+            )
+        return "cpu", "cpu"
     if (runtime.gpus_per_client or runtime.gpus_per_server) and not runtime.address and not torch.cuda.is_available():
         raise ResourceError(
             f"runtime.gpus_per_client={runtime.gpus_per_client:g}, runtime.gpus_per_server="
@@ -160,8 +165,8 @@ def build_training(section: TrainingSection, *, num_clients: int) -> Training:
         rounds=section.rounds,
         cohort_size=size,
         local_epochs=_number(section.local_epochs) or 1,
-        local_steps=_number(section.local_steps),
-        equal_steps=section.equal_steps,
+        local_steps=None if section.local_steps == "auto" else _number(section.local_steps),
+        equal_steps=True if section.local_steps == "auto" else section.equal_steps,
         batch_size=_number(section.batch_size) or 1,
         optimizer=settings,
         learning_rate=optimizer.lr,
@@ -234,6 +239,7 @@ def build_world(config: Config, dataset: Dataset) -> World:
         drift=drift,
         availability=availability,
         budgets=plan,
+        stragglers=build_straggler_policy((_tree(scenario.devices) or {}).get("stragglers")),
     )
 
 

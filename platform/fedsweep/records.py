@@ -245,7 +245,8 @@ class SyncContext:
         stream: Random numbers of this component at this sync point.
         checkpoint: ``checkpoint(tree)`` keeps work that takes minutes; ``resumed`` holds what was kept.
         resumed: What an earlier, interrupted try of this very call kept; None otherwise.
-        message: Takes a sentence for the user, on the progress of work that takes minutes.
+        message: Takes a sentence for the user, heard at once.
+        working: Takes a line on how far work that takes minutes is; each replaces the one before, none is kept.
         device: Where heavy work belongs: ``"cpu"`` or ``"cuda"``; all that is handed in and out lies on the CPU.
     """
 
@@ -262,6 +263,7 @@ class SyncContext:
     checkpoint: Callable[[State], None]
     resumed: State = None
     message: Callable[[str], None] = lambda text: None
+    working: Callable[[str], None] = lambda text: None
     device: str = "cpu"
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 

@@ -17,11 +17,12 @@ from fedsweep.building import build_experiment, resolve_config
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
+from fedsweep.runtime.bulletin import Audience
 from fedsweep.runtime.engine import check_experiment, experiment_layout
 from fedsweep.runtime.experiment import Experiment, client_side
 from fedsweep.runtime.fleet import LocalFleet
 from fedsweep.runtime.forecast import check_first_round
-from fedsweep.runtime.run_folder import RunFolder, run_facts
+from fedsweep.runtime.run_folder import PICTURES, RunFolder, run_facts
 from fedsweep.runtime.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.runtime.worker import Worker
 from fedsweep.tracking.observers import Observer, RunInfo
@@ -36,6 +37,9 @@ class Session(Protocol):
 
     def open(self, *, resume: bool) -> Opened:
         """Begin, or go on from a checkpoint."""
+
+    def listen(self, audience: Audience) -> None:
+        """From now on messages are heard while a round is played."""
 
     def step(self) -> Step:
         """Play one round."""
@@ -253,7 +257,12 @@ def run_plan(
         if not resume:
             RunFolder.create(folder, overwrite=overwrite).write_config(plan.config.to_yaml())
         with open_session(plan, folder) as session:
-            return _drive(plan, session, folder, observers=observers, resume=resume)
+            result = _drive(plan, session, folder, observers=observers, resume=resume)
+    if plan.experiment.world.drift is not None or plan.experiment.world.availability is not None:
+        from fedsweep.reports.pictures_scenario import plot_scenario
+
+        plot_scenario(folder, folder / PICTURES)
+    return result
 
 
 def _drive(
@@ -265,6 +274,7 @@ def _drive(
         info = _run_info(plan, folder, opened, resume=resume)
         for observer in observers:
             observer.started(info)
+        session.listen(_audience(observers))
         step = Step(record=None, stopped_by=None, messages=opened.messages)
         while step.stopped_by is None:
             _tell(observers, step)
@@ -278,6 +288,18 @@ def _drive(
         _end(session, observers, "failed", str(error))
         raise
     return _end(session, observers, "finished", None)
+
+
+def _audience(observers: Sequence[Observer]) -> Audience:
+    def message(text: str) -> None:
+        for observer in observers:
+            observer.message(text)
+
+    def working(text: str) -> None:
+        for observer in observers:
+            observer.working(text)
+
+    return Audience(message=message, working=working)
 
 
 def _tell(observers: Sequence[Observer], step: Step) -> None:
@@ -318,6 +340,7 @@ def _run_info(plan: Plan, folder: Path, opened: Opened, *, resume: bool) -> RunI
         planned_rounds=plan.experiment.training.rounds,
         resumed_from=(opened.records[-1].round if opened.records else 0) if resume else None,
         records=opened.records,
+        targets=plan.experiment.targets,
     )
 
 

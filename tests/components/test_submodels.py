@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,14 +11,11 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.components.submodels import FULL_MODEL, Covered, SubModel, SubModelPolicy, WholeModel
+from fedsweep.components.submodels import FULL_MODEL, Covered, SubModel, WholeModel
 from fedsweep.method import FederatedMethod
-from fedsweep.records import RoundContext, State
 from fedsweep.runtime.engine import Engine
 from fedsweep.runtime.messages import OptimizerSettings
-from fedsweep.runtime.playing import Played
-from fedsweep.runtime.state import RunState
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import GivenParts, local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.trees import FlatLayout
 
 
@@ -93,19 +89,8 @@ class Masked(SubModel):
         return model
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts(SubModelPolicy):
-    """Each client's part, by round."""
-
-    rounds: tuple[tuple[SubModel, ...], ...]
-
-    def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
-        parts = self.rounds[(context.round - 1) % len(self.rounds)]
-        return {k: parts[k] for k in context.cohort}, state
-
-
 def method(*rounds: tuple[SubModel, ...], like: FederatedMethod | None = None) -> FederatedMethod:
-    return replace(fedavg() if like is None else like, submodels=Parts(rounds=rounds))
+    return replace(fedavg() if like is None else like, submodels=GivenParts(rounds=rounds))
 
 
 def engine_of(method: FederatedMethod, **more: object) -> Engine:
@@ -117,11 +102,6 @@ def narrow_model() -> nn.Module:
     return Narrow(6)
 
 
-def played(engine: Engine, state: RunState | None = None) -> Played:
-    state = engine.start() if state is None else state
-    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
-
-
 WIDTHS = tuple(Columns(width=w) for w in (2, 4, 4))
 
 
@@ -130,7 +110,7 @@ def test_each_value_is_averaged_over_the_clients_that_hold_it(double: bool) -> N
     """Columns 0-1: all three clients; 2-3: clients 1 and 2, of weights 2/5 and 3/5; 4-5: nobody, as they were."""
     engine = engine_of(method(WIDTHS), build=narrow_model, double=double)
     start = engine.start()
-    round = played(engine, start)
+    round = play_round(engine, start)
     weights = [u.layout.views(u.vector)["layer.weight"] for u in round.updates if u.vector is not None]
     biases = [u.layout.views(u.vector)["layer.bias"] for u in round.updates if u.vector is not None]
     found, before = engine.layout.views(round.vector), engine.layout.views(start.vector)
@@ -150,7 +130,7 @@ def test_a_part_is_trained_as_a_model_of_its_own_size() -> None:
     """Client 0's part of two columns learns what a two-column model learns from the same values and batches."""
     engine = engine_of(method(WIDTHS), build=narrow_model)
     start = engine.start()
-    update = played(engine, start).updates[0]
+    update = play_round(engine, start).updates[0]
     model = Narrow(2)
     part = WIDTHS[0].layout(engine.layout).views(WIDTHS[0].extract(start.vector, engine.layout))
     with torch.no_grad():
@@ -208,9 +188,9 @@ def test_optimizer_state_of_what_a_client_does_not_hold_waits_for_it() -> None:
 def test_parts_that_share_the_full_module_do_not_share_gradients() -> None:
     """Three clients in one process, two of them with masks: each as if it were alone."""
     parts: tuple[SubModel, ...] = (Masked(parity=0), Masked(parity=1), FULL_MODEL)
-    crowd = played(engine_of(method(parts)))
+    crowd = play_round(engine_of(method(parts)))
     for client, part in enumerate(parts):
-        alone = played(engine_of(method((part,) * 3)))
+        alone = play_round(engine_of(method((part,) * 3)))
         found, expected = crowd.updates[client].vector, alone.updates[client].vector
         assert found is not None and expected is not None
         assert torch.equal(found, expected)

@@ -19,21 +19,13 @@ from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.components.local import CrossEntropy, LocalStep, Objective
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientWork
-from fedsweep.runtime.engine import Engine
-from fedsweep.runtime.playing import Played
 from fedsweep.runtime.shards import batch_order
-from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 
 
 def method(**fields: object) -> FederatedMethod:
     return FederatedMethod(name="test", source="", **fields)  # type: ignore[arg-type]
-
-
-def played(engine: Engine, state: RunState | None = None) -> Played:
-    state = engine.start() if state is None else state
-    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
 
 
 works = st.builds(
@@ -163,5 +155,5 @@ def test_dropout_differs_between_steps_and_clients() -> None:
     engine = local_engine(tiny_experiment(fedavg(), build=Masks, cohort_size=2, local_steps=3))
     state = engine.start()
     MASKS.clear()
-    played(engine, state)
+    play_round(engine, state)
     assert len(MASKS) == len(set(MASKS)) == 6

@@ -25,7 +25,7 @@ from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.messages import OptimizerSettings, Tally
 from fedsweep.runtime.state import RunState
 from fedsweep.runtime.state_trees import to_bytes
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, run_rounds, tiny_experiment, tiny_record
 
 torch.set_num_threads(1)
 
@@ -69,33 +69,14 @@ def experiment_of(method: FederatedMethod, *, double: bool = False) -> Experimen
 
 
 def record_of(round: int, **changes: Any) -> RoundRecord:
-    record = RoundRecord(
-        round=round,
+    record = tiny_record(
+        round,
         timestamp_ms=1_700_000_000_000 + round,
-        test_accuracy=None,
         test_loss=math.inf,
         validation_accuracy=0.1 + 0.2,
         train_loss=math.nan,
-        lr=0.05,
-        cohort=(0, 2),
-        high_frequency=None,
-        kl_divergence=None,
-        attendees=(0, 2),
-        sync_points=1,
-        values_up=10,
-        values_down=10,
-        bytes_up=40,
-        bytes_down=40,
-        over_budget=None,
-        comm_cost=20,
-        comm_ratio=0.5,
-        local_steps=8,
         flops=2**60,
-        fwd_macs_per_sample=None,
         sim_time_s=1.5,
-        wall_time_s=0.01,
-        eval_time_s=0.0,
-        server_time_s=0.0,
         aggregation_weights=(0.25, 0.75),
         extra={"distance": 1e-300},
     )

@@ -20,9 +20,8 @@ from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, RoundRecord, ServerContext, State, SyncContext
 from fedsweep.runtime.engine import Engine
-from fedsweep.runtime.playing import Played
 from fedsweep.runtime.state import RunState
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 
 
 def engine_of(**fields: object) -> Engine:
@@ -31,11 +30,6 @@ def engine_of(**fields: object) -> Engine:
     experiment_fields = {key: fields.pop(key) for key in ("rounds", "seed") if key in fields}
     method = FederatedMethod(name="test", source="", pacing=cut, **fields)  # type: ignore[arg-type]
     return local_engine(tiny_experiment(method, local_steps=4, **experiment_fields))  # type: ignore[arg-type]
-
-
-def played(engine: Engine, state: RunState | None = None) -> Played:
-    state = engine.start() if state is None else state
-    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +109,7 @@ def test_refinements_work_on_the_aggregate_one_after_the_other() -> None:
 def test_the_refined_model_is_what_clients_receive_next() -> None:
     always = engine_of(refinements=(AddOneAlways(),), cut=True)
     state = always.start()
-    round = played(always, state)
+    round = play_round(always, state)
     assert {u.anchor_version for u in round.updates} == {1}
     first = run_rounds(engine_of(refinements=(AddOneAlways(),), rounds=1))
     assert float((round.anchors[1] - state.vector).mean()) > 0.5
@@ -224,7 +218,7 @@ def test_weights_that_break_the_promise_are_refused(weights: tuple[float, ...], 
 
 def test_weights_need_not_be_positive() -> None:
     engine = engine_of(weighting=Given(weights=(0.0, 1.0, 0.0)), rounds=1)
-    round = played(engine)
+    round = play_round(engine)
     assert round.updates[1].vector is not None
     assert torch.equal(round.vector, round.updates[1].vector)
 

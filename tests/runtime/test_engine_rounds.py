@@ -22,7 +22,7 @@ from fedsweep.runtime.experiment import Experiment, StopLimits
 from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.state import RunState
 from fedsweep.streams import Stream
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.world.availability import Availability
 from fedsweep.world.drift import Drift
 
@@ -205,7 +205,7 @@ def test_classes_of_resumed_work_are_those_of_all_its_rounds() -> None:
         tiny_experiment(method, num_clients=3, cohort_size=3, sizes=(16, 8, 4), rounds=2, drift=OneClass())
     )
     state = run_rounds(engine, rounds=1)
-    played = engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
+    played = play_round(engine, state)
     assert [u.classes_since_anchor for u in played.updates] == [(0, 1)] * 3
     assert [u.samples_since_anchor for u in played.updates] == [8, 4, 2]
     assert [u.num_samples for u in played.updates] == [4, 2, 1]

@@ -17,21 +17,13 @@ from fedsweep.components.pacing import FixedInterval
 from fedsweep.components.solver import LocalSolver
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate
-from fedsweep.runtime.engine import Engine
 from fedsweep.runtime.messages import OptimizerSettings
-from fedsweep.runtime.playing import Played
-from fedsweep.runtime.state import RunState
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.trees import ParamTree
 
 
 def method(**fields: object) -> FederatedMethod:
     return FederatedMethod(name="test", source="", **fields)  # type: ignore[arg-type]
-
-
-def played(engine: Engine, state: RunState | None = None) -> Played:
-    state = engine.start() if state is None else state
-    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
 
 
 def vector(update: ClientUpdate) -> Tensor:
@@ -70,7 +62,7 @@ def two_weights(
         labels=np.array([0, 1]),
         sizes=(1,),
     )
-    weights: list[float] = vector(played(local_engine(experiment)).updates[0]).tolist()
+    weights: list[float] = vector(play_round(local_engine(experiment)).updates[0]).tolist()
     return weights
 
 
@@ -184,14 +176,14 @@ class Diary(LocalTerm):
 def test_a_stateful_term_keeps_its_memory_between_participations() -> None:
     engine = local_engine(tiny_experiment(method(terms=(Diary(),)), num_clients=2, cohort_size=2, local_steps=3))
     state = run_rounds(engine, rounds=2)
-    third = played(engine, state)
+    third = play_round(engine, state)
     assert third.updates[0].extras["diary/counts"].tolist() == [3, 9, 3, 3, 48]
     assert third.ledger.values[0, "up", "diary/counts"] == 5
 
 
 def test_a_terms_hooks_run_once_a_job_and_once_a_step() -> None:
     cut = method(terms=(Diary(),), pacing=FixedInterval(interval=2, sync_rule="paper"))
-    round = played(local_engine(tiny_experiment(cut, num_clients=2, cohort_size=2, local_steps=6)))
+    round = play_round(local_engine(tiny_experiment(cut, num_clients=2, cohort_size=2, local_steps=6)))
     assert round.updates[0].extras["diary/counts"].tolist() == [3, 6, 3, 2, 48]
 
 

@@ -12,17 +12,8 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.runtime.engine import Engine
 from fedsweep.runtime.messages import OptimizerSettings
-from fedsweep.runtime.playing import Played
-from fedsweep.runtime.state import RunState
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
-
-
-def played(engine: Engine, state: RunState | None = None) -> Played:
-    state = engine.start() if state is None else state
-    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
-
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 
 OPTIMIZERS = {
     "heavy ball": OptimizerSettings(momentum=0.9),
@@ -122,7 +113,7 @@ def test_the_ways_to_keep_the_state_differ(name: str) -> None:
 def test_averaged_state_travels_with_the_model_and_is_metered(name: str, riders: int) -> None:
     """Momentum is as large as the model; Adam moves two moments and the count of steps."""
     engine = local_engine(unequal_pair(OPTIMIZERS[name], "average", rounds=1, steps=2))
-    round = played(engine)
+    round = play_round(engine)
     for direction in ("up", "down"):
         assert round.ledger.values[0, direction, "optimizer"] == riders
         assert round.ledger.values[0, direction, "params"] == 28
@@ -132,7 +123,7 @@ def test_averaged_state_travels_with_the_model_and_is_metered(name: str, riders:
 
 def test_plain_sgd_has_no_state_to_average() -> None:
     engine = local_engine(unequal_pair(OptimizerSettings(), "average", rounds=1, steps=2))
-    assert {kind for _, _, kind in played(engine).ledger.values} == {"params"}
+    assert {kind for _, _, kind in play_round(engine).ledger.values} == {"params"}
 
 
 @pytest.mark.parametrize("keep", ["reset", "persist", "average"])
@@ -160,7 +151,7 @@ def unit_move(settings: OptimizerSettings, steps: int) -> float:
 def test_effective_steps_are_the_move_under_unit_gradients(name: str, steps: int) -> None:
     settings = {"plain": OptimizerSettings(), **OPTIMIZERS}[name]
     engine = local_engine(tiny_experiment(fedavg(), local_steps=steps, optimizer=settings))
-    update = played(engine).updates[0]
+    update = play_round(engine).updates[0]
     assert update.steps == steps
     assert update.effective_steps == pytest.approx(unit_move(settings, steps), rel=1e-12)
 
@@ -172,9 +163,9 @@ def test_effective_steps_are_the_move_under_unit_gradients(name: str, steps: int
 def test_effective_steps_have_the_specifications_values(nesterov: bool, steps: int, expected: float) -> None:
     optimizer = OptimizerSettings(momentum=0.9, nesterov=nesterov)
     engine = local_engine(tiny_experiment(fedavg(), cohort_size=1, local_steps=steps, optimizer=optimizer))
-    assert played(engine).updates[0].effective_steps == pytest.approx(expected, abs=0.5e-3 if steps < 250 else 0.5)
+    assert play_round(engine).updates[0].effective_steps == pytest.approx(expected, abs=0.5e-3 if steps < 250 else 0.5)
 
 
 def test_adam_has_no_effective_steps() -> None:
     engine = local_engine(tiny_experiment(fedavg(), optimizer=OptimizerSettings(name="adam")))
-    assert np.isnan(played(engine).updates[0].effective_steps)
+    assert np.isnan(play_round(engine).updates[0].effective_steps)

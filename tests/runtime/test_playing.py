@@ -19,9 +19,7 @@ from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, LocalJob, RoundContext, State, SyncPoint
 from fedsweep.runtime.engine import Engine
 from fedsweep.runtime.messages import OptimizerSettings
-from fedsweep.runtime.playing import Played
-from fedsweep.runtime.state import RunState
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +68,6 @@ def whole_sets(method: FederatedMethod, *, rounds: int, steps: int, **more: obje
     )
 
 
-def played(engine: Engine, state: RunState) -> Played:
-    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
-
-
 def vector(update: ClientUpdate) -> Tensor:
     assert update.vector is not None
     return update.vector
@@ -118,12 +112,12 @@ def test_a_skipped_round_leaves_the_servers_model_as_it_was() -> None:
 def test_held_work_is_counted_from_its_anchor_on() -> None:
     engine = whole_sets(skipping(), rounds=2, steps=4)
     state = run_rounds(engine, rounds=1)
-    update = played(engine, state).updates[1]
+    update = play_round(engine, state).updates[1]
     assert (update.steps, update.samples_since_anchor, update.num_samples, update.anchor_version) == (8, 8, 4, 0)
     assert update.effective_steps == 8.0
     losses = [record.train_loss for record in run_rounds(engine).records]
     assert losses[0] is not None and losses[1] is not None
-    means = [u.train_loss for u in played(engine, state).updates]
+    means = [u.train_loss for u in play_round(engine, state).updates]
     assert np.mean(means) == pytest.approx((losses[0] + losses[1]) / 2, rel=1e-6)
 
 
@@ -133,8 +127,8 @@ def test_effective_steps_of_resumed_work_are_those_of_unbroken_work(nesterov: bo
     optimizer = OptimizerSettings(momentum=0.9, nesterov=nesterov)
     cut = whole_sets(skipping(), rounds=2, steps=4, optimizer=optimizer)
     whole = whole_sets(fedavg(), rounds=1, steps=8, optimizer=optimizer)
-    resumed = played(cut, run_rounds(cut, rounds=1)).updates[0]
-    unbroken = played(whole, whole.start()).updates[0]
+    resumed = play_round(cut, run_rounds(cut, rounds=1)).updates[0]
+    unbroken = play_round(whole, whole.start()).updates[0]
     assert resumed.effective_steps == pytest.approx(unbroken.effective_steps, rel=1e-12)
 
 
@@ -143,12 +137,12 @@ def test_a_held_client_that_is_absent_attends_with_its_work() -> None:
     method = skipping(cohorts=[(0, 1), (2,)])
     engine = whole_sets(method, rounds=2, steps=4, cohort_size=2)
     state = run_rounds(engine, rounds=1)
-    round = played(engine, state)
+    round = play_round(engine, state)
     assert round.attendees == (0, 1, 2)
     moved = {(k, way): n for (k, way, _), n in round.ledger.values.items()}
     assert moved == {(0, "up"): 28, (1, "up"): 28, (2, "up"): 28, (2, "down"): 28}
     alone = whole_sets(fedavg(), rounds=1, steps=4)
-    first = played(alone, alone.start())
+    first = play_round(alone, alone.start())
     torch.testing.assert_close(vector(round.updates[0]), vector(first.updates[0]), rtol=0, atol=0)
     assert [u.steps for u in round.updates] == [4, 4, 4]
     torch.testing.assert_close(
@@ -237,9 +231,9 @@ def test_a_client_may_go_on_from_its_own_parameters_within_a_round() -> None:
     )
     method = replace(fedavg(), pacing=Given(points=points), selection=Cohorts(rounds=((0, 1),)))
     engine = whole_sets(method, rounds=1, steps=4, cohort_size=2, optimizer=NESTEROV)
-    round = played(engine, engine.start())
+    round = play_round(engine, engine.start())
     plain = whole_sets(replace(fedavg(), selection=Cohorts(rounds=((0, 1),))), rounds=1, steps=4, optimizer=NESTEROV)
-    expected = played(plain, plain.start())
+    expected = play_round(plain, plain.start())
     for found, wanted in zip(round.updates, expected.updates, strict=True):
         assert torch.equal(vector(found), vector(wanted))
     assert [u.steps for u in round.updates] == [4, 4]
@@ -256,7 +250,7 @@ def test_a_job_of_no_steps_sends_the_anchor_back() -> None:
     method = replace(fedavg(), pacing=Given(points=points), selection=Cohorts(rounds=((0, 1),)))
     engine = whole_sets(method, rounds=1, steps=4, cohort_size=2)
     start = engine.start()
-    round = played(engine, start)
+    round = play_round(engine, start)
     assert all(torch.equal(vector(u), start.vector) for u in round.updates)
     assert [np.isnan(u.train_loss) for u in round.updates] == [True, True]
 
@@ -268,7 +262,7 @@ def test_clients_in_turn_on_one_module_do_not_touch_each_other() -> None:
         return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
 
     together = whole_sets(fedavg(), rounds=1, steps=4, build=build)
-    crowd = played(together, together.start())
+    crowd = play_round(together, together.start())
     for client in range(3):
         alone = whole_sets(replace(fedavg(), selection=Cohorts(rounds=((client,),))), rounds=1, steps=4, build=build)
-        assert torch.equal(vector(crowd.updates[client]), vector(played(alone, alone.start()).updates[0]))
+        assert torch.equal(vector(crowd.updates[client]), vector(play_round(alone, alone.start()).updates[0]))

@@ -22,6 +22,7 @@ from fedsweep.records import RoundRecord
 from fedsweep.runtime import run_folder
 from fedsweep.runtime.round_table import cumulative_bytes, records_to_table, scalar_figures
 from fedsweep.runtime.run_folder import RunFolder, atomic_write, find_runs, run_facts
+from fedsweep.testing import tiny_record
 
 torch.set_num_threads(1)
 
@@ -60,33 +61,16 @@ COLUMNS = {
 
 
 def record(round: int = 1, **values: Any) -> RoundRecord:
-    full = RoundRecord(
-        round=round,
+    full = tiny_record(
+        round,
         timestamp_ms=1_700_000_000_000 + round,
         test_accuracy=0.25 * round,
-        test_loss=2.0,
-        validation_accuracy=None,
-        train_loss=1.5,
-        lr=0.05,
         cohort=(0, 2, 5),
-        high_frequency=None,
-        kl_divergence=None,
         attendees=(0, 2),
-        sync_points=1,
-        values_up=10,
-        values_down=20,
-        bytes_up=40,
-        bytes_down=80,
-        over_budget=None,
-        comm_cost=30,
-        comm_ratio=0.5,
-        local_steps=12,
         flops=3_000_000_000_000,
         fwd_macs_per_sample=100.5,
-        sim_time_s=None,
-        wall_time_s=0.1,
-        eval_time_s=0.2,
-        server_time_s=0.3,
+        bytes_up=40,
+        bytes_down=80,
         aggregation_weights=(0.25, 0.75),
     )
     return replace(full, **values)

@@ -22,9 +22,7 @@ from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.runtime.engine import Engine
 from fedsweep.runtime.ledger import Ledger
-from fedsweep.runtime.playing import Played
-from fedsweep.runtime.state import RunState
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.trees import ParamTree
 
 
@@ -34,11 +32,6 @@ def engine_of(**fields: object) -> Engine:
     experiment_fields = {key: fields.pop(key) for key in ("rounds", "seed") if key in fields}
     method = FederatedMethod(name="test", source="", pacing=cut, **fields)  # type: ignore[arg-type]
     return local_engine(tiny_experiment(method, local_steps=4, **experiment_fields))  # type: ignore[arg-type]
-
-
-def played(engine: Engine, state: RunState | None = None) -> Played:
-    state = engine.start() if state is None else state
-    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +98,7 @@ class Listener(LocalTerm):
 
 def test_probes_and_broadcasts_arrive_and_are_metered_by_client_and_kind() -> None:
     engine = engine_of(weighting=Curious())
-    round = played(engine)
+    round = play_round(engine)
     client = round.attendees[0]
     assert {key: n for key, n in round.ledger.values.items() if key[0] == client} == {
         (client, "down", "params"): 28,
@@ -130,15 +123,15 @@ def test_probes_measure_the_anchor_at_the_start_and_the_result_at_the_end() -> N
 
 
 def test_what_is_broadcast_reaches_the_terms_of_that_client() -> None:
-    told = played(engine_of(weighting=Curious(), terms=(Listener(),)))
-    plain = played(engine_of())
+    told = play_round(engine_of(weighting=Curious(), terms=(Listener(),)))
+    plain = play_round(engine_of())
     for a, b in zip(told.updates, plain.updates, strict=True):
         assert a.vector is not None and b.vector is not None
         assert torch.equal(a.vector, b.vector) == (a.client == 0)
 
 
 def test_broadcasts_travel_with_every_version_of_the_model() -> None:
-    round = played(engine_of(weighting=Curious(), cut=True))
+    round = play_round(engine_of(weighting=Curious(), cut=True))
     client = round.attendees[0]
     assert round.ledger.values[client, "down", "hint"] == 2 * 5
     assert round.ledger.values[client, "down", "params"] == round.ledger.values[client, "up", "params"] == 2 * 28

@@ -94,6 +94,15 @@ def test_participation_without_adaptation_is_the_base_for_all() -> None:
     assert chances(capability(adaptive=False, base=0.2), 70, {0: (0.9,)}) == [0.2] * 20
 
 
+def test_presence_without_performance_depends_on_capability_and_round_alone() -> None:
+    """Round 50 of 100: decay .75; whatever the accuracies: .8 x c_i x .75."""
+    availability = capability(perf="none")
+    history = dict.fromkeys(range(20), (0.1, 0.9))
+    assert chances(availability, 50, history) == chances(availability, 50)
+    assert chances(availability, 50)[:3] == pytest.approx([0.6, 0.54, 0.48])
+    assert chances(availability, 50, history) != chances(capability(), 50, history)
+
+
 def test_client_is_absent_exactly_when_its_number_is_above_its_probability() -> None:
     availability = capability()
     for number in (1, 40, 99):

@@ -10,7 +10,14 @@ import pytest
 
 from fedsweep.errors import ConfigError, DataError
 from fedsweep.streams import Stream, stream
-from fedsweep.world.drift import CosineRotation, Drift, ReplayDrift, build_drift, samples_of_classes
+from fedsweep.world.drift import (
+    CosineRotation,
+    Drift,
+    ReplayDrift,
+    build_drift,
+    round_classes,
+    samples_of_classes,
+)
 from fedsweep.world.replay import ScenarioTrace
 
 
@@ -94,6 +101,13 @@ def test_same_stream_gives_the_same_sets_and_rounds_differ() -> None:
     sets = [drift.class_set(2, r, drift_stream(2)) for r in range(1, 30)]
     assert sets == [drift.class_set(2, r, drift_stream(2)) for r in range(1, 30)]
     assert len(set(sets)) > 5
+
+
+def test_a_rounds_classes_are_those_of_each_clients_own_stream() -> None:
+    drift = rotation()
+    found = round_classes(drift, seed=3, num_clients=4, round=7)
+    assert found == {k: drift.class_set(k, 7, drift_stream(k, seed=3)) for k in range(4)}
+    assert found != round_classes(drift, seed=4, num_clients=4, round=7)
 
 
 def test_frozen_drift_keeps_the_drawn_set_of_round_one() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 from fedsweep.components.base import ServerComponent
 from fedsweep.errors import ConfigError
@@ -83,20 +84,33 @@ def cut_round(dues: Mapping[int, Iterable[int]], idle: tuple[int, ...] = ()) -> 
         dues: For each client its ascending steps; the last is its number of steps.
         idle: Clients that join the last average without having worked.
     """
-    steps_of = {client: tuple(dues[client]) for client in sorted(dues)}
-    last = max((steps[-1] for steps in steps_of.values()), default=0)
-    starts: dict[int, list[LocalJob]] = {}
-    due_at: dict[int, list[int]] = {}
-    for client, steps in steps_of.items():
+    together: dict[tuple[int, ...], list[int]] = {}
+    for client in sorted(dues):
+        together.setdefault(tuple(dues[client]), []).append(client)
+    # Clients with the same steps begin and end together, so most of a round's sync points are alike: each is made once.
+    groups = list(together.values())
+    last = max((steps[-1] for steps in together), default=0)
+    begins: dict[int, list[tuple[int, int]]] = {}
+    ends: dict[int, list[int]] = {}
+    for group, steps in enumerate(together):
         for begin, end in pairwise((0, *steps)):
-            starts.setdefault(begin, []).append(LocalJob(client=client, steps=end - begin))
-            due_at.setdefault(last if end == steps[-1] else end, []).append(client)
+            begins.setdefault(begin, []).append((group, end - begin))
+            ends.setdefault(last if end == steps[-1] else end, []).append(group)
+    known: dict[Hashable, SyncPoint] = {}
     points: list[SyncPoint] = []
-    begin = 0
-    for moment in sorted(due_at):
-        attend = tuple(due_at[moment])
-        points.append(SyncPoint(start=tuple(starts.get(begin, ())), attend=attend, idle=idle if moment == last else ()))
-        begin = moment
+    moment_before = 0
+    for moment in sorted(ends):
+        begun, ended = begins.get(moment_before, []), ends[moment]
+        key = (*begun, *ended, moment == last)
+        if key not in known:
+            jobs = [LocalJob(client=client, steps=steps) for group, steps in begun for client in groups[group]]
+            known[key] = SyncPoint(
+                start=tuple(sorted(jobs, key=attrgetter("client"))),
+                attend=tuple(sorted(client for group in ended for client in groups[group])),
+                idle=idle if moment == last else (),
+            )
+        points.append(known[key])
+        moment_before = moment
     return tuple(points)
 
 

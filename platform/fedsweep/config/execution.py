@@ -18,7 +18,11 @@ class Runtime(Section):
         " is one.",
     )
     executor: Literal["loop"] = Field(default="loop", description="How an actor steps its clients: one after another.")
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="What tensors are computed on.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto",
+        description="What tensors are computed on; auto: the GPU for whoever has a share of one. With cpu and an"
+        " address the shares are only reserved, of what the cluster counts as GPUs.",
+    )
     client_actors: Auto | Count = Field(default="auto", description="How many actors the clients are laid on.")
     cpus_per_client: Positive = Field(default=1.0, description="CPUs that each client actor reserves.")
     gpus_per_client: GpuShare = Field(

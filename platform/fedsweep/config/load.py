@@ -15,7 +15,7 @@ from fedsweep.config.methods import resolve_method
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.presets import find_preset, list_presets
 from fedsweep.config.schema import Config
-from fedsweep.config.training import EXCLUSIVE_KEYS
+from fedsweep.config.training import EXCLUSIVE_KEYS, NO_NUMBER
 from fedsweep.errors import ConfigError, unknown_name
 
 Lookup = Callable[[str], Callable[..., Any]]
@@ -28,20 +28,23 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "training.optimizer": {"name": "sgd"},
 }
 _SELECTORS = frozenset({"name", "kind", "merge"})
+# What ``fedsweep reproduce`` reads in the same file; no part of an experiment's configuration.
+_TABLE = "table"
 
 
 def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """The configuration that a source and overrides give, checked as far as it says by itself.
 
     Args:
-        source: A YAML file, the name of a preset, or a mapping.
+        source: A YAML file, the name of a preset, or a mapping; a section ``table`` is left out.
         overrides: ``KEY=VALUE`` texts, dotted keys and YAML values; of the same key the last one wins.
 
     Raises:
         ConfigError: The source is not there or not a mapping, a key is unknown, or a value is not allowed; the message
             is one line that names the key or file, the value found and what is allowed.
     """
-    return _build(apply_overrides(_plain(_read(source), ()), overrides))
+    given = {key: value for key, value in _plain(_read(source), ()).items() if key != _TABLE}
+    return _build(apply_overrides(given, overrides))
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
@@ -187,6 +190,6 @@ def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(training, dict):
         for first, second in EXCLUSIVE_KEYS:
             for one, other in ((first, second), (second, first)):
-                if training.get(one) is not None and other not in training:
+                if training.get(one) not in NO_NUMBER and other not in training:
                     training[other] = None
     return tree

@@ -38,7 +38,7 @@ class Config(Section):
     model: NamedComponent = Field(
         default_factory=_default_model,
         description="mlp, cnn, lenet5, feddhad_cnn, convnet3, fedstg_cnn, resnet18, feddhad_resnet18, vgg11,"
-        " or package.module:callable; its options stand beside the name.",
+        " vit_tiny, or package.module:callable; its options stand beside the name.",
     )
     method: dict[str, Any] = Field(
         default_factory=lambda: {"name": "fedavg"},
@@ -112,13 +112,15 @@ class Config(Section):
     def hash(self) -> str:
         """SHA-256 (hexadecimal) of everything that affects results.
 
-        Left out: the name, where the data lie, the runtime except its executor, tracking, checkpoints, the sweep.
+        Left out: the name, where the data lie, the targets (they are read off the results), the runtime except its
+        executor, tracking, checkpoints, the sweep.
         """
         tree = self.tree()
         for key in ("name", "tracking", "checkpoint", "sweep"):
             del tree[key]
         for key in ("root", "download"):
             del tree["scenario"][key]
+        del tree["evaluation"]["targets"]
         tree["runtime"] = {"executor": tree["runtime"]["executor"]}
         canonical = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()

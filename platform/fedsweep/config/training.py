@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from fedsweep.config.base import Count, CountOrRange, NonNegative, Positive, Section, WholeNumber
+from fedsweep.config.base import Auto, Count, CountOrRange, NonNegative, Positive, Section, WholeNumber
 
 
 class Sgd(Section):
@@ -96,8 +96,10 @@ class Training(Section):
     local_epochs: CountOrRange | None = Field(
         default=1, description="Passes over a client's data per round; {range: [3, 5]}: drawn once per client."
     )
-    local_steps: CountOrRange | None = Field(
-        default=None, description="Gradient steps per client and round, in place of local_epochs."
+    local_steps: CountOrRange | Auto | None = Field(
+        default=None,
+        description="Gradient steps per client and round, in place of local_epochs; auto: by local_epochs, equally many"
+        " for all clients, floor(samples of all clients x local_epochs / (clients x batch_size)) (DynamicFL, Eq. 4).",
     )
     equal_steps: bool | None = Field(
         default=None,
@@ -118,9 +120,19 @@ class Training(Section):
     stop: Stop = Field(default_factory=Stop, description="Limits that end the run early.")
 
     @model_validator(mode="after")
+    def _auto_has_epochs(self) -> Training:
+        if self.local_steps == "auto" and self.local_epochs is None:
+            raise ValueError("local_steps: auto goes by local_epochs, but that is null; give a number of passes")
+        if self.local_steps == "auto" and self.equal_steps is False:
+            raise ValueError(
+                "local_steps: auto means equally many steps for all clients, but got equal_steps=False; leave one out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_of_each_pair(self) -> Training:
         for first, second in EXCLUSIVE_KEYS:
-            given = [key for key in (first, second) if getattr(self, key) is not None]
+            given = [key for key in (first, second) if getattr(self, key) not in NO_NUMBER]
             if not given:
                 raise ValueError(f"one of {first} and {second} must be given, but both are null")
             if len(given) == 2:
@@ -136,6 +148,11 @@ def _shown(value: Any) -> Any:
 
 
 EXCLUSIVE_KEYS = (("cohort_fraction", "cohort_size"), ("local_epochs", "local_steps"))
+# Values with which a key excludes no other.
+NO_NUMBER = (None, "auto")
+
+
+Accuracy = Annotated[float, Field(gt=0, le=1)]
 
 
 class Evaluation(Section):
@@ -143,3 +160,15 @@ class Evaluation(Section):
 
     every: Count = Field(default=1, description="Rounds from one evaluation to the next; the last is always evaluated.")
     batch_size: Count = Field(default=1000, description="Test samples per forward pass.")
+    targets: list[Accuracy] = Field(
+        default_factory=list,
+        description="Test accuracies; the round, virtual time, bytes and FLOPs that first reached each go to"
+        " result.json and MLflow.",
+    )
+
+    @field_validator("targets")
+    @classmethod
+    def _differ(cls, targets: list[float]) -> list[float]:
+        if len(set(targets)) < len(targets):
+            raise ValueError(f"targets must differ, but got {targets}")
+        return targets

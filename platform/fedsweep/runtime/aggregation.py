@@ -39,6 +39,7 @@ class Aggregator:
         model: A template for the components' forward passes; taken over.
         stream_for: ``stream_for(seam, round, index)``.
         message: Takes a component's sentences for the user.
+        working: Takes a component's lines on how far long work is.
         device: Where components do heavy work.
     """
 
@@ -50,9 +51,10 @@ class Aggregator:
         model: nn.Module,
         stream_for: Callable[[str, int, int], Stream],
         message: Callable[[str], None] = lambda text: None,
+        working: Callable[[str], None] = lambda text: None,
         device: str = "cpu",
     ) -> None:
-        self._message, self._device = message, device
+        self._message, self._working, self._device = message, working, device
         self._method, self._layout, self._model, self._stream_for = method, layout, model, stream_for
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], place: SyncPlace) -> tuple[Tensor, State]:
@@ -135,5 +137,6 @@ class Aggregator:
             stream=self._stream_for(seam, place.round, place.index),
             checkpoint=lambda tree: None,
             message=self._message,
+            working=self._working,
             device=self._device,
         )

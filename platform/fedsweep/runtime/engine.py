@@ -27,6 +27,8 @@ from fedsweep.runtime.planning import CostModel, Planner, RoundPlan
 from fedsweep.runtime.playing import Played, Player
 from fedsweep.runtime.recording import Recorder
 from fedsweep.runtime.state import RunState
+from fedsweep.runtime.stragglers import check_method as check_losses
+from fedsweep.runtime.stragglers import nobody_drops_out
 from fedsweep.streams import stream
 from fedsweep.trees import FlatLayout, layout_of, load_vector, model_vector
 
@@ -71,8 +73,8 @@ def check_world(experiment: Experiment) -> None:
     """What can be known of method and world together without a model.
 
     Raises:
-        ConfigError: A client has no samples, or parts of the method can't do without each round's updates although
-            clients carry work from round to round.
+        ConfigError: A client has no samples, or parts of the method or of the scenario can't do without each round's
+            updates although clients carry work from round to round.
     """
     empty = [p.client for p in experiment.world.profiles if p.num_samples == 0]
     if empty:
@@ -80,6 +82,9 @@ def check_world(experiment: Experiment) -> None:
             f"every client needs at least one sample, but clients {empty[:5]} have none; use fewer clients or"
             " another scenario.partition"
         )
+    devices = [p.device for p in experiment.world.profiles if p.device is not None]
+    if devices and not nobody_drops_out(experiment.world.stragglers, [d.drop_probability for d in devices]):
+        check_losses(experiment.method)
     method = experiment.method
     if not method.pacing.carries_work():
         return
@@ -114,6 +119,7 @@ class Engine:
         fleet: Where the clients are.
         on_partial: Called with a state that holds a refinement's unfinished work, to be checkpointed.
         on_repair: Called with a sentence when lost workers are replaced.
+        on_working: Called with lines on how far a component's long work is.
     """
 
     def __init__(
@@ -123,6 +129,7 @@ class Engine:
         *,
         on_partial: Callable[[RunState], None] = lambda state: None,
         on_repair: Callable[[str], None] = lambda message: None,
+        on_working: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.experiment, self.fleet = experiment, fleet
         self._on_partial, self._on_repair = on_partial, on_repair
@@ -136,6 +143,7 @@ class Engine:
             model=experiment.build_model(),
             stream_for=lambda seam, round, index: stream(experiment.seed, seam, round, -1, index),
             message=on_repair,
+            working=on_working,
             device=experiment.server_device,
         )
         self._player = Player(experiment, fleet, aggregator, self.layout)

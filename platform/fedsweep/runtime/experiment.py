@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from fedsweep.runtime.worker import TrainingData
 from fedsweep.streams import stream
 from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
+from fedsweep.world.clock import StragglerPolicy, WaitForAll
 from fedsweep.world.drift import Drift
 
 
@@ -82,6 +84,7 @@ class World:
         drift: How the clients' classes change, or None.
         availability: Who is there, or None: everybody.
         budgets: Who affords what, or None.
+        stragglers: When the server stops waiting for slow or lost devices.
     """
 
     data: TrainingData
@@ -94,6 +97,7 @@ class World:
     drift: Drift | None = None
     availability: Availability | None = None
     budgets: BudgetPlan | None = None
+    stragglers: StragglerPolicy = field(default_factory=WaitForAll)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,7 @@ class Experiment:
         training: How clients train.
         evaluate_every: Rounds between two evaluations; the last round is always evaluated.
         evaluation_batch: Samples per forward pass of an evaluation.
+        targets: Test accuracies whose first crossing is told in the result.
         device: ``"cpu"`` or ``"cuda"`` for the clients.
         server_device: The same for the server.
         config_hash: Names the configuration; checkpoints of another one are refused.
@@ -120,6 +125,7 @@ class Experiment:
     training: Training
     evaluate_every: int = 1
     evaluation_batch: int = 1000
+    targets: tuple[float, ...] = ()
     device: str = "cpu"
     server_device: str = "cpu"
     config_hash: str = ""
@@ -142,8 +148,11 @@ class Experiment:
                 "equal steps for all clients need one number for training.local_epochs and training.batch_size,"
                 " not a range; give numbers, or set training.local_steps or training.equal_steps: false"
             )
-        total = sum(profile.num_samples for profile in self.world.profiles)
-        return max(1, total * epochs // (len(self.world.profiles) * batch))
+        return max(1, self._num_samples * epochs // (len(self.world.profiles) * batch))
+
+    @cached_property
+    def _num_samples(self) -> int:
+        return sum(profile.num_samples for profile in self.world.profiles)
 
     def steps_are_equal(self) -> bool:
         """Whether all clients take the same number of steps."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from fedsweep.runtime.engine import experiment_layout, server_context
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.ledger import BYTES_PER_VALUE
 from fedsweep.runtime.messages import Tally
-from fedsweep.runtime.planning import CostModel, Planner
+from fedsweep.runtime.planning import CostModel, Planner, RoundPlan, alike
+from fedsweep.runtime.recording import Recorder
 from fedsweep.runtime.state import RunState
 from fedsweep.trees import model_vector
 
@@ -64,29 +67,23 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
     """
     layout, costs = experiment_layout(experiment), CostModel(experiment)
     planner = Planner(experiment, layout, costs)
-    state = _start(experiment)
+    recorder = Recorder(experiment, planner, costs, layout)
     rounds = experiment.training.rounds
     planned = min(rounds, _PLANNED)
     steps = values = flops = 0
     ratios = []
-    for _ in range(planned):
-        plan = planner.plan(state)
-        taken = dict.fromkeys(plan.context.cohort, 0)
-        for point in plan.points:
-            for job in point.start:
-                taken[job.client] += job.steps
+    clock: float | None = None
+    for plan in islice(planned_rounds(experiment, planner), planned):
+        taken = steps_by_client(plan)
         steps += sum(taken.values())
         values += plan.values
+        clock = plan.clock
         for client, count in taken.items():
             samples = planner.samples_of_steps(plan.context.work[client], count)
             flops += costs.flops(plan.context.submodels[client], samples)
-        work = plan.context.work
-        if work:
-            mean_steps = sum(w.steps for w in work.values()) / len(work)
-            ratios.append(plan.values / (len(work) * 2 * (layout.num_params + layout.num_buffers) * mean_steps))
-        delivered = {k for point in plan.points for k in point.attend}
-        held = {k: Tally() for k in sorted({*state.held, *taken} - delivered)}
-        state = replace(state, round=state.round + 1, components=plan.components, clock=plan.clock, held=held)
+        ratio = recorder.group_figures(plan, plan.components, cost=plan.values).comm_ratio
+        if ratio is not None:
+            ratios.append(ratio)
     scale = rounds / planned
     return Forecast(
         rounds=rounds,
@@ -94,11 +91,36 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
         total_bytes=round(values * BYTES_PER_VALUE * scale),
         comm_ratio=sum(ratios) / len(ratios) if ratios else 0.0,
         flops=round(flops * scale),
-        sim_time_s=None if state.clock is None else state.clock * scale,
+        sim_time_s=None if clock is None else clock * scale,
         num_params=layout.num_params,
         memory_mb=_memory_mb(experiment, num_values=layout.num_values, num_actors=num_actors),
         exact=planned == rounds,
     )
+
+
+def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPlan]:
+    """The plans of the run's rounds, one after another, as if nothing that is trained had a say in them.
+
+    Args:
+        experiment: The experiment.
+        planner: Its planner.
+    """
+    state = _start(experiment)
+    for _ in range(experiment.training.rounds):
+        plan = planner.plan(state)
+        yield plan
+        delivered = {k for point in plan.points for k in point.attend} | set(plan.lost)
+        held = {k: Tally() for k in sorted({*state.held, *steps_by_client(plan)} - delivered)}
+        state = replace(state, round=state.round + 1, components=plan.components, clock=plan.clock, held=held)
+
+
+def steps_by_client(plan: RoundPlan) -> dict[int, int]:
+    """Local steps that each cohort member takes in a planned round."""
+    taken = dict.fromkeys(plan.context.cohort, 0) | {k: work.steps for k, work in plan.lost.items()}
+    for point, times in alike(plan.points):
+        for job in point.start:
+            taken[job.client] += times * job.steps
+    return taken
 
 
 def _start(experiment: Experiment) -> RunState:

@@ -9,6 +9,8 @@ from typing import Literal
 
 import numpy as np
 
+from fedsweep.trees import FlatLayout
+
 Direction = Literal["up", "down"]
 
 BYTES_PER_VALUE = 4
@@ -56,3 +58,8 @@ class Ledger:
     def client_values(self, client: int) -> int:
         """Scalars of one client, both ways."""
         return sum(size for (who, _, _), size in self.values.items() if who == client)
+
+
+def sizes(layout: FlatLayout) -> Mapping[str, int]:
+    """Scalars of a message that carries a model, by kind."""
+    return {"params": layout.num_params, "buffers": layout.num_buffers, "optimizer": layout.num_riders}

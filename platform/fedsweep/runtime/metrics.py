@@ -1,37 +1,72 @@
-"""Figures for Ray's own metrics endpoint: round, accuracy, bytes, as ``ray_fedsweep_...``."""
+"""Figures for Ray's own metrics endpoint, as ``ray_fedsweep_...``: Prometheus reads them, Grafana draws them."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedsweep.records import RoundRecord
 
+# Ray puts "ray_" before the names.
+GAUGES: Mapping[str, str] = {
+    "fedsweep_round": "last finished round",
+    "fedsweep_planned_rounds": "rounds that the run is planned for",
+    "fedsweep_test_accuracy": "accuracy of the global model when it was last evaluated, 0 to 1",
+    "fedsweep_total_bytes": "bytes sent so far, both ways, registration apart",
+    "fedsweep_client_actors": "client actors of the run; 0: its clients are in the process of the trial",
+    "fedsweep_gpus": "GPUs that the run reserves, shares added up",
+}
+TAGS = ("run", "sweep", "method")
+
 
 class RayMetrics:
-    """Gauges of one run. No secrets go into tags: the endpoint needs no token.
+    """Gauges of one run, in a process of Ray's. No secrets go into tags: the endpoint needs no token.
 
     Args:
-        run: Names the run in the tag ``run``.
+        run: Names the run (its folder) in the tag ``run``.
+        method: The method's name.
+        sweep: The sweep's folder; empty for a run of its own.
+        planned_rounds: Rounds that it is planned for.
+        client_actors: How many it has.
+        gpus: What it reserves of them.
     """
 
-    def __init__(self, *, run: str) -> None:
+    def __init__(
+        self,
+        *,
+        run: str,
+        method: str,
+        sweep: str = "",
+        planned_rounds: int,
+        client_actors: int,
+        gpus: float,
+    ) -> None:
         from ray.util.metrics import Gauge
 
-        self._run = run
-        self._bytes = 0
+        self._tags = dict(zip(TAGS, (run, sweep, method), strict=True))
         self._gauges: dict[str, Any] = {
-            name: Gauge(f"fedsweep_{name}", description=text, tag_keys=("run",))
-            for name, text in (
-                ("round", "last finished round"),
-                ("test_accuracy", "accuracy of the global model, 0 to 1"),
-                ("total_bytes", "bytes sent so far, both ways"),
-            )
+            name: Gauge(name, description=text, tag_keys=TAGS) for name, text in GAUGES.items()
         }
+        self._bytes_by_round = {0: 0}
+        self._set({"planned_rounds": planned_rounds, "client_actors": client_actors, "gpus": gpus})
 
     def record(self, record: RoundRecord) -> None:
-        """Show a round."""
-        self._bytes += record.bytes_up + record.bytes_down
-        values = {"round": record.round, "test_accuracy": record.test_accuracy, "total_bytes": self._bytes}
+        """Show a round; one that is played again counts once."""
+        before = self._bytes_by_round.get(record.round - 1, 0)
+        total = self._bytes_by_round[record.round] = before + record.bytes_up + record.bytes_down
+        self.show(round=record.round, test_accuracy=record.test_accuracy, total_bytes=total)
+
+    def record_all(self, records: Iterable[RoundRecord]) -> None:
+        """Show the rounds that were done before this process went on with the run."""
+        for record in records:
+            self.record(record)
+
+    def show(self, *, round: int, test_accuracy: float | None, total_bytes: int) -> None:
+        """Show how far the run is; what is not known stays as it was."""
+        self._set({"round": round, "test_accuracy": test_accuracy, "total_bytes": total_bytes})
+
+    def _set(self, values: Mapping[str, float | None]) -> None:
         for name, value in values.items():
-            if value is not None:
-                self._gauges[name].set(value, tags={"run": self._run})
+            if value is not None and not math.isnan(value):
+                self._gauges[f"fedsweep_{name}"].set(value, tags=self._tags)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 
@@ -14,9 +16,11 @@ from fedsweep.models.cost import fwd_macs_per_sample, layer_costs
 from fedsweep.records import ClientWork, RoundContext, State, SyncPoint
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.state import RunState
+from fedsweep.runtime.stragglers import Closing, LostWork, check_points, close_round, nobody_drops_out
 from fedsweep.streams import Stream, stream
 from fedsweep.trees import FlatLayout, layout_of
-from fedsweep.world.devices import duration
+from fedsweep.world.devices import ClientTime, client_time, fails, jittered
+from fedsweep.world.drift import round_classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +33,8 @@ class RoundPlan:
         components: The components' states after planning.
         clock: Virtual seconds at the round's end; None without devices.
         values: Scalars that models will move, both ways; payloads come on top.
-        index_bytes: Bytes of sub-models' masks, down.
+        index_bytes: Bytes of sub-models' masks, down: with each client's first download.
+        lost: Members of the cohort that drop out; the sync points are without them.
     """
 
     context: RoundContext
@@ -38,6 +43,7 @@ class RoundPlan:
     clock: float | None
     values: int
     index_bytes: int
+    lost: Mapping[int, LostWork] = field(default_factory=dict)
 
 
 class CostModel:
@@ -51,10 +57,13 @@ class CostModel:
         self.model = experiment.build_model()
         shape = experiment.world.data.images.shape[1:]
         self._shape = (int(shape[0]), int(shape[1]), int(shape[2]))
-        self._layers = layer_costs(self.model, self._shape)
         self._full = layout_of(self.model)
         self._sizes = dict(zip(self._full.names, self._full.shapes, strict=True))
         self._macs: dict[tuple[str, bool], int] = {}
+
+    @cached_property
+    def _layers(self) -> Mapping[str, tuple[int, int]]:
+        return layer_costs(self.model, self._shape)  # a forward pass, which planning without devices can do without
 
     def macs(self, submodel: SubModel, *, count_batch_norm: bool = False) -> int:
         """Multiply-accumulates of one sample's forward pass."""
@@ -105,6 +114,7 @@ class Planner:
 
         Raises:
             InvariantError: A component broke a promise (a cohort member that is not there, say).
+            ConfigError: The scenario's policy for stragglers can't judge the method's rounds.
         """
         components = dict(state.components)
         context = self._cohort(state, components)
@@ -119,14 +129,20 @@ class Planner:
         if context.cohort or context.in_flight:
             points, components["pacing"] = method.pacing.plan(components["pacing"], context)
         self._check(points, context)
-        values, index_bytes = self._traffic(points, context)
+        clock = self._clock(state, points, context)
+        closing = self._closing(context)
+        if closing is not None:
+            points, clock = self._closed(state, points, context, closing=closing)
+        lost = {} if closing is None else closing.lost
+        values, index_bytes = self._traffic(points, context, lost=lost)
         return RoundPlan(
             context=context,
             points=points,
             components=components,
-            clock=self._clock(state, points, context),
+            clock=clock,
             values=values,
             index_bytes=index_bytes,
+            lost=lost,
         )
 
     def _seam(self, name: str, round: int) -> Stream:
@@ -144,7 +160,7 @@ class Planner:
             available=available,
             present=present,
             classes=classes,
-            cohort_size=min(experiment.training.cohort_size, len(available)),
+            cohort_size=min(world.stragglers.num_selected(experiment.training.cohort_size), len(available)),
             profiles=world.profiles,
             in_flight=tuple(sorted(state.held)),
             clock=state.clock or 0.0,
@@ -164,11 +180,10 @@ class Planner:
 
     def classes(self, round: int) -> dict[int, tuple[int, ...]]:
         """Under drift, all clients' classes of a round; empty without."""
-        drift, seed = self._experiment.world.drift, self._experiment.seed
-        if drift is None:
+        world, seed = self._experiment.world, self._experiment.seed
+        if world.drift is None:
             return {}
-        clients = range(len(self._experiment.world.profiles))
-        return {k: drift.class_set(k, round, stream(seed, "drift", 0, k)) for k in clients}
+        return round_classes(world.drift, seed=seed, num_clients=len(world.profiles), round=round)
 
     def _samples(self, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
         profiles = self._experiment.world.profiles
@@ -200,10 +215,43 @@ class Planner:
     def _durations(self, context: RoundContext) -> dict[int, float]:
         if not context.cohort or context.profiles[context.cohort[0]].device is None:
             return {}
-        return {k: self._leg(context, k, 0, context.work[k].steps, down=True, up=True) for k in context.cohort}
+        return {
+            k: self._leg(context, k, 0, context.work[k].steps, down=True, masked=True, up=True) for k in context.cohort
+        }
 
-    def _leg(self, context: RoundContext, client: int, position: int, steps: int, *, down: bool, up: bool) -> float:
-        """Virtual seconds of one job: download, steps, upload."""
+    def _closing(self, context: RoundContext) -> Closing | None:
+        """Who drops out of the round, and when it ends; None where everybody is always waited for."""
+        world, seed = self._experiment.world, self._experiment.seed
+        devices = {k: device for k in context.cohort if (device := context.profiles[k].device) is not None}
+        if not devices or nobody_drops_out(world.stragglers, [d.drop_probability for d in devices.values()]):
+            return None
+        return close_round(
+            world.stragglers,
+            {k: self._job_time(context, k, 0, context.work[k].steps, down=True, masked=True, up=True) for k in devices},
+            context.work,
+            fails=lambda k: fails(devices[k], seed=seed, round=context.round, client=k),
+            wanted=min(self._experiment.training.cohort_size, len(context.available)),
+        )
+
+    def _closed(
+        self, state: RunState, points: tuple[SyncPoint, ...], context: RoundContext, *, closing: Closing
+    ) -> tuple[tuple[SyncPoint, ...], float | None]:
+        """The sync points without those who drop out, and the clock at the round's end."""
+        check_points(self._experiment.world.stragglers, self._experiment.method, points)
+        left = closing.kept(points)
+        if len(points) > 1 and left:
+            return left, self._clock(state, left, context)  # whoever is alive is waited for
+        return left, None if state.clock is None else state.clock + closing.duration_s
+
+    def _leg(
+        self, context: RoundContext, client: int, position: int, steps: int, *, down: bool, masked: bool, up: bool
+    ) -> float:
+        """Virtual seconds of one job: download (with the sub-model's masks or without), steps, upload."""
+        return self._job_time(context, client, position, steps, down=down, masked=masked, up=up).total_s
+
+    def _job_time(
+        self, context: RoundContext, client: int, position: int, steps: int, *, down: bool, masked: bool, up: bool
+    ) -> ClientTime:
         device = context.profiles[client].device
         if device is None:
             raise InvariantError(f"client {client} has no device")
@@ -213,15 +261,12 @@ class Planner:
             work = context.work[client]
             samples = self.samples_of_steps(work, position + steps) - self.samples_of_steps(work, position)
         bits = 32 * submodel.layout(self._layout).num_values
-        return duration(
-            device,
+        return client_time(
+            jittered(device, seed=self._experiment.seed, round=context.round, client=client),
             steps=steps,
             flops=self._costs.flops(submodel, samples),
-            bits_down=(bits + 8 * submodel.index_bytes()) if down else 0,
+            bits_down=(bits + 8 * submodel.index_bytes() * masked) if down else 0,
             bits_up=bits if up else 0,
-            seed=self._experiment.seed,
-            round=context.round,
-            client=client,
         )
 
     def _clock(self, state: RunState, points: tuple[SyncPoint, ...], context: RoundContext) -> float | None:
@@ -231,6 +276,14 @@ class Planner:
         now = state.clock
         started: dict[int, tuple[float, int, bool]] = {}
         position = dict.fromkeys(context.cohort, 0)
+        masked: set[int] = set()  # a round's masks travel once
+
+        def ends(client: int, begun: float, steps: int, *, down: bool, up: bool) -> float:
+            before, first = position.get(client, 0), down and client not in masked
+            masked.update([client] if first else [])
+            position[client] = before + steps
+            return begun + self._leg(context, client, before, steps, down=down, masked=first, up=up)
+
         for point in points:
             for job in point.start:
                 started[job.client] = (max(now, job.not_before), job.steps, not job.resume)
@@ -238,46 +291,60 @@ class Planner:
             for client in point.attend:
                 # Whoever has no job only sends what it did in earlier rounds.
                 begun, steps, down = started.pop(client, (opened, 0, False))
-                end = begun + self._leg(context, client, position.get(client, 0), steps, down=down, up=True)
-                position[client] = position.get(client, 0) + steps
-                now = max(now, end)
+                now = max(now, ends(client, begun, steps, down=down, up=True))
         for client, (begun, steps, down) in started.items():
-            now = max(now, begun + self._leg(context, client, position[client], steps, down=down, up=False))
+            now = max(now, ends(client, begun, steps, down=down, up=False))
         return now
 
-    def _traffic(self, points: tuple[SyncPoint, ...], context: RoundContext) -> tuple[int, int]:
-        values = index_bytes = 0
-        for point in points:
-            for job in point.start:
-                if not job.resume:
-                    submodel = context.submodels.get(job.client, FULL_MODEL)
-                    values += submodel.layout(self._layout).num_values
-                    index_bytes += submodel.index_bytes()
-            values += sum(context.submodels.get(k, FULL_MODEL).layout(self._layout).num_values for k in point.attend)
-        return values, index_bytes
+    def _traffic(
+        self, points: tuple[SyncPoint, ...], context: RoundContext, *, lost: Mapping[int, LostWork]
+    ) -> tuple[int, int]:
+        once = [k for client, work in lost.items() for k in (client,) * (2 if work.sends else 1)]
+        values = sum(context.submodels.get(k, FULL_MODEL).layout(self._layout).num_values for k in once)
+        sent = set(lost)
+        for point, times in alike(points):
+            down = [job.client for job in point.start if not job.resume]
+            sent.update(down)
+            parts = [context.submodels.get(client, FULL_MODEL) for client in (*down, *point.attend)]
+            values += times * sum(submodel.layout(self._layout).num_values for submodel in parts)
+        return values, sum(context.submodels.get(k, FULL_MODEL).index_bytes() for k in sent)
 
     def _check(self, points: tuple[SyncPoint, ...], context: RoundContext) -> None:
         steps: dict[int, int] = {}
         out: set[int] = set()
         unsent = set(context.in_flight)
-        for point in points:
-            for job in point.start:
-                if job.client not in context.work:
-                    raise InvariantError(f"pacing gave client {job.client} a job, but it is not of the cohort")
-                if job.client in out:
-                    raise InvariantError(f"pacing gave client {job.client} a job while it is at another")
-                if job.resume and job.client not in steps and job.client not in context.in_flight:
-                    raise InvariantError(f"pacing lets client {job.client} resume, but it has nothing to go on from")
-                steps[job.client] = steps.get(job.client, 0) + job.steps
-                out.add(job.client)
-            for client in point.attend:
-                if client not in out and client not in unsent:
+        for point, times in alike(points):
+            # What a second one in a row finds, all others after it find, too.
+            for _ in range(min(times, 2)):
+                self._check_starts(point, context, steps=steps, out=out)
+                absent = [client for client in point.attend if client not in out and client not in unsent]
+                if absent:
                     raise InvariantError(
-                        f"client {client} attends a sync point, but it has neither a job nor earlier work"
+                        f"client {absent[0]} attends a sync point, but it has neither a job nor earlier work"
                     )
-            out, unsent = out - set(point.attend), unsent - set(point.attend)
+                out, unsent = out - set(point.attend), unsent - set(point.attend)
+            for job in point.start:
+                steps[job.client] += max(0, times - 2) * job.steps
         for client, taken in steps.items():
             if taken > context.work[client].steps:
                 raise InvariantError(
                     f"pacing gave client {client} {taken} local steps, but it has {context.work[client].steps}"
                 )
+
+    @staticmethod
+    def _check_starts(point: SyncPoint, context: RoundContext, *, steps: dict[int, int], out: set[int]) -> None:
+        for job in point.start:
+            if job.client not in context.work:
+                raise InvariantError(f"pacing gave client {job.client} a job, but it is not of the cohort")
+            if job.client in out:
+                raise InvariantError(f"pacing gave client {job.client} a job while it is at another")
+            if job.resume and job.client not in steps and job.client not in context.in_flight:
+                raise InvariantError(f"pacing lets client {job.client} resume, but it has nothing to go on from")
+            steps[job.client] = steps.get(job.client, 0) + job.steps
+            out.add(job.client)
+
+
+def alike(points: tuple[SyncPoint, ...]) -> list[tuple[SyncPoint, int]]:
+    """The sync points, each with how often the very same one stands there in a row: hundreds of them cost as one."""
+    runs = [list(run) for _, run in groupby(points, key=id)]
+    return [(run[0], len(run)) for run in runs]

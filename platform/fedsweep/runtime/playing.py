@@ -19,7 +19,7 @@ from fedsweep.records import ClientUpdate, State, SyncPoint
 from fedsweep.runtime.aggregation import Aggregator, SyncPlace
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.fleet import Fleet, SegmentResult
-from fedsweep.runtime.ledger import Ledger
+from fedsweep.runtime.ledger import Ledger, sizes
 from fedsweep.runtime.messages import Arrays, Reply, RoundTotals, Segment, Tally, Turn
 from fedsweep.runtime.planning import RoundPlan
 from fedsweep.runtime.state import RunState
@@ -44,6 +44,7 @@ class Played:
         anchors: The server's models of this round by version.
         server_time_s: Seconds that the server spent aggregating.
         attended: Clients whose work reached the server.
+        masked: Clients that have got their sub-model's masks, which travel once a round.
     """
 
     vector: Tensor
@@ -59,6 +60,7 @@ class Played:
     anchors: dict[int, Tensor] = field(default_factory=dict)
     server_time_s: float = 0.0
     attended: set[int] = field(default_factory=set)
+    masked: set[int] = field(default_factory=set)
 
 
 class Player:
@@ -88,6 +90,7 @@ class Player:
         """
         played = Played(vector=state.vector, version=state.version, components=dict(plan.components))
         played.anchors[state.version] = state.vector
+        self._meter_lost(plan, played)
         whole_round = self._folds(plan, played)
         groups = [plan.points] if whole_round and plan.points else [(point,) for point in plan.points]
         opened: set[int] = set()
@@ -180,7 +183,7 @@ class Player:
                 if client in syncs:
                     syncs[client] += 1
         work = plan.context.work
-        return {k: (syncs[k], float(work[k].steps * work[k].batch_size)) for k in syncs}
+        return {k: (syncs[k], float(work[k].steps * work[k].batch_size)) for k in syncs if k not in plan.lost}
 
     def _fold_weights(
         self, plan: RoundPlan, points: Sequence[SyncPoint], played: Played
@@ -214,12 +217,27 @@ class Player:
     def _meter_down(self, plan: RoundPlan, segment: Segment, played: Played) -> None:
         for point in segment.points:
             for job in point.start:
-                if job.resume:
-                    continue
-                submodel = self._submodel(plan, job.client)
-                played.ledger.model(job.client, "down", sizes(submodel.layout(self._layout)))
-                played.ledger.packed("down", submodel.index_bytes())
-                played.ledger.payload(job.client, "down", segment.broadcasts.get(job.client, {}))
+                if not job.resume:
+                    arrays = segment.broadcasts.get(job.client, {})
+                    self._meter_download(plan, job.client, broadcast=arrays, played=played)
+
+    def _meter_download(self, plan: RoundPlan, client: int, *, broadcast: Arrays, played: Played) -> None:
+        submodel = self._submodel(plan, client)
+        played.ledger.model(client, "down", sizes(submodel.layout(self._layout)))
+        if client not in played.masked:
+            played.ledger.packed("down", submodel.index_bytes())
+            played.masked.add(client)
+        played.ledger.payload(client, "down", broadcast)
+
+    def _meter_lost(self, plan: RoundPlan, played: Played) -> None:
+        """What clients that drop out move."""
+        for client, work in plan.lost.items():
+            self._meter_download(plan, client, broadcast=self._broadcast(played, client), played=played)
+            if work.sends:
+                self._meter_upload(plan, client, played)
+
+    def _meter_upload(self, plan: RoundPlan, client: int, played: Played) -> None:
+        played.ledger.model(client, "up", sizes(self._submodel(plan, client).layout(self._layout)))
 
     # -- after a segment -----------------------------------------------------------------------------------------
 
@@ -238,8 +256,7 @@ class Player:
         began = time.perf_counter()
         for point in segment.points:
             for client in point.attend:
-                submodel = self._submodel(plan, client)
-                played.ledger.model(client, "up", sizes(submodel.layout(self._layout)))
+                self._meter_upload(plan, client, played)
             played.attended.update(point.attend)
         folded = len(segment.points) - 1
         played.sync_points += folded
@@ -353,11 +370,6 @@ class Player:
                     raise InvariantError(f"two components broadcast something called {name!r}")
                 arrays[name] = value.detach().cpu().numpy()
         return arrays
-
-
-def sizes(layout: FlatLayout) -> Mapping[str, int]:
-    """Scalars of a message that carries a model, by kind."""
-    return {"params": layout.num_params, "buffers": layout.num_buffers, "optimizer": layout.num_riders}
 
 
 def _client_update(

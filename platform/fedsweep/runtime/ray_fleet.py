@@ -20,7 +20,7 @@ import torch
 from ray import exceptions as ray_errors
 
 from fedsweep.components.probes import Probe
-from fedsweep.errors import ClientJobError, InputError, MemoryLost, ResourceError, RunError, WorkerLost
+from fedsweep.errors import ClientJobError, FedsweepError, InputError, MemoryLost, ResourceError, RunError, WorkerLost
 from fedsweep.records import State
 from fedsweep.runtime.fleet import Fleet, Handle, SegmentResult, combine
 from fedsweep.runtime.messages import Arrays, Segment, SegmentReply
@@ -96,6 +96,7 @@ class RayFleet(Fleet):
 
         Raises:
             ResourceError: An actor can't start, or does not within the time.
+            RunError: Likewise, for one that takes a lost one's place.
         """
         if not self._starting:
             return
@@ -103,15 +104,20 @@ class RayFleet(Fleet):
         _, late = ray.wait(list(where.values()), num_returns=len(where), timeout=self._start_timeout_s)
         if late:
             missing = [k for k, ref in where.items() if ref in late]
-            raise ResourceError(
+            raise self._kind_of_start_error(
                 f"client actors {missing} did not start within {self._start_timeout_s:.0f} s; the cluster has"
                 f" {ray.available_resources()} free"
             )
         try:
             self._nodes |= {k: ray.get(ref)[0] for k, ref in where.items()}
         except ray_errors.RayActorError as error:
-            raise _start_error(error) from error
+            raise _start_error(error, self._kind_of_start_error) from error
         self._form_group()
+
+    @property
+    def _kind_of_start_error(self) -> type[FedsweepError]:
+        """At first the request is wrong; later a node is gone, and another try may find room elsewhere."""
+        return ResourceError if self._births == 1 else RunError
 
     def _form_group(self) -> None:
         """Make the actors an exchange of their own, where they are on one node and there is room."""
@@ -301,10 +307,10 @@ def _blame(error: Exception) -> tuple[int, int, int]:
     return (1, 0, 0)
 
 
-def _start_error(error: ray_errors.RayActorError) -> Exception:
+def _start_error(error: ray_errors.RayActorError, kind: type[FedsweepError]) -> Exception:
     cause = error.__cause__ or error
     text = str(cause).strip().splitlines()[-1]
-    return ResourceError(f"a client actor could not start: {text}") if not isinstance(cause, InputError) else cause
+    return kind(f"a client actor could not start: {text}") if not isinstance(cause, InputError) else cause
 
 
 def _sweep_old_groups() -> None:

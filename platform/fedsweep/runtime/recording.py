@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
+from fedsweep.components.base import ComponentReport
 from fedsweep.components.submodels import FULL_MODEL
-from fedsweep.records import RoundRecord
+from fedsweep.records import RoundRecord, State
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.messages import RoundTotals
 from fedsweep.runtime.planning import CostModel, Planner, RoundPlan
@@ -16,6 +18,23 @@ from fedsweep.runtime.playing import Played
 from fedsweep.runtime.state import RunState
 from fedsweep.trees import FlatLayout
 from fedsweep.world.label_stats import kl_divergence, population
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupFigures:
+    """What a round's plan says of its high-frequency group and of the values that move; columns of the row.
+
+    Attributes:
+        high_frequency: The group; None where the method has none.
+        kl_divergence: Of its labels from the population's, in nats; None without a group.
+        comm_cost: kappa_g, in values.
+        comm_ratio: kappa_g over A x 2|W| x L; None without a cohort.
+    """
+
+    high_frequency: tuple[int, ...] | None
+    kl_divergence: float | None
+    comm_cost: int
+    comm_ratio: float | None
 
 
 class Recorder:
@@ -36,17 +55,14 @@ class Recorder:
     def record(self, plan: RoundPlan, state: RunState, played: Played, *, wall_time_s: float) -> RoundRecord:
         """The row of a round that is not evaluated yet."""
         context, ledger = plan.context, played.ledger
-        reports = [
-            component.report(played.components[seam]) for seam, component in self._experiment.method.server_components()
-        ]
-        high = next((r.high_frequency for r in reports if r.high_frequency is not None), None)
-        if high is not None and not context.cohort:
-            high = ()  # nobody was there to be planned for: the state still has an earlier round's group
+        reports = self._reports(played.components)
         extra = {name: float(value) for report in reports for name, value in report.metrics.items()}
         up, down = ledger.total("up"), ledger.total("down")
+        group = self.group_figures(plan, played.components, cost=up + down)
         steps = sum(total.steps for total in played.totals.values())
         loss_sum = sum(total.loss_sum for total in played.totals.values())
-        trained = [k for k, total in played.totals.items() if total.steps]
+        lost_steps = {k: work.steps for k, work in plan.lost.items() if work.steps}
+        trained = [*(k for k, total in played.totals.items() if total.steps), *lost_steps]
         return RoundRecord(
             round=context.round,
             timestamp_ms=int(time.time() * 1000),
@@ -56,8 +72,8 @@ class Recorder:
             train_loss=loss_sum / steps if steps else None,
             lr=self._experiment.training.schedule(context.round),
             cohort=context.cohort,
-            high_frequency=high,
-            kl_divergence=self._kl(high),
+            high_frequency=group.high_frequency,
+            kl_divergence=group.kl_divergence,
             attendees=played.attendees,
             sync_points=played.sync_points,
             values_up=up,
@@ -65,10 +81,10 @@ class Recorder:
             bytes_up=ledger.bytes("up"),
             bytes_down=ledger.bytes("down"),
             over_budget=self._over_budget(plan, played),
-            comm_cost=up + down,
-            comm_ratio=self._comm_ratio(plan, up + down),
-            local_steps=steps,
-            flops=self._flops(plan, played.totals),
+            comm_cost=group.comm_cost,
+            comm_ratio=group.comm_ratio,
+            local_steps=steps + sum(lost_steps.values()),
+            flops=self._flops(plan, played.totals, lost_steps),
             fwd_macs_per_sample=self._macs(plan, trained),
             sim_time_s=plan.clock,
             wall_time_s=wall_time_s,
@@ -111,6 +127,28 @@ class Recorder:
             aggregation_weights=(),
         )
 
+    def group_figures(self, plan: RoundPlan, components: Mapping[str, State], *, cost: int) -> GroupFigures:
+        """What needs no training beyond what the components know.
+
+        Args:
+            plan: The round.
+            components: The components' states.
+            cost: Values that move, both ways.
+        """
+        known = (report.high_frequency for report in self._reports(components))
+        high = next((group for group in known if group is not None), None)
+        if high is not None and not plan.context.cohort:
+            high = ()  # nobody was there to be planned for: the state still has an earlier round's group
+        return GroupFigures(
+            high_frequency=high,
+            kl_divergence=self._kl(high),
+            comm_cost=cost,
+            comm_ratio=self._comm_ratio(plan, cost),
+        )
+
+    def _reports(self, components: Mapping[str, State]) -> list[ComponentReport]:
+        return [component.report(components[seam]) for seam, component in self._experiment.method.server_components()]
+
     def _kl(self, group: tuple[int, ...] | None) -> float | None:
         """Divergence of the group's labels from the population's, in nats (DynamicFL, section 4)."""
         if not group:
@@ -135,10 +173,10 @@ class Recorder:
         limits = budgets.client_budgets(high, low)
         return sum(int(played.ledger.client_values(k) > limits[k]) for k in plan.context.cohort)
 
-    def _flops(self, plan: RoundPlan, totals: Mapping[int, RoundTotals]) -> int:
-        return sum(
-            self._costs.flops(plan.context.submodels.get(k, FULL_MODEL), total.samples) for k, total in totals.items()
-        )
+    def _flops(self, plan: RoundPlan, totals: Mapping[int, RoundTotals], lost_steps: Mapping[int, int]) -> int:
+        samples = {k: total.samples for k, total in totals.items()}
+        samples |= {k: plan.context.work[k].samples_in(steps) for k, steps in lost_steps.items()}
+        return sum(self._costs.flops(plan.context.submodels.get(k, FULL_MODEL), count) for k, count in samples.items())
 
     def _macs(self, plan: RoundPlan, trained: list[int]) -> float | None:
         if not trained:

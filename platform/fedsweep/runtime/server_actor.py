@@ -14,12 +14,16 @@ import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsweep.errors import FedsweepError, RunError
+from fedsweep.runtime.bulletin import Audience, News
 from fedsweep.runtime.engine import experiment_layout
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.fleet import Fleet
 from fedsweep.runtime.metrics import RayMetrics
 from fedsweep.runtime.ray_fleet import RayFleet
 from fedsweep.runtime.session import Opened, RunSession, SessionSettings, Step
+
+# So often is a server actor that is at work asked what there is to tell, in seconds.
+_LISTEN_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +65,14 @@ class ServerActor:
     ) -> None:
         torch.set_num_threads(1)
         os.umask(settings.umask)  # workers of an embedded cluster inherit the one that keeps its token private
-        self._metrics = RayMetrics(run=settings.folder.name)
+        own = ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0)
+        self._metrics = RayMetrics(
+            run=settings.folder.name,
+            method=experiment.method.name,
+            planned_rounds=experiment.training.rounds,
+            client_actors=fleet.num_actors,
+            gpus=own + fleet.num_actors * float(fleet.options.get("num_gpus", 0.0)),
+        )
         self._session = RunSession(
             experiment, functools.partial(make_ray_fleet, experiment, reference[0], fleet), settings
         )
@@ -71,7 +82,9 @@ class ServerActor:
 
     def open(self, *, resume: bool) -> Opened:
         """See :meth:`RunSession.open`."""
-        return self._session.open(resume=resume)
+        opened = self._session.open(resume=resume)
+        self._metrics.record_all(opened.records)
+        return opened
 
     def step(self) -> Step:
         """See :meth:`RunSession.step`."""
@@ -83,6 +96,10 @@ class ServerActor:
     def save(self) -> int:
         """See :meth:`RunSession.save`; runs beside the work."""
         return self._session.save()
+
+    def news(self) -> News:
+        """See :meth:`RunSession.news`; runs beside the work."""
+        return self._session.news()
 
     def finish(self, status: str, reason: str | None = None) -> dict[str, Any]:
         """See :meth:`RunSession.finish`."""
@@ -137,6 +154,11 @@ class RemoteSession:
             max_task_retries=0,
             **{"scheduling_strategy": here, **options},
         ).remote(self._reference, [self._reference], fleet, settings)
+        self._audience: Audience | None = None
+
+    def listen(self, audience: Audience) -> None:
+        """See :meth:`RunSession.listen`; what is said in a round is heard within a second, the rest with the step."""
+        self._audience = audience
 
     def open(self, *, resume: bool) -> Opened:
         """See :meth:`RunSession.open`."""
@@ -162,8 +184,10 @@ class RemoteSession:
         ray.kill(self._actor)
 
     def _call(self, method: str, **arguments: Any) -> Any:
+        done = getattr(self._actor, method).remote(**arguments)
         try:
-            return ray.get(getattr(self._actor, method).remote(**arguments))
+            self._hear_until(done)
+            return ray.get(done)
         except ray.exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except ray.exceptions.RayActorError as error:
@@ -171,3 +195,20 @@ class RemoteSession:
             if isinstance(cause, FedsweepError):
                 raise cause from None
             raise RunError(f"the server actor died ({type(error).__name__}: {str(error).splitlines()[0]})") from error
+
+    def _hear_until(self, done: Any) -> None:
+        """Passes on what the server says until a call is done; what is wrong with the server, that call tells."""
+        asked: Any = None
+        while self._audience is not None and not ray.wait([done], timeout=_LISTEN_EVERY_S)[0]:
+            asked = asked or self._actor.news.options(concurrency_group="control").remote()
+            if ray.wait([asked], timeout=_LISTEN_EVERY_S)[0]:
+                self._hear(asked)
+                asked = None
+        if asked is not None:
+            self._hear(asked)
+
+    def _hear(self, asked: Any) -> None:
+        with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            news = ray.get(asked, timeout=30)
+            if self._audience is not None:
+                self._audience.hear(news)

@@ -17,6 +17,7 @@ from typing import Any
 
 from fedsweep.errors import MemoryLost, RunError
 from fedsweep.records import RoundRecord
+from fedsweep.runtime.bulletin import Audience, Bulletin, News
 from fedsweep.runtime.checkpoint import CheckpointStore
 from fedsweep.runtime.engine import Engine
 from fedsweep.runtime.experiment import Experiment
@@ -24,6 +25,7 @@ from fedsweep.runtime.fleet import Fleet
 from fedsweep.runtime.pictures import write_pictures
 from fedsweep.runtime.run_folder import RunFolder
 from fedsweep.runtime.state import RunState
+from fedsweep.runtime.targets import targets_reached
 from fedsweep.world.replay import ScenarioTrace
 
 # rounds.parquet is rewritten at most this often between checkpoints.
@@ -105,13 +107,19 @@ class RunSession:
 
     def __init__(self, experiment: Experiment, make_fleet: FleetFactory, settings: SessionSettings) -> None:
         self._experiment, self._settings = experiment, settings
-        self._messages: list[str] = []
+        self._bulletin = Bulletin()
         self._folder = RunFolder(settings.folder)
         self._store = CheckpointStore(
             settings.folder, keep=settings.checkpoint_keep, config_hash=experiment.config_hash
         )
-        self._fleet = make_fleet(self._messages.append)
-        self._engine = Engine(experiment, self._fleet, on_partial=self._save_partial, on_repair=self._messages.append)
+        self._fleet = make_fleet(self._bulletin.message)
+        self._engine = Engine(
+            experiment,
+            self._fleet,
+            on_partial=self._save_partial,
+            on_repair=self._bulletin.message,
+            on_working=self._bulletin.working,
+        )
         self._state: RunState | None = None
         self._stopped_by: str | None = None
         self._written = 0.0
@@ -125,6 +133,14 @@ class RunSession:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
+    def listen(self, audience: Audience) -> None:
+        """From now on messages are heard at once, in the middle of a round too, and no step carries any."""
+        self._bulletin.listen(audience)
+
+    def news(self) -> News:
+        """What was said since the last call or step, where nobody listens. Safe to call from another thread."""
+        return self._bulletin.take()
+
     def open(self, *, resume: bool) -> Opened:
         """Begin, or go on from the newest valid checkpoint.
 
@@ -135,13 +151,14 @@ class RunSession:
         start = self._engine.start()
         if resume:
             found = self._store.newest(keep_handle=self._fleet.keep)
-            self._messages.extend(found.skipped)
+            for text in found.skipped:
+                self._bulletin.message(text)
             if found.state is not None:
                 start = found.state
                 self._saved_round = start.round
-                self._messages.append(f"going on after round {start.round}")
+                self._bulletin.message(f"going on after round {start.round}")
             else:
-                self._messages.append("no valid checkpoint: starting anew from config.yaml")
+                self._bulletin.message("no valid checkpoint: starting anew from config.yaml")
         self._state = start
         self._reported = start.round
         self._write_clients()
@@ -194,8 +211,10 @@ class RunSession:
         self._fleet.repair()
         found = self._store.newest(keep_handle=self._fleet.keep)
         self._state = self._engine.start() if found.state is None else found.state
-        self._messages.append(f"{lost}: going back to the checkpoint of round {self._state.round}")
-        return Step(record=None, stopped_by=None, messages=(*self._taken_messages(), *found.skipped))
+        self._bulletin.message(f"{lost}: going back to the checkpoint of round {self._state.round}")
+        for text in found.skipped:
+            self._bulletin.message(text)
+        return Step(record=None, stopped_by=None, messages=self._taken_messages())
 
     def save(self) -> int:
         """Write a checkpoint of the last finished round; returns its number. Safe to call from another thread."""
@@ -257,6 +276,7 @@ class RunSession:
             "comm_cost": sum(r.comm_cost for r in state.records),
             "flops": sum(r.flops for r in state.records),
             "sim_time_s": state.clock,
+            "targets": targets_reached(state.records, self._experiment.targets),
             "wall_time_s": state.wall_time_s,
             "peak_memory_mb": peak_memory_mb(),
             "num_params": self._engine.layout.num_params,
@@ -321,9 +341,7 @@ class RunSession:
         return self._state
 
     def _taken_messages(self) -> tuple[str, ...]:
-        taken = tuple(self._messages)
-        self._messages.clear()
-        return taken
+        return self._bulletin.take().messages
 
 
 def _accuracies(records: tuple[RoundRecord, ...]) -> dict[str, float | None]:

@@ -91,7 +91,8 @@ class CapabilityAvailability(Availability):
         decay: ``linear``: 1 - R / (2 T), 0.5 at the end; ``exponential``: 2^(-R / T), 0.5 at the end as well;
             ``per_round``: 1 - R / 100, 0.5 from round 50 on. Never below 0.5.
         perf: ``shifted``: min(1.5, 0.7 + m); ``mean``: m itself; m is the mean accuracy of the client's last up to 3
-            local epochs. Before its first training perf_i is 1.
+            local epochs. Before its first training perf_i is 1. ``none``: always 1, so that presence does not depend
+            on training and every method at a seed meets the same.
         normalise: Divide c_i by its mean over all clients.
         adaptive: False is the ablation: P_i = base for all, unclipped.
 
@@ -122,7 +123,7 @@ class CapabilityAvailability(Availability):
                 f"`floor <= ceiling` must hold, but got floor={self.floor}, ceiling={self.ceiling}; swap them"
             )
         check_choice("decay", self.decay, ("linear", "exponential", "per_round"))
-        check_choice("perf", self.perf, ("shifted", "mean"))
+        check_choice("perf", self.perf, ("shifted", "mean", "none"))
         check_flag("normalise", self.normalise)
         check_flag("adaptive", self.adaptive)
 
@@ -148,7 +149,7 @@ class CapabilityAvailability(Availability):
 
     def _performance(self, accuracies: Sequence[float]) -> float:
         latest = accuracies[-HISTORY_EPOCHS:]
-        if not latest:
+        if not latest or self.perf == "none":
             return 1.0
         mean = math.fsum(latest) / len(latest)
         return mean if self.perf == "mean" else min(1.5, 0.7 + mean)

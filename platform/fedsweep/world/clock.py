@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fedsweep.world.spec_checks import build_kind, check_integer, check_number
@@ -25,14 +25,14 @@ class ClientRun:
         client: Its id.
         duration_s: T_k, with jitter.
         compute_s: The part of it that is local training; only partial work needs it.
-        epochs: Equal parts of the training after which the client can stop, >= 1.
+        epochs: Passes over its data that the training is, > 0; it can stop after each full one. The last may be a part.
         failed: Whether it vanishes during the round.
     """
 
     client: int
     duration_s: float
     compute_s: float = 0.0
-    epochs: int = 1
+    epochs: float = 1
     failed: bool = False
 
 
@@ -43,12 +43,12 @@ class RoundOutcome:
     Attributes:
         duration_s: From the round's start to its end, without the server's own time.
         survivors: Clients whose updates are aggregated, ascending; weights are renormalised over them.
-        epochs: The number of epochs that each survivor finished, in the same order.
+        epochs: The number of epochs that each survivor trained, in the same order: all, or full ones.
     """
 
     duration_s: float
     survivors: tuple[int, ...]
-    epochs: tuple[int, ...]
+    epochs: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,14 @@ class StragglerPolicy(ABC):
     """
 
     over_selection: float = field(default=1.0, init=False)
+
+    @property
+    def judges_rounds(self) -> bool:
+        """Whether it compares whole rounds of clients, one message down and one up, with each other or a deadline.
+
+        Such a policy does not go with rounds of several sync points.
+        """
+        return True
 
     @abstractmethod
     def close(self, runs: Sequence[ClientRun], wanted: int) -> RoundOutcome:
@@ -82,6 +90,11 @@ class WaitForAll(StragglerPolicy):
 
     A client that failed is noticed when the others are through; where all failed, when the slowest should have been.
     """
+
+    @property
+    def judges_rounds(self) -> bool:
+        """No: whoever is alive is waited for."""
+        return False
 
     def close(self, runs: Sequence[ClientRun], wanted: int) -> RoundOutcome:
         alive = _alive(runs)
@@ -147,6 +160,11 @@ class DropOut(StragglerPolicy):
         if self.deadline_s is not None:
             check_number("deadline_s", self.deadline_s, above=0.0)
 
+    @property
+    def judges_rounds(self) -> bool:
+        """By the deadline, if there is one."""
+        return self.deadline_s is not None
+
     def close(self, runs: Sequence[ClientRun], wanted: int) -> RoundOutcome:
         if self.deadline_s is None:
             return WaitForAll().close(runs, wanted)
@@ -179,13 +197,13 @@ class PartialWork(StragglerPolicy):
             epochs=tuple(epochs for _, epochs in kept),
         )
 
-    def _epochs(self, run: ClientRun) -> int:
+    def _epochs(self, run: ClientRun) -> float:
         if run.duration_s <= self.deadline_s:
             return run.epochs
         if run.compute_s <= 0:
             return 0
         time_left = self.deadline_s - (run.duration_s - run.compute_s)
-        return min(run.epochs, max(0, math.floor(time_left / (run.compute_s / run.epochs) + 1e-9)))
+        return min(math.ceil(run.epochs) - 1, max(0, math.floor(time_left / (run.compute_s / run.epochs) + 1e-9)))
 
 
 _POLICIES = {
@@ -197,13 +215,16 @@ _POLICIES = {
 }
 
 
-def build_straggler_policy(spec: Mapping[str, object] | None) -> StragglerPolicy:
-    """The policy that ``{kind: wait | deadline | over_select | drop_out | partial, ...}`` describes; None: wait.
+def build_straggler_policy(spec: object) -> StragglerPolicy:
+    """The policy that ``scenario.devices.stragglers`` describes.
+
+    Args:
+        spec: ``{kind: wait | deadline | over_select | drop_out | partial, ...}`` with its parameters; None: wait.
 
     Raises:
         ConfigError: The kind, a parameter or its value is wrong.
     """
-    return WaitForAll() if spec is None else build_kind("straggler policy", spec, _POLICIES)
+    return WaitForAll() if spec is None else build_kind("scenario.devices.stragglers", spec, _POLICIES)
 
 
 def round_time(

@@ -35,7 +35,7 @@ SPEED_RANGE = (0.17, 2.43)  # slowest and fastest of 254 phones, relative to the
 JITTER_FLOOR = 0.1  # a rate never falls below a tenth of its mean
 FLEET_FORMAT = "fedsweep-devices"
 _DRAWN_KEYS = ("profile", "of", "seed", "compute_sigma")
-_KEYS = (*_DRAWN_KEYS, "file", "bandwidth_factor", "drop_probability", "jitter", "compute_jitter")
+_KEYS = (*_DRAWN_KEYS, "file", "bandwidth_factor", "drop_probability", "jitter", "compute_jitter", "stragglers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,10 @@ def build_devices(spec: Mapping[str, object], num_clients: int, seed: int) -> De
         spec: ``profile`` (one of :data:`PROFILE_NAMES`, default edge-accel), ``of`` (homogeneous alone: the row whose
             medians all devices have, default edge-accel), ``seed`` (default: the run's), ``compute_sigma`` (sd of the
             log speed factor, default 0.52), or instead of these ``file``; on top of either ``bandwidth_factor``
-            (multiplies both links' rates), ``drop_probability``, ``jitter``, ``compute_jitter``.
+            (multiplies both links' rates), ``drop_probability``, ``jitter``, ``compute_jitter``. ``stragglers`` says
+            when the server stops waiting: ``{kind: wait}`` (the default), ``{kind: deadline, deadline_s,
+            min_updates}``, ``{kind: over_select, over_selection}``, ``{kind: drop_out, deadline_s}`` or
+            ``{kind: partial, deadline_s}``; see docs/devices.md.
         num_clients: Clients in the federation, >= 1.
         seed: The run's seed.
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError
-from fedsweep.streams import Stream
+from fedsweep.streams import Stream, stream
 from fedsweep.world.replay import ScenarioTrace, load_trace
 from fedsweep.world.spec_checks import build_kind, check_choice, check_flag, check_integer, check_number
 
@@ -160,6 +160,18 @@ def samples_of_classes(labels: NDArray[np.int64], pool: NDArray[np.int64], class
         classes: The class set.
     """
     return pool[np.isin(labels[pool], np.asarray(classes, dtype=np.int64))]
+
+
+def round_classes(drift: Drift, *, seed: int, num_clients: int, round: int) -> dict[int, tuple[int, ...]]:
+    """All clients' class sets of a round, as a run with this seed draws them.
+
+    Args:
+        drift: The drift.
+        seed: The run's.
+        num_clients: N.
+        round: From 1.
+    """
+    return {k: drift.class_set(k, round, stream(seed, "drift", 0, k)) for k in range(num_clients)}
 
 
 def build_drift(

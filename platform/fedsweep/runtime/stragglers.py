@@ -1,0 +1,163 @@
+"""Who of a round's cohort drops out, what that cost, and what is left of the round's plan.
+
+A client that drops out is out for the whole round: it received the model at the round's start, it attends no sync
+point, and it remembers nothing of the round. Its work is not computed, since nobody would see it; what it spent until
+the round's end is metered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.records import ClientWork, SyncPoint
+from fedsweep.world.clock import ClientRun, RoundOutcome, StragglerPolicy
+from fedsweep.world.devices import ClientTime
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostWork:
+    """What a client that dropped out had spent when the round ended, beside the download.
+
+    Attributes:
+        steps: Local steps that it had taken.
+        sends: Its upload had begun; it counts in full.
+    """
+
+    steps: int
+    sends: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closing:
+    """How a round ends.
+
+    Attributes:
+        duration_s: Virtual seconds from its start to its end, where it has one sync point.
+        lost: The clients that drop out.
+        cut: Clients that stop early -> their local steps.
+    """
+
+    duration_s: float
+    lost: Mapping[int, LostWork] = field(default_factory=dict)
+    cut: Mapping[int, int] = field(default_factory=dict)
+
+    def kept(self, points: tuple[SyncPoint, ...]) -> tuple[SyncPoint, ...]:
+        """The sync points without those who drop out; a point that nobody is left for is left out."""
+        known: dict[int, SyncPoint] = {}
+        for point in points:
+            if id(point) not in known:  # equal points in a row stay one object, see planning
+                known[id(point)] = self._without(point)
+        left = [known[id(point)] for point in points]
+        return tuple(point for point in left if point.start or point.attend)
+
+    def _without(self, point: SyncPoint) -> SyncPoint:
+        jobs = (job for job in point.start if job.client not in self.lost)
+        return replace(
+            point,
+            start=tuple(replace(job, steps=min(job.steps, self.cut.get(job.client, job.steps))) for job in jobs),
+            attend=tuple(k for k in point.attend if k not in self.lost),
+            idle=tuple(k for k in point.idle if k not in self.lost),
+        )
+
+
+def close_round(
+    policy: StragglerPolicy,
+    times: Mapping[int, ClientTime],
+    work: Mapping[int, ClientWork],
+    *,
+    fails: Callable[[int], bool],
+    wanted: int,
+) -> Closing:
+    """End a round.
+
+    Args:
+        policy: When the server stops waiting.
+        times: What each member of the cohort would need for its round, one message down and one up.
+        work: What each would do.
+        fails: Whether a client vanishes in this round.
+        wanted: Updates wanted.
+
+    Reading: the sources say that discarded work counts as far as it is spent. Whoever drops out trains until the round
+    ends; one that vanishes does so before it sends anything.
+    """
+    failed = {client for client in times if fails(client)}
+    runs = [
+        ClientRun(
+            client=client,
+            duration_s=time.total_s,
+            compute_s=time.compute_s,
+            epochs=work[client].steps / steps_per_epoch(work[client]),
+            failed=client in failed,
+        )
+        for client, time in times.items()
+    ]
+    outcome = policy.close(runs, wanted)
+    return Closing(
+        duration_s=outcome.duration_s,
+        lost={
+            client: _lost(time, work[client].steps, end_s=outcome.duration_s, failed=client in failed)
+            for client, time in times.items()
+            if client not in outcome.survivors
+        },
+        cut=_cut(outcome, work),
+    )
+
+
+def steps_per_epoch(work: ClientWork) -> int:
+    """Local steps of a pass over the client's data; the last batch may be small."""
+    return math.ceil(work.num_samples / work.batch_size)
+
+
+def nobody_drops_out(policy: StragglerPolicy, drop_probabilities: Iterable[float]) -> bool:
+    """Whether every client of every cohort is always waited for."""
+    return not policy.judges_rounds and not any(drop_probabilities)
+
+
+def check_method(method: FederatedMethod) -> None:
+    """Refuse what can't lose a client in a round.
+
+    Raises:
+        ConfigError: The method's clients carry work from round to round.
+    """
+    if method.pacing.carries_work():
+        raise ConfigError(
+            f"method {method.name}: its clients keep what they trained over several rounds, so it is not defined what a"
+            " client that drops out of one takes with it; leave out scenario.devices.stragglers and"
+            " scenario.devices.drop_probability, or choose another method"
+        )
+
+
+def check_points(policy: StragglerPolicy, method: FederatedMethod, points: tuple[SyncPoint, ...]) -> None:
+    """Refuse rounds that a policy can't judge.
+
+    Raises:
+        ConfigError: The round has several sync points, or jobs that start later than the round.
+    """
+    later = any(job.not_before for point in points for job in point.start)
+    if policy.judges_rounds and (len(points) > 1 or later):
+        raise ConfigError(
+            f"method {method.name} synchronises {len(points)} times in a round, but {type(policy).__name__} of"
+            " scenario.devices.stragglers compares clients by their whole rounds, one message down and one up; use"
+            " {kind: wait}, with drop_probability where clients should vanish, or a method with one sync point a round"
+        )
+
+
+def _lost(time: ClientTime, steps: int, *, end_s: float, failed: bool) -> LostWork:
+    trained_s = max(0.0, end_s - time.download_s)
+    if time.compute_s <= trained_s:
+        return LostWork(steps=steps, sends=not failed)
+    # The slack keeps a step that ends with the round.
+    return LostWork(steps=min(steps, math.floor(steps * trained_s / time.compute_s + 1e-9)), sends=False)
+
+
+def _cut(outcome: RoundOutcome, work: Mapping[int, ClientWork]) -> dict[int, int]:
+    cut: dict[int, int] = {}
+    for client, epochs in zip(outcome.survivors, outcome.epochs, strict=True):
+        per_epoch = steps_per_epoch(work[client])
+        if epochs < work[client].steps / per_epoch:
+            cut[client] = int(epochs) * per_epoch
+    return cut

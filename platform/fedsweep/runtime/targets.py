@@ -1,0 +1,74 @@
+"""What it took to reach a test accuracy: the round, virtual time, bytes and FLOPs of the first crossing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedsweep.records import RoundRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """What a run had spent when it first reached a test accuracy.
+
+    Attributes:
+        round: The first evaluated round whose test accuracy is at least the target.
+        sim_time_s: Virtual seconds at its end; None without devices.
+        total_bytes: Bytes both ways up to and with it, registration apart.
+        flops: Training FLOPs of all clients up to and with it.
+    """
+
+    round: int
+    sim_time_s: float | None
+    total_bytes: int
+    flops: int
+
+
+class TargetWatch:
+    """Watches rounds come, in their order, for the first crossing of each target.
+
+    Args:
+        targets: Test accuracies, 0..1.
+    """
+
+    def __init__(self, targets: Sequence[float]) -> None:
+        self.reached: dict[float, Crossing | None] = dict.fromkeys(targets)
+        self._total_bytes = self._flops = 0
+
+    def see(self, record: RoundRecord) -> dict[float, Crossing]:
+        """The targets that this round is the first to reach; a later fall below them does not matter."""
+        self._total_bytes += record.bytes_up + record.bytes_down
+        self._flops += record.flops
+        accuracy = record.test_accuracy
+        crossing = Crossing(
+            round=record.round, sim_time_s=record.sim_time_s, total_bytes=self._total_bytes, flops=self._flops
+        )
+        new = {
+            target: crossing
+            for target, known in self.reached.items()
+            if known is None and accuracy is not None and accuracy >= target
+        }
+        self.reached |= new
+        return new
+
+
+def target_key(target: float) -> str:
+    """How a target is written in results and metrics: ``0.5``."""
+    return f"{target:g}"
+
+
+def targets_reached(records: Sequence[RoundRecord], targets: Sequence[float]) -> dict[str, dict[str, Any] | None]:
+    """What ``result.json`` says of the targets: target -> the crossing's figures, None where it was never reached.
+
+    Args:
+        records: The run's rounds.
+        targets: Test accuracies, 0..1.
+
+    Source: FedDHAD, section on experiments: time to a target accuracy, NaN where it is never reached.
+    """
+    watch = TargetWatch(targets)
+    for record in records:
+        watch.see(record)
+    return {target_key(target): None if found is None else asdict(found) for target, found in watch.reached.items()}

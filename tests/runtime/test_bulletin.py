@@ -1,0 +1,123 @@
+"""What a run says is heard while it works, and changes nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.config.load import load_config
+from fedsweep.records import RoundRecord
+from fedsweep.running import plan_run, run_plan
+from fedsweep.runtime.bulletin import Audience, Bulletin, News
+from fedsweep.tracking.observers import InMemory
+
+
+def heard() -> tuple[list[str], Audience]:
+    found: list[str] = []
+    return found, Audience(message=lambda text: found.append(f"! {text}"), working=lambda text: found.append(text))
+
+
+def test_everything_is_given_out_once_and_of_lines_the_newest() -> None:
+    bulletin = Bulletin()
+    bulletin.message("first")
+    bulletin.working("1 of 9")
+    bulletin.message("second")
+    bulletin.working("2 of 9")
+    assert bulletin.take() == News(messages=("first", "second"), working="2 of 9")
+    assert bulletin.take() == News()
+
+
+def test_a_listener_hears_what_was_said_before_and_then_at_once() -> None:
+    bulletin = Bulletin()
+    bulletin.message("before")
+    found, audience = heard()
+    bulletin.listen(audience)
+    bulletin.working("1 of 9")
+    bulletin.message("after")
+    assert found == ["! before", "1 of 9", "! after"]
+    assert bulletin.take() == News()
+
+
+def test_no_sentence_is_lost_where_one_thread_speaks_and_another_takes() -> None:
+    bulletin, taken = Bulletin(), []
+
+    def speak() -> None:
+        for number in range(5000):
+            bulletin.message(str(number))
+
+    speaker = threading.Thread(target=speak)
+    speaker.start()
+    while speaker.is_alive():
+        taken.extend(bulletin.take().messages)
+    taken.extend(bulletin.take().messages)
+    assert taken == [str(number) for number in range(5000)]
+
+
+class Diary(InMemory):
+    """Keeps everything in the order in which it came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[str] = []
+
+    def round_done(self, record: RoundRecord) -> None:
+        self.entries.append(f"round {record.round}")
+
+    def message(self, text: str) -> None:
+        self.entries.append(f"! {text}")
+
+    def working(self, text: str) -> None:
+        self.entries.append(text)
+
+
+def played(folder: Path, *, iterations: int = 4, **runtime: Any) -> tuple[list[str], str]:
+    """A run with a synthesis after round 3 of 4."""
+    method = {"name": "dynafed", "snapshots": 4, "horizon_rounds": 2, "iterations": iterations, "images_per_class": 3}
+    tree = {
+        "name": "told",
+        "scenario": {"clients": 4},
+        "method": {**method, "inner_steps": 4, "inner_rate": 0.5, "augment": False},
+        "training": {"rounds": 4, "cohort_size": 2, "batch_size": 50},
+        "runtime": runtime,
+        "tracking": {"uri": "none"},
+    }
+    diary = Diary()
+    result = run_plan(plan_run(load_config(tree)), folder, observers=[diary])
+    return diary.entries, result["model_sha256"]
+
+
+def between(entries: list[str], first: str, last: str) -> list[str]:
+    return entries[entries.index(first) + 1 : entries.index(last)]
+
+
+def lines(entries: list[str], holds: Callable[[str], bool]) -> list[str]:
+    return [entry for entry in entries if holds(entry)]
+
+
+def test_a_round_is_heard_of_while_it_is_played(tmp_path: Path) -> None:
+    entries, _ = played(tmp_path / "run", backend="local")
+    told = between(entries, "round 2", "round 3")
+    assert [entry.partition(",")[0] for entry in told] == [
+        text
+        for number in range(1, 5)
+        for text in (f"! synthesis: iteration {number} of 4", f"synthesis: iteration {number} of 4")
+    ]
+    assert all("left" in entry and "objective" in entry for entry in told if not entry.startswith("!"))
+    assert lines(entries, lambda entry: not entry.startswith("round")) == told
+
+
+@pytest.mark.ray
+def test_a_server_actor_is_heard_of_while_it_works_and_comes_to_the_same_bits(tmp_path: Path) -> None:
+    entries, sha256 = played(tmp_path / "ray", iterations=400, backend="ray", client_actors=2)
+    told = between(entries, "round 2", "round 3")
+    sentences = lines(told, lambda entry: entry.startswith("!"))
+    assert [text.partition(",")[0] for text in sentences] == [
+        f"! synthesis: iteration {number} of 400" for number in range(40, 401, 40)
+    ]
+    # Not only with the round's end: lines come between the sentences.
+    assert lines(told[: told.index(sentences[-1])], lambda entry: not entry.startswith("!"))
+    assert played(tmp_path / "local", iterations=400, backend="local")[1] == sha256
