@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError
 
-from .group_scores import TIE, Floats, Rows, Score, SizedGroupChooser, check_size, usable
-from .groups import GroupProblem
+from .group_scores import TIE, Rows, Score, usable
+from .groups import Floats, GroupProblem, SizedGroupChooser, check_size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

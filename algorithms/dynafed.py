@@ -26,12 +26,15 @@ from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 
 from .differentiable_augmentation import augment as augmented
-from .synthesis import Host, Synthesis, Synthesizer, as_picture
+from .synthesis import Host, RealSample, Synthesis, Synthesizer
+from .synthetic_pictures import as_picture
 from .trajectory import forward_of, soft_cross_entropy
 
 _SOURCE = "Pi et al. (2023), DynaFed: tackling client data heterogeneity with global dynamics"
 
 Profile = Literal["paper", "authors"]
+RealReference = Literal["none", "proxy", "validation"]
+_REFERENCES = ("none", "proxy", "validation")
 
 _SHARED = {
     "inner_steps": 20,
@@ -64,6 +67,8 @@ class TrajectoryDistillation(Refinement):
         finetune_epochs: Passes over the synthetic set after each aggregation; 0: no fine-tuning.
         finetune_learning_rate: Of Adam, started anew each time; 0: no fine-tuning.
         finetune_batch: Synthetic images per step, at least 1.
+        real_reference: Server data that the figures compare the synthetic set with; no part of the method, and
+            nothing is learned from it.
 
     Source: DynaFed, Algorithm 2. Reading: the initial model and that of the last round before the synthesis belong to
     the trajectory; labels are logits that start at zero; the inner rate is learned; the objective is the normalised
@@ -77,6 +82,7 @@ class TrajectoryDistillation(Refinement):
     finetune_epochs: int
     finetune_learning_rate: float
     finetune_batch: int = 256
+    real_reference: RealReference = "none"
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -92,6 +98,10 @@ class TrajectoryDistillation(Refinement):
         if not 0 <= self.finetune_learning_rate < math.inf:
             raise ConfigError(
                 f"method.finetune_learning_rate must be a number of at least 0, but got {self.finetune_learning_rate}"
+            )
+        if self.real_reference not in _REFERENCES:
+            raise ConfigError(
+                f"method.real_reference must be one of {', '.join(_REFERENCES)}, but got {self.real_reference!r}"
             )
 
     def init(self, context: ServerContext) -> State:
@@ -111,7 +121,9 @@ class TrajectoryDistillation(Refinement):
                 f"dynafed makes images, so model {type(context.model).__name__} needs an attribute input_shape with"
                 " channels, height and width"
             )
+        real = self._real_sample(context)
         return {
+            **({} if real is None else {"real": real}),
             "snapshots": [context.vector[: context.layout.num_params].clone()],
             "image_shape": [int(size) for size in shape],
             "num_classes": context.num_classes,
@@ -119,6 +131,22 @@ class TrajectoryDistillation(Refinement):
             "learned_in": None,
             "finetune_loss": None,
         }
+
+    def _real_sample(self, context: ServerContext) -> State:
+        """The first ``images_per_class`` images of each class that the server holds, for the figures."""
+        if self.real_reference == "none":
+            return None
+        held = context.proxy_data if self.real_reference == "proxy" else context.validation_data
+        images, labels = held if held is not None else (None, None)
+        key = {"proxy": "proxy={per_class: 15, labelled: true}", "validation": "validation=0.05"}[self.real_reference]
+        if images is None or labels is None:
+            raise ConfigError(
+                f"method.real_reference={self.real_reference} needs labelled data of that kind on the server, but the"
+                f" scenario has none; set scenario.server_data.{key}, or method.real_reference=none"
+            )
+        found = [torch.nonzero(labels == label)[: self.images_per_class, 0] for label in range(context.num_classes)]
+        chosen = torch.cat(found)
+        return {"images": images[chosen].clone(), "labels": labels[chosen].clone()}
 
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
@@ -142,6 +170,7 @@ class TrajectoryDistillation(Refinement):
             stream=sync.stream.child("synthesis"),
             checkpoint=sync.checkpoint,
             tell=sync.message,
+            working=sync.working,
         )
         return Synthesizer(
             self.synthesis,
@@ -150,6 +179,7 @@ class TrajectoryDistillation(Refinement):
             num_images=self.images_per_class * state["num_classes"],
             image_shape=tuple(state["image_shape"]),
             num_classes=state["num_classes"],
+            real=RealSample(**state["real"]) if "real" in state else None,
         )
 
     def _finetuned(self, state: State, vector: Tensor, sync: SyncContext) -> tuple[Tensor, State]:
@@ -218,6 +248,7 @@ def dynafed(
     weights: Literal["uniform", "size"] = "uniform",
     memory_limit_mb: float = 4096.0,
     checkpoint_seconds: float = 60.0,
+    real_reference: RealReference = "none",
 ) -> FederatedMethod:
     """FedAvg whose server learns synthetic data from its first rounds and fine-tunes on it in the others.
 
@@ -248,6 +279,8 @@ def dynafed(
         weights: How clients are averaged: uniform (Algorithm 2, the authors) or by size (Eq. 2).
         memory_limit_mb: What the unrolled inner steps may hold; above that, steps are computed twice, to the same bits.
         checkpoint_seconds: Least time between two checkpoints of an unfinished synthesis.
+        real_reference: A diagnosis, no part of the method: proxy or validation compares the move by the synthetic
+            set with that by as many real images, which the server must hold; nothing is learned from them.
     """
     if profile not in PROFILES:
         raise ConfigError(f"method.profile must be one of {', '.join(PROFILES)}, but got {profile!r}")
@@ -270,7 +303,10 @@ def dynafed(
         weighting=Uniform() if weights == "uniform" else BySamples(),
         refinements=(
             TrajectoryDistillation(
-                synthesis=synthesis, finetune_batch=finetune_batch, **{name: chosen[name] for name in own}
+                synthesis=synthesis,
+                finetune_batch=finetune_batch,
+                real_reference=real_reference,
+                **{name: chosen[name] for name in own},
             ),
         ),
     )

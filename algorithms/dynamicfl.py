@@ -8,6 +8,7 @@ Source: DynamicFL: federated learning with dynamic communication resource alloca
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,14 +16,15 @@ import numpy as np
 
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.pacing import FixedInterval, Pacing, check_sync_rule, cut_round, due_steps
+from fedsweep.components.probes import Probe
 from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.method import FederatedMethod, MethodSettings
-from fedsweep.records import RoundContext, State, SyncPoint
+from fedsweep.records import Payload, RoundContext, ServerContext, State, SyncPoint
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.label_stats import population
 
 from .group_registry import group_chooser
-from .groups import GroupChooser, GroupProblem
+from .groups import GroupChooser, GroupProblem, RandomGroup, SizedGroupChooser
 
 _SOURCE = "DynamicFL (2024), Federated learning with dynamic communication resource allocation"
 
@@ -55,6 +57,8 @@ class TwoSpeed(Pacing):
         high: Local steps between the sync points of the high-frequency group, at least 1.
         low: The same for the others, at least ``high``.
         group: Chooses the high-frequency group.
+        group_size: Clients in the group, at least 1, or as many as the budgets admit where those are fewer; None: the
+            chooser decides, within the budgets.
         high_only: Only the high-frequency group works (the paper's starred runs).
         sync_rule: See :func:`due_steps`.
         idle_clients: With ``high_only``, whether the others count in the last average with the model they were
@@ -67,6 +71,7 @@ class TwoSpeed(Pacing):
     high: int
     low: int
     group: GroupChooser
+    group_size: int | None = None
     high_only: bool = False
     sync_rule: str = "authors"
     idle_clients: str = "exclude"
@@ -81,6 +86,10 @@ class TwoSpeed(Pacing):
             )
         if self.idle_clients not in ("exclude", "authors"):
             raise ConfigError(f"idle_clients must be 'exclude' or 'authors', but got {self.idle_clients!r}")
+        if self.group_size is not None and self.group_size < 1:
+            raise ConfigError(f"method.group_size must be at least 1 client or null, but got {self.group_size}")
+        if self.group_size is not None and not isinstance(self.group, SizedGroupChooser):
+            raise ConfigError(f"{type(self.group).__name__} chooses no group of a given size; leave group_size out")
 
     def registration(self) -> tuple[str, ...]:
         """Label counts, where the group is chosen by them."""
@@ -89,7 +98,22 @@ class TwoSpeed(Pacing):
     def init(self, context: object) -> State:
         """No group yet."""
         del context
-        return {"group": []}
+        return {"group": [], "features": None, "population": None}
+
+    def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:
+        """What the chooser asks of every client once."""
+        del state
+        return self.group.setup(context.stream.child("group"))
+
+    def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
+        """With all clients' features [N, D] and their size-weighted mean [D]."""
+        features_ND = np.stack([self.group.features(answers[profile.client]) for profile in context.profiles])
+        samples_N = np.array([profile.num_samples for profile in context.profiles], dtype=np.float64)
+        return {
+            **state,
+            "features": features_ND,
+            "population": (samples_N[:, None] * features_ND).sum(axis=0) / samples_N.sum(),
+        }
 
     def costs(self, context: RoundContext) -> tuple[float, float]:
         """kappa_high and kappa_low: ``2 |W| nu`` values (Eq. 2)."""
@@ -102,8 +126,7 @@ class TwoSpeed(Pacing):
 
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
         """See :meth:`Pacing.plan`."""
-        del state
-        group = self._choose(context)
+        group = self._choose(state, context)
         dues = {}
         for client in context.cohort:
             if client in group or not self.high_only:
@@ -112,9 +135,22 @@ class TwoSpeed(Pacing):
         idle: tuple[int, ...] = ()
         if self.high_only and self.idle_clients == "authors":
             idle = tuple(k for k in context.cohort if k not in group)
-        return cut_round(dues, idle), {"group": list(group)}
+        return cut_round(dues, idle), {**state, "group": list(group)}
 
-    def _choose(self, context: RoundContext) -> tuple[int, ...]:
+    def _choose(self, state: State, context: RoundContext) -> tuple[int, ...]:
+        chooser, problem = self.group, self._problem(state, context)
+        if problem.features_AD is None and chooser.setup(context.stream):
+            # A forecast: nobody has been asked yet. The most that the budgets admit is the most that it can cost.
+            chooser = RandomGroup()
+        if self.group_size is None:
+            rows = chooser.choose(problem)
+        else:
+            assert isinstance(chooser, SizedGroupChooser)
+            size = min(self.group_size, problem.max_size, int(np.count_nonzero(problem.eligible_A)))
+            rows = chooser.choose_size(problem, size) if size else ()
+        return tuple(context.cohort[row] for row in rows)
+
+    def _problem(self, state: State, context: RoundContext) -> GroupProblem:
         cohort = context.cohort
         eligible = np.ones(len(cohort), dtype=bool)
         max_size = len(cohort)
@@ -124,15 +160,20 @@ class TwoSpeed(Pacing):
             budgets.check(cohort, 0.0 if self.high_only else low, cost_high=high)
             eligible = np.asarray(budgets.eligible(cohort, high))
             max_size = budgets.max_high(len(cohort), cost_high=high, cost_low=0.0 if self.high_only else low)
-        counts_NC = np.stack([profile.label_counts for profile in context.profiles])
-        problem = GroupProblem(
+        counts_NC = np.zeros((len(context.profiles), 0), dtype=np.int64)
+        if self.group.reads_labels():
+            counts_NC = np.stack([profile.label_counts for profile in context.profiles])
+        features_ND = state["features"]
+        return GroupProblem(
             counts_AC=counts_NC[list(cohort)],
-            population_C=population(counts_NC),
+            population_C=population(counts_NC) if self.group.reads_labels() else np.zeros(0),
             eligible_A=eligible,
             max_size=max_size,
             stream=context.stream.child("group"),
+            num_samples_A=np.array([context.profiles[client].num_samples for client in cohort]),
+            features_AD=None if features_ND is None else features_ND[list(cohort)],
+            population_D=state["population"],
         )
-        return tuple(cohort[row] for row in self.group.choose(problem))
 
     def report(self, state: State) -> ComponentReport:
         """The group, and its share of the cohort is seen from there."""
@@ -158,8 +199,10 @@ def dynamicfl(
     *,
     high_interval: str | int = "a",
     low_interval: str | int = "g",
-    group: Literal["dynacomm", "random", "exact", "exhaustive", "genetic"] = "dynacomm",
+    group: Literal["dynacomm", "random", "exact", "exhaustive", "genetic", "similarity"] = "dynacomm",
+    group_size: int | None = None,
     orders: int = 10,
+    sketch_values: int = 256,
     high_only: bool = False,
     sync_rule: SyncRule = "authors",
     idle_clients: Literal["exclude", "authors"] = "exclude",
@@ -171,9 +214,14 @@ def dynamicfl(
             128, 256) or a number.
         low_interval: The same for the others; at least as long.
         group: How the high-frequency group is chosen in each round: dynacomm (the paper's dynamic programme on label
-            counts), exact (certified where it ends), exhaustive, genetic, or random (as many as the budgets admit,
+            counts), exact (certified where it ends), exhaustive, genetic, similarity (clients send no label counts,
+            but once a sketch of their gradient at the initial model), or random (as many as the budgets admit,
             without label counts).
-        orders: Random orders of the clients that dynacomm tries, at least 1; the others ignore it or begin with it.
+        group_size: Clients in the group, or as many as the budgets admit where those are fewer; null: as many as suit,
+            within the budgets.
+        orders: Random orders of the clients that dynacomm and similarity try, at least 1; the others ignore it or
+            begin with it.
+        sketch_values: With group similarity, values that each client sends before round 1, at least 1.
         high_only: Only the high-frequency group works (the paper's starred runs).
         sync_rule: authors: the step before the last does not synchronise, as the paper's costs have it; paper: it
             does.
@@ -186,7 +234,8 @@ def dynamicfl(
         pacing=TwoSpeed(
             high=interval_of(high_interval, key="high_interval"),
             low=interval_of(low_interval, key="low_interval"),
-            group=group_chooser(group, orders=orders),
+            group=group_chooser(group, orders=orders, sketch_values=sketch_values),
+            group_size=group_size,
             high_only=high_only,
             sync_rule=sync_rule,
             idle_clients=idle_clients,

@@ -20,8 +20,8 @@ from fedsweep.errors import ConfigError
 
 from .dynacomm import best_by_size, random_orders
 from .group_levels import LevelSearch, Work, best_centre
-from .group_scores import TIE, Floats, LabelDivergence, SizedGroupChooser, Usable, check_size, group_divergence, usable
-from .groups import GroupProblem
+from .group_scores import TIE, LabelDivergence, Usable, group_divergence, usable
+from .groups import Floats, GroupProblem, SizedGroupChooser, check_size
 
 # Where no more pairs than these exist, one level does.
 _FEW_PAIRS = 1 << 22

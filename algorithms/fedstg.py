@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.pacing import OncePerRound, Pacing
-from fedsweep.components.weighting import Weighting
+from fedsweep.components.weighting import BySamples, Weighting
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import (
@@ -39,6 +39,7 @@ from fedsweep.records import (
 Unaggregated = Literal["continue", "discard"]
 DecideOn = Literal["validation", "test"]
 Counted = Literal["trained", "all"]
+Weights = Literal["rarity", "size"]
 
 
 # -- weights -----------------------------------------------------------------------------------------------------
@@ -243,6 +244,7 @@ def fedstg(
     decide_on: DecideOn = "validation",
     first_rounds: int = 4,
     patience: int = 2,
+    weights: Weights = "rarity",
     counted: Counted = "trained",
     rarity_strength: float = 0.25,
     rarity_cap: float = 1.5,
@@ -258,6 +260,8 @@ def fedstg(
             program).
         first_rounds: Rounds at the start that all aggregate.
         patience: Aggregations without a new best accuracy after which every round aggregates.
+        weights: How clients are averaged: rarity, by samples, speed and class rarity; or size, by samples alone as
+            FedAvg does, which leaves the weights to another method that it is merged with.
         counted: Who counts when a class is called rare: trained, the clients of the aggregation, or all (the authors'
             program).
         rarity_strength: How much rare classes raise a client's weight; 0: not at all.
@@ -265,6 +269,9 @@ def fedstg(
     """
     if reduced_interval < 1:
         raise ConfigError(f"method.reduced_interval must be at least 1 round, but got {reduced_interval}")
+    if weights not in ("rarity", "size"):
+        raise ConfigError(f"method.weights must be 'rarity' or 'size', but got {weights!r}")
+    by_rarity = SamplesSpeedRarity(counted=counted, rarity_strength=rarity_strength, rarity_cap=rarity_cap)
     pacing: Pacing = OncePerRound()
     if reduced_interval > 1:
         pacing = StagnationAware(
@@ -278,5 +285,5 @@ def fedstg(
         name="fedstg",
         source="FedStg: class rotation, adaptive participation and stagnation-aware aggregation",
         pacing=pacing,
-        weighting=SamplesSpeedRarity(counted=counted, rarity_strength=rarity_strength, rarity_cap=rarity_cap),
+        weighting=by_rarity if weights == "rarity" else BySamples(),
     )

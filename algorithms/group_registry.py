@@ -9,19 +9,21 @@ from fedsweep.errors import ConfigError, unknown_name
 
 from .dynacomm import DynaComm
 from .exact_groups import ExactGroup
-from .groups import GroupChooser, RandomGroup
+from .groups import RandomGroup, SizedGroupChooser
 from .search_groups import ExhaustiveGroup, GeneticGroup
+from .similarity_groups import SimilarityGroup
 
-GROUP_CHOOSERS: dict[str, Callable[..., GroupChooser]] = {
+GROUP_CHOOSERS: dict[str, Callable[..., SizedGroupChooser]] = {
     "random": RandomGroup,
     "dynacomm": DynaComm,
     "exact": ExactGroup,
     "exhaustive": ExhaustiveGroup,
     "genetic": GeneticGroup,
+    "similarity": SimilarityGroup,
 }
 
 
-def group_chooser(name: str, **options: object) -> GroupChooser:
+def group_chooser(name: str, **options: object) -> SizedGroupChooser:
     """The chooser of that name; options that it does not have (``orders`` of the random one) are left out.
 
     Raises:

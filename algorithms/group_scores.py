@@ -7,7 +7,6 @@ Shape letters: A active clients, C classes, E usable clients (eligible, and of f
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,12 +14,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsweep.errors import ConfigError
 from fedsweep.world.label_stats import kl_divergence
 
-from .groups import GroupChooser, GroupProblem
+from .groups import Floats, GroupProblem
 
-Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 # Scores nearer than this are a tie. Rounding is a thousand times smaller, so it never decides which group is taken.
@@ -56,18 +53,6 @@ class LabelDivergence:
         return scores
 
 
-class SizedGroupChooser(GroupChooser):
-    """A chooser that can also be asked for a group of a given size. A concrete one is a frozen dataclass."""
-
-    @abstractmethod
-    def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
-        """Rows of ``size`` eligible clients, ascending; ``problem.max_size`` does not count.
-
-        Raises:
-            ConfigError: ``size`` is not between 1 and the number of usable clients.
-        """
-
-
 @dataclass(frozen=True, eq=False)
 class Usable:
     """The clients of a problem that can be in a group, and how groups of them are scored.
@@ -97,19 +82,6 @@ def usable(problem: GroupProblem) -> Usable:
     shares = np.asarray(problem.population_C, dtype=np.float64)[present_C]
     counts = problem.counts_AC[rows][:, present_C].astype(np.float64)
     return Usable(rows_E=rows, counts_EC=counts, population_C=shares, score=LabelDivergence(np.log(shares)))
-
-
-def check_size(size: int, num_usable: int) -> None:
-    """Refuse a group's size that no set of clients has.
-
-    Raises:
-        ConfigError: Not in 1..``num_usable``.
-    """
-    if not 1 <= size <= num_usable:
-        raise ConfigError(
-            f"the group's size must be between 1 and the number of clients that may be in it, {num_usable},"
-            f" but got {size}"
-        )
 
 
 def group_divergence(problem: GroupProblem, group: Sequence[int]) -> float:

@@ -9,8 +9,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedsweep.components.probes import Probe
+from fedsweep.errors import ConfigError
+from fedsweep.records import Payload
 from fedsweep.streams import Stream
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,11 +24,15 @@ class GroupProblem:
     """One choice of a group among a round's clients.
 
     Attributes:
-        counts_AC: Label counts of the active clients [A, C], int64, at least one sample each.
+        counts_AC: Label counts of the active clients [A, C], int64, at least one sample each; for a chooser that does
+            not read labels C is 0.
         population_C: Class shares of the whole training set [C]; they sum to 1.
         eligible_A: Who can afford the high frequency [A], bool.
         max_size: Greatest size of the group that the server can afford, 0..A.
         stream: Random numbers of this choice.
+        num_samples_A: The active clients' numbers of samples [A], at least 1; None where nobody needs them.
+        features_AD: What the active clients sent before round 1 [A, D], for a chooser that asks for it.
+        population_D: The size-weighted mean of all clients' features [D].
     """
 
     counts_AC: np.ndarray
@@ -30,6 +40,9 @@ class GroupProblem:
     eligible_A: np.ndarray
     max_size: int
     stream: Stream
+    num_samples_A: np.ndarray | None = None
+    features_AD: Floats | None = None
+    population_D: Floats | None = None
 
 
 class GroupChooser(ABC):
@@ -43,15 +56,67 @@ class GroupChooser(ABC):
         """Whether the clients have to send their label counts."""
         return True
 
+    def setup(self, stream: Stream) -> tuple[Probe, ...]:
+        """What every client measures once, at the initial model, before round 1; by default nothing.
+
+        Args:
+            stream: Random numbers that all clients share.
+        """
+        del stream
+        return ()
+
+    def features(self, answer: Payload) -> Floats:
+        """One client's features [D], float64, from its answer to :meth:`setup`.
+
+        Args:
+            answer: What it sent, by name.
+        """
+        del answer
+        return np.zeros(0)
+
+
+class SizedGroupChooser(GroupChooser):
+    """A chooser that can also be asked for a group of a given size. A concrete one is a frozen dataclass."""
+
+    @abstractmethod
+    def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
+        """Rows of ``size`` eligible clients, ascending; ``problem.max_size`` does not count.
+
+        Raises:
+            ConfigError: ``size`` is not between 1 and the number of usable clients.
+        """
+
+
+def check_size(size: int, num_usable: int) -> None:
+    """Refuse a group's size that no set of clients has.
+
+    Raises:
+        ConfigError: Not in 1..``num_usable``.
+    """
+    if not 1 <= size <= num_usable:
+        raise ConfigError(
+            f"the group's size must be between 1 and the number of clients that may be in it, {num_usable},"
+            f" but got {size}"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class RandomGroup(GroupChooser):
+class RandomGroup(SizedGroupChooser):
     """Uniform among the eligible clients, as many as the server can afford."""
 
     def choose(self, problem: GroupProblem) -> tuple[int, ...]:
         """See :meth:`GroupChooser.choose`."""
+        return self._drawn(problem, problem.max_size)
+
+    def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
+        """See :meth:`SizedGroupChooser.choose_size`."""
+        check_size(size, int(np.count_nonzero(problem.eligible_A)))
+        return self._drawn(problem, size)
+
+    @staticmethod
+    def _drawn(problem: GroupProblem, size: int) -> tuple[int, ...]:
         rows = np.flatnonzero(problem.eligible_A)
-        size = min(problem.max_size, len(rows))
+        size = min(size, len(rows))
         return tuple(sorted(int(row) for row in problem.stream.numpy().choice(rows, size=size, replace=False)))
 
     def reads_labels(self) -> bool:

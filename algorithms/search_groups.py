@@ -20,8 +20,8 @@ from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.streams import Stream
 
 from .dynacomm import random_orders
-from .group_scores import TIE, Floats, Rows, SizedGroupChooser, Usable, check_size, usable
-from .groups import GroupProblem
+from .group_scores import TIE, Rows, Usable, usable
+from .groups import Floats, GroupProblem, SizedGroupChooser, check_size
 
 _BATCH = 1 << 14
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import time
@@ -19,8 +18,8 @@ from fedsweep.world.label_stats import population
 
 from .exact_groups import ExactGroup
 from .group_registry import group_chooser
-from .group_scores import SizedGroupChooser, check_size, group_divergence, usable
-from .groups import GroupChooser, GroupProblem, RandomGroup
+from .group_scores import group_divergence
+from .groups import GroupProblem
 
 Counts = NDArray[np.int64]
 
@@ -87,13 +86,18 @@ def select_group(
         stream=stream(seed, "select"),
     )
     chooser = group_chooser(method, orders=orders, max_pairs=_EXACT_PAIRS)
+    if chooser.setup(problem.stream):
+        raise ConfigError(
+            f"the group chooser {method!r} needs what clients measure on a model, and a table of label counts has none;"
+            " choose by dynacomm, or set it as method.group of a run"
+        )
     start = time.perf_counter()
     lower_bound = None
     if isinstance(chooser, ExactGroup):
         solution = chooser.solve(problem, size=size)
         group, lower_bound = solution.group, solution.lower_bound
     else:
-        group = chooser.choose(problem) if size is None else _of_size(chooser, problem, size)
+        group = chooser.choose(problem) if size is None else chooser.choose_size(problem, size)
     seconds = time.perf_counter() - start
     return Selected(
         clients=group,
@@ -101,14 +105,6 @@ def select_group(
         seconds=seconds,
         lower_bound=lower_bound if group else None,
     )
-
-
-def _of_size(chooser: GroupChooser, problem: GroupProblem, size: int) -> tuple[int, ...]:
-    if isinstance(chooser, SizedGroupChooser):
-        return chooser.choose_size(problem, size)
-    # The random group is as large as it may be.
-    check_size(size, len(usable(problem).rows_E))
-    return RandomGroup().choose(dataclasses.replace(problem, max_size=size))
 
 
 def _eligible(rows: Iterable[int] | None, num_clients: int) -> NDArray[np.bool_]:

@@ -1,22 +1,31 @@
-"""Choosing the group without label counts: by how well its members' mean update stands for everybody's.
+"""Choosing the group without label counts: by how well its members' mean gradient stands for everybody's.
 
-For clients that keep their labels to themselves. What they send instead is a short sketch of their model update, which
-the server gets to see anyway in a federation without secure aggregation.
+For clients that keep their labels to themselves. What they send instead, once, is a short sketch of their gradient at
+the initial model: far less than what their first model update tells the server in a federation without secure
+aggregation.
 
 Shape letters: A active clients, D features of a sketch, V values of an update.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 
-from fedsweep.errors import ConfigError
+from fedsweep.components.probes import LocalClient, Probe
+from fedsweep.errors import ConfigError, InvariantError
+from fedsweep.records import Payload
 from fedsweep.streams import Stream
 
+from .degree_gradients import loss_gradient
 from .dynacomm import best_by_size, random_orders
-from .group_scores import Floats
+from .groups import Floats, GroupProblem, SizedGroupChooser, check_size
+
+_PROBE = "gradient_sketch"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,12 +70,13 @@ def sketch(update_V: Floats, *, features: int, stream: Stream) -> Floats:
     return np.bincount(places_V, weights=signs_V * update_V, minlength=features).astype(np.float64)
 
 
-def choose_by_sketches(problem: SketchProblem, *, orders: int = 10) -> tuple[int, ...]:
+def choose_by_sketches(problem: SketchProblem, *, orders: int = 10, size: int | None = None) -> tuple[int, ...]:
     """Rows of the eligible clients, at most ``max_size``, whose mean sketch is nearest to the population's; ascending.
 
     Args:
         problem: The clients and the budgets.
         orders: Random orders of the dynamic programme, at least 1.
+        size: Take a group of this size, from 1 to the number of eligible clients, whatever the cap; None: of any.
 
     Source: DynamicFL's remark that similarity may stand in for label counts where labels are private.
     Reading: The paper leaves the similarity open. Label counts serve it because a group with the population's labels
@@ -88,7 +98,95 @@ def choose_by_sketches(problem: SketchProblem, *, orders: int = 10) -> tuple[int
         return squares
 
     orders_OA = random_orders(problem.stream.numpy(), len(rows), orders=orders)
-    largest = min(problem.max_size, len(rows))
+    largest = min(problem.max_size, len(rows)) if size is None else size
     table = best_by_size(sums_AW, distance, orders_OA, max_size=largest)
-    cell = table.best(range(1, largest + 1))
+    sizes: Sequence[int] = range(1, largest + 1) if size is None else [size]
+    cell = table.best(sizes)
     return tuple(sorted(int(rows[place]) for place in table.members(*cell))) if cell else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientSketch(Probe):
+    """The sketch of the client's gradient, over all its samples and without augmentation, at the model it was sent.
+
+    Sends ``sketch``: :attr:`num_features` float32 values.
+
+    Attributes:
+        num_features: Length of the sketch, at least 1.
+        shared: Random numbers that all clients share.
+    """
+
+    when: ClassVar[Literal["start"]] = "start"
+    name: str = _PROBE
+    num_features: int
+    shared: Stream
+
+    def measure(self, client: LocalClient) -> Payload:
+        """See :meth:`Probe.measure`."""
+        gradient = loss_gradient(client.forward_with, client.params, client.inputs, targets=client.targets)
+        found = sketch(gradient.double().cpu().numpy(), features=self.num_features, stream=self.shared)
+        return {"sketch": torch.from_numpy(found).float()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityGroup(SizedGroupChooser):
+    """The group whose mean gradient sketch is nearest to the population's; no label counts are sent.
+
+    Every client sends one sketch, before round 1: its gradient at the initial model, where all gradients can be
+    compared, in ``sketch_values`` values.
+
+    Attributes:
+        orders: Random orders of the dynamic programme, at least 1.
+        sketch_values: D, values that each client sends, at least 1. Squared distances are kept within about
+            ``sqrt(2 / D)`` of themselves.
+
+    Source: DynamicFL's remark that similarity may stand in for label counts where labels are private.
+    Reading: See :func:`choose_by_sketches`. The paper says neither what is sent nor when. Gradients at one common
+        model differ by data alone, those that clients take later differ by the model, too; so they are asked for
+        once, at the initial one.
+    """
+
+    orders: int = 10
+    sketch_values: int = 256
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.orders < 1:
+            raise ConfigError(f"orders must be at least 1, but got {self.orders}")
+        if self.sketch_values < 1:
+            raise ConfigError(f"method.sketch_values must be at least 1, but got {self.sketch_values}")
+
+    def reads_labels(self) -> bool:
+        """No."""
+        return False
+
+    def setup(self, stream: Stream) -> tuple[Probe, ...]:
+        """See :meth:`GroupChooser.setup`."""
+        return (GradientSketch(num_features=self.sketch_values, shared=stream),)
+
+    def features(self, answer: Payload) -> Floats:
+        """See :meth:`GroupChooser.features`."""
+        found: Floats = answer[f"{_PROBE}/sketch"].double().numpy()
+        return found
+
+    def choose(self, problem: GroupProblem) -> tuple[int, ...]:
+        """See :meth:`GroupChooser.choose`; empty where nobody is eligible or the size is capped at 0."""
+        return choose_by_sketches(_sketch_problem(problem), orders=self.orders)
+
+    def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
+        """See :meth:`SizedGroupChooser.choose_size`."""
+        check_size(size, int(np.count_nonzero(problem.eligible_A)))
+        return choose_by_sketches(_sketch_problem(problem), orders=self.orders, size=size)
+
+
+def _sketch_problem(problem: GroupProblem) -> SketchProblem:
+    if problem.features_AD is None or problem.population_D is None or problem.num_samples_A is None:
+        raise InvariantError("a group by similarity needs the clients' sketches, but got a problem without features")
+    return SketchProblem(
+        sketches_AD=problem.features_AD,
+        num_samples_A=problem.num_samples_A,
+        population_D=problem.population_D,
+        eligible_A=problem.eligible_A,
+        max_size=problem.max_size,
+        stream=problem.stream,
+    )

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from fedsweep.records import State
 from fedsweep.streams import Stream
 from fedsweep.trees import FlatLayout
 
+from .synthetic_pictures import picture_grid, picture_name
 from .trajectory import (
     Forward,
     InnerLoop,
@@ -41,9 +41,10 @@ _LEAST_RATE = 1e-6
 # Two snapshots nearer than this (squared) make the objective meaningless: the segment is drawn again.
 _LEAST_DISTANCE = 1e-12
 _MAX_DRAWS = 100
-# So often is the synthesis looked at on its way; a picture shows at most so many images.
+# Label logits of real images: so far above the others that the soft label is the hard one.
+_CERTAIN = 30.0
+# So often is the synthesis looked at on its way.
 _MOMENTS = 10
-_MOST_SHOWN = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +108,7 @@ class Host:
         stream: Random numbers of the synthesis.
         checkpoint: Keeps unfinished work.
         tell: Takes a sentence on the progress.
+        working: Takes a line on how far the work is, after each iteration.
     """
 
     forward: Forward
@@ -115,6 +117,20 @@ class Host:
     stream: Stream
     checkpoint: Callable[[State], None]
     tell: Callable[[str], None]
+    working: Callable[[str], None] = lambda line: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealSample:
+    """Real images that the synthetic ones are compared with; nothing is learned from them.
+
+    Attributes:
+        images: [R, channels, height, width], as the model sees images.
+        labels: Their classes [R].
+    """
+
+    images: Tensor
+    labels: Tensor
 
 
 def fresh_images(num_images: int, shape: tuple[int, ...], *, like: torch.dtype, stream: Stream) -> Tensor:
@@ -132,6 +148,7 @@ class Synthesizer:
         num_images: S, at least 1.
         image_shape: Channels, height, width.
         num_classes: C.
+        real: Real images for the figures alone; None: none are shown.
     """
 
     def __init__(
@@ -143,8 +160,9 @@ class Synthesizer:
         num_images: int,
         image_shape: tuple[int, ...],
         num_classes: int,
+        real: RealSample | None = None,
     ) -> None:
-        self._settings, self._host = settings, host
+        self._settings, self._host, self._real = settings, host, real
         self._snapshots = [vector.to(host.device) for vector in snapshots]
         self._image_shape = image_shape
         dtype = host.layout.dtype
@@ -162,7 +180,7 @@ class Synthesizer:
         self._done = 0
         self._recent: list[float] = []
         self._trace: list[dict[str, float]] = []
-        self._pictures: dict[str, Tensor] = {_picture_name(0): picture_grid(images)}
+        self._pictures: dict[str, Tensor] = {picture_name(0): picture_grid(images)}
         self._group: int | None = None
         self._optimizers = self._fresh_optimizers()
 
@@ -189,9 +207,12 @@ class Synthesizer:
         if resumed is not None:
             self._load(resumed)
             self._host.tell(f"synthesis: going on after iteration {self._done} of {self._settings.iterations}")
-        saved = time.monotonic()
+        saved = began = time.monotonic()
+        first = self._done
         while self._done < self._settings.iterations:
-            self._iterate()
+            objective = self._iterate()
+            pace = (time.monotonic() - began) / (self._done - first)
+            self._host.working(self._line(objective, seconds_left=pace * (self._settings.iterations - self._done)))
             pause = time.monotonic() - saved
             if self._done < self._settings.iterations and pause >= self._settings.checkpoint_seconds:
                 self._host.checkpoint(self._tree())
@@ -199,7 +220,7 @@ class Synthesizer:
         tree = self._tree()
         return {name: tree[name] for name in ("images", "labels", "rate", "trace", "pictures")}
 
-    def _iterate(self) -> None:
+    def _iterate(self) -> float:
         number = self._done + 1
         stream = self._host.stream.child("iteration", number)
         _, start, target = self._segment(stream)
@@ -221,6 +242,7 @@ class Synthesizer:
         total = self._settings.iterations
         if number * _MOMENTS // total > (number - 1) * _MOMENTS // total:
             self._look(loop, matched, start=start, target=target, used=given)
+        return objective
 
     def _segment(self, stream: Stream) -> tuple[Segment, Params, Params]:
         """A piece of the trajectory whose ends differ, with its start and its target."""
@@ -272,26 +294,52 @@ class Synthesizer:
     # -- what is seen of it ---------------------------------------------------------------------------------------
 
     def _look(self, loop: InnerLoop, matched: Matched, *, start: Params, target: Params, used: SyntheticSet) -> None:
-        """Note how far it is: beside the learned images, noise with the same labels and rate."""
-        noise = fresh_images(
-            len(used.images), self._image_shape, like=used.images.dtype, stream=loop.stream.child("noise")
-        )
-        noisy = loop.run(start, SyntheticSet(images=noise.to(used.images), labels=used.labels, rate=used.rate))
+        """Note how far it is: beside the learned images, noise with the same labels and rate, and real images."""
         wanted = _moves(target, start)
         figures = {
             "iteration": float(self._done),
             "objective": math.fsum(self._recent) / len(self._recent),
             "cosine_distance": cosine_distance(_moves(matched.end, start), wanted),
-            "noise_cosine_distance": cosine_distance(_moves(noisy, start), wanted),
+            **{
+                f"{name}_cosine_distance": cosine_distance(_moves(other.run(start, given), start), wanted)
+                for name, (other, given) in self._others(loop, used).items()
+            },
             "inner_rate": float(self._variables["rate"]),
         }
         self._recent = []
         self._trace = [*self._trace, figures]
-        self._pictures = {**self._pictures, _picture_name(self._done): picture_grid(self._variables["images"])}
+        self._pictures = {**self._pictures, picture_name(self._done): picture_grid(self._variables["images"])}
+        others = [name for name in ("noise", "real") if f"{name}_cosine_distance" in figures]
+        compared = ", ".join(f"{name} {figures[f'{name}_cosine_distance']:.3f}" for name in others)
         self._host.tell(
             f"synthesis: iteration {self._done} of {self._settings.iterations}, objective"
-            f" {figures['objective']:.4f}, cosine distance {figures['cosine_distance']:.3f} (noise"
-            f" {figures['noise_cosine_distance']:.3f}), inner rate {figures['inner_rate']:.5f}"
+            f" {figures['objective']:.4f}, cosine distance {figures['cosine_distance']:.3f} ({compared}),"
+            f" inner rate {figures['inner_rate']:.5f}"
+        )
+
+    def _others(self, loop: InnerLoop, used: SyntheticSet) -> dict[str, tuple[InnerLoop, SyntheticSet]]:
+        """What the learned set is compared with, and the steps on it: as many, at the same rate."""
+        noise = fresh_images(
+            len(used.images), self._image_shape, like=used.images.dtype, stream=loop.stream.child("noise")
+        )
+        others = {"noise": (loop, replace(used, images=noise.to(used.images)))}
+        if self._real is not None:
+            images = self._real.images.to(used.images)
+            certain = _CERTAIN * torch.nn.functional.one_hot(self._real.labels, used.labels.shape[1])
+            real = SyntheticSet(images=images, labels=certain.to(used.labels), rate=used.rate)
+            batches = draw_batches(
+                len(images), batch=self._settings.batch, steps=loop.steps, stream=loop.stream.child("real")
+            )
+            others["real"] = (replace(loop, batches=batches), real)
+        return others
+
+    def _line(self, objective: float, *, seconds_left: float) -> str:
+        seconds = round(seconds_left)
+        seen = f", cosine distance {self._trace[-1]['cosine_distance']:.3f}" if self._trace else ""
+        return (
+            f"synthesis: iteration {self._done} of {self._settings.iterations}, objective {objective:.4f}{seen}, inner"
+            f" rate {float(self._variables['rate']):.5f}, {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+            " left"
         )
 
     # -- what is kept of it ---------------------------------------------------------------------------------------
@@ -326,35 +374,3 @@ class Synthesizer:
 
 def _moves(ends: Params, start: Params) -> Params:
     return tuple(end - begin for end, begin in zip(ends, start, strict=True))
-
-
-def _picture_name(iteration: int) -> str:
-    return f"synthetic_{iteration:06d}"
-
-
-def picture_grid(images: Tensor) -> Tensor:
-    """The first images side by side, three standard deviations of the initial noise from black to white.
-
-    Args:
-        images: [S, channels, height, width].
-
-    Returns:
-        uint8, [rows, columns] for other than three channels (their mean), else [rows, columns, 3].
-    """
-    shown = (0.5 + images.detach()[:_MOST_SHOWN].cpu().double() / 6).clamp(0, 1)
-    if shown.shape[1] != 3:
-        shown = shown.mean(dim=1, keepdim=True)
-    count, channels, height, width = shown.shape
-    columns = math.ceil(math.sqrt(count))
-    rows = math.ceil(count / columns)
-    grid = torch.ones(channels, rows * (height + 1) + 1, columns * (width + 1) + 1, dtype=torch.float64)
-    for place, image in enumerate(shown):
-        top, left = place // columns * (height + 1) + 1, place % columns * (width + 1) + 1
-        grid[:, top : top + height, left : left + width] = image
-    pixels = (grid * 255).round().to(torch.uint8).movedim(0, 2)
-    return (pixels[:, :, 0] if channels == 1 else pixels).contiguous()
-
-
-def as_picture(grid: Tensor) -> np.ndarray:
-    """A kept grid as a report has it: 0..1."""
-    return grid.numpy().astype(np.float32) / 255

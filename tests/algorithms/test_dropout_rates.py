@@ -18,7 +18,13 @@ from fedsweep.algorithms.curvature import (
     raw_base_rate,
 )
 from fedsweep.algorithms.dropout_rates import device_dropout, drawn_units, target_time, unit_rates
-from fedsweep.algorithms.unit_scores import UnitScores, feature_ranks, incoming_weights, maskable_groups
+from fedsweep.algorithms.unit_scores import (
+    UnitScores,
+    feature_ranks,
+    incoming_weights,
+    maskable_groups,
+    outgoing_weights,
+)
 from fedsweep.components.probes import LocalClient
 from fedsweep.models.registry import build_model
 from fedsweep.models.units import UnitGroup
@@ -237,8 +243,23 @@ def test_neuron_scores_are_mean_absolute_incoming_weights_over_the_largest() -> 
     assert incoming_weights(params, neurons, weight_sum="signed").tolist() == [0.0, 1.0, 0.25]
 
 
+def test_head_scores_are_mean_absolute_outgoing_weights_over_the_largest() -> None:
+    """Two heads of two columns each: 8/8 and 4/8 of the mean absolute weight 2."""
+    heads = UnitGroup(
+        name="a", size=2, kind="head", produced=(("v", 0),), consumed=(("out", 1, 2),), modules=("a",), rows=2
+    )
+    params = {"out": torch.tensor([[3.0, -1.0, 1.0, 1.0], [-2.0, 2.0, -1.0, 1.0]])}
+    assert outgoing_weights(params, heads).tolist() == [1.0, 0.5]
+    assert outgoing_weights({"out": torch.zeros(2, 4)}, heads).tolist() == [0.0, 0.0]
+
+
 def test_score_probe_sends_one_number_per_maskable_unit() -> None:
-    for name, units in (("lenet5", 6 + 16 + 120 + 84), ("feddhad_resnet18", 2 * (64 + 128 + 256 + 512))):
+    units_of = {
+        "lenet5": 6 + 16 + 120 + 84,
+        "feddhad_resnet18": 2 * (64 + 128 + 256 + 512),
+        "vit_tiny": 4 * (4 + 128),
+    }
+    for name, units in units_of.items():
         model = build_model(name, input_shape=(3, 16, 16), num_classes=4, stream=stream(0, "m"))
         inputs = torch.randn(4, 3, 16, 16, generator=Stream((0, "x")).torch())
         scores = UnitScores(max_samples=2).measure(client(model, inputs))["scores"]

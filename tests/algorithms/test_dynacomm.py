@@ -287,10 +287,10 @@ def test_choosers_are_picklable_repeatable_and_leave_the_problem_alone(name: str
         assert len(group) <= chosen.max_size and chosen.eligible_A[list(group)].all()
 
 
-def test_registry_names_the_five_choosers_and_passes_what_they_know() -> None:
-    assert set(GROUP_CHOOSERS) == {"random", "dynacomm", "exact", "exhaustive", "genetic"}
+def test_registry_names_the_choosers_and_passes_what_they_know() -> None:
+    assert set(GROUP_CHOOSERS) == {"random", "dynacomm", "exact", "exhaustive", "genetic", "similarity"}
     assert group_chooser("dynacomm", orders=3) == DynaComm(orders=3)
     assert group_chooser("random", orders=3) == GROUP_CHOOSERS["random"]()
-    assert {name for name in GROUP_CHOOSERS if not group_chooser(name).reads_labels()} == {"random"}
+    assert {name for name in GROUP_CHOOSERS if not group_chooser(name).reads_labels()} == {"random", "similarity"}
     with pytest.raises(ConfigError, match="did you mean 'dynacomm'"):
         group_chooser("dynacom")

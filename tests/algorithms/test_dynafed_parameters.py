@@ -12,8 +12,10 @@ from fedsweep.config.methods import build_method, resolve_method
 from fedsweep.config.presets import list_presets
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
+from fedsweep.reproduce.table_file import has_table
 
-PRESETS = [preset.name for preset in list_presets() if preset.name.startswith("dynafed/")]
+_FOUND = [preset for preset in list_presets() if preset.name.startswith("dynafed/")]
+PRESETS = [preset.name for preset in _FOUND if not has_table(preset.path)]
 
 
 def distillation(method: FederatedMethod) -> TrajectoryDistillation:

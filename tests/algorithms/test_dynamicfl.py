@@ -15,12 +15,10 @@ from fedsweep.algorithms.groups import GroupChooser, GroupProblem
 from fedsweep.components.pacing import FixedInterval, OncePerRound
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, MethodSettings
-from fedsweep.runtime.engine import Engine
 from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.playing import Played
-from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
-from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_data, tiny_experiment
 from fedsweep.world.budgets import DynamicBudget
 
 MOMENTUM = OptimizerSettings(momentum=0.9, nesterov=True)
@@ -50,12 +48,6 @@ def every(interval: int, sync_rule: str = "paper") -> FederatedMethod:
     )
 
 
-def played(engine: Engine, state: RunState | None = None) -> Played:
-    """A round as it went, with the last attendees' models."""
-    state = engine.start() if state is None else state
-    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
-
-
 def bits(method: FederatedMethod, **more: object) -> Tensor:
     options: dict[str, object] = {"cohort_size": 3, "rounds": 3, "local_steps": 7, "optimizer": MOMENTUM} | more
     return run_rounds(local_engine(tiny_experiment(method, **options))).vector  # type: ignore[arg-type]
@@ -71,7 +63,7 @@ def test_intervals_of_a_whole_round_are_fedavg_bit_for_bit(method: FederatedMeth
 @pytest.mark.parametrize("method", [every(10_000), two_speed(1), dynamicsgd()], ids=["one interval", "low", "every"])
 def test_clients_with_unequal_steps_all_count_at_the_rounds_end(method: FederatedMethod) -> None:
     sizes = {"num_clients": 3, "sizes": (4, 9, 30), "local_steps": None, "equal_steps": False}
-    round = played(local_engine(tiny_experiment(method, **sizes)))  # type: ignore[arg-type]
+    round = play_round(local_engine(tiny_experiment(method, **sizes)))  # type: ignore[arg-type]
     assert [update.client for update in round.updates] == [0, 1, 2]
     assert round.weights == pytest.approx([4 / 43, 9 / 43, 30 / 43])
     if method != dynamicsgd():
@@ -111,8 +103,8 @@ def test_equal_data_on_all_clients_is_sgd_of_one_client(method: FederatedMethod)
 
 def test_only_members_receive_an_average_inside_a_round() -> None:
     """The low client's model at the round's end is the one that it would have without any other client."""
-    dynamic = played(local_engine(tiny_experiment(two_speed(0, 1), local_steps=7)))
-    plain = played(local_engine(tiny_experiment(fedavg(), local_steps=7)))
+    dynamic = play_round(local_engine(tiny_experiment(two_speed(0, 1), local_steps=7)))
+    plain = play_round(local_engine(tiny_experiment(fedavg(), local_steps=7)))
     assert dynamic.updates[2].client == plain.updates[2].client
     assert torch.equal(_vector(dynamic, 2), _vector(plain, 2))
     assert not torch.equal(_vector(dynamic, 0), _vector(plain, 0))
@@ -126,7 +118,7 @@ def _vector(round: Played, row: int) -> Tensor:
 
 def test_union_average_is_the_mean_of_the_two_groups_means() -> None:
     sizes = (4, 8, 12, 6)
-    round = played(
+    round = play_round(
         local_engine(
             tiny_experiment(two_speed(0, 2), num_clients=4, cohort_size=4, sizes=sizes, local_steps=5, double=True)
         )
@@ -147,7 +139,7 @@ def test_weights_are_the_shares_of_samples() -> None:
 
 
 def test_the_round_s_model_lies_between_its_clients_models() -> None:
-    round = played(local_engine(tiny_experiment(two_speed(0, 1, high=2, low=3), local_steps=7)))
+    round = play_round(local_engine(tiny_experiment(two_speed(0, 1, high=2, low=3), local_steps=7)))
     models = torch.stack([_vector(round, row) for row in range(3)])
     assert bool((round.vector >= models.min(0).values - 1e-7).all())
     assert bool((round.vector <= models.max(0).values + 1e-7).all())
@@ -156,7 +148,7 @@ def test_the_round_s_model_lies_between_its_clients_models() -> None:
 def starred(idle_clients: str) -> Played:
     method = two_speed(0, 2, high_only=True, idle_clients=idle_clients)
     sizes = (4, 8, 12, 6)
-    return played(
+    return play_round(
         local_engine(tiny_experiment(method, num_clients=4, cohort_size=4, sizes=sizes, local_steps=5, double=True))
     )
 
@@ -207,6 +199,21 @@ def test_the_server_admits_at_most_its_share_of_the_cohort() -> None:
     assert len(group) == 54  # floor(0.57 x 96 = 54.72)
 
 
+@pytest.mark.parametrize("group", ["dynacomm", "random", "exhaustive", "similarity"])
+def test_a_group_of_a_given_size_has_it_or_what_the_budgets_admit(group: str) -> None:
+    method = dynamicfl(group=group, group_size=3)  # type: ignore[arg-type]
+    for fraction, size in ((1.0, 3), (0.5, 2), (0.1, 0)):
+        plan = DynamicBudget(budget_fraction=fraction).assign(6, stream(0, "budgets"))
+        experiment = tiny_experiment(method, cohort_size=4, rounds=2, local_steps=2, budgets=plan)
+        for record in run_rounds(local_engine(experiment)).records:
+            assert len(record.high_frequency or ()) == size
+
+
+def test_a_given_size_of_one_is_fedavg_and_of_all_dynamicsgd_bit_for_bit() -> None:
+    assert torch.equal(bits(dynamicfl(group_size=1)), bits(fedavg()))
+    assert torch.equal(bits(dynamicfl(group_size=3)), bits(dynamicsgd()))
+
+
 def test_records_name_the_group_and_its_divergence() -> None:
     state = run_rounds(local_engine(tiny_experiment(two_speed(0, 2), rounds=1)))
     record, profiles = state.records[0], local_engine(tiny_experiment(fedavg())).experiment.world.profiles
@@ -231,12 +238,18 @@ def test_levels_are_the_papers_and_numbers_are_taken_as_they_are() -> None:
         ({"high_interval": True}, r"method\.high_interval must be"),
         ({"high_interval": "e", "low_interval": "c"}, r"high_interval=64, low_interval=16; swap them"),
         ({"sync_rule": "both"}, "sync_rule must be 'authors' or 'paper', but got 'both'"),
+        ({"group_size": 0}, r"method\.group_size must be at least 1 client or null, but got 0"),
         ({"idle_clients": "include"}, "idle_clients must be 'exclude' or 'authors', but got 'include'"),
     ],
 )
 def test_wrong_parameters_are_refused_with_rule_value_and_way_out(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         dynamicfl(group="random", **options)
+
+
+def test_a_chooser_without_sizes_is_refused_a_size() -> None:
+    with pytest.raises(ConfigError, match="Chosen chooses no group of a given size; leave group_size out"):
+        two_speed(0, group_size=1)
 
 
 def test_the_interval_of_dynamicsgd_is_one_step_under_either_rule() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
+from fedsweep.algorithms.dynacomm import DynaComm
 from fedsweep.algorithms.dynamicfl import LEVELS, TwoSpeed, dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.groups import GroupChooser, GroupProblem
@@ -14,10 +16,8 @@ from fedsweep.components.pacing import due_steps
 from fedsweep.method import FederatedMethod, MethodSettings
 from fedsweep.runtime.engine import Engine
 from fedsweep.runtime.messages import OptimizerSettings
-from fedsweep.runtime.playing import Played
-from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.world.budgets import BudgetPlan, DynamicBudget, FixedBudget
 
 MOMENTUM = OptimizerSettings(momentum=0.9, nesterov=True)
@@ -36,12 +36,6 @@ class Chosen(GroupChooser):
 def two_speed(*rows: int, high: int = 1, low: int = 10_000, **more: object) -> FederatedMethod:
     pacing = TwoSpeed(high=high, low=low, group=Chosen(rows=rows), **more)  # type: ignore[arg-type]
     return FederatedMethod(name="dynamicfl", source="", pacing=pacing, settings=MethodSettings(equal_steps=True))
-
-
-def played(engine: Engine, state: RunState | None = None) -> Played:
-    """A round as it went, with the last attendees' models."""
-    state = engine.start() if state is None else state
-    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
 
 
 NU_250 = {"a": 249, "b": 63, "c": 16, "d": 8, "e": 4, "f": 2, "g": 1}
@@ -104,7 +98,7 @@ def test_a_round_of_250_steps_costs_what_the_paper_prints(level: str) -> None:
 
 def test_messages_of_each_client_are_two_per_synchronisation_and_sum_to_the_cost() -> None:
     engine = long_round(two_speed(0, 2, high=4, low=64), cohort_size=3)
-    round = played(engine)
+    round = play_round(engine)
     ledger, num_values = round.ledger, engine.layout.num_values
     moved = {client: ledger.client_values(client) for client in range(3)}
     assert moved == {0: 2 * 63 * num_values, 1: 2 * 4 * num_values, 2: 2 * 63 * num_values}
@@ -153,3 +147,33 @@ def test_averaged_momentum_is_charged_on_top_of_the_models_values() -> None:
         ratios[name] = run_rounds(local_engine(experiment)).records[0].comm_ratio
     assert ratios["plain"] is not None
     assert ratios["averaged"] == pytest.approx(2 * ratios["plain"])
+
+
+@pytest.mark.parametrize(("level", "expected"), [("a", 0.996), ("b", 0.252), ("c", 0.064)])
+def test_starred_rounds_cost_the_groups_share_alone(level: str, expected: float) -> None:
+    budget = FixedBudget(budget_fraction=0.3).assign(10, stream(0, "budgets"))
+    method = dynamicfl(high_interval=level, group="random", high_only=True)
+    engine = long_round(method, cohort_size=10, budgets=budget)
+    plan = engine.planner.plan(engine.start())
+    assert plan.values / (10 * 2 * engine.layout.num_values * 250) == pytest.approx(0.3 * expected, abs=1e-12)
+
+
+def test_one_class_per_client_takes_as_many_as_there_are_classes_in_a_cohort() -> None:
+    """Of 100 clients, 10 per class, 10 are drawn: E|z| = 10 (1 - C(90, 10) / C(100, 10)) = 6.695 under the cap 9."""
+    expected = 10 * (1 - math.comb(90, 10) / math.comb(100, 10))
+    assert expected == pytest.approx(6.695, abs=5e-4)
+    classes, generator = np.repeat(np.arange(10), 10), np.random.default_rng(0)
+    sizes = []
+    for draw in range(400):
+        cohort = generator.choice(100, size=10, replace=False)
+        problem = GroupProblem(
+            counts_AC=500 * np.eye(10, dtype=np.int64)[classes[cohort]],
+            population_C=np.full(10, 0.1),
+            eligible_A=np.ones(10, dtype=bool),
+            max_size=9,
+            stream=stream(draw, "test"),
+        )
+        sizes.append(len(DynaComm(orders=1).choose(problem)))
+        assert sizes[-1] == min(9, len(set(classes[cohort])))
+    assert np.mean(sizes) == pytest.approx(expected, abs=0.15)
+    assert expected / 10 * RATIO_250["a"] + (1 - expected / 10) * RATIO_250["g"] == pytest.approx(0.668, abs=5e-4)

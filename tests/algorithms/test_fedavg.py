@@ -21,7 +21,7 @@ from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
-from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_data, tiny_experiment
 
 CURVATURES, CENTRES = (1.0, 4.0), (0.0, 10.0)
 
@@ -196,7 +196,7 @@ def test_model_is_the_mean_weighted_by_samples_of_the_round() -> None:
     sizes = (5, 9, 2, 16)
     engine = local_engine(tiny_experiment(fedavg(), num_clients=4, cohort_size=3, sizes=sizes, rounds=1, double=True))
     state = engine.start()
-    round = engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
+    round = play_round(engine, state)
     members = [update.client for update in round.updates]
     shares = np.array([sizes[k] for k in members]) / sum(sizes[k] for k in members)
     assert round.weights == pytest.approx(shares.tolist(), abs=1e-15)
@@ -247,7 +247,7 @@ def test_float_buffers_are_averaged_and_metered_and_variances_stay_positive() ->
 
     engine = local_engine(tiny_experiment(fedavg(), build=build, rounds=1))
     state = engine.start()
-    round = engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
+    round = play_round(engine, state)
     views = [engine.layout.views(u.vector)["2.running_var"] for u in round.updates if u.vector is not None]
     mean = torch.stack(views).mean(0)
     torch.testing.assert_close(engine.layout.views(round.vector)["2.running_var"], mean)

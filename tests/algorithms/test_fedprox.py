@@ -18,7 +18,7 @@ from fedsweep.method import FederatedMethod, merge
 from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.playing import Played
 from fedsweep.streams import stream
-from fedsweep.testing import local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 
 
 def vector(method: FederatedMethod, **options: object) -> Tensor:
@@ -26,9 +26,7 @@ def vector(method: FederatedMethod, **options: object) -> Tensor:
 
 
 def played(method: FederatedMethod, **options: object) -> Played:
-    engine = local_engine(tiny_experiment(method, **options))  # type: ignore[arg-type]
-    state = engine.start()
-    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
+    return play_round(local_engine(tiny_experiment(method, **options)))  # type: ignore[arg-type]
 
 
 def moves(method: FederatedMethod, **options: object) -> list[float]:

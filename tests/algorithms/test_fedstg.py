@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,16 @@ from fedsweep.algorithms.fedstg import SamplesSpeedRarity, StagnationAware, feds
 from fedsweep.components.submodels import FULL_MODEL
 from fedsweep.components.weighting import by_samples
 from fedsweep.errors import ConfigError
-from fedsweep.records import ClientProfile, ClientUpdate, RoundRecord, ServerContext, State, SyncContext
+from fedsweep.records import (
+    ClientProfile,
+    ClientUpdate,
+    ClientWork,
+    RoundContext,
+    RoundRecord,
+    ServerContext,
+    State,
+    SyncContext,
+)
 from fedsweep.runtime.recording import Recorder
 from fedsweep.runtime.schedules import FedStgSchedule
 from fedsweep.streams import stream
@@ -206,6 +216,37 @@ def test_schedule_repeats_the_72_aggregations_of_the_authors_log() -> None:
     assert len(found) == 72
 
 
+@pytest.mark.parametrize("unaggregated", ["continue", "discard"])
+def test_planned_rounds_repeat_the_authors_log_and_what_becomes_of_the_others(unaggregated: Any) -> None:
+    """Two clients, always there; who continues holds what it trained until the next aggregation."""
+    pacing = StagnationAware(decide_on="test", unaggregated=unaggregated)
+    accuracies = [float(word) for word in LOGGED.split()]
+    state = pacing.observe(pacing.init(context([1, 1])), record(0, accuracies[0]))
+    work = ClientWork(steps=3, batch_size=1, whole_batches=False, num_samples=1)
+    held: tuple[int, ...] = ()
+    found = []
+    for round in range(1, 101):
+        (point,), state = pacing.plan(
+            state,
+            RoundContext(
+                round=round,
+                available=(0, 1),
+                cohort_size=2,
+                profiles=(),
+                cohort=(0, 1),
+                work={0: work, 1: work},
+                in_flight=held,
+            ),
+        )
+        aggregated = bool(point.attend) and not point.discard
+        assert [job.resume for job in point.start] == [bool(held)] * 2
+        assert point.discard is (unaggregated == "discard" and not aggregated)
+        held = () if aggregated or unaggregated == "discard" else (0, 1)
+        found += [round] * aggregated
+        state = pacing.observe(state, record(round, accuracies[round]))
+    assert found == LOGGED_AGGREGATIONS
+
+
 def test_ever_better_accuracy_aggregates_52_rounds_of_100() -> None:
     found = aggregations([0.001 * round for round in range(101)])
     assert found == [1, 2, 3, *range(4, 101, 2)]
@@ -255,6 +296,7 @@ def test_learning_rates_are_those_of_the_authors_log() -> None:
         ({"first_rounds": -1}, "first_rounds must be at least 0, but got -1"),
         ({"patience": 0}, "patience must be at least 1, but got 0"),
         ({"unaggregated": "keep"}, "unaggregated must be 'continue' or 'discard', but got 'keep'"),
+        ({"weights": "uniform"}, "weights must be 'rarity' or 'size', but got 'uniform'"),
         ({"decide_on": "train"}, "decide_on must be 'validation' or 'test', but got 'train'"),
         ({"counted": "some"}, "counted must be 'trained' or 'all', but got 'some'"),
         ({"rarity_strength": -0.1}, "rarity_strength must be a number of at least 0, but got -0.1"),
