@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 
+from fedsweep.building import build_experiment
 from fedsweep.config.load import load_config
-from fedsweep.errors import ResourceError
+from fedsweep.errors import ConfigError, ResourceError
+from fedsweep.sweeps.preparing import make_entry
 from fedsweep.sweeps.resources import Share, check_shares, largest
+from fedsweep.sweeps.space import list_trials
 
 
 def share(**runtime: Any) -> Share:
@@ -66,3 +69,20 @@ def test_parts_of_gpus_of_one_process_add_up_to_a_part_that_ray_can_place() -> N
 def test_the_largest_share_sizes_the_cluster() -> None:
     big = share(client_actors=3)
     assert largest([share(), big]) == big
+
+
+def test_gpus_that_are_only_counted_need_an_address_and_leave_the_work_on_the_cpu() -> None:
+    counted = {"device": "cpu", "gpus_per_client": 0.25, "gpus_per_server": 0.5}
+    with pytest.raises(ConfigError, match=r"uses no GPU.*runtime\.address"):
+        build_experiment(load_config({"runtime": counted}))
+    experiment = build_experiment(load_config({"runtime": {**counted, "address": "auto"}}))
+    assert (experiment.device, experiment.server_device) == ("cpu", "cpu")
+
+
+def test_a_trial_in_one_process_reserves_counted_gpus_but_is_a_run_for_any_machine() -> None:
+    runtime = {"device": "cpu", "gpus_per_client": 0.25, "address": "auto", "client_actors": 1}
+    config = load_config({"runtime": runtime, "sweep": {"space": {"seed": {"grid": [0]}}}})
+    entry = make_entry(config, list_trials(config)[0], uri=None)
+    assert entry.share.bundles == [{"CPU": 1.0, "GPU": 0.25}]
+    assert (entry.config.runtime.address, entry.config.runtime.gpus_per_client) == (None, 0.0)
+    assert build_experiment(entry.config).device == "cpu"

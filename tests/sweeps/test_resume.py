@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -67,6 +68,8 @@ def test_a_sweep_whose_driver_is_killed_twice_ends_as_if_it_had_not(tmp_path: Pa
     process = start("--resume", "--out", folder)
     said = process.communicate()[0]
     assert process.returncode == 0, said
+    lines = re.findall(r"^\d/3 finished, .*seed=\d: finished, 10 rounds, .* MB sent$", said, re.MULTILINE)
+    assert len(lines) == 3 - len(done) and "\x1b" not in said
     assert {path: path.stat().st_mtime_ns for path in done} == done
     runs = find_runs(folder)
     assert [[r.round for r in RunFolder(run).read_rounds()] for run in runs] == [list(range(1, 11))] * 3
@@ -92,3 +95,34 @@ def test_ctrl_c_puts_trials_away_and_the_sweep_goes_on_later(tmp_path: Path, con
     assert {RunFolder(run).read_result()["status"] for run in find_runs(folder)} == {"finished"}
     found = points(tmp_path)
     assert len(found) == len(set(found)) == 30
+
+
+def test_a_search_whose_driver_is_killed_proposes_only_what_is_left(
+    tmp_path: Path, tiny: Callable[..., dict[str, Any]]
+) -> None:
+    tree = tiny(
+        {"training.optimizer.lr": {"loguniform": [1e-3, 0.3]}},
+        more={
+            "training": {"rounds": 10, "cohort_size": 2, "local_steps": 100},
+            "tracking": {"uri": f"sqlite:///{tmp_path}/mlflow.db"},
+        },
+        samples=4,
+        search="optuna",
+        metric=["test_accuracy", "total_bytes"],
+        mode=["max", "min"],
+    )
+    (tmp_path / "search.yaml").write_text(yaml12.dump(tree))
+    folder = tmp_path / "s"
+    process = start(tmp_path / "search.yaml", "--out", folder)
+    wait_for(folder, "0*/result.json", process)
+    process.kill()
+    process.communicate()
+    before = {run.name for run in find_runs(folder)}
+    process = start("--resume", "--out", folder)
+    said = process.communicate()[0]
+    assert process.returncode == 0, said
+    runs = find_runs(folder)
+    assert len(runs) == 4 and before <= {run.name for run in runs}
+    assert {RunFolder(run).read_result()["status"] for run in runs} == {"finished"}
+    found = points(tmp_path)
+    assert len(found) == len(set(found)) == 40

@@ -79,3 +79,9 @@ def test_short_names_take_more_of_a_key_where_ends_are_shared() -> None:
 def test_spaces_that_mean_something_else_are_refused(sweep: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check_space(load_config({"sweep": sweep}))
+
+
+def test_merged_methods_are_named_by_their_parts() -> None:
+    both = {"merge": [{"name": "feddh", "floor": 0.02}, {"name": "fedad", "base_rate": 0.1}]}
+    config = load_config({"sweep": {"space": {"method": {"grid": [both]}}}})
+    assert list_trials(config)[0].label == "method=feddh,floor=0.02+fedad,base_rate=0.1"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -44,6 +47,39 @@ def test_a_grid_of_local_trials_gives_run_folders_with_the_models_of_runs(tmp_pa
     alone = fedsweep.run(tmp_path / "s" / name / "config.yaml", out=tmp_path / "alone")
     assert alone.summary["model_sha256"] == found[name]["model_sha256"]
     assert (tmp_path / "s" / "summary.json").is_file()
+
+
+def test_mlflow_has_a_child_for_each_trial_that_can_be_compared_as_in_the_papers_tables(
+    tmp_path: Path, tiny: TinySweep
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    sweep(tiny({"method": METHODS, "seed": {"grid": [0, 1]}}, more={"tracking": {"uri": uri}}), out=tmp_path / "s")
+    with sqlite3.connect(tmp_path / "mlflow.db") as base:
+
+        def of_runs(question: str) -> dict[str, dict[str, Any]]:
+            found: dict[str, dict[str, Any]] = {}
+            for name, key, value in base.execute(question):
+                found.setdefault(name, {})[key] = value
+            return found
+
+        named = "FROM runs r JOIN {} x ON x.run_uuid = r.run_uuid"
+        tags = of_runs(f"SELECT r.name, x.key, x.value {named.format('tags')}")
+        params = of_runs(f"SELECT r.name, x.key, x.value {named.format('params')}")
+        points = base.execute(f"SELECT r.name, x.key, x.step {named.format('metrics')}").fetchall()
+    methods = ("fedavg", "fedprox,mu=0.1")
+    children = [f"tiny method={method} seed={seed}" for method in methods for seed in (0, 1)]
+    assert set(tags) == {"tiny", *children}
+    assert len({tags[name]["mlflow.parentRunId"] for name in children}) == 1
+    assert [params[name]["method.name"] for name in children] == ["fedavg", "fedavg", "fedprox", "fedprox"]
+    assert [params[name]["seed"] for name in children] == ["0", "1", "0", "1"]
+    assert params[children[-1]]["method.mu"] == "0.1" and params[children[-1]]["scenario.dataset"] == "digits"
+    compared = ("test_accuracy", "best_test_accuracy", "total_bytes", "comm_ratio")
+    for name, run in zip(children, find_runs(tmp_path / "s"), strict=True):
+        rows = RunFolder(run).read_rounds()
+        sent = [sum(row.bytes_up + row.bytes_down for row in rows[: k + 1]) // 1000 for k in range(3)]
+        for key in compared:
+            assert sorted(step for n, k, step in points if (n, k) == (name, key)) == [1, 2, 3]
+            assert sorted(step for n, k, step in points if (n, k) == (name, f"by_bytes/{key}")) == sent
 
 
 def test_a_folder_that_holds_a_sweep_is_refused_and_so_is_another_plan(tmp_path: Path, tiny: TinySweep) -> None:
@@ -110,6 +146,39 @@ def test_a_trial_whose_process_is_killed_goes_on_from_its_checkpoint(tmp_path: P
     assert [r.round for r in RunFolder(folder).read_rounds()] == list(range(1, 41))
 
 
+def test_a_trial_whose_process_always_dies_fails_with_its_cause_while_the_others_go_on(
+    tmp_path: Path, tiny: TinySweep, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from fedsweep.sweeps.tuning import RETRIES
+
+    config = tiny({"seed": {"grid": [5, 6]}}, rounds=40, more={"training": LONG}, max_concurrent=1)
+    first, killed, is_over = tmp_path / "s" / "0001-seed=5", set(), threading.Event()
+
+    def kill_all() -> None:
+        while not is_over.wait(0.02):
+            if (first / "config.yaml").is_file() and not (first / "result.json").is_file():
+                for pid in set(processes("SweepTrial")) - killed:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.add(pid)
+
+    thread = threading.Thread(target=kill_all)
+    thread.start()
+    grid = sweep(config, out=tmp_path / "s")
+    is_over.set()
+    thread.join()
+    found = results(tmp_path / "s")
+    assert len(killed) == RETRIES + 1 and grid.num_errors == 1
+    failed, finished = found["0001-seed=5"], found["0002-seed=6"]
+    assert (failed["status"], failed["reason"]) == ("failed", "the trial's process died")
+    assert (finished["status"], finished["rounds"]) == ("finished", 40)
+    assert capfd.readouterr().err.count("seed=5: the trial's process died; it goes on") == RETRIES
+    said = json.loads((tmp_path / "s" / "summary.json").read_text())["trials"]
+    assert [(trial["status"], trial["reason"]) for trial in said] == [
+        ("failed", "the trial's process died"),
+        ("finished", None),
+    ]
+
+
 def processes(name: str) -> list[int]:
     import psutil
 
@@ -138,7 +207,9 @@ def test_a_trial_with_client_actors_holds_a_bundle_each_and_gives_the_same_model
     assert {n: r["model_sha256"] for n, r in found.items()} == {n: r["model_sha256"] for n, r in local.items()}
 
 
-def test_a_client_actor_that_is_killed_in_a_trial_changes_nothing(tmp_path: Path, tiny: TinySweep) -> None:
+def test_a_client_actor_that_is_killed_in_a_trial_changes_nothing(
+    tmp_path: Path, tiny: TinySweep, capfd: pytest.CaptureFixture[str]
+) -> None:
     more = {"training": LONG, "runtime": {"client_actors": 2, "cpus_per_client": 0.5}}
     killed: list[int] = []
 
@@ -156,6 +227,7 @@ def test_a_client_actor_that_is_killed_in_a_trial_changes_nothing(tmp_path: Path
     grid = sweep(tiny({"seed": {"grid": [5]}}, more=more), out=tmp_path / "s")
     thread.join()
     assert killed and grid.num_errors == 0
+    assert re.search(r"seed=5: round \d+: client actor \d died .*; replacing it", capfd.readouterr().err)
     [result] = results(tmp_path / "s").values()
     [folder] = find_runs(tmp_path / "s")
     alone = fedsweep.run(folder / "config.yaml", overrides=["runtime={backend: local}"], out=tmp_path / "alone")
@@ -195,8 +267,52 @@ def test_pbt_moves_values_and_checkpoints_between_trials(tmp_path: Path, tiny: T
     assert max(map(len, rates)) > 1
 
 
+def test_a_pbt_sweep_goes_on_with_the_values_that_its_trials_had_last(tmp_path: Path, tiny: TinySweep) -> None:
+    from fedsweep.sweeps.preparing import prepare
+
+    key = "training.optimizer.lr"
+    config = tiny({key: {"loguniform": [1e-5, 0.2]}}, rounds=10, samples=3, scheduler="pbt")
+    sweep(config, out=tmp_path / "s")
+    runs = find_runs(tmp_path / "s")
+    last = {run.name: load_config(run / "config.yaml").training.optimizer.lr for run in runs}
+    folder = SweepFolder(tmp_path / "s")
+    begun = {trial.folder: trial.values[key] for trial in folder.read_plan().trials}
+    moved = next(run for run in runs if last[run.name] != begun[run.name])
+    others = {run: (run / "result.json").read_bytes() for run in runs if run != moved}
+    for name in ("result.json", "model.safetensors", "checkpoints/round-000010.json"):
+        (moved / name).unlink()
+    prepared = prepare(load_config(config), folder, resume=True)
+    assert {e.trial.folder: prepared.describe(e)["values"][key] for e in prepared.entries} == last
+    grid = sweep(config, out=tmp_path / "s", resume=True)
+    assert grid.num_errors == 0 and len(grid) == 3
+    assert results(tmp_path / "s")[moved.name]["status"] == "finished"
+    assert [row.round for row in RunFolder(moved).read_rounds()] == list(range(1, 11))
+    assert {run: (run / "result.json").read_bytes() for run in others} == others
+
+
+def test_optuna_searches_for_one_metric_or_for_a_pareto_front(tmp_path: Path, tiny: TinySweep) -> None:
+    import optuna
+
+    space = {"method.high_interval": {"choice": [1, 2]}, "method.low_interval": {"choice": [4, 8]}}
+    more = {
+        "method": {"name": "dynamicfl", "group": "random"},
+        "scenario": {"clients": 6, "partition": {"kind": "iid"}},
+    }
+    more["scenario"]["budgets"] = {"kind": "dynamic", "budget_fraction": 0.5}
+    both = {"metric": ["test_accuracy", "total_bytes"], "mode": ["max", "min"]}
+    for name, compared in (("one", {}), ("two", both)):
+        sweep(tiny(space, more=more, samples=4, search="optuna", **compared), out=tmp_path / name)
+        storage = optuna.storages.JournalStorage(
+            optuna.storages.journal.JournalFileBackend(str(tmp_path / name / "optuna.log"))
+        )
+        study = optuna.load_study(study_name="fedsweep", storage=storage)
+        assert [d.name for d in study.directions] == (["MAXIMIZE"] if name == "one" else ["MAXIMIZE", "MINIMIZE"])
+        done = [trial.values for trial in study.trials if trial.state.is_finished()]
+        reached = [(r["test_accuracy"], r["total_bytes"]) for r in results(tmp_path / name).values()]
+        assert sorted(done) == sorted([[a] if name == "one" else [a, b] for a, b in reached])
+
+
 def test_optuna_proposes_trials_and_a_resumed_search_does_not_begin_anew(tmp_path: Path, tiny: TinySweep) -> None:
-    pytest.importorskip("optuna")
     space = {"training.optimizer.lr": {"loguniform": [1e-3, 0.3]}, "method": {"choice": METHODS["grid"]}}
     config = tiny(space, samples=4, search="optuna", metric=["test_accuracy", "total_bytes"], mode=["max", "min"])
     sweep(config, out=tmp_path / "s")

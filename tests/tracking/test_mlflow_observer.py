@@ -19,6 +19,7 @@ from mlflow.tracking import MlflowClient
 
 from fedsweep.records import RoundRecord
 from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.testing import tiny_record
 from fedsweep.tracking import mlflow_observer
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_run import MlflowRun
@@ -31,34 +32,13 @@ TAGS = {"fedsweep.git_commit": "abc", "fedsweep.config_hash": "123", "fedsweep.m
 
 def record(round: int, *, attempt: int = 0, **values: Any) -> RoundRecord:
     """A round that sends 1200 bytes; another attempt at it happens at another time."""
-    full = RoundRecord(
-        round=round,
+    full = tiny_record(
+        round,
         timestamp_ms=1_700_000_000_000 + 1000 * round + attempt,
         test_accuracy=0.1 * round,
         test_loss=1.0 / round,
-        validation_accuracy=None,
         train_loss=2.0,
-        lr=0.1,
-        cohort=(0, 1),
-        high_frequency=None,
-        kl_divergence=None,
-        attendees=(0, 1),
-        sync_points=1,
-        values_up=150,
-        values_down=150,
-        bytes_up=600,
-        bytes_down=600,
-        over_budget=None,
-        comm_cost=300,
-        comm_ratio=0.5,
-        local_steps=4,
-        flops=10,
-        fwd_macs_per_sample=None,
-        sim_time_s=None,
         wall_time_s=0.1 + attempt,
-        eval_time_s=0.1,
-        server_time_s=0.1,
-        aggregation_weights=(0.5, 0.5),
     )
     return replace(full, **values)
 

@@ -10,39 +10,20 @@ import pytest
 
 from fedsweep.records import RoundRecord
 from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.testing import tiny_record
 from fedsweep.tracking.mlflow_sweep import SweepTracker, TrackedTrial
 from fedsweep.tracking.store import sqlite_uri
 
 
 def record(round: int, *, trial: int = 0, timestamp_ms: int = 0) -> RoundRecord:
-    return RoundRecord(
-        round=round,
+    return tiny_record(
+        round,
         timestamp_ms=timestamp_ms or 1_700_000_000_000 + 1000 * round,
         test_accuracy=min(1.0, 0.01 * round + 0.0001 * trial),
         test_loss=1.0 / round,
-        validation_accuracy=None,
         train_loss=2.0 / round,
-        lr=0.1,
-        cohort=(0, 1),
-        high_frequency=None,
-        kl_divergence=None,
-        attendees=(0, 1),
-        sync_points=1,
-        values_up=5000,
-        values_down=5000,
         bytes_up=20_000,
         bytes_down=20_000,
-        over_budget=None,
-        comm_cost=10_000,
-        comm_ratio=0.5,
-        local_steps=4,
-        flops=100,
-        fwd_macs_per_sample=None,
-        sim_time_s=None,
-        wall_time_s=0.1,
-        eval_time_s=0.01,
-        server_time_s=0.01,
-        aggregation_weights=(0.5, 0.5),
     )
 
 

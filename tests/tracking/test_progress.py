@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from fedsweep.records import RoundRecord
+from fedsweep.testing import tiny_record
 from fedsweep.tracking.observers import RunInfo
 from fedsweep.tracking.progress import LiveProgress, PlainProgress, Progress, QuietProgress, Standing, make_progress
 
@@ -17,34 +18,16 @@ ESCAPE = "\x1b"
 
 
 def record(number: int, *, accuracy: float | None = 0.5, seconds: float = 2.0) -> RoundRecord:
-    return RoundRecord(
-        round=number,
-        timestamp_ms=0,
+    return tiny_record(
+        number,
         test_accuracy=accuracy,
         test_loss=None if accuracy is None else 1.25,
-        validation_accuracy=None,
         train_loss=2.5,
-        lr=0.1,
-        cohort=(0, 1),
-        high_frequency=None,
-        kl_divergence=None,
-        attendees=(0, 1),
-        sync_points=1,
-        values_up=10,
-        values_down=10,
         bytes_up=1_000_000,
         bytes_down=500_000,
-        over_budget=None,
-        comm_cost=20,
         comm_ratio=0.25,
-        local_steps=8,
-        flops=100,
-        fwd_macs_per_sample=None,
-        sim_time_s=None,
         wall_time_s=seconds,
         eval_time_s=0.5,
-        server_time_s=0.1,
-        aggregation_weights=(0.5, 0.5),
     )
 
 
@@ -71,6 +54,49 @@ def test_plain_progress_prints_one_line_per_round_with_the_figures() -> None:
         "an actor was lost",
         "round  2/10  accuracy 0.5000 (best 0.7500)  loss 1.25  3.0 MB sent  ratio 0.2500  2.50 s/round  0:00:20 left",
     ]
+
+
+def test_plain_progress_shows_long_work_every_ten_seconds() -> None:
+    file, now = io.StringIO(), [0.0]
+    progress = PlainProgress(file, clock=lambda: now[0])
+    progress.started(info())
+    for second in range(1, 40):
+        now[0] = float(second)
+        progress.working(f"iteration {second} of 40")
+        if second == 15:
+            progress.message("a sentence")
+    # A sentence tells that something goes on, so the next line waits ten seconds from there.
+    assert file.getvalue().splitlines()[1:] == [
+        "iteration 10 of 40",
+        "a sentence",
+        "iteration 25 of 40",
+        "iteration 35 of 40",
+    ]
+
+
+def test_live_progress_shows_long_work_below_the_bar_until_the_round_is_done() -> None:
+    progress, file = live()
+    with progress:
+        progress.started(info())
+        progress.working("iteration 3 of 40")
+        assert "study: iteration 3 of 40" in drawn_by(progress)
+        progress.round_done(record(1))
+        assert "iteration" not in drawn_by(progress)
+        progress.working("iteration 4 of 40")
+        assert drawn_by(progress).splitlines()[-1].strip() == "iteration 4 of 40"
+    assert "iteration 4 of 40" in file.getvalue()
+
+
+def drawn_by(progress: LiveProgress) -> str:
+    console = Console(file=io.StringIO(), width=90)
+    with console.capture() as captured:
+        console.print(progress._draw())
+    return captured.get()
+
+
+def test_quiet_progress_shows_no_long_work(capsys: pytest.CaptureFixture[str]) -> None:
+    QuietProgress().working("iteration 3 of 40")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_round_without_evaluation_shows_a_dash_and_the_training_loss() -> None:

@@ -92,6 +92,11 @@ class PreparedSweep:
         return (metric,) if isinstance(metric, str) else tuple(metric)
 
     @property
+    def total(self) -> int:
+        """Trials of the whole sweep."""
+        return len(self.plan.trials) if is_listed(self.config) else num_trials(self.config)
+
+    @property
     def unfinished(self) -> list[Entry]:
         """Trials that have not run to their end."""
         return [entry for entry in self.entries if not self.folder.has_finished(entry.trial)]
@@ -104,8 +109,7 @@ class PreparedSweep:
     @property
     def is_done(self) -> bool:
         """Whether nothing is left to run."""
-        enough = is_listed(self.config) or len(self.entries) >= num_trials(self.config)
-        return bool(self.entries) and enough and not self.unfinished
+        return bool(self.entries) and len(self.entries) >= self.total and not self.unfinished
 
     def describe(self, entry: Entry) -> dict[str, Any]:
         """A trial as its process gets it."""
@@ -135,39 +139,47 @@ class PreparedSweep:
         return found
 
 
-def prepare(config: Config, folder: SweepFolder, *, resume: bool) -> PreparedSweep:
+def prepare(
+    config: Config, folder: SweepFolder, *, resume: bool, trials: Sequence[Trial] | None = None
+) -> PreparedSweep:
     """Check the whole sweep.
 
     Args:
         config: Its configuration.
         folder: Where it goes.
         resume: Its trials are those of the folder's plan.
+        trials: They take the place of the configuration's space. Whoever gives them knows what they differ in, so no
+            note says it.
 
     Raises:
         InputError: Something is wrong or not there; nothing was written.
     """
-    check_space(config)
+    if trials is None:
+        check_space(config)
     _check_metrics(config)
     _check_combination(config)
     uri = resolve_uri(config.tracking.uri, out=folder.path)
-    if resume:
-        trials = folder.read_plan().trials
-    else:
-        trials = tuple(list_trials(config)) if config.sweep.search != "optuna" else ()
-    entries = [make_entry(config, trial, uri=uri) for trial in trials]
+    listed = _planned_trials(config, folder, resume=resume) if trials is None else tuple(trials)
+    entries = [make_entry(config, trial, uri=uri) for trial in listed]
     samples = entries or [make_entry(config, trial, uri=uri) for trial in _sample_trials(config)]
     datasets, full = _check_trials(config, samples, uri=uri)
     return PreparedSweep(
         config=config,
         folder=folder,
-        plan=SweepPlan(given=config.given, trials=trials),
+        plan=SweepPlan(given=config.given, trials=listed),
         entries=entries,
         datasets=datasets,
-        notes=notes([e.trial for e in samples], [e.config for e in samples]),
+        notes=notes([e.trial for e in samples], [e.config for e in samples]) if trials is None else [],
         full=full,
         uri=uri,
         samples=samples,
     )
+
+
+def _planned_trials(config: Config, folder: SweepFolder, *, resume: bool) -> tuple[Trial, ...]:
+    if resume:
+        return folder.read_plan().trials
+    return tuple(list_trials(config)) if config.sweep.search != "optuna" else ()
 
 
 def make_entry(config: Config, trial: Trial, *, uri: str | None) -> Entry:
@@ -184,6 +196,13 @@ def make_entry(config: Config, trial: Trial, *, uri: str | None) -> Entry:
         return Entry(trial=trial, config=resolve_config(load_config(given)), given=given, share=share)
     except InputError as error:
         raise type(error)(f"trial {trial.number} ({trial.label}): {error}") from None
+
+
+def method_name(config: Config) -> str:
+    """The method's name; merged ones joined by plus signs."""
+    spec = config.method
+    parts = [spec] if "name" in spec else spec["merge"]
+    return "+".join(str(part["name"]) for part in parts)
 
 
 def dataset_key(config: Config) -> str:
@@ -229,7 +248,9 @@ def _backend(config: Config) -> dict[str, Any]:
     actors = trial_actors(config)
     if actors:
         return {"backend": "ray", "client_actors": actors}
-    return {"backend": "local", "address": None}
+    # What is reserved and not computed on is the cluster's affair: without it the trial is a run for any machine.
+    unused = {"gpus_per_client": 0.0, "gpus_per_server": 0.0} if config.runtime.device == "cpu" else {}
+    return {"backend": "local", "address": None, **unused}
 
 
 def _sample_trials(config: Config) -> list[Trial]:

@@ -14,7 +14,7 @@ from ray.tune.search import Searcher
 
 from fedsweep.errors import ResourceError
 from fedsweep.streams import stream
-from fedsweep.sweeps.space import canonical, space_keys
+from fedsweep.sweeps.space import TRIAL, canonical, space_keys
 from fedsweep.sweeps.unpickled import KeptHere
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fedsweep.config.sweep import SpaceEntry
 
 RESOURCE = "resource"
-TRIAL = "trial"
 # Successive halving by thirds: the first rung is at 1/27 of a whole trial.
 _REDUCTION, _RUNGS = 3, 3
 _MEDIAN_GRACE = 0.1

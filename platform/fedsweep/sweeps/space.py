@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from fedsweep.config.sweep import SpaceEntry
 
 SEED = "seed"
+# Where a trial stands in what Ray Tune calls its configuration.
+TRIAL = "trial"
 _LABEL_CHARACTERS = 90
-_NAMING = ("name", "kind")
+_NAMING = ("name", "kind", "merge")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +166,7 @@ def draw(entry: SpaceEntry, *, seed: int, key: str, sample: int) -> Any:
 
 def _value_text(value: Any) -> str:
     if isinstance(value, Mapping):
-        heads = [str(value[key]) for key in _NAMING if key in value]
+        heads = [_value_text(value[key]) for key in _NAMING if key in value]
         rest = [f"{key}={_value_text(item)}" for key, item in value.items() if key not in _NAMING]
         return ",".join([*heads, *rest])
     if isinstance(value, list | tuple):

@@ -6,11 +6,12 @@ which would have to be unpickled, is read back.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from fedsweep.sweeps.space import Trial, canonical
 PLAN, SUMMARY, TABLE, LOGGED = "sweep.json", "summary.json", "summary.parquet", "logged.json"
 # Ray Tune's own files; hidden, so that no one takes them for runs.
 TUNE = ".tune"
+# The one key that may change when a sweep goes on: the cluster that it was begun on may be gone.
+PLACE = "runtime.address"
 _FORMAT, _VERSION = "fedsweep sweep", 1
 
 
@@ -32,10 +35,12 @@ class SweepPlan:
     Attributes:
         given: The configuration as the user gave it.
         trials: All trials; of a search, those proposed so far.
+        request: What the trials were made from, where that is no space: a table's name and what was chosen of it.
     """
 
     given: Mapping[str, Any]
     trials: tuple[Trial, ...]
+    request: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SweepFolder:
@@ -68,8 +73,13 @@ class SweepFolder:
             way_out = "go on with --resume, or replace it with --overwrite" if self.has_plan else "choose another --out"
             raise OutputError(f"{self.path} is in use already ({', '.join(held)}); {way_out}")
 
-    def create(self, plan: SweepPlan, *, config_yaml: str, overwrite: bool) -> None:
+    def create(self, plan: SweepPlan, *, config_yaml: str | None, overwrite: bool) -> None:
         """Make the folder and write the plan.
+
+        Args:
+            plan: The plan.
+            config_yaml: The sweep's configuration; None: there is no one configuration to repeat it by.
+            overwrite: Remove an earlier sweep.
 
         Raises:
             OutputError: It cannot be made or written, or :meth:`check_free` refuses it.
@@ -79,10 +89,19 @@ class SweepFolder:
             if self.has_plan:
                 self._clear()
             self.path.mkdir(parents=True, exist_ok=True)
-            atomic_write(self.path / CONFIG, config_yaml.encode())
+            if config_yaml is not None:
+                atomic_write(self.path / CONFIG, config_yaml.encode())
         except OSError as error:
             raise OutputError(f"{self.path}: cannot be made a sweep's folder: {error.strerror or error}") from error
         self.write_plan(plan)
+
+    def withdraw(self) -> None:
+        """Undo :meth:`create`; a folder that holds more stays."""
+        for name in (PLAN, CONFIG):
+            (self.path / name).unlink(missing_ok=True)
+        # It may hold what was there before.
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
     def write_plan(self, plan: SweepPlan) -> None:
         """Replace the plan."""
@@ -90,7 +109,7 @@ class SweepFolder:
             {"number": t.number, "folder": t.folder, "label": t.label, "values": dict(t.values)} for t in plan.trials
         ]
         body = {"format": _FORMAT, "version": _VERSION, "fedsweep": __version__, "given": plan.given, "trials": trials}
-        self._write(PLAN, body)
+        self._write(PLAN, body | ({"request": dict(plan.request)} if plan.request else {}))
 
     def read_plan(self) -> SweepPlan:
         """The plan.
@@ -111,17 +130,17 @@ class SweepFolder:
             trials = tuple(Trial(**entry) for entry in body["trials"])
             for trial in trials:
                 _check_name(trial.folder, path)
-            return SweepPlan(given=dict(body["given"]), trials=trials)
-        except (KeyError, TypeError) as error:
+            return SweepPlan(given=dict(body["given"]), trials=trials, request=dict(body.get("request", {})))
+        except (KeyError, TypeError, ValueError) as error:
             raise OutputError(f"{path}: damaged: {error}") from error
 
     def check_same(self, given: Mapping[str, Any]) -> None:
-        """Refuse to go on with another configuration than the sweep was begun with.
+        """Refuse to go on with another configuration than the sweep was begun with; the cluster's address apart.
 
         Raises:
             ConfigError: It differs; names where.
         """
-        before = self.read_plan().given
+        before, given = _without_place(self.read_plan().given), _without_place(given)
         if canonical(before) != canonical(given):
             differing = sorted(key for key in {*before, *given} if before.get(key) != given.get(key))
             raise ConfigError(
@@ -184,6 +203,13 @@ class SweepFolder:
 def with_trial(plan: SweepPlan, trial: Trial) -> SweepPlan:
     """The plan with one more trial."""
     return replace(plan, trials=(*plan.trials, trial))
+
+
+def _without_place(given: Mapping[str, Any]) -> dict[str, Any]:
+    section, key = PLACE.split(".")
+    runtime = {name: value for name, value in (given.get(section) or {}).items() if name != key}
+    rest = {name: value for name, value in given.items() if name != section}
+    return {**rest, section: runtime} if runtime else rest
 
 
 def _check_name(name: Any, path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from ray import tune
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -26,12 +27,13 @@ from fedsweep.running import Plan, Session, open_session
 from fedsweep.runtime.engine import experiment_layout
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.fleet import Fleet
+from fedsweep.runtime.metrics import RayMetrics
 from fedsweep.runtime.ray_fleet import RayFleet
 from fedsweep.runtime.run_folder import run_facts
 from fedsweep.runtime.session import RunSession, SessionSettings
-from fedsweep.sweeps.preparing import dataset_key
+from fedsweep.sweeps.preparing import dataset_key, method_name
 from fedsweep.sweeps.resources import Share, group_factory
-from fedsweep.sweeps.schedulers import TRIAL
+from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.trial import ActiveTrial, TrialSpec, is_fatal
 
 SPEC, SHARE, VALUES = "spec", "share", "values"
@@ -67,6 +69,7 @@ class SweepTrial(tune.Trainable):
         """
         os.umask(umask)
         self._specs = specs
+        self._metrics: RayMetrics | None = None
         self._datasets = datasets or References({})
         self._failure: Exception | None = None
         self._active = self._begin(config)
@@ -81,7 +84,9 @@ class SweepTrial(tune.Trainable):
         if self._failure is not None:
             raise self._failure
         try:
-            return self._active.step()
+            report = self._active.step()
+            self._show(report)
+            return report
         except Exception as error:
             if not is_fatal(error):
                 raise
@@ -115,12 +120,35 @@ class SweepTrial(tune.Trainable):
         self._active = self._begin(new_config)
         return True
 
+    def __repr__(self) -> str:
+        """Names the process in logs and in Ray's dashboard, by the trial that it begins with."""
+        return f"SweepTrial[{self._active.folder.name}]"
+
     def cleanup(self) -> None:
         """The trial is over, or the whole sweep is interrupted."""
         self._active.end_early()
 
+    def _show(self, report: Mapping[str, Any]) -> None:
+        """On Ray's metrics endpoint; a trial that has finished before has nothing to show."""
+        if not self._active.is_open:
+            return
+        if self._metrics is None:
+            config, share = self._active.config, Share(**self._described[TRIAL][SHARE])
+            self._metrics = RayMetrics(
+                run=self._active.folder.name,
+                sweep=self._active.folder.parent.name,
+                method=method_name(config),
+                planned_rounds=config.training.rounds,
+                client_actors=share.actors,
+                gpus=sum(bundle.get("GPU", 0.0) for bundle in share.bundles),
+            )
+        self._metrics.show(
+            round=report["round"], test_accuracy=report.get("test_accuracy"), total_bytes=report["total_bytes"]
+        )
+
     def _begin(self, config: Mapping[str, Any]) -> ActiveTrial:
         self._described = config
+        self._metrics = None
         described = config[TRIAL]
         own = self._specs[place_of(self.trial_id)] if self._specs else described[SPEC]
         spec = TrialSpec(**own)
@@ -151,6 +179,7 @@ def overlaid(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
 @contextlib.contextmanager
 def session_in_group(plan: Plan, folder: Path) -> Iterator[Session]:
     """A session in this process, with client actors in the bundles of the trial's placement group."""
+    torch.set_num_threads(1)  # as everywhere else: how many there are shows in the bits
     facts = {**run_facts(), "backend": "ray", "client_actors": plan.num_actors}
     session = RunSession(
         plan.experiment,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.building import resolve_config
 from fedsweep.config.load import load_config
 from fedsweep.errors import ClientJobError, InputError, InvariantError
 from fedsweep.records import RoundRecord
@@ -33,6 +34,8 @@ FATAL = (InputError, ClientJobError, InvariantError)
 EXTRA = "extra"
 # Tune says that a trial is done also where it ended it itself; this says that the trial came to its own end.
 FINISHED = "finished"
+# What the user should know of a round: that a client actor was replaced, say.
+MESSAGES = "messages"
 _CARRIED = "carried_forward"
 
 
@@ -91,6 +94,16 @@ class ActiveTrial:
         """The run folder."""
         return self._spec.folder
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it has been played here, and was not merely found finished."""
+        return self._session is not None
+
+    @property
+    def config(self) -> Config:
+        """The resolved configuration."""
+        return resolve_config(self._spec.config)
+
     def last_report(self) -> dict[str, Any]:
         """The newest report once more."""
         return {**self._report.figures(), "done": False, FINISHED: False}
@@ -106,12 +119,14 @@ class ActiveTrial:
         try:
             session = self._session or self._open()
             step = session.step()
+            said = [*step.messages]
             while step.record is None and step.stopped_by is None:
                 step = session.step()
+                said += step.messages
         except Exception as error:
             self._end("failed", str(error))
             raise
-        return self._reported(step)
+        return {**self._reported(step), **({MESSAGES: said} if said else {})}
 
     def save(self) -> None:
         """Write a checkpoint of the last finished round."""

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.runtime.ray_cluster import ray_cluster
-from fedsweep.sweeps.preparing import Entry, PreparedSweep, default_folder, make_entry, num_trials, prepare, worlds
+from fedsweep.sweeps.preparing import Entry, PreparedSweep, default_folder, make_entry, prepare, worlds
 from fedsweep.sweeps.resources import check_shares, largest
-from fedsweep.sweeps.space import is_listed, make_trial, short_names, space_keys
+from fedsweep.sweeps.space import TRIAL, is_listed, make_trial, short_names, space_keys
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
 from fedsweep.sweeps.sweep_folder import PLAN, SUMMARY, TABLE, TUNE, SweepFolder, with_trial
 from fedsweep.sweeps.unpickled import KeptHere
@@ -160,7 +160,7 @@ def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracke
 
     order = prepared.in_order if prepared.config.sweep.scheduler == "pbt" else []
     watcher = Watcher(progress, tracker, names=[entry.trial.folder for entry in order])
-    progress.planned(num_trials(prepared.config))
+    progress.planned(prepared.total)
     for entry in prepared.entries:
         _announce(prepared, entry, watcher=watcher, progress=progress)
     interrupted = threading.Event()
@@ -180,38 +180,15 @@ def _announce(prepared: PreparedSweep, entry: Entry, *, watcher: Watcher, progre
 def _make_tuner(
     prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgress, interrupted: threading.Event
 ) -> Any:
-    import ray
     from ray import tune
     from ray.tune.logger import JsonLoggerCallback
 
-    from fedsweep.sweeps.schedulers import TRIAL, make_scheduler
-    from fedsweep.sweeps.trainable import References, SweepTrial
-
-    config, settings = prepared.config, prepared.config.sweep
-    datasets = {key: ray.put(dataset) for key, dataset in prepared.datasets.items()}
-    search, space, count, own = None, {}, 1, []
-    if is_listed(config) or settings.scheduler == "pbt":
-        described = [prepared.describe(entry) for entry in prepared.in_order]
-        space = {TRIAL: tune.grid_search(described)}
-        own = [entry["spec"] for entry in described] if settings.scheduler == "pbt" else []
-    else:
-        search, count = _search(prepared, watcher, progress=progress)
-    compared: dict[str, Any] = (
-        {} if search is not None or len(prepared.metrics) > 1 else {"metric": settings.metric, "mode": settings.mode}
-    )
+    search, space, count = _proposals(prepared, watcher, progress=progress)
+    own = [entry["spec"] for entry in space[TRIAL]["grid_search"]] if _exchanges_checkpoints(prepared.config) else []
     return tune.Tuner(
-        tune.with_parameters(SweepTrial, datasets=References(datasets), umask=_umask(), specs=own),
+        _trainable(prepared, own),
         param_space=space,
-        tune_config=tune.TuneConfig(
-            **compared,
-            num_samples=count,
-            scheduler=make_scheduler(config, full=prepared.full),
-            search_alg=search,
-            max_concurrent_trials=None if settings.max_concurrent == "auto" else settings.max_concurrent,
-            # A trial's actors end with its placement group, so only trials without any may hand on their process.
-            reuse_actors=all(not entry.share.actors for entry in prepared.samples),
-            trial_dirname_creator=lambda trial: f"{trial.trial_id}",
-        ),
+        tune_config=_tune_config(prepared, search, count),
         run_config=tune.RunConfig(
             name=time.strftime("tune-%Y%m%d-%H%M%S"),
             storage_path=str(prepared.folder.path / TUNE),
@@ -220,6 +197,57 @@ def _make_tuner(
             stop=_make_stopper(interrupted),
             verbose=0,
         ),
+    )
+
+
+def _exchanges_checkpoints(config: Config) -> bool:
+    return config.sweep.scheduler == "pbt"
+
+
+def _proposals(
+    prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgress
+) -> tuple[Any, dict[str, Any], int]:
+    """Where Tune gets its trials from: a search, or a list as its space; and how many samples it draws."""
+    from ray import tune
+
+    if is_listed(prepared.config) or _exchanges_checkpoints(prepared.config):
+        described = [prepared.describe(entry) for entry in prepared.in_order]
+        return None, {TRIAL: tune.grid_search(described)}, 1
+    search, count = _search(prepared, watcher, progress=progress)
+    return search, {}, count
+
+
+def _trainable(prepared: PreparedSweep, own: Sequence[Mapping[str, Any]]) -> Any:
+    """The trials' class with what they all need, under its own name in Ray's dashboard and in lists of processes."""
+    import ray
+    from ray import tune
+
+    from fedsweep.sweeps.trainable import References, SweepTrial
+
+    datasets = {key: ray.put(dataset) for key, dataset in prepared.datasets.items()}
+    made = tune.with_parameters(SweepTrial, datasets=References(datasets), umask=_umask(), specs=own)
+    made.__name__, made.__qualname__ = SweepTrial.__name__, SweepTrial.__qualname__
+    return made
+
+
+def _tune_config(prepared: PreparedSweep, search: Any, count: int) -> Any:
+    from ray import tune
+
+    from fedsweep.sweeps.schedulers import make_scheduler
+
+    settings = prepared.config.sweep
+    compared: dict[str, Any] = (
+        {} if search is not None or len(prepared.metrics) > 1 else {"metric": settings.metric, "mode": settings.mode}
+    )
+    return tune.TuneConfig(
+        **compared,
+        num_samples=count,
+        scheduler=make_scheduler(prepared.config, full=prepared.full),
+        search_alg=search,
+        max_concurrent_trials=None if settings.max_concurrent == "auto" else settings.max_concurrent,
+        # A trial's actors end with its placement group, so only trials without any may hand on their process.
+        reuse_actors=all(not entry.share.actors for entry in prepared.samples),
+        trial_dirname_creator=lambda trial: f"{trial.trial_id}",
     )
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
 
 from fedsweep.runtime.run_folder import CONFIG, RunFolder
-from fedsweep.sweeps.preparing import Entry
-from fedsweep.sweeps.schedulers import TRIAL
+from fedsweep.sweeps.preparing import Entry, method_name
+from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.trainable import FATAL_MARK, SPEC, place_of
-from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FINISHED, record_of
+from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FINISHED, MESSAGES, record_of
 from fedsweep.sweeps.unpickled import KeptHere
 from fedsweep.tracking.mlflow_sweep import SweepTracker, TrackedTrial
 from fedsweep.tracking.sweep_progress import SweepProgress
@@ -20,22 +22,27 @@ from fedsweep.tracking.sweep_progress import SweepProgress
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial as TuneTrial
 
+# Tune's file of a trial's failures.
+_FAILURE = re.compile(r"^Failure # \d+ .*$", re.MULTILINE)
+_MODULE = re.compile(r"^[\w.]+\.(?=\w+: )")
+_NODE_DIED = ("its node has died", "NodeDiedError")
+_PROCESS_DIED = ("The actor died", "The actor is dead", "is unavailable: ", "ActorDiedError", "ActorUnavailableError")
+
 
 def tracked(entry: Entry, *, folder: Any, sweep: str) -> TrackedTrial:
     """A trial as the tracking store shall know it."""
     config = entry.config
-    spec = config.method
-    parts = [spec] if "name" in spec else spec["merge"]
     tags = {
         "fedsweep.config_hash": config.hash(),
-        "fedsweep.method": "+".join(str(part["name"]) for part in parts),
+        "fedsweep.method": method_name(config),
         "fedsweep.dataset": config.scenario.dataset,
         "fedsweep.kind": "trial",
         "fedsweep.sweep": sweep,
         "fedsweep.trial": str(entry.trial.number),
     }
+    seed = entry.trial.seed
     return TrackedTrial(
-        name=config.name,
+        name=config.name if seed is None else f"{config.name} seed={seed}",
         folder=folder.trial_path(entry.trial),
         config=config.flat(),
         tags=tags,
@@ -74,6 +81,8 @@ class Watcher(KeptHere, tune.Callback):
         if result.get(FATAL_MARK):
             trial.max_failures = 0  # with the same seed it would fail in the same way
             return
+        for text in result.get(MESSAGES, ()):
+            self._progress.told(name, text)
         self._progress.round_done(name, result)
         known = self._known.get(name)
         if self._tracker is not None and known is not None and "values_up" in result:
@@ -112,13 +121,20 @@ class Watcher(KeptHere, tune.Callback):
 
 
 def cause_of(trial: TuneTrial) -> str:
-    """Why a trial failed, in one line."""
-    error = trial.get_error()
-    cause = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(cause).strip().splitlines() if line.strip()]
-    if type(cause).__name__ in ("ActorDiedError", "RayActorError", "ActorUnavailableError"):
+    """Why a trial failed last, in one line: what its process wrote down, or what Ray says of a lost process."""
+    path = Path(trial.error_file) if trial.error_file else None
+    return cause_in(path.read_text(errors="replace") if path is not None and path.is_file() else "")
+
+
+def cause_in(text: str) -> str:
+    """The same from Tune's list of a trial's failures, a paragraph each."""
+    last = _FAILURE.split(text)[-1]
+    if any(words in last for words in _NODE_DIED):
+        return "the trial's node died"
+    if any(words in last for words in _PROCESS_DIED):
         return "the trial's process died"
-    return lines[0] if lines else type(cause).__name__
+    lines = [line.strip() for line in last.splitlines() if line.strip()]
+    return _MODULE.sub("", lines[-1]) if lines else "unknown; Ray's logs may say more"
 
 
 def _note_failure(trial: TrackedTrial, cause: str) -> None:

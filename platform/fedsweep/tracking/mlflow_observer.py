@@ -13,12 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.runtime.round_table import scalar_figures
 from fedsweep.runtime.run_folder import CLIENTS, CONFIG, MODEL, PICTURES, RESULT, ROUNDS, SCENARIO
+from fedsweep.runtime.targets import Crossing, TargetWatch, target_key
 from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, Point, key_text
 from fedsweep.tracking.observers import Observer, RunInfo
 from fedsweep.tracking.store import PATIENCE_S, check_store, probe_store, redacted
@@ -42,14 +43,16 @@ class Row:
         record: The round.
         total_bytes: Bytes both ways up to and with it, registration apart.
         best_test_accuracy: Of the rounds so far; None before the first evaluation.
+        reached: Targets that it is the first to reach.
     """
 
     record: RoundRecord
     total_bytes: int
     best_test_accuracy: float | None
+    reached: Mapping[float, Crossing] = field(default_factory=dict)
 
     def points(self) -> list[Point]:
-        """Its metrics: figures by round, then the same by kB sent. What is infinite is NaN."""
+        """Its metrics: figures by round, then the same by kB sent; last, targets. What is infinite is NaN."""
         figures = scalar_figures(self.record) | {"total_bytes": float(self.total_bytes)}
         if self.best_test_accuracy is not None:
             figures["best_test_accuracy"] = self.best_test_accuracy
@@ -58,7 +61,16 @@ class Row:
         by_bytes = [(BY_BYTES + name, value, kilobytes) for name, value in figures.items()]
         return [
             Point(key_text(name), value if math.isfinite(value) else math.nan, self.record.timestamp_ms, step)
-            for name, value, step in (*by_round, *by_bytes)
+            for name, value, step in (*by_round, *by_bytes, *self._crossings())
+        ]
+
+    def _crossings(self) -> list[tuple[str, float, int]]:
+        """``target/0.5/round`` and the like, at this round."""
+        return [
+            (f"target/{target_key(target)}/{name}", float(value), self.record.round)
+            for target, crossing in self.reached.items()
+            for name, value in asdict(crossing).items()
+            if value is not None
         ]
 
     def tags(self) -> dict[str, str]:
@@ -104,6 +116,7 @@ class MlflowObserver(Observer):
         self._pending: deque[Row] = deque()
         self._total_bytes = 0
         self._best: float | None = None
+        self._targets = TargetWatch(())
         self._infinite: set[str] = set()
         self._next_try = -math.inf
         self._failing = False
@@ -126,6 +139,7 @@ class MlflowObserver(Observer):
 
     def started(self, info: RunInfo) -> None:
         self._info = info
+        self._targets = TargetWatch(info.targets)
         for record in info.records:
             self._keep(record)
         self._flush(patience_s=PATIENCE_S)
@@ -160,7 +174,14 @@ class MlflowObserver(Observer):
         accuracy = record.test_accuracy
         if accuracy is not None and not math.isnan(accuracy):
             self._best = accuracy if self._best is None else max(self._best, accuracy)
-        self._pending.append(Row(record=record, total_bytes=self._total_bytes, best_test_accuracy=self._best))
+        self._pending.append(
+            Row(
+                record=record,
+                total_bytes=self._total_bytes,
+                best_test_accuracy=self._best,
+                reached=self._targets.see(record),
+            )
+        )
 
     def _flush(self, *, patience_s: float) -> bool:
         """Writes what is pending; says whether that went well."""

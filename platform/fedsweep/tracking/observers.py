@@ -27,6 +27,7 @@ class RunInfo:
         planned_rounds: Rounds that the run is planned for.
         resumed_from: The last round that is done already; None for a run from the start.
         records: The rounds done already, from the first; empty for a run from the start.
+        targets: Test accuracies whose first crossing is of interest.
     """
 
     name: str
@@ -36,6 +37,7 @@ class RunInfo:
     planned_rounds: int
     resumed_from: int | None = None
     records: Sequence[RoundRecord] = ()
+    targets: Sequence[float] = ()
 
 
 class Observer(ABC):
@@ -62,7 +64,11 @@ class Observer(ABC):
         """A checkpoint that holds this round is on disk."""
 
     def message(self, text: str) -> None:
-        """A sentence for the user, about a lost worker say."""
+        """A sentence for the user, about a lost worker say; may come in the middle of a round."""
+        return
+
+    def working(self, text: str) -> None:
+        """How far long work inside a round is; each line replaces the one before, and many come."""
         return
 
     @abstractmethod
@@ -83,6 +89,7 @@ class InMemory(Observer):
         records: The rounds, those of before a resume included.
         checkpoints: The rounds that were checkpointed.
         messages: Sentences for the user.
+        lines: On how far long work was.
         status: How the run ended; None before.
         result: The result; empty before.
     """
@@ -92,6 +99,7 @@ class InMemory(Observer):
         self.records: list[RoundRecord] = []
         self.checkpoints: list[int] = []
         self.messages: list[str] = []
+        self.lines: list[str] = []
         self.status: str | None = None
         self.result: Mapping[str, Any] = {}
 
@@ -107,6 +115,9 @@ class InMemory(Observer):
 
     def message(self, text: str) -> None:
         self.messages.append(text)
+
+    def working(self, text: str) -> None:
+        self.lines.append(text)
 
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
         self.status, self.result = status, dict(result)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # The pace is the mean of so many rounds; the live table shows the newest few.
 _PACE_ROUNDS = 10
 _SHOWN_ROUNDS = 5
+# In a pipe so many seconds pass at least between two lines on the same long work.
+_PLAIN_EVERY_S = 10.0
 _HEADINGS = ("round", "accuracy", "best", "loss", "MB sent", "ratio", "s/round")
 
 
@@ -116,6 +118,10 @@ class Progress(Observer):
         with self._audience():
             self.shows_message(text)
 
+    def working(self, text: str) -> None:
+        with self._audience():
+            self.shows_working(text)
+
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
         del status, result
         with self._audience():
@@ -135,6 +141,10 @@ class Progress(Observer):
 
     def shows_round(self, standing: Standing, row: Mapping[str, str]) -> None:
         """A round is done."""
+        return
+
+    def shows_working(self, text: str) -> None:
+        """How far long work inside a round is."""
         return
 
     @abstractmethod
@@ -161,15 +171,17 @@ class QuietProgress(Progress):
 
 
 class PlainProgress(Progress):
-    """A line per round.
+    """A line per round, and on long work inside a round one every ten seconds.
 
     Args:
         file: Where to; by default standard output.
+        clock: Seconds that only go up.
     """
 
-    def __init__(self, file: TextIO | None = None) -> None:
+    def __init__(self, file: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._file = file
+        self._file, self._clock = file, clock
+        self._spoke = clock()
 
     def shows_start(self, standing: Standing) -> None:
         self.shows_message(f"{standing.name}: {standing.planned} rounds")
@@ -182,8 +194,13 @@ class PlainProgress(Progress):
             f"  {standing.left} left"
         )
 
+    def shows_working(self, text: str) -> None:
+        if self._clock() - self._spoke >= _PLAIN_EVERY_S:
+            self.shows_message(text)
+
     def shows_message(self, text: str) -> None:
         print(text, file=self._file or sys.stdout, flush=True)
+        self._spoke = self._clock()
 
 
 class LiveProgress(Progress):
@@ -213,6 +230,7 @@ class LiveProgress(Progress):
             redirect_stderr=sys.stderr.isatty(),  # what goes to a file stays there
         )
         self._began = clock()
+        self._work = ""
 
     def opened(self) -> None:
         self._live.start()
@@ -227,6 +245,10 @@ class LiveProgress(Progress):
 
     def shows_round(self, standing: Standing, row: Mapping[str, str]) -> None:
         self._rows.append(row)
+        self._work = ""
+
+    def shows_working(self, text: str) -> None:
+        self._work = text
 
     def shows_message(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
@@ -236,14 +258,15 @@ class LiveProgress(Progress):
         if self._is_interrupted():
             return Text("interrupted: ending in good order (Ctrl-C again: at once)", style="yellow")
         if standing is None or not self._rows:
-            self._spinner.update(text="preparing" if standing is None else f"{standing.name}: first round")
+            present = "preparing" if standing is None else f"{standing.name}: {self._work or 'first round'}"
+            self._spinner.update(text=present)
             return self._spinner
         table = Table(box=None, pad_edge=False, header_style="bold")
         for heading in _HEADINGS:
             table.add_column(heading, justify="right")
         for row in list(self._rows):
             table.add_row(*(row[heading] for heading in _HEADINGS))
-        return Group(table, self._bar(standing))
+        return Group(table, self._bar(standing), *([Text(self._work)] if self._work else []))
 
     def _bar(self, standing: Standing) -> RenderableType:
         line = Table.grid(padding=(0, 1))

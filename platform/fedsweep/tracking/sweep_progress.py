@@ -107,6 +107,10 @@ class SweepProgress:
             megabytes=result.get("total_bytes", 0) / 1e6,
         )
 
+    def told(self, name: str, text: str) -> None:
+        """A trial has something to say, about a client actor that was replaced, say."""
+        self.say(f"{self._named(name)}: {text}")
+
     def retried(self, name: str, cause: str) -> None:
         """A trial broke down and goes on from its last checkpoint."""
         self.say(f"{self._named(name)}: {cause}; it goes on from its last checkpoint")

@@ -1,0 +1,45 @@
+"""What a sweep's folder lets a resumed sweep change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.cli import main
+from fedsweep.config.load import load_config
+from fedsweep.errors import ConfigError
+from fedsweep.sweeps.space import list_trials
+from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
+
+
+def begun(path: Path, given: dict[str, Any]) -> SweepFolder:
+    folder = SweepFolder(path)
+    trials = tuple(list_trials(load_config(given))) if "sweep" in given else ()
+    folder.create(SweepPlan(given=given, trials=trials), config_yaml="seed: 0\n", overwrite=False)
+    return folder
+
+
+@pytest.mark.parametrize("runtime", [{}, {"address": "host:1"}, {"address": "host:2"}, {"address": None}])
+def test_a_sweep_may_go_on_on_another_cluster(tmp_path: Path, runtime: dict[str, Any]) -> None:
+    folder = begun(tmp_path / "s", {"seed": 1, "runtime": {"address": "host:1"}})
+    folder.check_same({"seed": 1, "runtime": runtime})
+    folder.check_same({"seed": 1})
+
+
+def test_nothing_else_may_change(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "s", {"seed": 1, "runtime": {"address": "host:1", "client_actors": 2}})
+    with pytest.raises(ConfigError, match="differs in runtime"):
+        folder.check_same({"seed": 1, "runtime": {"address": "host:1", "client_actors": 4}})
+    with pytest.raises(ConfigError, match="differs in seed"):
+        folder.check_same({"seed": 2, "runtime": {"client_actors": 2}})
+
+
+def test_resume_without_a_file_takes_the_address_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"tracking": {"uri": "none"}, "sweep": {"space": {"seed": {"grid": [0]}}}}
+    begun(tmp_path / "s", given)
+    words = ["sweep", "--resume", "--out", str(tmp_path / "s"), "--dry-run", "--set"]
+    assert main([*words, "training.rounds=3"]) == 2
+    assert "of --set it takes runtime.address alone" in capsys.readouterr().err
+    assert main([*words, "runtime.address=auto"]) == 0
