@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from fedsweep import __version__
-from fedsweep.commands import catalog, doctor, report, run, sweep, tables, ui, verify
+from fedsweep.commands import catalog, doctor, report, reproduce, run, sweep, tables, ui, verify
 from fedsweep.commands.interrupts import INTERRUPTED, interrupts
 from fedsweep.commands.options import examples
 from fedsweep.errors import InputError, RunError
@@ -42,6 +42,7 @@ app = typer.Typer(
 _EXPERIMENTS, _NAMES, _MACHINE = "Experiments", "What can be named", "This machine"
 app.command("run", rich_help_panel=_EXPERIMENTS, epilog=run.EXAMPLES)(run.run)
 app.command("sweep", rich_help_panel=_EXPERIMENTS, epilog=sweep.EXAMPLES)(sweep.sweep)
+app.command("reproduce", rich_help_panel=_EXPERIMENTS, epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command("compare", rich_help_panel=_EXPERIMENTS, epilog=tables.COMPARE_EXAMPLES)(tables.compare)
 app.command("report", rich_help_panel=_EXPERIMENTS, epilog=report.EXAMPLES)(report.report)
 app.command("verify", rich_help_panel=_EXPERIMENTS, epilog=verify.EXAMPLES)(verify.verify)

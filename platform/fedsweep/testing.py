@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedsweep.components.base import ServerComponent
+from fedsweep.components.submodels import SubModel, SubModelPolicy
 from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientProfile
+from fedsweep.records import ClientProfile, RoundContext, RoundRecord, State
 from fedsweep.runtime.engine import Engine, experiment_layout
 from fedsweep.runtime.experiment import Experiment, StopLimits, Training, World, client_side
 from fedsweep.runtime.fleet import LocalFleet
 from fedsweep.runtime.messages import OptimizerSettings
+from fedsweep.runtime.playing import Played
 from fedsweep.runtime.state import RunState
 from fedsweep.runtime.worker import TrainingData, Worker
 from fedsweep.streams import stream
+from fedsweep.world.devices import DeviceProfile
 from fedsweep.world.transforms import Transform
 
 
@@ -193,6 +197,97 @@ def run_rounds(engine: Engine, state: RunState | None = None, rounds: int | None
             break
         rounds = None if rounds is None else rounds - 1
     return state
+
+
+def play_round(engine: Engine, state: RunState | None = None) -> Played:
+    """The next round as it went, before it becomes a row: what each client sent, and what the ledger says.
+
+    Args:
+        engine: The engine.
+        state: The run before the round; its start by default.
+    """
+    state = engine.start() if state is None else state
+    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
+
+
+def tiny_pictures(num_samples: int = 12, *, size: int = 32, channels: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Noise: images [S, channels, size, size] and labels [S] of ten classes, for networks that need maps."""
+    images = stream(0, "pictures").numpy().normal(size=(num_samples, channels, size, size))
+    return images.astype(np.float32), np.arange(num_samples) % 10
+
+
+def tiny_device(flops_per_s: float, *, overhead_s: float = 0.0, bits_per_s: float = 1e6) -> DeviceProfile:
+    """A device without latency or jitter, as fast down as up."""
+    return DeviceProfile(
+        flops_per_s=flops_per_s,
+        overhead_s=overhead_s,
+        down_bits_per_s=bits_per_s,
+        up_bits_per_s=bits_per_s,
+        down_latency_s=0.0,
+        up_latency_s=0.0,
+    )
+
+
+def with_devices(experiment: Experiment, devices: Sequence[DeviceProfile]) -> Experiment:
+    """The experiment with these devices, handed out to the clients in turn."""
+    world = experiment.world
+    profiles = tuple(replace(p, device=devices[p.client % len(devices)]) for p in world.profiles)
+    return replace(experiment, world=replace(world, profiles=profiles))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenParts(SubModelPolicy):
+    """Sub-models named beforehand.
+
+    Attributes:
+        rounds: For each round the clients' parts by number, both repeated from the start where they end.
+    """
+
+    rounds: tuple[tuple[SubModel, ...], ...]
+
+    def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
+        """See :meth:`SubModelPolicy.assign`."""
+        parts = self.rounds[(context.round - 1) % len(self.rounds)]
+        return {k: parts[k % len(parts)] for k in context.cohort}, state
+
+
+def with_parts(*parts: SubModel) -> FederatedMethod:
+    """FedAvg where each client always trains its part; the parts are handed out in turn."""
+    return FederatedMethod(name="parts", source="", submodels=GivenParts(rounds=(parts,)))
+
+
+def tiny_record(round: int = 1, **fields: Any) -> RoundRecord:
+    """A row of two clients that sent 600 bytes each way; what it says besides is up to ``fields``."""
+    plain = RoundRecord(
+        round=round,
+        timestamp_ms=1_700_000_000_000 + 1000 * round,
+        test_accuracy=None,
+        test_loss=None,
+        validation_accuracy=None,
+        train_loss=None,
+        lr=0.1,
+        cohort=(0, 1),
+        high_frequency=None,
+        kl_divergence=None,
+        attendees=(0, 1),
+        sync_points=1,
+        values_up=150,
+        values_down=150,
+        bytes_up=600,
+        bytes_down=600,
+        over_budget=None,
+        comm_cost=300,
+        comm_ratio=0.5,
+        local_steps=4,
+        flops=10,
+        fwd_macs_per_sample=None,
+        sim_time_s=None,
+        wall_time_s=0.1,
+        eval_time_s=0.1,
+        server_time_s=0.1,
+        aggregation_weights=(0.5, 0.5),
+    )
+    return replace(plain, **fields)
 
 
 def component_conforms(component: ServerComponent) -> None:

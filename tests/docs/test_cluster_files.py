@@ -1,8 +1,11 @@
-"""docs/cluster/: the manifest has what KubeRay requires, the Slurm script says what it should."""
+"""docs/cluster/: the manifest has what KubeRay requires, the Slurm script says what it should, and so on."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -15,6 +18,7 @@ import yaml
 import fedsweep
 from fedsweep.cli import app
 from fedsweep.config.load import load_config
+from fedsweep.runtime.metrics import GAUGES, TAGS
 
 STAND_INS = {
     "scontrol": "printf 'first\\nsecond\\nthird\\n'",
@@ -133,3 +137,68 @@ def test_the_slurm_script_asks_for_its_arguments(pages: Any) -> None:
     done = subprocess.run(["bash", pages.root / "docs/cluster/slurm.sh"], capture_output=True, text=True)
     assert done.returncode != 0
     assert "usage: sbatch slurm.sh CONFIG OUT" in done.stderr
+
+
+def dashboard(pages: Any) -> dict[str, Any]:
+    found = json.loads((pages.root / "docs/cluster/grafana-dashboard.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def queries(board: dict[str, Any]) -> list[str]:
+    drawn = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    return drawn + [v["query"]["query"] for v in board["templating"]["list"] if v["type"] == "query"]
+
+
+def metrics_of_ray() -> str:
+    """The text in which Ray defines its own dashboard; importing it would need the extra."""
+    ray = importlib.util.find_spec("ray")
+    assert ray is not None and ray.origin is not None
+    return (Path(ray.origin).parent / "dashboard/modules/metrics/dashboards/default_dashboard_panels.py").read_text()
+
+
+def test_the_dashboard_draws_only_what_fedsweep_or_ray_exports(pages: Any) -> None:
+    named = {name for query in queries(dashboard(pages)) for name in re.findall(r"\bray_\w+", query)}
+    own = {f"ray_{name}" for name in GAUGES}
+    assert own <= named
+    rays = metrics_of_ray()
+    assert {name for name in named - own if f"{name}{{" not in rays} == set()
+
+
+def test_the_dashboard_filters_and_groups_by_tags_that_exist(pages: Any) -> None:
+    board = dashboard(pages)
+    ours = [query for query in queries(board) if "ray_fedsweep_" in query]
+    used = {tag for query in ours for group in re.findall(r"by \(([^)]*)\)", query) for tag in group.split(", ")}
+    used |= {tag for query in ours for tag in re.findall(r"(\w+)=~", query)}
+    used |= {v["query"]["query"].removesuffix(")").split(", ")[-1] for v in board["templating"]["list"][1:]}
+    assert used == set(TAGS)
+    legends = [t["legendFormat"] for panel in board["panels"] for t in panel["targets"] if t["expr"] in ours]
+    assert {tag for legend in legends for tag in re.findall(r"{{(\w+)}}", legend)} <= set(TAGS)
+
+
+def test_the_dashboard_is_one_that_grafana_imports(pages: Any) -> None:
+    board = dashboard(pages)
+    assert board["schemaVersion"] >= 36 and board["uid"] and board["title"] and "id" not in board
+    source, *variables = board["templating"]["list"]
+    assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
+    assert [variable["name"] for variable in variables] == ["sweep", "method", "run"]
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+    for thing in [*variables, *panels, *(target for panel in panels for target in panel["targets"])]:
+        assert thing["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24 and panel["fieldConfig"]["defaults"]["unit"]
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references)
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
+    assert len(places) == len(panels)
+    for query in queries(board):
+        for opening, closing in ("()", "{}"):
+            assert query.count(opening) == query.count(closing), query
+
+
+def test_the_dashboard_has_what_a_sweep_is_watched_by(pages: Any) -> None:
+    titles = " ".join(panel["title"] for panel in dashboard(pages)["panels"])
+    for subject in ("accuracy", "Rounds", "Bytes sent", "by trial", "by method", "Actors", "GPU share"):
+        assert subject in titles

@@ -12,40 +12,12 @@ import pytest
 from rich.console import Console
 
 from fedsweep.errors import InputError
-from fedsweep.records import RoundRecord
 from fedsweep.reports.compare import CompareRow, bytes_text, compare_rows, render_table, seconds_text
 from fedsweep.reports.runs import load_runs, run_labels
 from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.testing import tiny_record
 
-ROUND = RoundRecord(
-    round=1,
-    timestamp_ms=1,
-    test_accuracy=None,
-    test_loss=None,
-    validation_accuracy=None,
-    train_loss=None,
-    lr=0.1,
-    cohort=(0,),
-    high_frequency=None,
-    kl_divergence=None,
-    attendees=(0,),
-    sync_points=1,
-    values_up=1,
-    values_down=1,
-    bytes_up=1000,
-    bytes_down=500,
-    over_budget=None,
-    comm_cost=2,
-    comm_ratio=None,
-    local_steps=1,
-    flops=1,
-    fwd_macs_per_sample=None,
-    sim_time_s=None,
-    wall_time_s=1.0,
-    eval_time_s=0.5,
-    server_time_s=0.0,
-    aggregation_weights=(1.0,),
-)
+ROUND = tiny_record(bytes_up=1000, bytes_down=500, comm_ratio=None, wall_time_s=1.0, eval_time_s=0.5)
 
 
 def write_run(

@@ -25,13 +25,13 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that are saved, in their order."""
     saved: list[Figure] = []
-    save = plots._save
+    save = plots.save_figure
 
     def keep(figure: Figure, target: Path) -> None:
         saved.append(figure)
         save(figure, target)
 
-    monkeypatch.setattr(plots, "_save", keep)
+    monkeypatch.setattr(plots, "save_figure", keep)
     return saved
 
 

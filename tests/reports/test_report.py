@@ -18,41 +18,21 @@ from typing import Any
 import pytest
 
 from fedsweep.errors import InputError
-from fedsweep.records import RoundRecord
 from fedsweep.reports.report import write_report
 from fedsweep.runtime.run_folder import RunFolder
 from fedsweep.sweeps.space import Trial
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
+from fedsweep.testing import tiny_record
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&{{7*7}}"
-ROUND = RoundRecord(
-    round=1,
-    timestamp_ms=1,
-    test_accuracy=None,
+ROUND = tiny_record(
     test_loss=1.5,
-    validation_accuracy=None,
-    train_loss=None,
-    lr=0.1,
     cohort=(0, 2),
     high_frequency=(2,),
-    kl_divergence=None,
     attendees=(0, 2),
-    sync_points=1,
-    values_up=1,
-    values_down=1,
-    bytes_up=600,
     bytes_down=400,
-    over_budget=None,
-    comm_cost=2,
-    comm_ratio=0.5,
-    local_steps=1,
-    flops=1,
-    fwd_macs_per_sample=None,
-    sim_time_s=None,
     wall_time_s=1.0,
     eval_time_s=0.5,
-    server_time_s=0.0,
-    aggregation_weights=(0.5, 0.5),
 )
 
 

@@ -11,11 +11,20 @@ import pytest
 
 from fedsweep.errors import OutputError
 from fedsweep.reports import report_clients
-from fedsweep.reports.report_clients import client_maps, interesting_first, pack, participation, split_tree
+from fedsweep.reports.report_clients import (
+    class_map,
+    client_maps,
+    interesting_first,
+    pack,
+    participation,
+    split_tree,
+)
 from fedsweep.reports.report_configs import config_table, flat_config, setting_key
 from fedsweep.reports.report_curves import Curve, curve_json, finite, mean_curve, short, thinned
 from fedsweep.reports.report_runs import clean
 from fedsweep.reports.runs import RunView
+from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.world.replay import ScenarioTrace
 
 
 def curve(accuracies: list[float | None], *, scale: float = 1.0, rounds: list[int] | None = None) -> Curve:
@@ -189,3 +198,48 @@ def test_maps_beyond_what_a_page_has_room_for_are_left_out_and_noted(
     maps = client_maps(runs, [2, 0, 1])
     assert list(maps.views) == [2, 0] and maps.layers == ["b9", "c", "9b9", "d"]
     assert maps.notes == ["1 runs have no pictures of their clients here: the page would become too large"]
+
+
+def test_presence_and_aggregation_have_maps_of_their_own_where_they_tell_more() -> None:
+    rounds: dict[str, Any] = {"round": [1, 2], "cohort": [[0], [1]], "high_frequency": [None, None]}
+    same = participation(view(**rounds, attendees=[[0], [1]], present=[None, None]), 3)
+    assert same is not None and not {"present", "attended", "aggregated"} & same.keys()
+    more = participation(view(**rounds, attendees=[[], [0, 1]], present=[[0, 2], [1]]), 3)
+    assert more is not None and more["aggregated"] == 1
+    assert unpacked(more["present"]) == [9, 0, 0, 9, 9, 0]
+    assert unpacked(more["attended"]) == [0, 9, 0, 9, 0, 0]
+
+
+def drifting(folder: Path, *, num_classes: int = 2, rounds: int = 2) -> RunView:
+    """Two clients; the first has class 0 in odd rounds and class 1 in even ones."""
+    RunFolder.create(folder, overwrite=False).write_config("scenario: {}\nmethod: {}\n")
+    RunFolder(folder).write_clients(num_samples=[num_classes] * 2, label_counts=[[1] * num_classes] * 2)
+    trace = ScenarioTrace(num_clients=2, num_classes=num_classes)
+    for number in range(rounds):
+        trace = trace.with_round([0, 1], {0: [number % 2]})
+    trace.save(folder / "scenario.json")
+    return RunView(folder=folder, config={}, result={}, columns={})
+
+
+def test_a_map_of_classes_has_a_band_for_each_client(tmp_path: Path) -> None:
+    found = class_map(drifting(tmp_path), (2, 2))
+    assert found is not None and (found["clients"], found["of"], found["most"]) == ([0, 1], 2, 1.0)
+    # Nine levels of a share of 1; the second client has both classes, a half each. Each band ends with an empty row.
+    assert found["cells"].tolist() == [[[9, 0], [0, 9], [0, 0]], [[5, 5], [5, 5], [0, 0]]]
+
+
+def test_many_classes_and_rounds_share_cells_of_the_map(tmp_path: Path) -> None:
+    found = class_map(drifting(tmp_path, num_classes=100, rounds=450), (2, 100))
+    assert found is not None and (found["per_class"], found["per_round"]) == (4, 3)
+    assert found["cells"].shape == (2, 26, 150)
+    assert found["cells"][0, 0].min() == found["cells"][0, 0].max() == 9
+    assert not found["cells"][0, 1:].any() and not found["cells"][:, -1].any()
+
+
+def test_runs_under_drift_have_their_classes_in_the_report_and_damaged_files_a_note(tmp_path: Path) -> None:
+    runs = [drifting(tmp_path / "good"), drifting(tmp_path / "bad")]
+    (tmp_path / "bad" / "scenario.json").write_text("[]")
+    maps = client_maps(runs, [0, 1])
+    assert unpacked(maps.layers[maps.views[0]["drift"]["cells"]]) == [9, 0, 0, 9, 0, 0, 5, 5, 5, 5, 0, 0]
+    assert "drift" not in maps.views[1] and "split" in maps.views[1]
+    assert len(maps.notes) == 1 and "scenario.json" in maps.notes[0]

@@ -212,7 +212,19 @@ def _presets() -> list[Named]:
 
 
 def _tables() -> list[Named]:
-    return []
+    from fedsweep.reproduce.table_file import listed_tables
+
+    return [
+        Named(name=preset.name, summary=preset.summary, source=source, text=_bound(_table_text, preset.name))
+        for preset, source in listed_tables()
+    ]
+
+
+def _table_text(name: str) -> str:
+    from fedsweep.reproduce.describing import table_text
+    from fedsweep.reproduce.table_file import read_table
+
+    return table_text(read_table(name))
 
 
 def _bound(function: Callable[..., Any], argument: Any) -> Callable[[], Any]:

@@ -18,6 +18,14 @@ Overrides = Annotated[
         help="Set a dotted key to a YAML value; may be repeated, and of the same key the last one wins.",
     ),
 ]
+Overwrite = Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace what --out holds.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", metavar="", help="Check everything, print what would be done, write nothing.")
+]
+Dashboard = Annotated[
+    bool,
+    typer.Option("--dashboard", metavar="", help="Start Ray's dashboard on 127.0.0.1; needs the extra 'dashboard'."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Print the last line only.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a picture into this file.")]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsweep.commands.interrupts import INTERRUPTED, is_interrupted
-from fedsweep.commands.options import Overrides, Quiet, examples
+from fedsweep.commands.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
 from fedsweep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,21 +36,9 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder.")
     ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", metavar="", help="Check everything, print configuration and forecast, write nothing."
-        ),
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", metavar="", help="Replace the run that --out holds.")
-    ] = False,
-    dashboard: Annotated[
-        bool,
-        typer.Option(
-            "--dashboard", metavar="", help="Start Ray's dashboard on 127.0.0.1; needs the extra 'dashboard'."
-        ),
-    ] = False,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+    dashboard: Dashboard = False,
     quiet: Quiet = False,
 ) -> None:
     """Run one experiment: live progress, and last one line with its folder.

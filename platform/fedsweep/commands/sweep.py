@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsweep.commands.interrupts import INTERRUPTED, is_interrupted
-from fedsweep.commands.options import Overrides, Quiet, examples
+from fedsweep.commands.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
 from fedsweep.errors import ConfigError, OutputError
 
 if TYPE_CHECKING:
@@ -40,18 +40,9 @@ def sweep(
         bool,
         typer.Option("--resume", metavar="", help="Go on with the sweep in --out; finished trials are not run again."),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", metavar="", help="Check everything, print the trials, write nothing.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", metavar="", help="Replace the sweep that --out holds.")
-    ] = False,
-    dashboard: Annotated[
-        bool,
-        typer.Option(
-            "--dashboard", metavar="", help="Start Ray's dashboard on 127.0.0.1; needs the extra 'dashboard'."
-        ),
-    ] = False,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+    dashboard: Dashboard = False,
     quiet: Quiet = False,
 ) -> None:
     """Run the sweep: section of a configuration: live table of trials, and last what they came to.
@@ -80,6 +71,7 @@ def sweep(
 
 def _load(config: str | None, overrides: Sequence[str], folder: SweepFolder | None, *, resume: bool) -> Config:
     from fedsweep.config.load import load_config
+    from fedsweep.sweeps.sweep_folder import PLACE
 
     if config is not None:
         loaded = load_config(config, overrides)
@@ -88,11 +80,11 @@ def _load(config: str | None, overrides: Sequence[str], folder: SweepFolder | No
         return loaded
     if not resume or folder is None:
         raise ConfigError("CONFIG is missing: give a YAML file or a preset's name, or --resume with --out DIR")
-    if overrides:
-        raise ConfigError("--resume without CONFIG goes by the sweep's own plan, so --set can't be given")
+    if any(not text.startswith(f"{PLACE}=") for text in overrides):
+        raise ConfigError(f"--resume without CONFIG goes by the sweep's own plan: of --set it takes {PLACE} alone")
     if not folder.path.is_dir():
         raise OutputError(f"{folder.path}: there is no such folder")
-    return load_config(folder.read_plan().given)
+    return load_config(folder.read_plan().given, overrides)
 
 
 def _carry_out(

@@ -15,6 +15,9 @@ from fedsweep.errors import ConfigError
 if TYPE_CHECKING:
     import numpy as np
 
+    from fedsweep.config import schema
+    from fedsweep.runtime.experiment import World
+
 COMPARE_EXAMPLES = examples(
     "fedsweep compare runs",
     "fedsweep compare runs/fedavg runs/dynamicfl --plot accuracy.png",
@@ -58,20 +61,38 @@ def compare(
 def partition(config: Config, overrides: Overrides = None, plot: Plot = None) -> None:
     """Show how the data falls to clients: samples per class, and how far each client is from the population.
 
-    KL and JS are the divergences of a client's labels from everybody's, in nats.
+    KL and JS are the divergences of a client's labels from everybody's, in nats. Drift filters what clients hold, by
+    round: a second picture beside the plot, FILE-by-round, then shows the classes' shares by client and round.
     """
-    counts_NC, title = _split_counts(config, overrides or [])
+    import numpy as np
+
+    loaded, world, title = _built_world(config, overrides or [])
+    counts_NC = np.stack([profile.label_counts for profile in world.profiles])
     _print_counts(counts_NC, title)
     if plot is not None:
         from fedsweep.reports.plots import plot_partition
 
         plot_partition(counts_NC, plot)
         print(f"picture: {plot.absolute()}")
+        if world.drift is not None:
+            _plot_by_round(counts_NC, loaded, world, plot.with_stem(f"{plot.stem}-by-round"))
 
 
-def _split_counts(config: str, overrides: list[str]) -> tuple[np.ndarray, str]:
-    import numpy as np
+def _plot_by_round(counts_NC: np.ndarray, config: schema.Config, world: World, path: Path) -> None:
+    from fedsweep.reports.pictures_scenario import plot_classes
+    from fedsweep.reports.scenario_arrays import class_shares
+    from fedsweep.world.drift import round_classes
 
+    assert world.drift is not None  # the caller's condition
+    sets = [
+        round_classes(world.drift, seed=config.seed, num_clients=len(counts_NC), round=number)
+        for number in range(1, config.training.rounds + 1)
+    ]
+    plot_classes(class_shares(counts_NC, sets), path)
+    print(f"picture: {path.absolute()}")
+
+
+def _built_world(config: str, overrides: list[str]) -> tuple[schema.Config, World, str]:
     from fedsweep.building import build_world
     from fedsweep.config.load import load_config
     from fedsweep.world.datasets import load_dataset
@@ -84,7 +105,7 @@ def _split_counts(config: str, overrides: list[str]) -> tuple[np.ndarray, str]:
     world = build_world(loaded, data)
     how = ", ".join(f"{key}={value}" for key, value in scenario.partition.parameters.items())
     title = f"{scenario.dataset}, {scenario.partition.kind}{f' ({how})' if how else ''}, seed {loaded.seed}"
-    return np.stack([profile.label_counts for profile in world.profiles]), title
+    return loaded, world, title
 
 
 def _print_counts(counts_NC: np.ndarray, title: str) -> None:

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".pdf", ".svg")
 # Source: Okabe and Ito 2008, without the yellow, which is too pale for lines on white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 _LINES = ("-", "--", "-.", ":")
-_INK, _GRID = "#333333", "#DDDDDD"
+INK, _GRID = "#333333", "#DDDDDD"
+_UNDATED: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 _BESIDE = 6  # with more entries the legend goes beside the axes
 _BUBBLES = 60  # clients; more of them are drawn as a map of cells
 _BUBBLE_CLASSES = 30
@@ -56,7 +57,7 @@ def plot_accuracy_against_bytes(folders: Iterable[str | Path], path: str | Path)
     """
     target = checked_path(path)
     lines = _lines(load_runs(folders))
-    figure = _figure(width=8.0 + _legend_width(lines), height=5.0)
+    figure = figure_of(width=8.0 + _legend_width(lines), height=5.0)
     axes = figure.subplots()
     _curves(axes, lines, "test_accuracy", against="total_bytes")
     axes.set_xscale("log")
@@ -65,7 +66,7 @@ def plot_accuracy_against_bytes(folders: Iterable[str | Path], path: str | Path)
     axes.set_ylabel("test accuracy")
     _share_axis(axes)
     _legend(axes, lines)
-    _save(figure, target)
+    save_figure(figure, target)
 
 
 def plot_learning_curves(folders: Iterable[str | Path], path: str | Path) -> None:
@@ -80,7 +81,7 @@ def plot_learning_curves(folders: Iterable[str | Path], path: str | Path) -> Non
     """
     target = checked_path(path)
     lines = _lines(load_runs(folders))
-    figure = _figure(width=11.0 + _legend_width(lines), height=4.5)
+    figure = figure_of(width=11.0 + _legend_width(lines), height=4.5)
     left, right = figure.subplots(1, 2)
     _curves(left, lines, "test_accuracy", against="round")
     loss = "test_loss" if any(line.run.series("test_loss", against="round")[0] for line in lines) else "train_loss"
@@ -91,7 +92,7 @@ def plot_learning_curves(folders: Iterable[str | Path], path: str | Path) -> Non
         axes.xaxis.get_major_locator().set_params(integer=True)
     _share_axis(left)
     _legend(right, lines)
-    _save(figure, target)
+    save_figure(figure, target)
 
 
 def plot_partition(counts: ArrayLike, path: str | Path) -> None:
@@ -113,7 +114,7 @@ def plot_partition(counts: ArrayLike, path: str | Path) -> None:
         raise InvariantError(f"counts must be a table [N, C] of numbers >= 0, but got shape {counts_NC.shape}")
     num_clients, num_classes = counts_NC.shape
     bubbles = num_clients <= _BUBBLES and num_classes <= _BUBBLE_CLASSES
-    figure = _figure(
+    figure = figure_of(
         width=float(np.clip(2.5 + 0.24 * num_clients, 7.0, 17.0)),
         height=float(np.clip(2.6 + 0.28 * num_classes, 4.5, 10.0)),
     )
@@ -124,11 +125,13 @@ def plot_partition(counts: ArrayLike, path: str | Path) -> None:
     main.set_ylabel("class")
     main.set_xlim(-0.6, num_clients - 0.4)
     main.set_ylim(num_classes - 0.4, -0.6)
-    _save(figure, target)
+    save_figure(figure, target)
 
 
 def plot_run(folder: Path, into: Path) -> list[Path]:
     """The pictures of a single run: ``learning_curves.png``, ``accuracy_against_bytes.png``, ``partition.png``.
+
+    With drift or availability also those of :func:`~fedsweep.reports.pictures_scenario.plot_scenario`.
 
     Args:
         folder: A run folder.
@@ -137,6 +140,7 @@ def plot_run(folder: Path, into: Path) -> list[Path]:
     Returns:
         The pictures; those that the run has nothing for are left out.
     """
+    from fedsweep.reports.pictures_scenario import plot_scenario
     from fedsweep.runtime.run_folder import CLIENTS, ROUNDS, RunFolder
 
     drawn = []
@@ -147,7 +151,7 @@ def plot_run(folder: Path, into: Path) -> list[Path]:
     if (folder / CLIENTS).is_file():
         drawn.append(into / "partition.png")
         plot_partition(RunFolder(folder).read_clients().column("label_counts").to_pylist(), drawn[-1])
-    return drawn
+    return drawn + plot_scenario(folder, into)
 
 
 def checked_path(path: str | Path) -> Path:
@@ -171,8 +175,8 @@ def _lines(runs: Sequence[RunView]) -> list[_Line]:
             _Line(
                 run=run,
                 label=label + details,
-                colour=_COLOURS[number % len(_COLOURS)],
-                marker=_MARKERS[number % len(_MARKERS)],
+                colour=COLOURS[number % len(COLOURS)],
+                marker=MARKERS[number % len(MARKERS)],
                 style=_LINES[members % len(_LINES)],
                 member=members,
             )
@@ -194,10 +198,16 @@ def _curves(axes: Axes, lines: Sequence[_Line], name: str, *, against: str) -> N
         axes.plot(places, values, label=line.label, markevery=markers, markersize=4.5, linewidth=1.5, **look)
         drawn += len(places)
     if not drawn:
-        axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, ha="center", color=_INK)
+        axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, ha="center", color=INK)
 
 
-def _figure(*, width: float, height: float) -> Figure:
+def figure_of(*, width: float, height: float) -> Figure:
+    """An empty figure outside matplotlib's global state.
+
+    Args:
+        width: In inches.
+        height: In inches.
+    """
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
@@ -231,7 +241,7 @@ def _share_axis(axes: Axes) -> None:
 
 
 def _totals(axes: Axes, totals_N: np.ndarray) -> None:
-    axes.bar(np.arange(len(totals_N)), totals_N, width=0.8 if len(totals_N) <= 200 else 1.0, color=_COLOURS[0])
+    axes.bar(np.arange(len(totals_N)), totals_N, width=0.8 if len(totals_N) <= 200 else 1.0, color=COLOURS[0])
     axes.set_ylabel("samples")
     axes.tick_params(bottom=False, labelbottom=False)
 
@@ -241,7 +251,7 @@ def _bubbles(axes: Axes, counts_NC: np.ndarray) -> None:
 
     clients, classes = np.nonzero(counts_NC)
     largest = max(1, int(counts_NC.max()))
-    look: dict[str, Any] = {"color": _COLOURS[0], "linewidths": 0, "zorder": 2}
+    look: dict[str, Any] = {"color": COLOURS[0], "linewidths": 0, "zorder": 2}
     axes.scatter(clients, classes, s=_BUBBLE_POINTS**2 * counts_NC[clients, classes] / largest, **look)
     axes.grid(color=_GRID, linewidth=0.5, zorder=0)
     axes.yaxis.set_major_locator(MultipleLocator(1))
@@ -270,7 +280,16 @@ def _cells(axes: Axes, counts_NC: np.ndarray) -> None:
     figure.colorbar(picture, ax=axes, label="samples", pad=0.01, ticks=MaxNLocator(4, integer=True))
 
 
-def _save(figure: Figure, target: Path) -> None:
+def save_figure(figure: Figure, target: Path) -> None:
+    """Writes a figure, and makes the folder above it.
+
+    Args:
+        figure: The figure.
+        target: The file; its suffix says the format.
+
+    Raises:
+        InputError: It can't be written.
+    """
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         if axes.lines:
@@ -278,6 +297,7 @@ def _save(figure: Figure, target: Path) -> None:
             axes.set_axisbelow(True)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(target)
+        # Without the time of day, the same figures are the same file.
+        figure.savefig(target, metadata=_UNDATED.get(target.suffix.lower()))
     except OSError as error:
         raise InputError(f"{target}: cannot be written: {(error.strerror or str(error)).lower()}") from error

@@ -25,6 +25,7 @@ from fedsweep.reports.report_configs import ConfigTable, config_table
 from fedsweep.reports.report_curves import FIGURES, curve_json, short
 from fedsweep.reports.report_runs import ReportRun, Setting, clean, group_settings, report_runs
 from fedsweep.reports.report_sources import Found, find_sources
+from fedsweep.reports.report_tables import ReportedTable, command_again, reported_tables
 from fedsweep.runtime.run_folder import CONFIG, atomic_write
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".html", ".htm")
 _GENERATOR = '<meta name="generator" content="fedsweep report">'
-_SCRIPTS = ("chart.js", "cells.js", "page.js")
+_SCRIPTS = ("chart.js", "cells.js", "labels.js", "page.js")
 # Points of all curves on a page, and the bounds for a single one.
 _POINTS, _FEWEST, _MOST = 30_000, 24, 400
 _SHOWN = 4
@@ -69,6 +70,7 @@ class Report:
         budgets: The best setting for each budget.
         configs: The settings' configurations side by side.
         maps: What clients hold and when they took part.
+        tables: The papers' tables that the runs were made for.
         notes: What a reader must know.
     """
 
@@ -81,6 +83,7 @@ class Report:
     budgets: tuple[BestUnderBudget, ...]
     configs: ConfigTable
     maps: ClientMaps
+    tables: tuple[ReportedTable, ...]
     notes: tuple[str, ...]
 
     @property
@@ -157,6 +160,10 @@ def build_report(found: Found) -> Report:
     )
     maps = client_maps([run.view for run in runs], order)
     configs = config_table([runs[setting.runs[0]].flat for setting in settings])
+    tables, problems = reported_tables(found.sweeps)
+    # A table's columns are different worlds on purpose.
+    one_table = len(tables) == 1 and all(run.folder.resolve().parent == found.sweeps[0].resolve() for run in found.runs)
+    said = (*found.notes, *problems, *(() if one_table else _world_notes(configs)), *maps.notes)
     return Report(
         runs=tuple(runs),
         settings=tuple(settings),
@@ -169,7 +176,8 @@ def build_report(found: Found) -> Report:
         budgets=tuple(best_under_budgets(curves, budget_grid(curves))),
         configs=configs,
         maps=maps,
-        notes=tuple(clean(note, longest=1000) for note in (*found.notes, *_world_notes(configs), *maps.notes)),
+        tables=tuple(tables),
+        notes=tuple(clean(note, longest=1000) for note in said),
     )
 
 
@@ -200,7 +208,8 @@ def render(report: Report, *, made: datetime) -> str:
         versions=versions,
         odd_versions=[_odd(run.versions, versions) for run in report.runs],
         commands=[shlex.join(["fedsweep", "run", str(run.folder / CONFIG)]) for run in report.runs],
-        sweep_commands=[(path, shlex.join(["fedsweep", "sweep", str(path / CONFIG)])) for path in report.sweeps],
+        sweep_commands=[(path, command_again(path)) for path in report.sweeps],
+        tables=[(table.title, Markup(table.fragment)) for table in report.tables],
         fedsweep_version=__version__,
     )
 

@@ -14,14 +14,19 @@ from typing import Any
 import numpy as np
 
 from fedsweep.errors import InputError, OutputError
+from fedsweep.reports.pictures_scenario import shown_clients
+from fedsweep.reports.report_groups import label_summary, size_of
 from fedsweep.reports.runs import RunView
+from fedsweep.reports.scenario_arrays import class_shares_of
 from fedsweep.runtime.run_folder import CLIENTS, RunFolder
 
 _MOST_CLIENTS, _MOST_ROUNDS, _MOST_CLASSES = 160, 200, 256
 _LARGEST_ID = 10_000_000
+_MOST_DRIFT_CLASSES = 32
 # Characters of all maps on a page.
 _BUDGET = 900_000
 _LEVELS = 9
+_LAYERS = ("cohort", "high", "present", "attended")
 _ZEROS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -87,8 +92,16 @@ def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
         view: dict[str, Any] = {}
         if counts_NC is not None:
             view["split"] = maps.add_split(counts_NC)
+            try:
+                if drift := class_map(runs[index], counts_NC.shape):
+                    view["drift"] = {**drift, "cells": maps.add_layer(pack(drift["cells"]))}
+                if labels := label_summary(runs[index], counts_NC):
+                    view["labels"] = labels
+                    maps.size += size_of(labels)
+            except InputError as error:
+                maps.notes.append(str(error))
         if part := participation(runs[index], None if counts_NC is None else len(counts_NC)):
-            view["part"] = {**part, "cohort": maps.add_layer(part["cohort"]), "high": maps.add_layer(part["high"])}
+            view["part"] = part | {name: maps.add_layer(part[name]) for name in _LAYERS if name in part}
         if view:
             maps.views[index] = view
     if left_out:
@@ -133,9 +146,12 @@ def participation(run: RunView, num_clients: int | None) -> dict[str, Any] | Non
     Returns:
         ``rounds``, ``first`` (round), ``clients``, ``per_round``, ``per_client``, and the maps ``cohort`` and ``high``
         as text: row by row of clients a level from 0 to 9, the share of the cell's rounds and clients, packed by
-        :func:`pack`. None where no round was played.
+        :func:`pack`. Also ``present`` where the run has availability, and ``attended`` where others than the cohort
+        were aggregated in some round, with ``aggregated``, the number of rounds that did. None where no round was
+        played.
     """
     cohorts, groups = list(run.column("cohort")), list(run.column("high_frequency"))
+    present, attendees = list(run.column("present")), list(run.column("attendees"))
     seen = [client for cohort in cohorts for client in cohort or () if 0 <= client < _LARGEST_ID]
     if not seen:
         return None
@@ -159,6 +175,58 @@ def participation(run: RunView, num_clients: int | None) -> dict[str, Any] | Non
         "has_high": any(groups),
         "cohort": layer(cohorts),
         "high": layer(groups),
+        **({"present": layer(present)} if any(there is not None for there in present) else {}),
+        **(
+            {"attended": layer(attendees), "aggregated": sum(map(bool, attendees))}
+            if _differ(attendees, cohorts)
+            else {}
+        ),
+    }
+
+
+def _differ(attendees: Sequence[Sequence[int]], cohorts: Sequence[Sequence[int]]) -> bool:
+    return any(list(a or ()) != list(b or ()) for a, b in zip(attendees, cohorts, strict=True)) if attendees else False
+
+
+def class_map(run: RunView, shape: tuple[int, ...]) -> dict[str, Any] | None:
+    """Which classes clients had by round, under drift.
+
+    Args:
+        run: A run.
+        shape: N and C, as its table of clients has them.
+
+    Returns:
+        ``clients`` (ids of those shown), ``of`` (N), ``classes``, ``rounds``, ``first`` (round), ``per_class`` and
+        ``per_round`` (how many share a row or column), ``most`` (the largest share) and ``cells``: for each client a
+        row per class and an empty one, a level from 0 to 9 of ``most`` by round. None where the run has no drift.
+
+    Raises:
+        InputError: A file of the run is damaged, or two of them contradict each other.
+    """
+    num_clients, num_classes = shape
+    per_class = -(-num_classes // _MOST_DRIFT_CLASSES)
+    shown = shown_clients(num_clients, -(-num_classes // per_class))
+    shares_NRC = class_shares_of(run, clients=shown)
+    if shares_NRC is None or not shares_NRC.size:
+        return None
+    per_round = -(-shares_NRC.shape[1] // _MOST_ROUNDS)
+    cells = np.add.reduceat(shares_NRC, np.arange(0, num_classes, per_class), axis=2)
+    starts = np.arange(0, shares_NRC.shape[1], per_round)
+    widths = np.diff([*starts, shares_NRC.shape[1]])
+    cells = np.add.reduceat(cells, starts, axis=1) / widths[None, :, None]
+    most = max(float(cells.max()), 1e-9)
+    levels = np.zeros((len(shown), cells.shape[2] + 1, len(starts)), dtype=int)
+    levels[:, :-1] = np.ceil(_LEVELS * cells.transpose(0, 2, 1) / most - 1e-6)
+    return {
+        "clients": shown,
+        "of": num_clients,
+        "classes": num_classes,
+        "rounds": shares_NRC.shape[1],
+        "first": 1,
+        "per_class": per_class,
+        "per_round": per_round,
+        "most": round(most, 6),
+        "cells": levels.clip(0, _LEVELS),
     }
 
 

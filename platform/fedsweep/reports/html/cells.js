@@ -17,7 +17,7 @@ function unpack(text, size) {
 const wholeTicks = (axis, cells, count) => linearTicks(axis.first, axis.first + cells * axis.each - 1, count).filter(Number.isInteger);
 
 // Draws layers of levels 0..9 over one another, all cells of a level as one path.
-//   layers: [{ levels, fill }], later ones on top; x, y: an axis' name, its first number and how many share a cell;
+//   layers: [{ levels, fill }], later ones on top; x, y: an axis' name, its first number and how many share a cell; or, for y, bands: [label, middle in rows];
 //   tell(row, column): what is said of a cell.
 function drawCells(host, tip, { rows, columns, layers, x, y, tell, describe }) {
   const width = host.clientWidth;
@@ -45,10 +45,9 @@ function drawCells(host, tip, { rows, columns, layers, x, y, tell, describe }) {
     const place = Math.floor((tick - x.first) / x.each);
     svg("text", { x: box.left + (place + 0.5) * cell, y: bottom + 15, "text-anchor": "middle" }, root, tick);
   }
-  for (const tick of wholeTicks(y, rows, Math.min(rows, (tall * rows) / 18))) {
-    const place = Math.floor((tick - y.first) / y.each);
-    svg("text", { x: box.left - 6, y: box.top + (place + 0.5) * tall + 4, "text-anchor": "end" }, root, tick);
-  }
+  const spare = y.bands && Math.ceil((18 * y.bands.length) / (tall * rows));
+  const ticks = y.bands ? y.bands.filter((_, index) => index % spare === 0) : wholeTicks(y, rows, Math.min(rows, (tall * rows) / 18)).map((tick) => [tick, Math.floor((tick - y.first) / y.each) + 0.5]);
+  for (const [tick, place] of ticks) svg("text", { x: box.left - 6, y: box.top + place * tall + 4, "text-anchor": "end" }, root, tick);
   svg("text", { x: (box.left + box.right) / 2, y: bottom + 32, "text-anchor": "middle" }, root, x.each > 1 ? `${x.name} (${x.each} to a column)` : x.name);
   svg("text", { transform: `translate(11 ${(box.top + bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, root, y.name);
   const point = (event) => {
@@ -92,20 +91,47 @@ function drawSplit(host, tip, split) {
 function drawParticipation(host, tip, part, layers) {
   const rows = Math.ceil(part.clients / part.per_client);
   const columns = Math.ceil(part.rounds / part.per_round);
-  const cohort = unpack(layers[part.cohort], rows * columns);
-  const high = unpack(layers[part.high], rows * columns);
+  const cells = Object.fromEntries(["present", "cohort", "attended", "high"].filter((name) => part[name] !== undefined).map((name) => [name, unpack(layers[part[name]], rows * columns)]));
   const single = part.per_client === 1 && part.per_round === 1;
+  const names = [["present", "there"], ["cohort", "in the cohort"], ["attended", "aggregated"], ...(part.has_high ? [["high", "high-frequency"]] : [])];
   const state = (place) => {
-    if (!single) return `in the cohort: ${Math.round((100 * cohort[place]) / 9)} %${part.has_high ? `, high-frequency: ${Math.round((100 * high[place]) / 9)} %` : ""}`;
-    return high[place] ? "in the high-frequency group" : cohort[place] ? "in the cohort" : "not chosen";
+    if (!single) return names.filter(([name]) => cells[name]).map(([name, text]) => `${text}: ${Math.round((100 * cells[name][place]) / 9)} %`).join(", ");
+    if (cells.high[place]) return "in the high-frequency group";
+    if (!cells.attended) return cells.cohort[place] ? "in the cohort" : cells.present && !cells.present[place] ? "absent" : "not chosen";
+    if (cells.cohort[place]) return cells.attended[place] ? "trained and aggregated" : "trained, not aggregated";
+    if (cells.attended[place]) return "did not train, earlier work aggregated";
+    return cells.present && !cells.present[place] ? "absent" : "not chosen";
   };
+  const fills = { present: "var(--there)", cohort: cells.attended ? "var(--trained)" : "var(--cohort)", attended: "var(--cohort)", high: "var(--high)" };
   drawCells(host, tip, {
     rows,
     columns,
-    layers: [{ levels: cohort, fill: "var(--cohort)" }, { levels: high, fill: "var(--high)" }],
+    layers: Object.entries(cells).map(([name, levels]) => ({ levels, fill: fills[name] })),
     x: { name: "round", first: part.first, each: part.per_round },
     y: { name: "client", first: 0, each: part.per_client },
     tell: (row, column) => `client ${span(row, part.per_client, part.clients, 0)}, round ${span(column, part.per_round, part.rounds, part.first)}\n${state(row * columns + column)}`,
     describe: "Which clients took part in which rounds",
+  });
+}
+
+// A band for each client, in it a row for each class.
+function drawDrift(host, tip, drift, layers) {
+  const each = Math.ceil(drift.classes / drift.per_class) + 1;
+  const rows = drift.clients.length * each;
+  const columns = Math.ceil(drift.rounds / drift.per_round);
+  const levels = unpack(layers[drift.cells], rows * columns);
+  drawCells(host, tip, {
+    rows,
+    columns,
+    layers: [{ levels, fill: "var(--cohort)" }],
+    x: { name: "round", first: drift.first, each: drift.per_round },
+    y: { name: "client", bands: drift.clients.map((client, place) => [client, place * each + (each - 1) / 2]) },
+    tell: (row, column) => {
+      const [client, place] = [drift.clients[Math.floor(row / each)], row % each];
+      if (place === each - 1) return `client ${client}`;
+      const share = Math.round((100 * drift.most * levels[row * columns + column]) / 9);
+      return `client ${client}, class ${span(place, drift.per_class, drift.classes, 0)}, round ${span(column, drift.per_round, drift.rounds, drift.first)}\n${share ? `about ${share} %` : "none"} of its samples`;
+    },
+    describe: "Which classes clients have in which rounds",
   });
 }

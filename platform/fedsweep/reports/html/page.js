@@ -262,9 +262,26 @@ function drawClients(index) {
   if (view.part) {
     html("h3", { textContent: "Who took part" }, host);
     drawParticipation(html("div", { className: "chart" }, host), tip, view.part, layers);
-    const groups = [["var(--cohort)", "in the cohort"]];
+    const groups = view.part.attended === undefined ? [["var(--cohort)", "in the cohort"]] : [["var(--trained)", "trained, not aggregated"], ["var(--cohort)", "aggregated"]];
+    if (view.part.present !== undefined) groups.unshift(["var(--there)", "there"]);
     if (view.part.has_high) groups.push(["var(--high)", "in the high-frequency group"]);
     legendOf(host, groups);
+    if (view.part.aggregated !== undefined) html("p", { className: "hint", textContent: `${view.part.aggregated} of ${view.part.rounds} rounds aggregated.` }, host);
+  }
+  if (view.labels) {
+    html("h3", { textContent: "What labels the high-frequency group holds" }, host);
+    drawLabels(html("div", { className: "chart" }, host), tip, view.labels);
+    const groups = [["currentColor", "population"]];
+    if (view.labels.low) groups.push(["var(--cohort)", "low-frequency group"]);
+    legendOf(host, [...groups, ["var(--high)", "high-frequency group"]]);
+    html("p", { className: "hint", textContent: `Over ${view.labels.high.rounds} rounds: the dot is the mean, the thick line holds half of the rounds, the thin one eight in ten.` }, host);
+  }
+  if (view.drift) {
+    const { clients, of, most } = view.drift;
+    html("h3", { textContent: "Which classes clients had" }, host);
+    drawDrift(html("div", { className: "chart" }, host), tip, view.drift, layers);
+    const some = clients.length < of ? `${clients.length} of ${of} clients. ` : "";
+    html("p", { className: "hint", textContent: `${some}A band is a client, a row in it a class, class 0 on top. The stronger the colour, the larger the class's share of the client's samples in the round, up to ${Math.round(100 * most)} %.` }, host);
   }
 }
 

@@ -1,0 +1,202 @@
+"""Pictures of the high-frequency group by round: who is in it, and what labels its members hold together.
+
+The functions that begin with ``draw`` fill axes that somebody else made.
+
+Shape letters: N clients, R rounds, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsweep.errors import OutputError
+from fedsweep.reports.runs import RunView
+from fedsweep.runtime.run_folder import CLIENTS, RunFolder
+from fedsweep.world.label_stats import population
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+OUTSIDE, COHORT, HIGH = 0, 1, 2
+_LOOKS = {
+    OUTSIDE: ("not chosen", "#FFFFFF"),
+    COHORT: ("low-frequency", "#9CC7E4"),
+    HIGH: ("high-frequency", "#D55E00"),
+}
+_POPULATION, _INK = "#000000", "#333333"
+# Of a round's labels: half of the rounds lie within the thick bar, eight in ten within the thin one.
+_THICK, _THIN = (25, 75), (10, 90)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupLabels:
+    """What labels the two groups of a round hold together.
+
+    Attributes:
+        high_RC: Class shares of the high-frequency group [R, C], of the rounds that have one; rows sum to 1.
+        low_RC: Of the rest of the cohort, of the rounds that have a rest.
+        population_C: Of all clients.
+        rounds: How many rounds were played.
+    """
+
+    high_RC: np.ndarray
+    low_RC: np.ndarray
+    population_C: np.ndarray
+    rounds: int
+
+
+def has_group(run: RunView) -> bool:
+    """Whether somebody was in a high-frequency group in some round."""
+    return any(run.column("high_frequency"))
+
+
+def membership_of(run: RunView, *, num_clients: int | None = None) -> np.ndarray:
+    """Who was in the cohort and in the high-frequency group [N, R], int8.
+
+    Args:
+        run: A run with rounds.
+        num_clients: N; None: as the configuration has it, or as many as were seen.
+
+    Returns:
+        0: not chosen, 1: in the cohort, 2: in the high-frequency group.
+
+    Raises:
+        OutputError: A row names a client that there is not.
+    """
+    cohorts, groups = run.column("cohort"), run.column("high_frequency")
+    seen = max((client for cohort in cohorts for client in cohort or ()), default=-1) + 1
+    configured = run.config.get("scenario", {}).get("clients")
+    count = num_clients or (configured if isinstance(configured, int) else seen)
+    cells_NR = np.full((count, len(cohorts)), OUTSIDE, dtype=np.int8)
+    for place, cohort in enumerate(cohorts):
+        group = groups[place] if groups else None
+        for clients, level in ((cohort or (), COHORT), (group or (), HIGH)):
+            if clients and not 0 <= min(clients) <= max(clients) < count:
+                raise OutputError(
+                    f"{run.folder}: round {place + 1} names client {max(clients)}, but there are {count} clients"
+                )
+            cells_NR[list(clients), place] = level
+    return cells_NR
+
+
+def group_labels_of(run: RunView, counts_NC: np.ndarray) -> GroupLabels | None:
+    """The label distributions of a run's groups; None where no round has a high-frequency group.
+
+    Args:
+        run: A run.
+        counts_NC: Samples per client and class [N, C].
+
+    Raises:
+        OutputError: A row names a client that there is not.
+    """
+    cells_NR = membership_of(run, num_clients=len(counts_NC))
+    if not (cells_NR == HIGH).any():
+        return None
+    return GroupLabels(
+        high_RC=_shares((cells_NR == HIGH).T @ counts_NC),
+        low_RC=_shares((cells_NR == COHORT).T @ counts_NC),
+        population_C=population(counts_NC),
+        rounds=cells_NR.shape[1],
+    )
+
+
+def counts_of(run: RunView) -> np.ndarray | None:
+    """Samples per client and class [N, C] from a run's folder; None where it has no table of clients.
+
+    Raises:
+        OutputError: The table is damaged.
+    """
+    if not (run.folder / CLIENTS).is_file():
+        return None
+    rows = RunFolder(run.folder).read_clients().column("label_counts").to_pylist()
+    if not rows or not all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows):
+        raise OutputError(f"{run.folder / CLIENTS}: label_counts must be lists of one length")
+    return np.array(rows, dtype=np.int64)
+
+
+def draw_membership(axes: Axes, cells_NR: np.ndarray, *, first_round: int = 1) -> None:
+    """Clients by rounds, a cell coloured by the group that the client was in.
+
+    Args:
+        axes: Empty axes.
+        cells_NR: See :func:`membership_of`.
+        first_round: The number of the first round.
+    """
+    from matplotlib.colors import ListedColormap
+    from matplotlib.ticker import MaxNLocator
+
+    num_clients, num_rounds = cells_NR.shape
+    extent = (first_round - 0.5, first_round + num_rounds - 0.5, num_clients - 0.5, -0.5)
+    look: dict[str, Any] = {"cmap": ListedColormap([colour for _, colour in _LOOKS.values()]), "vmin": 0, "vmax": 2}
+    axes.imshow(cells_NR, aspect="auto", interpolation="nearest", extent=extent, **look)
+    axes.set_xlabel("round")
+    axes.set_ylabel("client")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def membership_handles() -> list[Any]:
+    """What the colours of :func:`draw_membership` mean, for a legend."""
+    from matplotlib.patches import Patch
+
+    return [
+        Patch(facecolor=colour, edgecolor=_INK, linewidth=0.4, label=label)
+        for level, (label, colour) in _LOOKS.items()
+        if level != OUTSIDE
+    ]
+
+
+def draw_group_labels(axes: Axes, found: GroupLabels) -> None:
+    """For each class the groups' shares over the rounds, beside the population's.
+
+    A dot is the mean, the thick bar holds half of the rounds, the thin one eight in ten.
+
+    Args:
+        axes: Empty axes.
+        found: See :func:`group_labels_of`.
+    """
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    classes_C = np.arange(len(found.population_C))
+    axes.hlines(found.population_C, classes_C - 0.45, classes_C + 0.45, color=_POPULATION, linewidth=1.0, zorder=3)
+    for shares_RC, level, shift in ((found.low_RC, COHORT, -0.18), (found.high_RC, HIGH, 0.18)):
+        if not len(shares_RC):
+            continue
+        colour = _LOOKS[level][1]
+        for (low, high), width in ((_THIN, 1.0), (_THICK, 3.0)):
+            axes.vlines(
+                classes_C + shift,
+                *np.percentile(shares_RC, (low, high), axis=0),
+                color=colour,
+                linewidth=width,
+                zorder=1,
+            )
+        axes.plot(classes_C + shift, shares_RC.mean(axis=0), "o", color=colour, markersize=3.0, zorder=2)
+    axes.set_xlabel("class")
+    axes.set_ylabel("share of the group's samples")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=None))
+
+
+def group_label_handles() -> list[Any]:
+    """What the marks of :func:`draw_group_labels` mean, for a legend."""
+    from matplotlib.lines import Line2D
+
+    groups = [Line2D([], [], color=colour, marker="o", markersize=3.0, label=label) for label, colour in _groups()]
+    return [Line2D([], [], color=_POPULATION, linewidth=1.0, label="population"), *groups]
+
+
+def _groups() -> Sequence[tuple[str, str]]:
+    return [(f"{_LOOKS[level][0]} group", _LOOKS[level][1]) for level in (COHORT, HIGH)]
+
+
+def _shares(sums_RC: np.ndarray) -> np.ndarray:
+    """Shares of the rounds that have samples."""
+    totals_R = sums_RC.sum(axis=1)
+    shares: np.ndarray = sums_RC[totals_R > 0] / totals_R[totals_R > 0, None]
+    return shares

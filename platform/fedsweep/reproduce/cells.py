@@ -1,0 +1,210 @@
+"""The cells of a table: what each row, column and seed comes to as an experiment."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.config.load import load_config
+from fedsweep.config.overrides import apply_overrides, parse_override, set_value
+from fedsweep.errors import ConfigError, InputError, unknown_name
+from fedsweep.reproduce.table_file import FULL, TableFile
+
+if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
+
+_SELECTORS = frozenset({"name", "kind", "merge"})
+# What two configurations may differ in, and still cost the same to train.
+_FREE_OF_COST = ("name", "seed", "evaluation", "runtime", "checkpoint", "tracking", "sweep")
+# And what they may differ in, and still have the same results.
+_FREE_OF_RESULT = ("name", "seed", "runtime", "checkpoint", "tracking", "sweep")
+_ROUNDS = ("rounds", "stop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A row, a column and a seed. Cells are equal where these three are.
+
+    Attributes:
+        row: The row's name.
+        column: The column's name.
+        seed: The seed.
+        values: Dotted key -> value: where it differs from the table's base with the user's own settings; the seed last.
+        given: The whole configuration, as a user would give it.
+    """
+
+    row: str
+    column: str
+    seed: int
+    values: Mapping[str, Any] = field(compare=False)
+    given: Mapping[str, Any] = field(compare=False)
+
+    @property
+    def label(self) -> str:
+        """Row and column."""
+        return f"{self.row} | {self.column}"
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration.
+
+        Raises:
+            ConfigError: Something in it is wrong; the message names the cell.
+        """
+        try:
+            return load_config(self.given)
+        except InputError as error:
+            raise type(error)(f"cell {self.label}: {error}") from None
+
+
+def cells_of(
+    table: TableFile,
+    scale: str,
+    *,
+    rows: str | None = None,
+    columns: str | None = None,
+    seeds: Sequence[int] | None = None,
+    overrides: Sequence[str] = (),
+) -> list[Cell]:
+    """The cells that are to be measured, row by row; rows and columns that are missing have none.
+
+    Later settings win: base, column, row, the row in this column, scale, the column at this scale, the row at this
+    scale, ``overrides``, seed.
+
+    Args:
+        table: The table.
+        scale: ``smoke``, ``small`` or ``full``.
+        rows: Shell patterns on names, separated by commas; they take the place of the scale's own choice.
+        columns: Likewise.
+        seeds: They take the place of the scale's.
+        overrides: ``KEY=VALUE`` texts.
+
+    Raises:
+        ConfigError: There is no such scale, a pattern matches nothing, or a setting can't be laid over the others.
+    """
+    _check_overrides(overrides)
+    chosen = list(seeds) if seeds else table.seeds_of(scale)
+    if len(set(chosen)) < len(chosen):
+        raise ConfigError(f"seeds must differ, but got {', '.join(map(str, chosen))}")
+    base = base_of(table, overrides)
+    found = []
+    for row in chosen_rows(table, scale, pattern=rows):
+        for column in chosen_columns(table, scale, pattern=columns):
+            if table.row(row).missing or table.column(column).missing:
+                continue
+            given = _given(table, scale, row=row, column=column, overrides=overrides)
+            for seed in chosen:
+                whole = {**given, "seed": seed}
+                values = {**dict(_differences(base, given)), "seed": seed}
+                found.append(Cell(row=row, column=column, seed=seed, values=values, given=whole))
+    return found
+
+
+def base_of(table: TableFile, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The configuration that a table's cells are laid over: its base with the user's own settings.
+
+    Raises:
+        ConfigError: An override is malformed or can't be laid over the base.
+    """
+    tree = apply_overrides(table.base, overrides)
+    tree.pop("seed", None)
+    return tree
+
+
+def chosen_rows(table: TableFile, scale: str, *, pattern: str | None = None) -> list[str]:
+    """Names of the rows that are shown, those that are missing included.
+
+    Raises:
+        ConfigError: A pattern matches no row.
+    """
+    return _chosen("row", table.row_names, table.scale(scale).rows, pattern=pattern)
+
+
+def chosen_columns(table: TableFile, scale: str, *, pattern: str | None = None) -> list[str]:
+    """Names of the columns that are shown.
+
+    Raises:
+        ConfigError: A pattern matches no column.
+    """
+    return _chosen("column", table.column_names, table.scale(scale).columns, pattern=pattern)
+
+
+def is_papers(table: TableFile, cell: Cell, *, costs_alone: bool = False) -> bool:
+    """Whether a cell's configuration is the one of the full scale, the seed apart.
+
+    Args:
+        table: Its table.
+        cell: The cell.
+        costs_alone: Only what a round costs must be the same, so the number of rounds may differ.
+    """
+    full = load_config(_given(table, FULL, row=cell.row, column=cell.column, overrides=()))
+    return _compared(cell.config, costs_alone=costs_alone) == _compared(full, costs_alone=costs_alone)
+
+
+def _compared(config: Config, *, costs_alone: bool) -> dict[str, Any]:
+    free = _FREE_OF_COST if costs_alone else _FREE_OF_RESULT
+    tree = {key: value for key, value in config.tree().items() if key not in free}
+    tree["scenario"] = {k: v for k, v in tree["scenario"].items() if k not in ("root", "download")}
+    if costs_alone:
+        tree["training"] = {k: v for k, v in tree["training"].items() if k not in _ROUNDS}
+    return tree
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    for text in overrides:
+        key, _ = parse_override(text)
+        if key == "seed":
+            raise ConfigError(f"a table has several seeds, so --set {text} can't set one; give --seeds")
+
+
+def _given(table: TableFile, scale: str, *, row: str, column: str, overrides: Sequence[str]) -> dict[str, Any]:
+    tree = apply_overrides(table.base, ())
+    tree.pop("seed", None)
+    by_row, by_column = table.row(row), table.column(column)
+    layers = (
+        by_column.set,
+        by_row.set,
+        by_row.columns.get(column, {}),
+        table.scale(scale).set,
+        {k: v for name, more in by_column.scales.items() if name == scale for k, v in more.items()},
+        {k: v for name, more in by_row.scales.items() if name == scale for k, v in more.items()},
+    )
+    try:
+        for layer in layers:
+            for key, value in layer.items():
+                set_value(tree, key, value=value)
+    except ConfigError as error:
+        raise ConfigError(f"cell {row} | {column}: {error}") from None
+    return apply_overrides(tree, overrides)
+
+
+def _differences(base: Mapping[str, Any], given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values that turn the one into the other; a mapping with ``name`` or ``kind`` goes as a whole."""
+    for key, value in given.items():
+        before = base.get(key)
+        if key in base and before == value and type(before) is type(value):
+            continue
+        if isinstance(before, dict) and isinstance(value, dict) and not _SELECTORS & value.keys():
+            yield from _differences(before, value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _chosen(kind: str, names: Sequence[str], own: Sequence[str] | None, *, pattern: str | None) -> list[str]:
+    if pattern is None:
+        return [name for name in names if own is None or name in own]
+    parts = [pattern] if pattern in names else [part.strip() for part in pattern.split(",") if part.strip()]
+    if not parts:
+        raise ConfigError(f"--{kind}s must name a {kind}, but is {pattern!r} (there are: {', '.join(names)})")
+    for part in parts:
+        if not any(_matches(name, part) for name in names):
+            raise ConfigError(f"--{kind}s: {unknown_name(kind, part, names)}")
+    return [name for name in names if any(_matches(name, part) for part in parts)]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    low = pattern.lower()
+    return name.lower() == low or fnmatch.fnmatchcase(name.lower(), low)

@@ -1,0 +1,258 @@
+"""What a run's rounds cost and how representative its high-frequency groups are, without training.
+
+Both follow from the label counts, the budgets and the random streams alone. The rounds are planned by the very code
+that plans a run's, with the method's own components, so the figures are those of the run, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsweep.building import build_experiment
+from fedsweep.components.base import ServerComponent
+from fedsweep.config.scenario import Scenario
+from fedsweep.config.schema import Config
+from fedsweep.errors import ConfigError
+from fedsweep.reports.runs import RunView
+from fedsweep.reproduce.cells import Cell
+from fedsweep.reproduce.measuring import Grid, GridCell, setting_of, standing_of, summed_up, value_of
+from fedsweep.reproduce.table_file import TableFile
+from fedsweep.runtime.engine import check_world, experiment_layout, server_context
+from fedsweep.runtime.experiment import Experiment
+from fedsweep.runtime.forecast import planned_rounds
+from fedsweep.runtime.ledger import BYTES_PER_VALUE
+from fedsweep.runtime.planning import CostModel, Planner
+from fedsweep.runtime.recording import Recorder
+from fedsweep.trees import model_vector
+from fedsweep.world.datasets import Dataset, load_dataset
+
+# Figures of a round that need no training, as columns of rounds.parquet are called; group_size is the group's length.
+COST_COLUMNS = ("kl_divergence", "comm_cost", "comm_ratio", "group_size")
+
+_PLANNING_SEAMS = ("selection", "submodels", "pacing")
+# Classes and training samples per class, all alike (Krizhevsky 2009).
+_EVEN_SETS = {"cifar10": (10, 5000), "cifar100": (100, 500)}
+# Partitions that see of the labels only how many samples a class has, as far as counts are concerned.
+_BY_CLASS_SIZE = ("classes", "dirichlet", "dirichlet_balanced")
+
+
+def planned_run(config: Config) -> RunView:
+    """A run as far as it is known without training, as tables and pictures read runs.
+
+    Its columns are ``round``, ``cohort``, ``high_frequency``, ``sim_time_s`` and :data:`COST_COLUMNS`; its folder
+    does not exist.
+
+    Args:
+        config: The run's configuration.
+
+    Raises:
+        ConfigError: What the rounds cost depends on the training; see :func:`why_unknown`.
+        InputError: As :func:`~fedsweep.building.build_experiment`; data files are needed only where the labels'
+            numbers are not known without them.
+    """
+    found = planned_view(config)
+    if isinstance(found, str):
+        raise ConfigError(found)
+    return found
+
+
+def planned_view(config: Config) -> RunView | str:
+    """As :func:`planned_run`, with the reason in the run's place where the costs depend on the training.
+
+    Args:
+        config: The run's configuration.
+
+    Raises:
+        InputError: As :func:`planned_run`.
+    """
+    experiment = build_experiment(config, label_data(config.scenario))
+    reason = why_unknown(experiment)
+    if reason is not None:
+        name = experiment.method.name
+        return f"the costs of method {name} can't be told without training: {reason}; run it instead"
+    check_world(experiment)
+    return RunView(folder=Path(config.name), config=config.tree(), result={}, columns=_columns(experiment))
+
+
+def costs_of(config: Config) -> dict[str, float | None]:
+    """The means over all rounds of :data:`COST_COLUMNS`; None where the method has no group.
+
+    Args:
+        config: The run's configuration.
+
+    Raises:
+        ConfigError: As :func:`planned_run`.
+        InputError: Likewise.
+    """
+    run = planned_run(config)
+    means: dict[str, float | None] = {}
+    for name in COST_COLUMNS:
+        known = [value for value in run.column(name) if value is not None]
+        means[name] = sum(known) / len(known) if known else None
+    return means
+
+
+def costs_grid(
+    table: TableFile,
+    cells: Sequence[Cell],
+    *,
+    scale: str,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+) -> Grid:
+    """The table's cost measures, without training.
+
+    A cell whose costs depend on the training says so as its problem.
+
+    Args:
+        table: The table.
+        cells: Its cells.
+        scale: What they belong to.
+        rows: Names of the rows to show; by default all that have cells.
+        columns: Likewise.
+
+    Raises:
+        InputError: A cell's configuration is wrong, or its data set is needed and not there.
+    """
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.row, cell.column), []).append(cell)
+    return Grid(
+        table=table,
+        scale=scale,
+        rows=tuple(rows if rows is not None else dict.fromkeys(cell.row for cell in cells)),
+        columns=tuple(columns if columns is not None else dict.fromkeys(cell.column for cell in cells)),
+        cells=tuple(_costs_cell(table, group) for group in groups.values()),
+        setting=setting_of(cells),
+        costs_only=True,
+    )
+
+
+def _costs_cell(table: TableFile, group: Sequence[Cell]) -> GridCell:
+    views = [planned_view(cell.config) for cell in group]
+    runs = [view for view in views if isinstance(view, RunView)]
+    measures = [measure for measure in table.measures if measure.cost]
+    return GridCell(
+        row=group[0].row,
+        column=group[0].column,
+        measured={m.name: summed_up([value_of(run, m) for run in runs], m, of=len(group)) for m in measures},
+        standing=standing_of(table, group[0]),
+        problems=tuple(dict.fromkeys(view for view in views if isinstance(view, str))),
+    )
+
+
+def why_unknown(experiment: Experiment) -> str | None:
+    """Why a run's costs cannot be told from its plan, or None where they can.
+
+    Args:
+        experiment: The experiment.
+    """
+    method, world, stop = experiment.method, experiment.world, experiment.training.stop
+    layout = experiment_layout(experiment)
+    vector = model_vector(experiment.build_model(), layout)
+    for seam, component in method.server_components():
+        kind = type(component)
+        learns = kind.learn is not ServerComponent.learn or kind.observe is not ServerComponent.observe
+        if seam in _PLANNING_SEAMS and learns:
+            return f"its {seam} ({kind.__name__}) learns from the clients' work"
+        context = server_context(experiment, layout, seam, vector)
+        if component.setup(component.init(context), context):
+            return f"its {seam} ({kind.__name__}) has every client measure something before round 1"
+        if kind.probes is not ServerComponent.probes or kind.broadcast is not ServerComponent.broadcast:
+            return f"its {seam} ({kind.__name__}) exchanges more than models"
+    sending = next((term.name for term in method.terms if term.sends), None)
+    if sending is not None:
+        return f"its term {sending} sends more than models"
+    if world.availability is not None and _asks_history(experiment):
+        return "who is available depends on the clients' accuracies (scenario.availability)"
+    if stop.target_accuracy is not None or stop.wall_time_s is not None:
+        return "its end depends on the training (training.stop)"
+    return None
+
+
+def _asks_history(experiment: Experiment) -> bool:
+    """Whether the availability comes out differently for clients that learn badly and clients that learn well."""
+    availability, profiles = experiment.world.availability, experiment.world.profiles
+    if availability is None:
+        return False
+    able = np.array([profile.capability for profile in profiles])
+    poor, rich = (
+        availability.probability(1, capabilities=able, history=dict.fromkeys(range(len(profiles)), (value,) * 3))
+        for value in (0.0, 1.0)
+    )
+    return not np.array_equal(poor, rich)
+
+
+def _columns(experiment: Experiment) -> dict[str, list[Any]]:
+    layout, costs = experiment_layout(experiment), CostModel(experiment)
+    planner = Planner(experiment, layout, costs)
+    recorder = Recorder(experiment, planner, costs, layout)
+    stop = experiment.training.stop
+    names = ("round", "cohort", "high_frequency", "sim_time_s", *COST_COLUMNS)
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    total_bytes = 0
+    for plan in planned_rounds(experiment, planner):
+        total_bytes += BYTES_PER_VALUE * plan.values + plan.index_bytes
+        if stop.total_bytes is not None and total_bytes > stop.total_bytes:
+            break
+        if stop.sim_time_s is not None and plan.clock is not None and plan.clock > stop.sim_time_s:
+            break
+        found = recorder.group_figures(plan, plan.components, cost=plan.values)
+        group = found.high_frequency
+        row = {
+            "round": plan.context.round,
+            "cohort": list(plan.context.cohort),
+            "high_frequency": None if group is None else list(group),
+            "sim_time_s": plan.clock,
+            "kl_divergence": found.kl_divergence,
+            "comm_cost": found.comm_cost,
+            "comm_ratio": found.comm_ratio,
+            "group_size": None if group is None else len(group),
+        }
+        for name in names:
+            columns[name].append(row[name])
+    return columns
+
+
+def label_data(scenario: Scenario) -> Dataset:
+    """The scenario's data set, or one that has only its labels where their numbers are known and all that matters.
+
+    A partition by class sizes deals CIFAR's labels alike in whatever order they stand, so its files are not needed.
+
+    Args:
+        scenario: The configuration's.
+
+    Raises:
+        InputError: The data set is needed and can't be loaded.
+    """
+    if scenario.dataset in _EVEN_SETS and scenario.partition.kind in _BY_CLASS_SIZE:
+        return _even_labels(scenario.dataset, scenario.image_size)
+    return _loaded(scenario.dataset, scenario.root, scenario.download, scenario.image_size)
+
+
+@lru_cache(maxsize=2)
+def _even_labels(name: str, image_size: int | None) -> Dataset:
+    num_classes, per_class = _EVEN_SETS[name]
+    size = image_size or 32
+    return Dataset(
+        name=name,
+        # Pages of zeros that nobody touches take no memory.
+        train_images=np.zeros((num_classes * per_class, 3, size, size), np.uint8),
+        train_labels=np.repeat(np.arange(num_classes), per_class),
+        test_images=np.zeros((1, 3, size, size), np.uint8),
+        test_labels=np.zeros(1, np.int64),
+        num_classes=num_classes,
+        scale=255.0,
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+    )
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str, root: str | None, download: bool, image_size: int | None) -> Dataset:
+    return load_dataset(name, root=root, download=download, image_size=image_size)

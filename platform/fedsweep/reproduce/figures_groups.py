@@ -1,0 +1,122 @@
+"""What the methods of a table of kind ``groups`` chose, and its pictures: a line per method over the group's size."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.reproduce.figures_style import (
+    axis_name,
+    label_outer,
+    legend_below,
+    looks,
+    name_axes,
+    panels,
+    paper_style,
+    save_both,
+    scale_axes,
+)
+from fedsweep.reproduce.table_file import FigureSpec, TableFile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_DEFAULT_FIGURES = (
+    FigureSpec(name="kl-by-size", kind="lines", x="size", y="kl_divergence"),
+    FigureSpec(name="seconds-by-size", kind="lines", x="size", y="seconds", log_y=True),
+)
+_LINES = ("-", "--", ":", "-.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """A method's groups of one size from all cohorts.
+
+    Attributes:
+        row: The method's row.
+        column: The clients' column.
+        seed: The seed.
+        active: Clients of a cohort.
+        size: Of the groups.
+        kl_divergence: Of each cohort's group, in nats.
+        seconds: That each choice took.
+    """
+
+    row: str
+    column: str
+    seed: int
+    active: int
+    size: int
+    kl_divergence: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def value(self, name: str) -> float:
+        """The mean divergence, or the median of the seconds."""
+        if name == "seconds":
+            return statistics.median(self.seconds)
+        return statistics.fmean(self.kl_divergence)
+
+
+def draw_choices(table: TableFile, found: Sequence[Choices], folder: Path) -> list[Path]:
+    """The table's figures, or one of divergences and one of seconds: a panel per column, a line per method.
+
+    Args:
+        table: The table.
+        found: What was chosen.
+        folder: Where the pictures go.
+
+    Raises:
+        InputError: A picture can't be written.
+    """
+    if not found:
+        return []
+    drawn = []
+    for spec in table.figures or _DEFAULT_FIGURES:
+        with paper_style():
+            figure = _lines_by_size(table, found, spec)
+            label_outer(figure)
+            drawn += save_both(figure, folder / spec.name)
+    return drawn
+
+
+def _lines_by_size(table: TableFile, found: Sequence[Choices], spec: FigureSpec) -> Figure:
+
+    shown = [
+        c for c in found if c.column in (spec.columns or table.column_names) and c.row in (spec.rows or table.row_names)
+    ]
+    places = list(dict.fromkeys((c.column, c.active) for c in shown))
+    many = len({active for _, active in places}) > 1
+    titles = [f"{column}, {active} active" if many else column for column, active in places]
+    figure, every = panels(titles, title=spec.title)
+    styles, handles = _nested_looks(table), {}
+    for axes, place in zip(every, places, strict=True):
+        for row in dict.fromkeys(c.row for c in shown):
+            by_size: dict[int, list[float]] = {}
+            for c in shown:
+                if c.row == row and (c.column, c.active) == place:
+                    by_size.setdefault(c.size, []).append(c.value(spec.y))
+            sizes = sorted(by_size)
+            if not sizes:
+                continue
+            values = [statistics.fmean(by_size[size]) for size in sizes]
+            (handles[row],) = axes.plot(sizes, values, label=row, **styles[row])
+        scale_axes(axes, log_x=spec.log_x, log_y=spec.log_y)
+        name_axes(axes, x=spec.x_label or axis_name("size"), y=spec.y_label or axis_name(spec.y))
+    legend_below(figure, list(handles.values()))
+    return figure
+
+
+def _nested_looks(table: TableFile) -> dict[str, dict[str, Any]]:
+    """Methods often find the same group: later lines are broken and their marks smaller, so that all can be seen."""
+    return {
+        row: {
+            "color": look.colour,
+            "marker": look.marker,
+            "markersize": max(2.5, 6.5 - 1.5 * number),
+            "linestyle": _LINES[number % len(_LINES)],
+        }
+        for number, (row, look) in enumerate(looks(table.row_names).items())
+    }

@@ -1,0 +1,207 @@
+"""How pictures of tables look: sizes, panels, legends, names of axes; as they stand in a paper's column.
+
+Colours are those of :mod:`fedsweep.reports.plots`, which colour-blind readers can tell apart; beyond seven lines the
+markers tell them apart. Everything is drawn at the size at which it is printed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.reports.compare import bytes_text
+from fedsweep.reports.plots import COLOURS, MARKERS, figure_of, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Inches; two panels fill the width of a text, one a column.
+PANEL_WIDTH, PANEL_HEIGHT = 3.4, 2.3
+_TITLE_HEIGHT, _LEGEND_LINE = 0.25, 0.19
+_CHARACTER = 0.065
+_DOTS_PER_INCH = 200
+_STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4.5,
+    "errorbar.capsize": 2.0,
+    # Type 3 fonts, the default, are refused by many conferences.
+    "pdf.fonttype": 42,
+}
+_NAMES: Mapping[str, str] = {
+    "round": "round",
+    "total_bytes": "bytes sent, both ways",
+    "sim_time_s": "simulated time (s)",
+    "wall_time_s": "wall time (s)",
+    "test_accuracy": "test accuracy (%)",
+    "validation_accuracy": "validation accuracy (%)",
+    "comm_ratio": "communication ratio",
+    "comm_cost": "values sent in a round",
+    "kl_divergence": "KL divergence (nats)",
+    "test_loss": "test loss",
+    "train_loss": "training loss",
+    "flops": "training FLOPs",
+    "group_size": "clients in the group",
+    "size": "clients in the group",
+    "seconds": "time of a choice (s)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How a row looks in every picture of a table.
+
+    Attributes:
+        colour: Of line, marker and bar.
+        marker: Of points.
+    """
+
+    colour: str
+    marker: str
+
+
+def looks(names: Sequence[str]) -> dict[str, Look]:
+    """A look for each name, by its place among all names, so that a picture of some of them looks like the others."""
+    return {
+        name: Look(colour=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)])
+        for place, name in enumerate(names)
+    }
+
+
+def axis_name(quantity: str) -> str:
+    """What an axis with this figure is called, with its unit."""
+    return _NAMES.get(quantity, quantity.replace("_", " "))
+
+
+def is_share(quantity: str) -> bool:
+    """Whether a figure is a share 0..1 that pictures show in percent."""
+    return quantity.endswith("accuracy")
+
+
+@contextmanager
+def paper_style() -> Iterator[None]:
+    """Small type and thin lines for what is drawn inside; matplotlib's settings are as before afterwards."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
+def panels(
+    titles: Sequence[str], *, title: str = "", height: float = PANEL_HEIGHT, width: float = PANEL_WIDTH
+) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel for each title, side by side; a single panel has none.
+
+    Args:
+        titles: Of the panels, at least one.
+        title: Of the figure.
+        height: Of a panel, in inches.
+        width: Likewise.
+    """
+    count = len(titles)
+    across = count if count < 3 else 2 if count == 4 else 3
+    down = -(-count // across)
+    figure = figure_of(width=across * width, height=down * height + (_TITLE_HEIGHT if title else 0.0))
+    figure.set_dpi(_DOTS_PER_INCH)
+    grid = figure.subplots(down, across, squeeze=False)
+    every = [axes for row in grid for axes in row]
+    for axes in every[count:]:
+        axes.remove()
+    for axes, text in zip(every[:count], titles, strict=True):
+        if count > 1 or (text and not title):
+            axes.set_title(text)
+    if title:
+        figure.suptitle(title, fontsize=9)
+    return figure, every[:count]
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], *, title: str = "") -> None:
+    """A legend below all panels, for which the figure grows, so that it covers nothing.
+
+    Args:
+        figure: The figure.
+        handles: Artists with labels; fewer than two need no legend.
+        title: Of the legend.
+    """
+    if len(handles) < 2:
+        return
+    width, height = figure.get_size_inches()
+    entry = 0.45 + _CHARACTER * max(len(str(handle.get_label())) for handle in handles)
+    across = max(1, min(len(handles), int(width / entry)))
+    lines = -(-len(handles) // across) + bool(title)
+    figure.set_size_inches(width, height + _LEGEND_LINE * lines)
+    figure.legend(handles=list(handles), loc="outside lower center", ncols=across, frameon=False, title=title or None)
+
+
+def scale_axes(axes: Axes, *, log_x: bool, log_y: bool) -> None:
+    """Logarithmic axes, as far as something positive is drawn.
+
+    Args:
+        axes: The panel, with its data.
+        log_x: Whether the x axis is asked to be.
+        log_y: Whether the y axis is.
+    """
+    if log_x and math.isfinite(axes.dataLim.minposx):
+        axes.set_xscale("log")
+    if log_y and math.isfinite(axes.dataLim.minposy):
+        axes.set_yscale("log")
+
+
+def name_axes(axes: Axes, *, x: str, y: str) -> None:
+    """Names of a panel's axes, and ticks that suit them.
+
+    Args:
+        axes: The panel, with its data and scales.
+        x: Name of the x axis.
+        y: Of the y axis.
+    """
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    for axis, name, scale in ((axes.xaxis, x, axes.get_xscale()), (axes.yaxis, y, axes.get_yscale())):
+        if name == _NAMES["total_bytes"]:
+            axis.set_major_formatter(FuncFormatter(lambda count, _: bytes_text(count)))
+        if name in (_NAMES["round"], _NAMES["size"]) and scale == "linear":
+            axis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def label_outer(figure: Figure) -> None:
+    """Leaves the y axis' name to the first panel of each line, where all panels have the same."""
+    every = [axes for axes in figure.axes if axes.get_subplotspec() is not None]
+    if len({axes.get_ylabel() for axes in every}) > 1:
+        return
+    for axes in every:
+        spec = axes.get_subplotspec()
+        if spec is not None and not spec.is_first_col():
+            axes.set_ylabel("")
+
+
+def save_both(figure: Figure, path_stem: Path) -> list[Path]:
+    """Writes a figure as PNG and as PDF; the same figures give the same bytes.
+
+    Args:
+        figure: The figure.
+        path_stem: The files without their endings.
+
+    Raises:
+        InputError: They can't be written.
+    """
+    targets = [path_stem.with_name(path_stem.name + suffix) for suffix in (".png", ".pdf")]
+    for target in targets:
+        save_figure(figure, target)
+    return targets

@@ -1,0 +1,312 @@
+"""From run folders to a grid: what each cell measured, beside what the paper prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal, TypeGuard
+
+from fedsweep.errors import InputError
+from fedsweep.reports.runs import RunView, load_run
+from fedsweep.reproduce.cells import Cell, is_papers
+from fedsweep.reproduce.table_file import NEVER, Measure, TableFile
+from fedsweep.runtime.run_folder import CONFIG
+
+FINISHED, MISSING = "finished", "missing"
+# Whose settings a cell has: the paper's; the paper's in all that a round costs; others.
+Standing = Literal["paper", "costs", "other"]
+# Counted per round; what a target took is their sum so far.
+_PER_ROUND = ("flops", "local_steps", "values_up", "values_down", "bytes_up", "bytes_down", "wall_time_s")
+_TOTAL_BYTES = "total_bytes"
+# The high-frequency group's length.
+_GROUP_SIZE = "group_size"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A measure of a cell over its seeds, in the unit that is shown (percent measures in percent).
+
+    Attributes:
+        mean: Over the seeds that have it; None where none does.
+        sd: Sample standard deviation; None below two.
+        count: How many seeds have it.
+        never: How many finished without reaching the measure's target.
+        of: How many seeds there should be.
+    """
+
+    mean: float | None = None
+    sd: float | None = None
+    count: int = 0
+    never: int = 0
+    of: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridCell:
+    """A row and a column of a table, measured.
+
+    Attributes:
+        row: The row's name.
+        column: The column's name.
+        measured: By the measures' names; none where nothing was measured.
+        standing: Whether its settings are those of the paper.
+        problems: Why seeds have no figures, in words.
+    """
+
+    row: str
+    column: str
+    measured: Mapping[str, Measured] = field(default_factory=dict)
+    standing: Standing = "other"
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A table with its figures.
+
+    Attributes:
+        table: What was asked for.
+        scale: At which scale.
+        rows: Names of the rows shown, in order.
+        columns: Names of the columns shown.
+        cells: Those that were to be measured.
+        setting: Under what they were measured: seeds, rounds, versions, git commit, ...
+        costs_only: Whether nothing was trained, so that only cost measures have figures.
+        notes: What a reader must know beside the table's own notes.
+    """
+
+    table: TableFile
+    scale: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[GridCell, ...]
+    setting: Mapping[str, Any] = field(default_factory=dict)
+    costs_only: bool = False
+    notes: tuple[str, ...] = ()
+
+    def cell(self, row: str, column: str) -> GridCell | None:
+        """What was measured there; None where nothing was to be."""
+        return self._by_place.get((row, column))
+
+    @cached_property
+    def _by_place(self) -> Mapping[tuple[str, str], GridCell]:
+        return {(cell.row, cell.column): cell for cell in self.cells}
+
+    @property
+    def measures(self) -> list[Measure]:
+        """The measures shown."""
+        return [measure for measure in self.table.measures if measure.cost or not self.costs_only]
+
+    @property
+    def problems(self) -> list[str]:
+        """What went wrong, cell by cell."""
+        return [f"{cell.row} | {cell.column}: {text}" for cell in self.cells for text in cell.problems]
+
+
+def measured(
+    table: TableFile,
+    cells: Sequence[Cell],
+    *,
+    folders: Mapping[Cell, Path],
+    scale: str,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+) -> Grid:
+    """Reads the cells' run folders, and nothing else.
+
+    Args:
+        table: The table.
+        cells: Its cells.
+        folders: Cell -> run folder, which need not be there.
+        scale: The scale that they were run at.
+        rows: Names of the rows to show; by default all that have cells.
+        columns: Likewise.
+    """
+    views = {cell: view_of(folders[cell]) for cell in cells}
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.row, cell.column), []).append(cell)
+    found = tuple(_grid_cell(table, group, views=views) for group in groups.values())
+    return Grid(
+        table=table,
+        scale=scale,
+        rows=tuple(rows if rows is not None else dict.fromkeys(cell.row for cell in cells)),
+        columns=tuple(columns if columns is not None else dict.fromkeys(cell.column for cell in cells)),
+        cells=found,
+        setting=setting_of(cells, [view for view in views.values() if isinstance(view, RunView)]),
+    )
+
+
+def view_of(folder: Path) -> RunView | str:
+    """A run as its folder tells of it, or why it can't be read."""
+    if not (folder / CONFIG).is_file():
+        return "it was not run"
+    try:
+        return load_run(folder)
+    except InputError as error:
+        return str(error)
+
+
+def setting_of(cells: Sequence[Cell], views: Sequence[RunView] = ()) -> dict[str, Any]:
+    """Under what cells were measured, for ``measured.json``.
+
+    Args:
+        cells: The cells.
+        views: Their runs, as far as there are any.
+    """
+    rounds = sorted({cell.config.training.rounds for cell in cells})
+    datasets = sorted({cell.config.scenario.dataset for cell in cells})
+    said: dict[str, Any] = {
+        "seeds": sorted({cell.seed for cell in cells}),
+        "rounds": [rounds[0], rounds[-1]] if rounds else [],
+        "datasets": datasets,
+    }
+    for key in ("versions", "git_commit"):
+        known = [view.result[key] for view in views if view.result.get(key)]
+        said[key] = known[0] if known and all(value == known[0] for value in known) else None
+    return said
+
+
+def value_of(run: RunView, measure: Measure) -> float | None:
+    """A measure of one run in its own unit (shares 0..1); None where the run has none.
+
+    Args:
+        run: The run.
+        measure: The measure; with a target, None says that it was never reached.
+    """
+    if measure.target is not None:
+        return _at_target(run, measure)
+    cells = [float(value) for value in _rounds_of(run, measure.of) if _is_number(value)]
+    if cells:
+        return _OVER[measure.over](cells)
+    value = run.result.get(measure.of)
+    return float(value) if _is_number(value) else None
+
+
+def summed_up(values: Iterable[float | None], measure: Measure, *, never: int = 0, of: int | None = None) -> Measured:
+    """A measure over seeds, in the unit shown.
+
+    Args:
+        values: One per seed, in the measure's own unit; None where a seed has none.
+        measure: The measure.
+        never: How many of those without finished and did not reach the target.
+        of: How many seeds there should be; by default as many as values.
+    """
+    every = list(values)
+    known = [100 * value if measure.percent else value / measure.per for value in every if value is not None]
+    mean = math.fsum(known) / len(known) if known else None
+    sd = None
+    if mean is not None and len(known) > 1:
+        sd = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (len(known) - 1))
+    return Measured(mean=mean, sd=sd, count=len(known), never=never, of=len(every) if of is None else of)
+
+
+def deviates(grid: Grid, cell: GridCell, measure: Measure) -> bool:
+    """Whether a measure lies further from what is printed than its tolerance, where the two may be compared at all.
+
+    They may where the cell's settings are the paper's; for a measure of cost also where the settings differ in nothing
+    that a round costs.
+    """
+    found = cell.measured.get(measure.name)
+    printed = grid.table.printed_value(cell.row, cell.column, measure=measure.name)
+    comparable = cell.standing == "paper" or (measure.cost and cell.standing == "costs")
+    if found is None or printed is None or measure.tolerance is None or not comparable:
+        return False
+    if not found.count and not found.never:
+        return False
+    if isinstance(printed, str) or found.mean is None:
+        return (printed == NEVER) != (found.mean is None)
+    return abs(found.mean - printed) > measure.tolerance
+
+
+def standing_of(table: TableFile, cell: Cell) -> Standing:
+    """Whether a cell's settings are those of the paper."""
+    if is_papers(table, cell):
+        return "paper"
+    return "costs" if is_papers(table, cell, costs_alone=True) else "other"
+
+
+def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, RunView | str]) -> GridCell:
+    done: list[RunView] = []
+    problems: list[str] = []
+    for cell in group:
+        view = views[cell]
+        if isinstance(view, RunView) and view.status == FINISHED:
+            done.append(view)
+            continue
+        why = view if isinstance(view, str) else _why_not(view)
+        problems.append(f"seed {cell.seed}: {why}")
+    found = {}
+    for measure in table.measures:
+        values = [value_of(view, measure) for view in done]
+        never = values.count(None) if measure.target is not None else 0
+        found[measure.name] = summed_up(values, measure, never=never, of=len(group))
+    return GridCell(
+        row=group[0].row,
+        column=group[0].column,
+        measured=found,
+        standing=standing_of(table, group[0]),
+        problems=tuple(problems),
+    )
+
+
+def _why_not(view: RunView) -> str:
+    reason = view.result.get("reason")
+    rounds = len(view.column("round"))
+    return f"{view.status} after round {rounds}" + (f": {reason}" if reason else "")
+
+
+def _rounds_of(run: RunView, name: str) -> Sequence[Any]:
+    """A figure round by round; none where only the whole run has it."""
+    if name == _GROUP_SIZE and name not in run.columns:
+        return [None if group is None else len(group) for group in run.column("high_frequency")]
+    return () if name == _TOTAL_BYTES else run.column(name)
+
+
+def _at_target(run: RunView, measure: Measure) -> float | None:
+    target = _target_of(run, measure)
+    if target is None:
+        return None
+    accuracies = run.column("test_accuracy")
+    place = next((k for k, value in enumerate(accuracies) if _is_number(value) and value >= target), None)
+    if place is None:
+        return None
+    if measure.of == _TOTAL_BYTES:
+        cells: Sequence[Any] = run.total_bytes
+    elif measure.of in _PER_ROUND:
+        cells = list(accumulate(float(value or 0) for value in run.column(measure.of)))
+    else:
+        cells = run.column(measure.of)
+    known = [value for value in cells[: place + 1] if _is_number(value)]
+    return float(known[-1]) if known else None
+
+
+def _target_of(run: RunView, measure: Measure) -> float | None:
+    if measure.target != "cell":
+        return measure.target
+    section = run.config.get("evaluation")
+    targets = section.get("targets") if isinstance(section, Mapping) else None
+    first = targets[0] if isinstance(targets, list) and targets else None
+    return first if isinstance(first, float) else None
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+_OVER: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "last": lambda values: values[-1],
+    "first": lambda values: values[0],
+    "best": max,
+    "mean": _mean,
+    "sum": math.fsum,
+    "last5": lambda values: _mean(values[-5:]),
+}

@@ -1,0 +1,142 @@
+"""A table's files: ``measured.json``, and the same for people; what is read back is checked."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedsweep import __version__
+from fedsweep.errors import ConfigError, OutputError
+from fedsweep.reproduce.measuring import Grid, GridCell, deviates
+from fedsweep.reproduce.rendering import FORMS
+from fedsweep.reproduce.table_file import TableFile
+from fedsweep.runtime.run_folder import atomic_write
+
+MEASURED = "measured.json"
+FIGURES = "figures"
+_FORMAT, _VERSION = "fedsweep table", 1
+# A page that somebody else made must not fill the memory.
+_MOST_BYTES = 2**25
+_CELLS = TypeAdapter(list[GridCell])
+
+
+def write_outputs(grid: Grid, folder: Path) -> list[Path]:
+    """Replaces a folder's table in all of its forms.
+
+    Raises:
+        OutputError: The folder can't be written.
+    """
+    texts = {MEASURED: json.dumps(grid_tree(grid), indent=1, ensure_ascii=False, allow_nan=False) + "\n"}
+    texts |= {name: form(grid) for name, form in FORMS.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            atomic_write(folder / name, text.encode())
+    except OSError as error:
+        raise OutputError(f"{folder}: the table cannot be written: {error.strerror or error}") from error
+    return [folder / name for name in texts]
+
+
+def remove_outputs(folder: Path) -> None:
+    """Removes a table's files, so that none of an earlier run stays."""
+    for name in (MEASURED, *FORMS):
+        (folder / name).unlink(missing_ok=True)
+
+
+def has_outputs(folder: Path) -> bool:
+    """Whether a table was written here."""
+    return (folder / MEASURED).is_file()
+
+
+def grid_tree(grid: Grid) -> dict[str, Any]:
+    """The table as plain mappings, lists and scalars."""
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "fedsweep": __version__,
+        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "name": grid.table.name,
+        "title": grid.table.title,
+        "source": grid.table.source,
+        "scale": grid.scale,
+        "costs_only": grid.costs_only,
+        "setting": dict(grid.setting),
+        "rows": list(grid.rows),
+        "columns": list(grid.columns),
+        "cells": [_cell_tree(grid, cell) for cell in grid.cells],
+        "notes": list(grid.notes),
+        "table": grid.table.model_dump(mode="json"),
+    }
+
+
+def read_grid(folder: Path) -> Grid:
+    """The table in a folder's ``measured.json``, which somebody else may have written.
+
+    Raises:
+        OutputError: It can't be read, is damaged or of another version.
+    """
+    path = folder / MEASURED
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise OutputError(f"{path}: larger than {_MOST_BYTES} bytes, so no table of fedsweep's")
+        tree = json.loads(data)
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, OutputError):
+            raise
+        raise OutputError(f"{path}: not readable: {error}") from error
+    if not isinstance(tree, dict) or tree.get("format") != _FORMAT or tree.get("version") != _VERSION:
+        raise OutputError(f"{path}: not a table that fedsweep {__version__} wrote")
+    try:
+        return _grid(tree)
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        what = f"{error.error_count()} entries are wrong" if isinstance(error, ValidationError) else str(error)
+        raise OutputError(f"{path}: damaged: {what}") from error
+
+
+def _cell_tree(grid: Grid, cell: GridCell) -> dict[str, Any]:
+    figures = {}
+    for measure in grid.measures:
+        if measure.name not in cell.measured:
+            continue
+        places = {"row": cell.row, "column": cell.column, "measure": measure.name}
+        figures[measure.name] = {
+            **asdict(cell.measured[measure.name]),
+            "printed": grid.table.printed_value(**places),
+            "printed_sd": grid.table.printed_sd(**places),
+            "deviates": deviates(grid, cell, measure),
+        }
+    return {**asdict(cell), "problems": list(cell.problems), "measured": figures}
+
+
+def _grid(tree: Mapping[str, Any]) -> Grid:
+    table = TableFile.model_validate(tree["table"])
+    cells = _CELLS.validate_python(tree["cells"])
+    rows, columns = [str(name) for name in tree["rows"]], [str(name) for name in tree["columns"]]
+    setting = tree["setting"]
+    table.scale(str(tree["scale"]))
+    if not isinstance(setting, dict):
+        raise TypeError("setting must be a mapping")
+    if not {*rows} <= {*table.row_names} or not {*columns} <= {*table.column_names}:
+        raise ValueError("it shows rows or columns that its table does not have")
+    return Grid(
+        table=table,
+        scale=str(tree["scale"]),
+        rows=tuple(rows),
+        columns=tuple(columns),
+        cells=tuple(cells),
+        setting={key: value for key, value in setting.items() if _is_setting(key, value)},
+        costs_only=tree["costs_only"] is True,
+        notes=tuple(str(note) for note in tree["notes"]),
+    )
+
+
+def _is_setting(key: str, value: Any) -> bool:
+    return isinstance(value, list) if key in ("seeds", "rounds", "datasets") else True

@@ -1,0 +1,278 @@
+"""A table's figures as text, Markdown, LaTeX and HTML."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from fedsweep.reports.report_runs import clean
+from fedsweep.reproduce.cell_texts import Heading, caption, cell_text, headings, notes, setting_line
+from fedsweep.reproduce.measuring import Grid
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+WIDTH = 120
+_GAP = 2
+_LONGEST_NAME = 36
+_LONGEST_HEADING = 24
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def print_grid(grid: Grid, console: Console) -> None:
+    """Prints a table, its columns in as many blocks as the width asks for.
+
+    Args:
+        grid: The table.
+        console: Where to; no line is wider than it, or than 120 characters.
+    """
+    from rich.text import Text
+
+    width = min(console.width, WIDTH)
+    console.print(Text(caption(grid), style="bold"), width=width)
+    console.print(Text(setting_line(grid)), width=width)
+    for block in _blocks(grid, width):
+        console.print()
+        console.print(_block(grid, block), width=width)
+    console.print()
+    for note in notes(grid):
+        console.print(Text(note), width=width)
+
+
+def as_text(grid: Grid) -> str:
+    """The table as plain text, at most 120 characters wide."""
+    from rich.console import Console
+
+    sink = io.StringIO()
+    print_grid(grid, Console(file=sink, width=WIDTH, force_terminal=False, color_system=None, highlight=False))
+    return "".join(f"{line.rstrip()}\n" for line in sink.getvalue().splitlines())
+
+
+def _blocks(grid: Grid, width: int) -> list[list[Heading]]:
+    """The columns of figures, cut where a line would be too long; a column's measures stay together if they can."""
+    room = width - min(max(len(name) for name in grid.rows), _LONGEST_NAME)
+    blocks: list[list[Heading]] = [[]]
+    left = room
+    for _, group in groupby(headings(grid), key=lambda heading: heading.column):
+        members = list(group)
+        sizes = [_GAP + _width(grid, heading) for heading in members]
+        if sum(sizes) > left and blocks[-1]:
+            blocks.append([])
+            left = room
+        for heading, size in zip(members, sizes, strict=True):
+            if size > left and blocks[-1]:
+                blocks.append([])
+                left = room
+            blocks[-1].append(heading)
+            left -= size
+    return blocks
+
+
+def _width(grid: Grid, heading: Heading) -> int:
+    texts = [str(cell_text(grid, row, heading)) for row in grid.rows]
+    words = [line for name in _heading_lines(grid, heading) for line in (name[:_LONGEST_HEADING],)]
+    return max(map(len, (*texts, *words)))
+
+
+def _heading_lines(grid: Grid, heading: Heading) -> list[str]:
+    column = clean(heading.column)
+    return [column] if len(grid.measures) == 1 else [column, clean(heading.label)]
+
+
+def _block(grid: Grid, block: Sequence[Heading]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    table.add_column("", overflow="fold", max_width=_LONGEST_NAME)
+    for heading in block:
+        title = Text("\n".join(_heading_lines(grid, heading)), overflow="fold")
+        width = _width(grid, heading)
+        table.add_column(title, justify="right", min_width=width, max_width=width, overflow="fold")
+    for row in grid.rows:
+        texts = [cell_text(grid, row, heading) for heading in block]
+        styles = ["red" if text.is_broken else "yellow" if text.is_off else "" for text in texts]
+        cells = [Text(str(text), style=style) for text, style in zip(texts, styles, strict=True)]
+        table.add_row(Text(clean(row)), *cells)
+    return table
+
+
+# -- Markdown ----------------------------------------------------------------------------------------------------------
+
+
+def as_markdown(grid: Grid) -> str:
+    """The table as GitHub's Markdown."""
+    above = [" ".join(_heading_lines(grid, heading)) for heading in headings(grid)]
+    lines = [f"**{_markdown(caption(grid))}**", "", _markdown(setting_line(grid)), ""]
+    lines.append(_markdown_row(["", *above]))
+    lines.append("|" + "|".join([" :--- ", *[" ---: "] * len(above)]) + "|")
+    for row in grid.rows:
+        lines.append(_markdown_row([clean(row), *(str(cell_text(grid, row, h)) for h in headings(grid))]))
+    lines += ["", *(f"- {_markdown(note)}" for note in notes(grid))]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_markdown, cells))} |"
+
+
+def _markdown(text: str) -> str:
+    escaped = re.sub(r"([\\`*_\[\]|~#])", r"\\\1", text)
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+# -- LaTeX -------------------------------------------------------------------------------------------------------------
+
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "±": r"$\pm$",
+    "\u00d7": r"$\times$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "∞": r"$\infty$",
+    "→": r"$\to$",
+    "\u2013": "--",
+    "—": "---",
+    "…": r"\dots{}",
+    **dict(zip("αβγδεηθκλμρστ", map(r"$\{}$".format, (
+        "alpha", "beta", "gamma", "delta", "varepsilon", "eta", "theta", "kappa", "lambda", "mu", "rho", "sigma", "tau",
+    )), strict=True)),
+}  # fmt: skip
+
+
+def as_latex(grid: Grid) -> str:
+    """The table as LaTeX, for the package ``booktabs``."""
+    per_column, above = len(grid.measures), headings(grid)
+    lines = [
+        r"% needs \usepackage{booktabs}",
+        r"\begin{table}",
+        r"\centering\small",
+        rf"\caption{{{_latex(caption(grid))}. {_latex(setting_line(grid))}.}}",
+        rf"\begin{{tabular}}{{l{'r' * len(above)}}}",
+        r"\toprule",
+        *_latex_heads(grid, per_column),
+        r"\midrule",
+    ]
+    for row in grid.rows:
+        lines.append(_latex_row([_latex(clean(row)), *(_latex_cell(grid, row, heading) for heading in above)]))
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [r"\par\smallskip\begin{minipage}{\linewidth}\footnotesize"]
+    lines += [rf"{_latex(note)}\par" for note in notes(grid)]
+    return "\n".join([*lines, r"\end{minipage}", r"\end{table}", ""])
+
+
+def _latex_heads(grid: Grid, per_column: int) -> list[str]:
+    names = [_latex(clean(name)) for name in grid.columns]
+    if per_column == 1:
+        return [_latex_row(["", *(rf"\multicolumn{{1}}{{c}}{{{name}}}" for name in names)])]
+    rules = [
+        rf"\cmidrule(lr){{{2 + place * per_column}-{1 + (place + 1) * per_column}}}" for place in range(len(names))
+    ]
+    labels = [rf"\multicolumn{{1}}{{c}}{{{_latex(clean(heading.label))}}}" for heading in headings(grid)]
+    return [
+        _latex_row(["", *(rf"\multicolumn{{{per_column}}}{{c}}{{{name}}}" for name in names)]),
+        "".join(rules),
+        _latex_row(["", *labels]),
+    ]
+
+
+def _latex_cell(grid: Grid, row: str, heading: Heading) -> str:
+    text = cell_text(grid, row, heading)
+    measured = _latex(text.measured)
+    printed = f" ({_latex(text.printed)})" if text.printed else ""
+    return rf"\textbf{{{measured}}}{printed}\textsuperscript{{*}}" if text.is_off else f"{measured}{printed}"
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return f"{' & '.join(cells)} \\\\"
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+# -- HTML --------------------------------------------------------------------------------------------------------------
+
+_STYLE = """
+body { margin: 2rem auto; max-width: 76rem; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .7rem; border-bottom: 1px solid #d9dee5; white-space: nowrap; text-align: right; }
+th[scope="row"], caption { text-align: left; }
+.printed { color: #5b6675; }
+.off { font-weight: 600; color: #8a5a00; }
+.broken { color: #b3261e; }
+ul { font-size: .9rem; color: #5b6675; padding-left: 1.1rem; }
+"""
+
+
+def as_html(grid: Grid) -> str:
+    """The table as a page that needs nothing beside itself."""
+    title = _html(caption(grid))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
+        f"{html_fragment(grid)}</body>\n</html>\n"
+    )
+
+
+def html_fragment(grid: Grid) -> str:
+    """The table, how it was measured and its notes, as HTML without a style; every text is escaped."""
+    rows = [
+        f'<tr><th scope="row">{_html(clean(row))}</th>'
+        + "".join(_html_cell(grid, row, heading) for heading in headings(grid))
+        + "</tr>\n"
+        for row in grid.rows
+    ]
+    listed = "".join(f"<li>{_html(note)}</li>\n" for note in notes(grid))
+    return (
+        f'<p class="lead">{_html(setting_line(grid))}</p>\n<div class="scroll"><table>\n<thead>\n{_html_heads(grid)}'
+        f"</thead>\n<tbody>\n{''.join(rows)}</tbody>\n</table></div>\n"
+        f'<ul class="footnotes">\n{listed}</ul>\n'
+    )
+
+
+def _html_heads(grid: Grid) -> str:
+    span = len(grid.measures)
+    scope = f'scope="colgroup" colspan="{span}"' if span > 1 else 'scope="col"'
+    lines = ["".join(f'<th class="number" {scope}>{_html(clean(name))}</th>' for name in grid.columns)]
+    if span > 1:
+        labels = (_html(clean(heading.label)) for heading in headings(grid))
+        lines.append("".join(f'<th class="number" scope="col">{label}</th>' for label in labels))
+    return "".join(f"<tr><td></td>{line}</tr>\n" for line in lines)
+
+
+def _html_cell(grid: Grid, row: str, heading: Heading) -> str:
+    text = cell_text(grid, row, heading)
+    kind = "number broken" if text.is_broken else "number off" if text.is_off else "number"
+    printed = f' <span class="printed">({_html(text.printed)})</span>' if text.printed else ""
+    mark = "<sup>*</sup>" if text.is_off else ""
+    return f'<td class="{kind}">{_html(text.measured)}{printed}{mark}</td>'
+
+
+def _html(text: str) -> str:
+    return html.escape(text, quote=True)
+
+
+FORMS: dict[str, Callable[[Grid], str]] = {
+    "table.txt": as_text,
+    "table.md": as_markdown,
+    "table.tex": as_latex,
+    "table.html": as_html,
+}

@@ -1,0 +1,253 @@
+"""Running a table's cells: each is a trial of one sweep, and a finished trial's run folder is all that is read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.config.load import load_config
+from fedsweep.errors import ConfigError, InputError, OutputError
+from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen_columns, chosen_rows
+from fedsweep.reproduce.kinds import runner_of
+from fedsweep.reproduce.measuring import Grid, measured, view_of
+from fedsweep.reproduce.table_file import TableFile, read_table
+from fedsweep.runtime.run_folder import find_runs
+from fedsweep.sweeps.space import Trial, canonical
+
+if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
+    from fedsweep.reports.runs import RunView
+    from fedsweep.sweeps.preparing import PreparedSweep
+    from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
+
+_LONGEST_SLUG = 90
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be reproduced.
+
+    Attributes:
+        table: A table's name, or its file.
+        scale: ``smoke``, ``small`` or ``full``.
+        rows: Shell patterns, separated by commas; None: the scale's own.
+        columns: Likewise.
+        seeds: None: the scale's own.
+        overrides: ``KEY=VALUE`` texts, over everything else.
+    """
+
+    table: str
+    scale: str
+    rows: str | None = None
+    columns: str | None = None
+    seeds: tuple[int, ...] | None = None
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """A table with the cells that were asked for.
+
+    Attributes:
+        request: What was asked for.
+        table: The table.
+        cells: The cells, row by row.
+        config: What the cells are laid over; its name is the reproduction's.
+    """
+
+    request: Request
+    table: TableFile
+    cells: tuple[Cell, ...]
+    config: Config
+
+    @property
+    def rows(self) -> list[str]:
+        """The rows shown, those that are missing included."""
+        return chosen_rows(self.table, self.request.scale, pattern=self.request.rows)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns shown."""
+        return chosen_columns(self.table, self.request.scale, pattern=self.request.columns)
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The cells as trials of a sweep, in the same order."""
+        return [_trial(number, cell) for number, cell in enumerate(self.cells, start=1)]
+
+    def folders(self, folder: Path) -> dict[Cell, Path]:
+        """Each cell's run folder below the reproduction's."""
+        return {cell: folder / trial.folder for cell, trial in zip(self.cells, self.trials, strict=True)}
+
+
+def reproduction(request: Request) -> Reproduction:
+    """Reads a table and makes its cells; nothing is loaded or written.
+
+    Raises:
+        InputError: There is no such table or scale, a pattern matches nothing, or a setting is wrong.
+    """
+    table = read_table(request.table)
+    table.scale(request.scale)
+    name = f"{re.sub(r'[^A-Za-z0-9._-]+', '-', table.name)}-{request.scale}"
+    config = load_config({**base_of(table, request.overrides), "name": name})
+    cells = cells_of(
+        table,
+        request.scale,
+        rows=request.rows,
+        columns=request.columns,
+        seeds=request.seeds,
+        overrides=request.overrides,
+    )
+    for cell in cells:
+        _ = cell.config
+    found = Reproduction(request=request, table=table, cells=tuple(cells), config=config)
+    if not cells:
+        reasons = [f"{n}: {table.row(n).missing}" for n in found.rows if table.row(n).missing]
+        reasons += [f"{n}: {table.column(n).missing}" for n in found.columns if table.column(n).missing]
+        raise ConfigError(f"nothing of {table.name} that was asked for can be measured ({'; '.join(reasons)})")
+    return found
+
+
+def default_folder(found: Reproduction) -> Path:
+    """``runs/<paper>-<table>-<scale>-<timestamp>``."""
+    from fedsweep.running import default_folder as folder_of_run
+
+    return folder_of_run(found.config)
+
+
+def request_of(folder: SweepFolder) -> Request:
+    """What a folder was begun for.
+
+    Raises:
+        OutputError: It holds no reproduction, or a damaged one.
+    """
+    said = folder.read_plan().request
+    if not said:
+        raise OutputError(f"{folder.path} holds a sweep, but no table; go on with fedsweep sweep --resume --out")
+    try:
+        seeds = said["seeds"]
+        return Request(
+            table=str(said["table"]),
+            scale=str(said["scale"]),
+            rows=None if said["rows"] is None else str(said["rows"]),
+            columns=None if said["columns"] is None else str(said["columns"]),
+            seeds=None if seeds is None else tuple(int(seed) for seed in seeds),
+            overrides=tuple(map(str, said["overrides"])),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise OutputError(f"{folder.path}: its plan's request is damaged: {error!r}") from error
+
+
+def prepare_cells(found: Reproduction, folder: SweepFolder, *, resume: bool) -> PreparedSweep:
+    """Checks all cells as a sweep's trials are checked; the data sets are loaded.
+
+    Args:
+        found: The cells.
+        folder: Where they go.
+        resume: The folder holds them already.
+
+    Raises:
+        InputError: Something is wrong or not there, or the folder was begun with other cells; nothing was written.
+    """
+    from fedsweep.sweeps.preparing import prepare
+
+    if resume:
+        _check_same(found, folder.read_plan(), folder.path)
+    prepared = prepare(found.config, folder, resume=resume, trials=found.trials)
+    prepared.plan = replace(prepared.plan, request=_request_tree(found))
+    return prepared
+
+
+def measure_kind(found: Reproduction, folder: SweepFolder, *, resume: bool, overwrite: bool, quiet: bool) -> Grid:
+    """Measures a table of another kind than ``runs``.
+
+    Args:
+        found: The cells.
+        folder: Where they go.
+        resume: The folder was begun with them already.
+        overwrite: Remove what it holds of an earlier table.
+        quiet: Without progress.
+
+    Raises:
+        InputError: Something is wrong or not there, or the folder was begun with other cells; nothing was written.
+    """
+    from fedsweep.sweeps.sweep_folder import SweepPlan
+
+    run_kind = runner_of(found.table.kind)
+    if resume:
+        _check_same(found, folder.read_plan(), folder.path)
+    else:
+        if folder.has_plan:
+            _remove_runs(folder.path)
+        plan = SweepPlan(given=found.config.given, trials=(), request=_request_tree(found))
+        folder.create(plan, config_yaml=None, overwrite=overwrite)
+    try:
+        grid = run_kind(found.table, scale=found.request.scale, cells=found.cells, out=folder.path, quiet=quiet)
+    except InputError:
+        if not resume:
+            folder.withdraw()
+        raise
+    return replace(grid, rows=tuple(found.rows), columns=tuple(found.columns))
+
+
+def measured_grid(found: Reproduction, folder: Path) -> Grid:
+    """The table as the run folders tell of it."""
+    return measured(
+        found.table,
+        found.cells,
+        folders=found.folders(folder),
+        scale=found.request.scale,
+        rows=found.rows,
+        columns=found.columns,
+    )
+
+
+def finished_runs(found: Reproduction, folder: Path) -> dict[Cell, list[RunView]]:
+    """The run of each cell; none where it did not finish."""
+    views = {cell: view_of(path) for cell, path in found.folders(folder).items()}
+    return {
+        cell: [view] if not isinstance(view, str) and view.status == "finished" else [] for cell, view in views.items()
+    }
+
+
+def _trial(number: int, cell: Cell) -> Trial:
+    slug = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", f"{cell.row} {cell.column} seed={cell.seed}")
+    if len(slug) > _LONGEST_SLUG:
+        digest = hashlib.blake2b(f"{cell.label} {cell.seed}".encode(), digest_size=4).hexdigest()
+        slug = f"{slug[: _LONGEST_SLUG - 9]}-{digest}"
+    return Trial(number=number, values=dict(cell.values), label=cell.label, folder=f"{number:04d}-{slug}")
+
+
+def _remove_runs(folder: Path) -> None:
+    """The runs of an earlier table, which has no list of them."""
+    for run in find_runs(folder):
+        if run.parent == folder:
+            shutil.rmtree(run)
+
+
+def _request_tree(found: Reproduction) -> dict[str, Any]:
+    request = found.request
+    path = Path(request.table).expanduser()
+    table = str(path.absolute()) if path.is_file() else request.table
+    return {**asdict(request), "table": table, "cells": _digest(found)}
+
+
+def _digest(found: Reproduction) -> str:
+    cells = [[cell.row, cell.column, dict(cell.values)] for cell in found.cells]
+    return hashlib.blake2b(
+        canonical([found.table.kind, found.config.given, cells]).encode(), digest_size=16
+    ).hexdigest()
+
+
+def _check_same(found: Reproduction, plan: SweepPlan, folder: Path) -> None:
+    """A folder's cells can't change: figures of two different tables would stand in one."""
+    if plan.request.get("cells") != _digest(found):
+        raise ConfigError(
+            f"{folder} was begun with other cells (another table, scale, choice of rows, columns or seeds, --set, or an"
+            " earlier form of the table's file); leave TABLE and all other options out to go on with it, or choose"
+            " another --out"
+        )

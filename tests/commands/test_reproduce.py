@@ -1,0 +1,266 @@
+"""``fedsweep reproduce``: what is refused before anything runs, and a small table from start to report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.cli import main
+from fedsweep.errors import ConfigError
+from fedsweep.reproduce import running
+from fedsweep.reproduce.cells import Cell
+from fedsweep.reproduce.measuring import Grid, GridCell, summed_up
+from fedsweep.reproduce.table_file import TableFile
+
+Command = Callable[..., tuple[int, str, str]]
+TABLE = """
+# Two methods on digits
+name: tiny
+scenario: {clients: 6, partition: {kind: iid}}
+training: {rounds: 3, cohort_size: 2, local_steps: 2}
+checkpoint: {every: 1}
+tracking: {uri: none}
+table:
+  title: Two methods on digits
+  source: Somebody 2024, Table 7
+  measures:
+    - {name: accuracy, label: Accuracy, of: test_accuracy, percent: true, tolerance: 2.0}
+    - {name: cost, label: Cost, of: comm_ratio, over: mean, tolerance: 0.05, cost: true}
+  rows:
+    - {name: FedAvg}
+    - {name: FedProx, set: {method: {name: fedprox, mu: 0.1}}}
+    - {name: SCAFFOLD, missing: scaffold is not there yet}
+  columns:
+    - {name: even}
+    - {name: K=2, set: {scenario.partition: {kind: classes, classes_per_client: 2}}}
+  scales:
+    smoke: {set: {training.rounds: 2}}
+  printed:
+    FedAvg: {even: {accuracy: 99.0, cost: 0.9}}
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TABLE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["dynamicfl/tabel4"], "did you mean 'dynamicfl/table4'"),
+        (["TABLE", "--scale", "samll"], "unknown scale 'samll'; did you mean 'small'"),
+        (["TABLE", "--scale", "small"], "has no scale 'small' (it has: smoke, full)"),
+        (["TABLE", "--rows", "fedpro"], "unknown row 'fedpro'; did you mean 'FedProx'"),
+        (["TABLE", "--columns", "K=3"], "unknown column 'K=3'; did you mean 'K=2'"),
+        (["TABLE", "--rows", "SCAFFOLD"], "scaffold is not there yet"),
+        (["TABLE", "--seeds", "0,x"], "must be a whole number, but is 'x'"),
+        (["TABLE", "--seeds", "-1"], "whole numbers from 0"),
+        (["TABLE", "--set", "seed=1"], "give --seeds"),
+        (["TABLE", "--set", "training.round=1"], "unknown key 'training.round'; did you mean 'training.rounds'"),
+        (["TABLE", "--set", "scenario.dataset=cifra10"], "unknown dataset 'cifra10'; did you mean 'cifar10'"),
+        (["TABLE", "--set", "scenario={dataset: svhn, download: false, root: .}"], "svhn"),
+        ([], "TABLE is missing"),
+        (["TABLE", "--resume"], "--resume goes on with --out DIR"),
+        (["--resume", "--out", "nowhere"], "there is no such folder"),
+        (["--resume", "--out", "nowhere", "--scale", "full"], "can't be given"),
+        (["quickstart/fedavg"], "lacks the section table:"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_2_and_nothing_is_written(
+    words: list[str], said: str, table: Path, tmp_path: Path, fedsweep: Command
+) -> None:
+    code, out, err = fedsweep("reproduce", *(str(table) if word == "TABLE" else word for word in words))
+    assert code == 2 and out == "" and said in err and err.count("\n") == 1, err
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+def test_dry_run_lists_the_cells_and_writes_nothing(table: Path, tmp_path: Path, fedsweep: Command) -> None:
+    code, out, err = fedsweep("reproduce", table, "--dry-run", "--rows", "fed*", "--seeds", "3,4")
+    assert (code, err) == (0, "")
+    assert out.count("FedAvg | even") == 2 and out.count("FedProx | K=2") == 2 and "SCAFFOLD" not in out
+    assert out.splitlines()[-1] == "tiny at scale smoke: 8 runs, 16 rounds in all"
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+def test_costs_alone_need_no_run_and_are_compared(table: Path, tmp_path: Path, fedsweep: Command) -> None:
+    code, out, err = fedsweep("reproduce", table, "--costs-only", "--out", "costs")
+    assert code == 0 and err.splitlines()[-1] == "4: FedProx | K=2"
+    assert "0.500 (0.900)*" in out and "Accuracy" not in out and "4 of 4 cells measured" in out
+    files = {path.name for path in (tmp_path / "costs").iterdir()}
+    assert files == {"measured.json", "table.txt", "table.md", "table.tex", "table.html"}
+    assert fedsweep("reproduce", table, "--costs-only", "--out", "costs")[0] == 2
+    assert fedsweep("reproduce", table, "--costs-only", "--out", "costs", "--overwrite")[0] == 0
+
+
+def test_without_out_the_folder_is_named_after_table_and_scale(table: Path, tmp_path: Path, fedsweep: Command) -> None:
+    code, _, _ = fedsweep("reproduce", table, "--costs-only", "--quiet")
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert code == 0 and folder.name.startswith("tiny-smoke-20")
+
+
+def test_costs_alone_of_a_table_without_such_a_measure_is_an_error(table: Path, fedsweep: Command) -> None:
+    table.write_text(TABLE.replace(", cost: true", ""))
+    code, _, err = fedsweep("reproduce", table, "--costs-only")
+    assert code == 2 and "no measure of cost (it has: accuracy, cost)" in err
+
+
+def test_another_kind_of_table_is_measured_by_its_own_function(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsweep: Command
+) -> None:
+    table.write_text(TABLE.replace("  title:", "  kind: groups\n  groups: {sizes: [1, 2]}\n  title:"))
+    seen: dict[str, Any] = {}
+
+    def run_kind(table: TableFile, *, scale: str, cells: tuple[Cell, ...], out: Path, quiet: bool) -> Grid:
+        seen.update(options=table.options, rounds=cells[0].config.training.rounds, out=out, quiet=quiet)
+        found = {m.name: summed_up([0.25], m) for m in table.measures}
+        made = [GridCell(row=c.row, column=c.column, measured=found) for c in cells[:-1]]
+        last = GridCell(row=cells[-1].row, column=cells[-1].column, problems=("it took too long",))
+        return Grid(table=table, scale=scale, rows=("FedAvg",), columns=("even",), cells=(*made, last))
+
+    monkeypatch.setattr(running, "runner_of", lambda kind: {"groups": run_kind}[kind])
+    code, out, err = fedsweep("reproduce", table, "--out", "groups")
+    assert seen == {"options": {"sizes": [1, 2]}, "rounds": 2, "out": tmp_path / "groups", "quiet": False}
+    assert code == 1 and "3 of 4 cells measured, 1 failed" in out and "FedProx | K=2: it took too long" in out
+    assert "SCAFFOLD is missing" in out and err == "" and "fedsweep report" not in out
+    assert fedsweep("reproduce", "--resume", "--out", "groups", "--quiet")[0] == 1
+    code, _, err = fedsweep("reproduce", table, "--resume", "--out", "groups", "--seeds", "5")
+    assert code == 2 and "begun with other cells" in err
+    assert fedsweep("reproduce", table, "--out", "groups")[0] == 2
+    assert fedsweep("reproduce", table, "--out", "groups", "--overwrite", "--seeds", "5")[0] == 1
+
+
+def test_wrong_input_of_another_kind_leaves_no_folder(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsweep: Command
+) -> None:
+    table.write_text(TABLE.replace("  title:", "  kind: groups\n  title:"))
+
+    def run_kind(table: TableFile, *, scale: str, cells: tuple[Cell, ...], out: Path, quiet: bool) -> Grid:
+        assert out.is_dir()
+        raise ConfigError("no sizes")
+
+    monkeypatch.setattr(running, "runner_of", lambda kind: run_kind)
+    assert fedsweep("reproduce", table, "--out", "groups") == (2, "", "error: no sizes\n")
+    assert not (tmp_path / "groups").exists()
+
+
+def test_help_teaches_with_examples(fedsweep: Command) -> None:
+    code, out, _ = fedsweep("reproduce", "--help")
+    assert code == 0 and "dynamicfl/table4 --scale small" in out and "--costs-only" in out
+
+
+# -- with runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from fedsweep.runtime.ray_cluster import ClusterNeeds, ray_cluster
+
+    with ray_cluster(None, ClusterNeeds(actors=2, store_bytes=2**28)) as ray:
+        yield ray
+
+
+@pytest.fixture(scope="module")
+def made(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a table that was made; not to be changed."""
+    above = tmp_path_factory.mktemp("made")
+    (above / "tiny.yaml").write_text(TABLE)
+    assert main(["reproduce", str(above / "tiny.yaml"), "--out", str(above / "out"), "--quiet"]) == 0
+    return above / "out"
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_a_table_is_made_from_a_run_for_each_cell(made: Path) -> None:
+    runs = [path.name for path in sorted(made.iterdir()) if (path / "result.json").is_file()]
+    assert runs == [
+        "0001-FedAvg_even_seed=0",
+        "0002-FedAvg_K=2_seed=0",
+        "0003-FedProx_even_seed=0",
+        "0004-FedProx_K=2_seed=0",
+    ]
+    tree = json.loads((made / "measured.json").read_text())
+    assert [(cell["row"], cell["column"], cell["problems"]) for cell in tree["cells"]] == [
+        ("FedAvg", "even", []),
+        ("FedAvg", "K=2", []),
+        ("FedProx", "even", []),
+        ("FedProx", "K=2", []),
+    ]
+    result = json.loads((made / runs[0] / "result.json").read_text())
+    first = tree["cells"][0]["measured"]
+    assert first["accuracy"]["mean"] == pytest.approx(100 * result["test_accuracy"])
+    assert first["cost"]["mean"] == pytest.approx(result["comm_ratio"]) and first["cost"]["deviates"]
+    assert not first["accuracy"]["deviates"]
+    assert tree["setting"]["rounds"] == [2, 2] and tree["setting"]["versions"]["torch"]
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_resume_runs_only_what_is_not_finished_and_makes_the_same_table(
+    made: Path, tmp_path: Path, fedsweep: Command
+) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(made, folder)
+    (folder / "table.txt").unlink()
+    broken = folder / "0002-FedAvg_K=2_seed=0"
+    shutil.rmtree(broken)
+    kept = folder / "0003-FedProx_even_seed=0" / "result.json"
+    before = kept.stat().st_mtime_ns
+    code, out, _ = fedsweep("reproduce", "--resume", "--out", folder, "--quiet")
+    assert code == 0 and "4 of 4 cells measured" in out
+    assert kept.stat().st_mtime_ns == before and (broken / "result.json").is_file()
+    cells = [json.loads((place / "measured.json").read_text())["cells"] for place in (made, folder)]
+    assert cells[0] == cells[1] and (folder / "table.txt").read_text() == (made / "table.txt").read_text()
+    code, out, err = fedsweep("reproduce", "--resume", "--out", folder)
+    assert code == 0 and "nothing is run" in err and "Two methods on digits" in out
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_a_folder_goes_on_only_with_the_cells_that_it_was_begun_with(made: Path, fedsweep: Command) -> None:
+    table = made.parent / "tiny.yaml"
+    for more in (["--scale", "full"], ["--seeds", "1"], ["--rows", "FedAvg"], ["--set", "training.batch_size=4"]):
+        code, _, err = fedsweep("reproduce", table, "--resume", "--out", made, *more)
+        assert code == 2 and "begun with other cells" in err
+    code, _, err = fedsweep("reproduce", table, "--out", made)
+    assert code == 2 and "--resume" in err and "--overwrite" in err
+    assert fedsweep("reproduce", table, "--out", made, "--costs-only")[0] == 2
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_a_cell_that_fails_says_why_and_the_rest_is_shown(
+    cluster: Any, table: Path, tmp_path: Path, fedsweep: Command
+) -> None:
+    table.write_text(TABLE.replace("mu: 0.1", "mu: 1.0e+30"))
+    code, out, _ = fedsweep("reproduce", table, "--columns", "even", "--out", "out")
+    assert code == 1 and "1 of 2 cells measured, 1 failed" in out
+    text = (tmp_path / "out" / "table.txt").read_text()
+    assert "FedProx | even: seed 0: failed after round" in text and "(99.0)" in text
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_the_report_of_the_folder_shows_the_table(made: Path, tmp_path: Path, fedsweep: Command) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(made, folder)
+    code, _, err = fedsweep("report", folder, "--out", "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert (code, err) == (0, "") and "Measured beside printed" in page and "(99.0)" in page
+    assert "fedsweep reproduce" in page and "different worlds" not in page
+    tree = json.loads((folder / "measured.json").read_text())
+    tree["notes"] = ["<script>alert(1)</script>"]
+    (folder / "measured.json").write_text(json.dumps(tree))
+    fedsweep("report", folder, "--out", "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "<script>alert(1)" not in page and "&lt;script&gt;alert(1)" in page
+    (folder / "measured.json").write_text("{}")
+    code, _, err = fedsweep("report", folder, "--out", "page.html")
+    assert code == 0 and "measured.json: not a table" in err

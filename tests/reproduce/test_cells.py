@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedsweep.config.load import load_config
+from fedsweep.errors import ConfigError
+from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen_rows, is_papers
+from fedsweep.reproduce.table_file import TableFile, read_table
+
+Changed = Callable[[str, str], Path]
+
+
+def one(table: TableFile, scale: str, row: str, column: str, **more: object) -> Cell:
+    (cell,) = cells_of(table, scale, rows=row, columns=column, seeds=[0], **more)  # type: ignore[arg-type]
+    return cell
+
+
+def test_cells_go_row_by_row_with_the_seeds_of_their_scale(table: TableFile) -> None:
+    assert [(c.row, c.column, c.seed) for c in cells_of(table, "smoke")] == [
+        ("FedAvg", "even", 0),
+        ("FedAvg", "K=2", 0),
+        ("FedProx", "even", 0),
+        ("FedProx", "K=2", 0),
+    ]
+    assert [(c.label, c.seed) for c in cells_of(table, "small")] == [("FedAvg | even", 0), ("FedAvg | even", 1)]
+    assert len(cells_of(table, "full")) == 2 * 2 * 3
+
+
+def test_later_settings_win_from_the_base_over_column_row_and_scale_to_the_user(table: TableFile) -> None:
+    rounds = {
+        (scale, column): one(table, scale, "FedProx", column).config.training.rounds
+        for scale in ("smoke", "full")
+        for column in ("even", "K=2")
+    }
+    assert rounds == {("smoke", "even"): 2, ("smoke", "K=2"): 1, ("full", "even"): 3, ("full", "K=2"): 3}
+    assert one(table, "full", "FedProx", "even").config.method == {"name": "fedprox", "mu": 0.1}
+    assert one(table, "smoke", "FedProx", "even").config.method == {"name": "fedprox", "mu": 0.2}
+    mine = one(table, "smoke", "FedProx", "K=2", overrides=["training.rounds=9", "method.mu=0.3"])
+    assert (mine.config.training.rounds, mine.config.method["mu"]) == (9, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "scale", "key", "value"),
+    [
+        ("method.mu: 1", "method: {name: fedprox}", "method.mu: 2", "method", {"name": "fedprox", "mu": 2}),
+        ("method: {name: fedprox, mu: 3}", "method.mu: 4", "seed: 9", "method", {"name": "fedprox", "mu": 4}),
+        ("scenario: {clients: 8}", "scenario.clients: 9", "scenario: {root: r}", "scenario.clients", 9),
+        ("training.local_steps: 7", "training: {local_steps: 8}", "seed: 9", "training.local_steps", 8),
+    ],
+)
+def test_values_turn_the_base_into_the_cell(
+    column: str, row: str, scale: str, key: str, value: object, tmp_path: Path
+) -> None:
+    (tmp_path / "t.yaml").write_text(
+        f"""
+scenario: {{clients: 6, partition: {{kind: iid}}}}
+training: {{local_steps: 2}}
+table:
+  title: t
+  source: s
+  measures: [{{name: test_accuracy}}]
+  columns: [{{name: c, set: {{{column}}}}}]
+  rows: [{{name: r, set: {{{row}}}}}]
+  scales: {{smoke: {{set: {{{scale}}}}}}}
+"""
+    )
+    table = read_table(tmp_path / "t.yaml")
+    (cell,) = cells_of(table, "smoke")
+    from fedsweep.config.load import with_values
+
+    assert cell.values[key] == value
+    assert with_values(load_config(base_of(table)), cell.values) == cell.config and cell.config.seed == 0
+
+
+def test_patterns_go_by_name_in_either_case_and_take_the_place_of_the_scales_choice(table: TableFile) -> None:
+    assert chosen_rows(table, "small", pattern="fed*") == ["FedAvg", "FedProx"]
+    assert chosen_rows(table, "small", pattern="scaffold, *prox") == ["FedProx", "SCAFFOLD"]
+    assert chosen_rows(table, "small") == ["FedAvg"]
+    with pytest.raises(ConfigError, match="--rows: unknown row 'FedPorx'; did you mean 'FedProx'"):
+        cells_of(table, "smoke", rows="FedAvg,FedPorx")
+    with pytest.raises(ConfigError, match="--columns: unknown column 'x'"):
+        cells_of(table, "smoke", columns="x")
+
+
+def test_a_name_with_a_patterns_characters_is_found(changed: Changed) -> None:
+    table = read_table(changed("  - {name: FedProx,", "  - {name: 'a[*], b',"))
+    assert chosen_rows(table, "full", pattern="a[*], b") == ["a[*], b"]
+
+
+def test_seeds_are_given_as_seeds(table: TableFile) -> None:
+    assert [c.seed for c in cells_of(table, "small", seeds=[7, 5])] == [7, 5]
+    with pytest.raises(ConfigError, match="give --seeds"):
+        cells_of(table, "small", overrides=["seed=3"])
+    with pytest.raises(ConfigError, match="seeds must differ"):
+        cells_of(table, "small", seeds=[1, 1])
+
+
+def test_a_wrong_setting_names_the_cell(changed: Changed) -> None:
+    table = read_table(changed("method.mu: 0.2", "trainin.rounds: 2"))
+    with pytest.raises(ConfigError, match=r"cell FedProx \| even: unknown key 'trainin'"):
+        _ = one(table, "smoke", "FedProx", "even").config
+
+
+def test_cells_are_equal_by_row_column_and_seed(table: TableFile) -> None:
+    first, again = one(table, "smoke", "FedAvg", "even"), one(table, "full", "FedAvg", "even")
+    assert first == again and hash(first) == hash(again) and first.values != again.values
+
+
+def test_only_what_the_full_scale_has_is_the_papers_setting(table: TableFile) -> None:
+    assert is_papers(table, one(table, "full", "FedProx", "K=2"))
+    assert not is_papers(table, one(table, "smoke", "FedProx", "K=2"))
+    fewer_rounds = one(table, "smoke", "FedAvg", "K=2")
+    assert not is_papers(table, fewer_rounds) and is_papers(table, fewer_rounds, costs_alone=True)
+    assert not is_papers(table, one(table, "smoke", "FedProx", "K=2"), costs_alone=True)
+    assert not is_papers(table, one(table, "full", "FedAvg", "even", overrides=["scenario.clients=7"]))
+    assert is_papers(table, one(table, "full", "FedAvg", "even", overrides=["runtime.backend=local"]))

@@ -1,0 +1,116 @@
+"""FedDHAD's tables: what each cell is, and where its targets and units come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.errors import ConfigError
+from fedsweep.reports.runs import load_run
+from fedsweep.reproduce.cells import cells_of
+from fedsweep.reproduce.measuring import measured, summed_up, value_of
+from fedsweep.reproduce.table_file import Measure, TableFile, read_table, table_names
+
+NAMES = [name for name in table_names() if name.startswith("feddhad/")]
+# The learning rates of the control parameters by network and data set, from the paper's table of hyper-parameters.
+FEDDH = {
+    "CIFAR-10 LeNet": (1e-4, 0.999, 1e-4, 0.99),
+    "CIFAR-10 CNN": (1e-3, 0.9999, 0.1, 0.99),
+    "CIFAR-100 LeNet": (0.01, 0.99, 0.1, 0.99),
+    "CIFAR-100 CNN": (1e-3, 0.9999, 1e-4, 0.99),
+    "SVHN LeNet": (0.01, 0.999, 0.01, 0.99),
+    "SVHN CNN": (0.01, 0.999, 1e-3, 0.99),
+    "SVHN VGG": (1e-3, 0.9, 1e-4, 0.999),
+    "TinyImageNet ResNet": (0.1, 0.9, 0.1, 0.999),
+}
+FEDDHAD = {
+    "CIFAR-10 LeNet": (0.01, 0.9999, 1e-4, 0.99),
+    "CIFAR-10 CNN": (1e-4, 0.999, 0.1, 0.99),
+    "CIFAR-100 LeNet": (0.01, 0.9999, 1e-4, 0.99),
+    "CIFAR-100 CNN": (0.01, 0.9999, 1e-4, 0.99),
+    "SVHN LeNet": (1e-4, 0.999, 0.1, 0.99),
+    "SVHN CNN": (0.1, 0.99, 0.01, 0.99),
+    "SVHN VGG": (0.1, 0.99, 0.01, 0.99),
+    "TinyImageNet ResNet": (0.1, 0.9999, 1e-3, 0.99),
+}
+TARGETS = {
+    "CIFAR-10 LeNet": 0.54,
+    "CIFAR-10 CNN": 0.72,
+    "CIFAR-100 LeNet": 0.26,
+    "CIFAR-100 CNN": 0.41,
+    "SVHN LeNet": 0.85,
+    "SVHN CNN": 0.88,
+    "SVHN VGG": 0.91,
+    "TinyImageNet ResNet": 0.36,
+}
+
+
+def rates(method: dict[str, Any]) -> tuple[float, ...]:
+    part = method["merge"][0] if "merge" in method else method
+    return tuple(part[key] for key in ("learning_rate_v", "decay_v", "learning_rate_b", "decay_b"))
+
+
+def test_the_papers_tables_and_figures_are_there() -> None:
+    expected = {*(f"table{n}" for n in (2, 3, 4, 6, 7)), *(f"figure{n}" for n in range(2, 8)), "weighting", "dropout"}
+    assert {name.removeprefix("feddhad/") for name in NAMES} == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_cell_of_each_scale_is_a_configuration(name: str) -> None:
+    table = read_table(name)
+    for scale in ("smoke", *(s for s in ("small", "full") if s in table.scales)):
+        cells = cells_of(table, scale)
+        assert cells
+        for cell in cells:
+            assert cell.config.scenario.partition.parameters["min_samples"] == 10
+    assert {cell.config.scenario.dataset for cell in cells_of(table, "smoke")} == {"digits"}
+
+
+@pytest.mark.parametrize("name", ["feddhad/table2", "feddhad/table3", "feddhad/table4"])
+def test_full_cells_have_the_papers_learning_rates_and_targets(name: str) -> None:
+    for cell in cells_of(read_table(name), "full"):
+        assert cell.config.evaluation.targets == [TARGETS[cell.column]]
+        assert cell.config.training.rounds == (1000 if "ResNet" in cell.column else 500)
+        known = {"FedDH": FEDDH, "FedDHAD": FEDDHAD}.get(cell.row)
+        if known is not None:
+            assert rates(cell.config.method) == known[cell.column]
+
+
+def test_small_cells_are_real_data() -> None:
+    cells = cells_of(read_table("feddhad/table2"), "small")
+    assert {cell.config.scenario.dataset for cell in cells} == {"cifar10"}
+    assert {cell.config.evaluation.targets[0] for cell in cells} == {0.4}
+    assert [cell.row for cell in cells if cell.seed == 0] == ["FedAvg", "FedDH", "FedAD", "FedDHAD"]
+
+
+def test_a_row_may_set_more_in_one_column(changed: Callable[[str, str], Path]) -> None:
+    path = changed("{name: FedAvg}", "{name: FedAvg, set: {training.rounds: 5}, columns: {K=2: {training.rounds: 7}}}")
+    table = read_table(path)
+    assert {cell.column: cell.config.training.rounds for cell in cells_of(table, "full") if cell.row == "FedAvg"} == {
+        "even": 5,
+        "K=2": 7,
+    }
+    with pytest.raises(ConfigError, match=r"'K=3'.*did you mean 'K=2'"):
+        read_table(changed("{name: FedAvg}", "{name: FedAvg, columns: {K=3: {seed: 1}}}"))
+
+
+def test_a_measure_may_take_the_cells_own_target(
+    tmp_path: Path, make_run: Callable[..., Path], table: TableFile
+) -> None:
+    columns = {"test_accuracy": [0.2, 0.6, 0.5], "sim_time_s": [3.0, 6.0, 9.0]}
+    folder = make_run(tmp_path / "run", columns=columns)
+    measure = Measure(name="time", of="sim_time_s", target="cell")
+    assert value_of(load_run(folder), measure) is None
+    (folder / "config.yaml").write_text("name: made\nevaluation: {targets: [0.5, 0.1]}\n")
+    assert value_of(load_run(folder), measure) == 6.0
+    cell = cells_of(table, "small")[0]
+    changed = table.model_copy(update={"measures": [measure]})
+    assert measured(changed, [cell], folders={cell: folder}, scale="small").cells[0].measured["time"].mean == 6.0
+
+
+def test_a_measure_may_be_shown_in_another_unit() -> None:
+    assert summed_up([651720.0], Measure(name="macs", per=1e6)).mean == pytest.approx(0.65172)
+    assert summed_up([0.5], Measure(name="accuracy", percent=True)).mean == 50.0

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.reports.runs import load_run
+from fedsweep.reproduce.cells import cells_of
+from fedsweep.reproduce.measuring import Grid, deviates, measured, summed_up, value_of
+from fedsweep.reproduce.table_file import Measure, TableFile
+
+MakeRun = Callable[..., Path]
+ROUNDS = {
+    "test_accuracy": [0.1, 0.5, None, 0.4, 0.3, 0.2],
+    "comm_ratio": [0.2, 0.4, 0.6, 0.8, 1.0, 1.2],
+    "flops": [1, 2, 3, 4, 5, 6],
+    "sim_time_s": [1.5, 2.5, 3.5, 4.5, 5.5, 6.5],
+    "high_frequency": [[0], [0, 1], [0], [1, 2, 3], [0], [0]],
+}
+
+
+def measure(**given: Any) -> Measure:
+    return Measure.model_validate({"name": "m", **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ({"of": "test_accuracy"}, 0.2),
+        ({"of": "test_accuracy", "over": "first"}, 0.1),
+        ({"of": "test_accuracy", "over": "best"}, 0.5),
+        ({"of": "test_accuracy", "over": "mean"}, 0.3),
+        ({"of": "comm_ratio", "over": "last5"}, 0.8),
+        ({"of": "flops", "over": "sum"}, 21),
+        ({"of": "group_size", "over": "mean"}, 1.5),
+        ({"of": "total_bytes"}, 77),
+        ({"of": "best_test_accuracy"}, 0.5),
+        ({"of": "round", "target": 0.4}, 2),
+        ({"of": "total_bytes", "target": 0.4}, 30),
+        ({"of": "flops", "target": 0.4}, 3),
+        ({"of": "sim_time_s", "target": 0.4}, 2.5),
+        ({"of": "round", "target": 0.51}, None),
+        ({"of": "no_such_figure"}, None),
+    ],
+)
+def test_a_run_comes_to_one_figure(given: Any, value: float | None, tmp_path: Path, make_run: MakeRun) -> None:
+    run = load_run(make_run(tmp_path / "r", columns=ROUNDS, total_bytes=77, best_test_accuracy=0.5))
+    assert value_of(run, measure(**given)) == (None if value is None else pytest.approx(value))
+
+
+def test_mean_and_sample_deviation_are_over_the_seeds_that_have_the_figure() -> None:
+    found = summed_up([0.5, 0.7, None], measure(percent=True))
+    assert (found.mean, found.sd) == (pytest.approx(60), pytest.approx(math.sqrt(200)))
+    assert (found.count, found.of, found.never) == (2, 3, 0)
+    alone = summed_up([0.5], measure())
+    assert (alone.mean, alone.sd, alone.count) == (0.5, None, 1)
+    assert summed_up([None], measure(target=0.5), never=1).mean is None
+
+
+def grid_of(table: TableFile, folder: Path, *, scale: str = "small", **more: Any) -> Grid:
+    cells = cells_of(table, scale, **more)
+    return measured(table, cells, folders={c: folder / f"{c.row}-{c.column}-{c.seed}" for c in cells}, scale=scale)
+
+
+def test_a_cell_is_the_mean_over_its_seeds_runs(table: TableFile, tmp_path: Path, make_run: MakeRun) -> None:
+    for seed, accuracy in enumerate((0.7, 0.8)):
+        columns = {"test_accuracy": [0.1, accuracy], "comm_ratio": [0.4, 0.6]}
+        make_run(tmp_path / f"FedAvg-even-{seed}", columns=columns, versions={"torch": "1"}, git_commit="abc")
+    grid = grid_of(table, tmp_path)
+    (cell,) = grid.cells
+    assert cell.measured["accuracy"].mean == pytest.approx(75) and cell.measured["accuracy"].count == 2
+    assert cell.measured["cost"].mean == pytest.approx(0.5) and cell.problems == ()
+    assert grid.setting["versions"] == {"torch": "1"} and grid.setting["git_commit"] == "abc"
+    assert grid.setting["seeds"] == [0, 1] and grid.setting["rounds"] == [3, 3]
+
+
+def test_a_run_that_failed_or_was_not_run_is_a_problem_and_the_rest_counts(
+    table: TableFile, tmp_path: Path, make_run: MakeRun
+) -> None:
+    columns = {"test_accuracy": [0.7], "comm_ratio": [0.5]}
+    make_run(tmp_path / "FedAvg-even-0", columns=columns)
+    make_run(tmp_path / "FedAvg-even-1", columns=columns, status="failed", reason="client 3 diverged")
+    (cell,) = grid_of(table, tmp_path, seeds=[0, 1, 2]).cells
+    assert cell.problems == ("seed 1: failed after round 1: client 3 diverged", "seed 2: it was not run")
+    assert (cell.measured["accuracy"].count, cell.measured["accuracy"].of) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("scale", "overrides", "accuracy", "off"),
+    [
+        ("full", [], 0.73, {"accuracy"}),
+        ("full", [], 0.72, set()),
+        ("full", ["scenario.clients=7"], 0.73, set()),
+        ("smoke", [], 0.73, set()),
+    ],
+)
+def test_what_is_marked_is_beyond_the_tolerance_and_comparable(
+    scale: str,
+    overrides: list[str],
+    accuracy: float,
+    off: set[str],
+    table: TableFile,
+    tmp_path: Path,
+    make_run: MakeRun,
+) -> None:
+    make_run(tmp_path / "FedAvg-even-0", columns={"test_accuracy": [accuracy], "comm_ratio": [0.52]})
+    chosen: dict[str, Any] = {"rows": "FedAvg", "columns": "even", "seeds": [0], "overrides": overrides}
+    grid = grid_of(table, tmp_path, scale=scale, **chosen)
+    assert {m.name for m in grid.measures if deviates(grid, grid.cells[0], m)} == off
+
+
+def test_a_cost_is_compared_at_any_scale_that_differs_in_rounds_alone(
+    table: TableFile, tmp_path: Path, make_run: MakeRun
+) -> None:
+    make_run(tmp_path / "FedAvg-even-0", columns={"test_accuracy": [0.1], "comm_ratio": [0.6]})
+    grid = grid_of(table, tmp_path, scale="smoke", rows="FedAvg", columns="even")
+    assert [m.name for m in grid.measures if deviates(grid, grid.cells[0], m)] == ["cost"]
+
+
+def test_what_was_not_measured_is_not_marked(table: TableFile, tmp_path: Path) -> None:
+    grid = grid_of(table, tmp_path, scale="full", rows="FedAvg", columns="even")
+    assert grid.cells[0].problems and not any(deviates(grid, grid.cells[0], m) for m in grid.measures)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.errors import OutputError
+from fedsweep.reproduce.measuring import Grid, GridCell, Measured
+from fedsweep.reproduce.outputs import MEASURED, has_outputs, read_grid, remove_outputs, write_outputs
+from fedsweep.reproduce.rendering import as_text
+from fedsweep.reproduce.table_file import TableFile
+
+
+@pytest.fixture
+def grid(table: TableFile) -> Grid:
+    found = {"accuracy": Measured(mean=73.0, sd=0.5, count=3, of=3), "cost": Measured(mean=None, count=0, of=3)}
+    return Grid(
+        table=table,
+        scale="full",
+        rows=("FedAvg",),
+        columns=("even",),
+        cells=(GridCell(row="FedAvg", column="even", measured=found, standing="paper", problems=("seed 9: no",)),),
+        setting={"seeds": [0, 1, 2], "rounds": [3, 3], "datasets": ["digits"], "versions": {"torch": "1"}},
+        notes=("a note",),
+    )
+
+
+def test_a_table_is_written_in_five_forms_and_read_back_the_same(grid: Grid, tmp_path: Path) -> None:
+    written = write_outputs(grid, tmp_path / "out")
+    assert [path.name for path in written] == [MEASURED, "table.txt", "table.md", "table.tex", "table.html"]
+    assert all(path.stat().st_size > 100 for path in written)
+    again = read_grid(tmp_path / "out")
+    assert again == grid and as_text(again) == (tmp_path / "out" / "table.txt").read_text()
+    remove_outputs(tmp_path / "out")
+    assert not has_outputs(tmp_path / "out") and not list((tmp_path / "out").iterdir())
+
+
+def test_the_json_has_measured_printed_and_the_setting(grid: Grid, tmp_path: Path) -> None:
+    write_outputs(grid, tmp_path)
+    tree = json.loads((tmp_path / MEASURED).read_text())
+    accuracy = tree["cells"][0]["measured"]["accuracy"]
+    assert {key: accuracy[key] for key in ("mean", "sd", "count", "printed", "printed_sd", "deviates")} == {
+        "mean": 73.0,
+        "sd": 0.5,
+        "count": 3,
+        "printed": 70.0,
+        "printed_sd": 0.5,
+        "deviates": True,
+    }
+    assert tree["cells"][0]["measured"]["cost"]["mean"] is None
+    assert (tree["scale"], tree["setting"]["versions"]) == ("full", {"torch": "1"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "something else"},
+        {"version": 2},
+        {"scale": "tiny"},
+        {"scale": ["full"]},
+        {"rows": ["no such row"]},
+        {"setting": []},
+        {"cells": [{"row": "FedAvg"}]},
+        {"cells": {"a": 1}},
+        {"cells": [{"row": "FedAvg", "column": "even", "standing": "best"}]},
+        {"table": {"title": "<script>"}},
+        {"table": None},
+        {"notes": 3},
+    ],
+    ids=str,
+)
+def test_a_damaged_table_is_an_error_that_names_the_file(change: dict[str, Any], grid: Grid, tmp_path: Path) -> None:
+    write_outputs(grid, tmp_path)
+    path = tmp_path / MEASURED
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(OutputError, match=MEASURED):
+        read_grid(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[", "[" * 100_000, "\0", "[1]"], ids=["none", "cut", "deep", "zero", "list"])
+def test_a_file_that_is_no_table_is_an_error_that_names_it(text: str, tmp_path: Path) -> None:
+    (tmp_path / MEASURED).write_text(text)
+    with pytest.raises(OutputError, match=MEASURED):
+        read_grid(tmp_path)

@@ -1,0 +1,75 @@
+"""Every table that ships: it reads, and each of its cells is a configuration at each scale."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedsweep.building import resolve_config
+from fedsweep.reproduce.cells import cells_of
+from fedsweep.reproduce.describing import table_text
+from fedsweep.reproduce.table_file import FULL, SCALES, TableFile, listed_tables, read_table, table_names
+from fedsweep.runtime.round_table import ROUND_COLUMNS
+
+# Beside the columns of rounds.parquet: keys of result.json, and what is made of a column.
+_OF_RESULTS = {"total_bytes", "best_test_accuracy", "registration_bytes", "peak_memory_mb", "rounds", "group_size"}
+# What DynaFed reports of its synthesis; such figures are columns of its runs alone.
+_OF_METHODS = "synthesis_"
+_COSTS = {"comm_ratio", "comm_cost", "kl_divergence", "group_size"}
+# They come with the package or are small enough to be fetched.
+_SMALL_DATA = {"digits", "cifar10", "cifar100", "fashion_mnist", "mnist", "svhn"}
+
+
+@pytest.fixture(params=table_names())
+def table(request: pytest.FixtureRequest) -> TableFile:
+    return read_table(request.param)
+
+
+def test_it_says_what_it_is_and_can_be_tried(table: TableFile) -> None:
+    assert table.source and table.title
+    assert "smoke" in table.scales
+    assert f"fedsweep reproduce {table.name}" in table_text(table)
+
+
+def test_every_cell_is_a_configuration_at_every_scale(table: TableFile) -> None:
+    for scale in (name for name in SCALES if name == FULL or name in table.scales):
+        assert f"{len(cells_of(table, scale))} " in next(
+            line for line in table_text(table).splitlines() if line.startswith(f"  {scale}: ")
+        )
+        first = {cell.label: cell for cell in cells_of(table, scale)}
+        assert first, scale
+        for cell in first.values():
+            resolve_config(cell.config)
+
+
+def test_smoke_needs_no_data_of_others_and_small_only_what_is_small(table: TableFile) -> None:
+    assert {cell.config.scenario.dataset for cell in cells_of(table, "smoke")} == {"digits"}
+    if "small" in table.scales:
+        assert {cell.config.scenario.dataset for cell in cells_of(table, "small")} <= _SMALL_DATA
+
+
+def test_every_printed_number_is_of_a_measure_of_a_cell(table: TableFile) -> None:
+    numbers = {
+        (row, column, measure)
+        for row, columns in table.printed.items()
+        for column, measures in columns.items()
+        for measure in measures
+    }
+    for row, column, measure in numbers:
+        assert row in table.row_names and column in table.column_names
+        value = table.printed_value(row, column, measure=measure)
+        assert value is not None and (value == "never" or value >= 0)
+        if table.measure(measure).percent and value != "never":
+            assert 1 < value <= 100, (row, column, "percent measures are printed in percent")
+
+
+def test_its_measures_are_figures_that_runs_have(table: TableFile) -> None:
+    known = {column.name for column in ROUND_COLUMNS if column.is_scalar} | _OF_RESULTS
+    for measure in table.measures:
+        assert table.kind != "runs" or measure.of in known or measure.of.startswith(_OF_METHODS)
+        assert not measure.cost or measure.of in _COSTS or table.kind != "runs"
+
+
+def test_a_table_is_listed_with_its_summary_and_the_source_that_it_names() -> None:
+    listed = listed_tables()
+    assert [preset.name for preset, _ in listed] == table_names() and all(preset.summary for preset, _ in listed)
+    assert [source for _, source in listed] == [read_table(name).source for name in table_names()]
