@@ -103,7 +103,17 @@ def test_costs_alone_need_no_run_and_are_compared(table: Path, tmp_path: Path, f
 def test_without_out_the_folder_is_named_after_table_and_scale(table: Path, tmp_path: Path, fedsweep: Command) -> None:
     code, _, _ = fedsweep("reproduce", table, "--costs-only", "--quiet")
     (folder,) = (tmp_path / "runs").iterdir()
-    assert code == 0 and folder.name.startswith("tiny-smoke-20")
+    assert code == 0 and folder.name.startswith("tiny-full-20")
+
+
+def test_costs_alone_take_the_paper_s_scale_and_few_rounds_unless_told(table: Path, fedsweep: Command) -> None:
+    table.write_text(TABLE.replace("rounds: 3,", "rounds: 500,"))
+    _, out, _ = fedsweep("reproduce", table, "--costs-only", "--out", "few")
+    assert "scale full; digits; 80 rounds" in out
+    _, out, _ = fedsweep("reproduce", table, "--costs-only", "--out", "all", "--set", "training.rounds=90")
+    assert "scale full; digits; 90 rounds" in out
+    _, out, _ = fedsweep("reproduce", table, "--costs-only", "--out", "smoke", "--scale", "smoke")
+    assert "scale smoke; digits; 2 rounds" in out
 
 
 def test_costs_alone_of_a_table_without_such_a_measure_is_an_error(table: Path, fedsweep: Command) -> None:

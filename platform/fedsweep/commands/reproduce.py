@@ -22,12 +22,14 @@ EXAMPLES = examples(
     "fedsweep list tables",
     "fedsweep reproduce dynamicfl/table4",
     "fedsweep reproduce dynamicfl/table4 --scale small --rows 'a-*,DynamicSGD' --out runs/table4",
-    "fedsweep reproduce dynamicfl/table4 --scale full --costs-only",
+    "fedsweep reproduce dynamicfl/table4 --costs-only",
     "fedsweep reproduce --resume --out runs/table4",
     "fedsweep report runs/table4 --out table4.html",
 )
 _DEFAULT_SCALE = "smoke"
 _FAILED = 1
+_COSTS_SCALE = "full"
+_COSTS_ROUNDS = 80
 
 
 def reproduce(
@@ -74,7 +76,13 @@ def reproduce(
         bool, typer.Option("--overwrite", metavar="", help="Replace the table that --out holds.")
     ] = False,
     costs_only: Annotated[
-        bool, typer.Option("--costs-only", metavar="", help="Measures that need no training, and no others.")
+        bool,
+        typer.Option(
+            "--costs-only",
+            metavar="",
+            help="Only measures that need no training, by default at scale full over at most 80 rounds; more by"
+            " --set training.rounds=N.",
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar="", help="Check everything, print the cells, write nothing.")
@@ -103,13 +111,15 @@ def reproduce(
     else:
         request = Request(
             table=table,
-            scale=scale or _DEFAULT_SCALE,
+            scale=scale or (_COSTS_SCALE if costs_only else _DEFAULT_SCALE),
             rows=rows,
             columns=columns,
             seeds=_seeds(seeds),
             overrides=tuple(overrides or ()),
         )
     found = reproduction(request)
+    if costs_only:
+        found = _shortened(found)
     folder = folder or SweepFolder(default_folder(found))
     going_on = resume and folder.has_plan
     if not going_on:
@@ -162,6 +172,20 @@ def _check_free(folder: SweepFolder, *, overwrite: bool) -> None:
     folder.check_free(overwrite=overwrite)
     if has_outputs(folder.path) and not overwrite:
         raise OutputError(f"{folder.path} is in use already ({MEASURED}); replace it with --overwrite")
+
+
+def _shortened(found: Reproduction) -> Reproduction:
+    """The same over few enough rounds that costs come in seconds: their means hardly change after these."""
+    from dataclasses import replace
+
+    from fedsweep.reproduce.running import reproduction
+
+    request = found.request
+    if any(text.partition("=")[0].strip() in ("training", "training.rounds") for text in request.overrides):
+        return found
+    if max(cell.config.training.rounds for cell in found.cells) <= _COSTS_ROUNDS:
+        return found
+    return reproduction(replace(request, overrides=(*request.overrides, f"training.rounds={_COSTS_ROUNDS}")))
 
 
 # -- carrying it out ---------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def setting_line(grid: Grid) -> str:
     if datasets := said.get("datasets"):
         parts.append(", ".join(clean(name) for name in datasets))
     rounds = said.get("rounds") or []
-    if rounds and grid.table.kind == "runs" and not grid.costs_only:
+    if rounds and grid.table.kind == "runs":
         low, high = rounds[0], rounds[-1]
         parts.append(f"{low} rounds" if low == high else f"{low} to {high} rounds")
     if seeds := said.get("seeds"):
