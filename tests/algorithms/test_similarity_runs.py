@@ -19,7 +19,7 @@ from fedsweep.components.probes import LocalClient
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.method import FederatedMethod
 from fedsweep.runtime.checkpoint import CheckpointStore
-from fedsweep.runtime.engine import Engine
+from fedsweep.runtime.engine import Engine, experiment_layout
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.forecast import forecast
 from fedsweep.runtime.messages import OptimizerSettings
@@ -71,11 +71,11 @@ def test_the_sketch_is_that_of_the_gradient_over_all_samples() -> None:
 
 
 def test_clients_send_one_sketch_each_before_round_1_and_no_label_counts() -> None:
-    """Registration: the number of samples of 12 clients; the exchange: 12 x 16 values; rounds: models alone."""
+    """Registration: the number of samples of 12 clients; the exchange: a model down, 16 values up; rounds: models."""
     engine = local_engine(one_class_each(by_similarity()))
     state = run_rounds(engine)
     assert engine.registration_bytes == 4 * 12
-    assert engine.setup_bytes == 4 * 12 * VALUES
+    assert engine.setup_bytes == 4 * 12 * (experiment_layout(engine.experiment).num_params + VALUES)
     counting = local_engine(one_class_each(dynamicfl()))
     counting.start()
     assert (counting.registration_bytes, counting.setup_bytes) == (4 * 12 * (1 + 4), 0)

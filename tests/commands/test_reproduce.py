@@ -61,7 +61,7 @@ def table(tmp_path: Path) -> Path:
         (["TABLE", "--rows", "fedpro"], "unknown row 'fedpro'; did you mean 'FedProx'"),
         (["TABLE", "--columns", "K=3"], "unknown column 'K=3'; did you mean 'K=2'"),
         (["TABLE", "--rows", "SCAFFOLD"], "scaffold is not there yet"),
-        (["TABLE", "--seeds", "0,x"], "must be a whole number, but is 'x'"),
+        (["TABLE", "--seeds", "0,x"], "--seeds takes whole numbers from 0, e.g. 0,1,2, but got '0,x'"),
         (["TABLE", "--seeds", "-1"], "whole numbers from 0"),
         (["TABLE", "--set", "seed=1"], "give --seeds"),
         (["TABLE", "--set", "training.round=1"], "unknown key 'training.round'; did you mean 'training.rounds'"),
@@ -159,6 +159,22 @@ def test_wrong_input_of_another_kind_leaves_no_folder(
     monkeypatch.setattr(running, "runner_of", lambda kind: run_kind)
     assert fedsweep("reproduce", table, "--out", "groups") == (2, "", "error: no sizes\n")
     assert not (tmp_path / "groups").exists()
+
+
+def test_wrong_input_of_a_later_cell_leaves_the_finished_ones_to_go_on_with(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsweep: Command
+) -> None:
+    table.write_text(TABLE.replace("  title:", "  kind: groups\n  title:"))
+
+    def run_kind(table: TableFile, *, scale: str, cells: tuple[Cell, ...], out: Path, quiet: bool) -> Grid:
+        (out / "first").mkdir(exist_ok=True)
+        (out / "first" / "config.yaml").write_text("name: first\n")
+        raise ConfigError("the second data set is not there")
+
+    monkeypatch.setattr(running, "runner_of", lambda kind: run_kind)
+    for words in ((table,), ("--resume",)):
+        assert fedsweep("reproduce", *words, "--out", "gap") == (2, "", "error: the second data set is not there\n")
+    assert (tmp_path / "gap" / "first" / "config.yaml").is_file()
 
 
 def test_help_teaches_with_examples(fedsweep: Command) -> None:

@@ -171,6 +171,42 @@ def test_the_same_seed_twice_counts_once(tmp_path: Path) -> None:
     assert setting["runs"] == [0, 1] and setting["counted"] == [0]
 
 
+def add_targets(path: Path, text: str) -> None:
+    with open(path / "config.yaml", "a") as file:
+        file.write(f"evaluation: {{targets: {text}}}\n")
+
+
+def row_texts(page: Page, label: str) -> list[list[str]]:
+    """The cells' texts of a table of the page."""
+    _, _, rest = page.source.partition(f'aria-label="{label}"')
+    body = rest.partition("<tbody>")[2].partition("</tbody>")[0]
+    return [re.findall(r"</span>([^<]+)</th>|<td[^>]*>([^<]*)</td>", row) for row in body.split("</tr>")[:-1]]
+
+
+def test_targets_show_what_was_spent_until_they_were_first_reached(tmp_path: Path) -> None:
+    timed = {"sim_time_s": 4.0, "flops": 2_000_000}
+    add_targets(write_run(tmp_path / "runs" / "a", (0.1, 0.6, 0.4), name="a", rounds=timed), "[0.9, 0.5]")
+    write_run(tmp_path / "runs" / "b", (0.1, 0.6), name="b", lr=0.2)
+    page = report(tmp_path)
+    assert [["".join(cell) for cell in row] for row in row_texts(page, "Table of targets")] == [
+        ["a", "50 %", "2", "4s", "2 kB", "4e+06"],
+        ["a", "90 %", "never", "-", "-", "-"],
+    ]
+
+
+def test_targets_of_several_seeds_are_means_over_those_that_reached_them(tmp_path: Path) -> None:
+    for seed, accuracies in enumerate([(0.5, 0.5), (0.1, 0.5), (0.1, 0.1)]):
+        add_targets(write_run(tmp_path / "runs" / f"a{seed}", accuracies, name="a", seed=seed), "[0.5]")
+    rows = row_texts(report(tmp_path), "Table of targets")
+    assert [["".join(cell) for cell in row][:4] for row in rows] == [["a", "50 %", "2 of 3", "1.5"]]
+
+
+@pytest.mark.parametrize("targets", ["[]", "soon", "[.nan, 7, {}, '0.5', true]"])
+def test_without_usable_targets_there_is_no_table_of_them(tmp_path: Path, targets: str) -> None:
+    add_targets(write_run(tmp_path / "runs" / "a"), targets)
+    assert "target accuracy" not in report(tmp_path).text
+
+
 def test_the_front_leaves_out_what_is_beaten_and_what_failed(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "cheap", (0.4,), name="cheap", lr=1)
     write_run(tmp_path / "runs" / "dear", (0.1, 0.8), name="dear", lr=2)

@@ -137,6 +137,14 @@ def test_files_that_contradict_each_other_are_an_error(run_folder: Path, tmp_pat
         class_shares_of(load_run(tmp_path))
 
 
+@pytest.mark.parametrize("content", [b"\xff{}", b'{"version": ' + b"1" * 5000 + b"}"], ids=["no text", "long number"])
+def test_a_scenario_file_that_cannot_be_parsed_is_an_error_that_names_it(content: bytes, tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, overwrite=False).write_config("scenario: {}\nmethod: {}\n")
+    (tmp_path / "scenario.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"scenario\.json"):
+        class_shares_of(load_run(tmp_path))
+
+
 # -- pictures --------------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.errors import ConfigError
+from fedsweep.reproduce import divergence_gap
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.divergence_gap import CSV, ClientGaps, client_gaps, correlation, ranks, run_kind
 from fedsweep.reproduce.table_file import read_table
@@ -97,6 +98,25 @@ def test_a_table_runs_its_cells_and_finished_ones_only_once(tmp_path: Path) -> N
     rows = list(csv.DictReader((out / CSV).read_text().splitlines()))
     assert [(row["seed"], row["client"]) for row in rows[:7]] == [*(("0", str(k)) for k in range(6)), ("1", "0")]
     assert len(list((out / "figures").glob("*.png"))) == len(list((out / "figures").glob("*.pdf"))) == 2
+
+
+def test_the_tracking_store_lies_above_the_tables_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, asked = tmp_path / "gap.yaml", []
+    path.write_text(TEXT.replace("seeds: [0, 1]", "seeds: [0]"))
+    monkeypatch.setattr(divergence_gap, "make_observers", lambda config, folder: asked.append(folder) or [])
+    table, out = read_table(path), tmp_path / "out"
+    out.mkdir()
+    run_kind(table, scale="full", cells=cells_of(table, "full"), out=out, quiet=True)
+    assert asked == [out]
+
+
+def test_cells_that_would_share_a_folder_are_an_error_before_anything_runs(tmp_path: Path) -> None:
+    path = tmp_path / "gap.yaml"
+    path.write_text(TEXT.replace("- {name: FedAvg}", "- {name: '+ 1'}\n    - {name: '= 1'}"))
+    table = read_table(path)
+    with pytest.raises(ConfigError, match="would share the folder '1-digits-seed0'"):
+        run_kind(table, scale="full", cells=cells_of(table, "full"), out=tmp_path, quiet=True)
+    assert not list(tmp_path.glob("*/"))
 
 
 def test_an_unknown_measure_is_an_error_before_anything_runs(tmp_path: Path) -> None:

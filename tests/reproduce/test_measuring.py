@@ -51,6 +51,26 @@ def test_a_run_comes_to_one_figure(given: Any, value: float | None, tmp_path: Pa
     assert value_of(run, measure(**given)) == (None if value is None else pytest.approx(value))
 
 
+@pytest.mark.parametrize(
+    ("given", "never"),
+    [
+        ({"of": "round", "target": 0.51}, 1),
+        ({"of": "round", "target": 0.5}, 0),
+        ({"of": "no_such_figure", "target": 0.5}, 0),
+        ({"of": "round", "target": "cell"}, 0),
+    ],
+)
+def test_only_a_run_that_missed_its_target_counts_as_never(
+    given: Any, never: int, table: TableFile, tmp_path: Path, make_run: MakeRun
+) -> None:
+    """Not one that reached it without the figure, as simulated time without devices, nor one without a target."""
+    cell = cells_of(table, "smoke")[0]
+    asked = table.model_copy(update={"measures": [measure(**given)]})
+    folder = make_run(tmp_path / "r", columns=ROUNDS)
+    (found,) = measured(asked, [cell], folders={cell: folder}, scale="smoke").cells
+    assert found.measured["m"].never == never
+
+
 def test_mean_and_sample_deviation_are_over_the_seeds_that_have_the_figure() -> None:
     found = summed_up([0.5, 0.7, None], measure(percent=True))
     assert (found.mean, found.sd) == (pytest.approx(60), pytest.approx(math.sqrt(200)))

@@ -61,6 +61,7 @@ def test_the_json_has_measured_printed_and_the_setting(grid: Grid, tmp_path: Pat
         {"scale": "tiny"},
         {"scale": ["full"]},
         {"rows": ["no such row"]},
+        {"rows": []},
         {"setting": []},
         {"cells": [{"row": "FedAvg"}]},
         {"cells": {"a": 1}},
@@ -76,6 +77,21 @@ def test_a_damaged_table_is_an_error_that_names_the_file(change: dict[str, Any],
     path = tmp_path / MEASURED
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(OutputError, match=MEASURED):
+        read_grid(tmp_path)
+
+
+def test_a_table_of_more_figures_than_a_page_holds_is_refused(grid: Grid, tmp_path: Path) -> None:
+    write_outputs(grid, tmp_path)
+    path = tmp_path / MEASURED
+    tree = json.loads(path.read_text())
+    tree["table"] |= {
+        "rows": [{"name": f"r{k}"} for k in range(1000)],
+        "columns": [{"name": f"c{k}"} for k in range(1000)],
+    }
+    tree["table"] |= {"printed": {}, "figures": [], "scales": {grid.scale: {}}}
+    tree |= {key: [entry["name"] for entry in tree["table"][key]] for key in ("rows", "columns")}
+    path.write_text(json.dumps({**tree, "cells": []}))
+    with pytest.raises(OutputError, match="more than 200000 figures"):
         read_grid(tmp_path)
 
 

@@ -227,7 +227,9 @@ def test_result_is_strict_json_with_sorted_keys(tmp_path: Path) -> None:
     assert folder.read_result() == strict
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"status": "fine"}', '{"status": ["finished"]}', "\udcff"])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"status": "fine"}', '{"status": ["finished"]}', "\udcff", "[" * 100_000]
+)
 def test_a_result_that_is_none_is_refused_by_name(tmp_path: Path, text: str) -> None:
     folder = create(tmp_path)
     (folder.path / "result.json").write_bytes(text.encode(errors="surrogateescape"))

@@ -190,6 +190,16 @@ def test_a_client_that_vanishes_is_out_for_the_whole_round(method: FederatedMeth
     assert any(len(clients) < 3 for clients in left) and any(left)
 
 
+def test_clients_without_a_job_cannot_drop_out() -> None:
+    """One client of three works; the others are sent nothing, so nothing of theirs is lost."""
+    method = dynamicfl(high_interval=1, low_interval=4, group="random", group_size=1, high_only=True)
+    experiment = world(method, None, lambda k: replace(DEVICE, drop_probability=1.0), rounds=2)
+    for record in run_rounds(local_engine(experiment)).records:
+        assert (record.values_down, record.values_up, record.local_steps) == (28, 0, 4)
+    calm = run_rounds(local_engine(world(method, None, rounds=1))).records[0]
+    assert calm.local_steps == 4
+
+
 def test_vanished_clients_leave_the_bits_of_a_round_without_them() -> None:
     experiment = world(dynamicsgd(), None, shaky, rounds=4, local_steps=4)
     left = failing(experiment, 4)

@@ -39,6 +39,7 @@ class Extremes(Probe):
     """Smallest and greatest input, and which samples are of class 0."""
 
     when: ClassVar = "start"
+    reads_model: ClassVar = False
     name: str = "extremes"
 
     def measure(self, client: LocalClient) -> Payload:

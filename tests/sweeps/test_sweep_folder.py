@@ -9,7 +9,7 @@ import pytest
 
 from fedsweep.cli import main
 from fedsweep.config.load import load_config
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ConfigError, OutputError
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 
@@ -43,3 +43,10 @@ def test_resume_without_a_file_takes_the_address_alone(tmp_path: Path, capsys: p
     assert main([*words, "training.rounds=3"]) == 2
     assert "of --set it takes runtime.address alone" in capsys.readouterr().err
     assert main([*words, "runtime.address=auto"]) == 0
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]"], ids=["none", "cut", "deep", "list"])
+def test_a_plan_that_is_none_is_an_error_that_names_it(text: str, tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text(text)
+    with pytest.raises(OutputError, match=r"sweep\.json"):
+        SweepFolder(tmp_path).read_plan()

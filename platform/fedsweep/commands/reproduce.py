@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsweep.commands.interrupts import INTERRUPTED, is_interrupted
-from fedsweep.commands.options import Overrides, Quiet, examples, whole_number
+from fedsweep.commands.options import Overrides, Quiet, examples
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
 
 if TYPE_CHECKING:
@@ -160,8 +160,9 @@ def _begun(folder: SweepFolder | None, *, given: Sequence[object], resume: bool)
 def _seeds(texts: Sequence[str] | None) -> tuple[int, ...] | None:
     if not texts:
         return None
-    found = tuple(whole_number(part) for text in texts for part in text.replace(",", " ").split())
-    if not found or min(found) < 0:
+    parts = [part for text in texts for part in text.replace(",", " ").split()]
+    found = tuple(int(part) for part in parts if part.removeprefix("-").isdecimal())
+    if not parts or len(found) < len(parts) or min(found) < 0:
         raise ConfigError(f"--seeds takes whole numbers from 0, e.g. 0,1,2, but got {' '.join(texts)!r}")
     return found
 
@@ -206,7 +207,7 @@ def _costs(found: Reproduction, folder: SweepFolder, *, dry_run: bool, quiet: bo
     if folder.has_plan and not dry_run:
         raise OutputError(f"{folder.path} holds a whole table, which costs alone can't replace; choose another --out")
     if dry_run:
-        return _print_cells(found)
+        return _print_cells(found, note="nothing is trained")
     parts = []
     for label in dict.fromkeys(cell.label for cell in found.cells):
         cells = [cell for cell in found.cells if cell.label == label]
@@ -355,12 +356,12 @@ def _print_trials(found: Reproduction, prepared: PreparedSweep) -> int:
     return 0
 
 
-def _print_cells(found: Reproduction) -> int:
+def _print_cells(found: Reproduction, *, note: str = "") -> int:
     from fedsweep.commands.output import make_console, make_table
 
     table = make_table("row | column", "seed")
     for cell in found.cells:
         table.add_row(cell.label, str(cell.seed))
     make_console().print(table, markup=False)
-    print(f"{found.table.name} at scale {found.request.scale}: {len(found.cells)} cells; nothing is trained")
+    print(f"{found.table.name} at scale {found.request.scale}: {len(found.cells)} cells{f'; {note}' if note else ''}")
     return 0

@@ -52,12 +52,14 @@ class Probe(ABC):
     Class attributes:
         when: ``"start"``: at the anchor, before the job's first step; ``"end"``: after its last; ``"round_end"``: the
             same, but only in the round's last job where a round has several sync points.
+        reads_model: Whether it looks at the model. In the exchange before round 1 clients are then sent it.
 
     A concrete probe is a frozen dataclass with a ``name``, unique in a round; its tensors arrive under
     ``"<name>/<key>"``.
     """
 
     when: ClassVar[Literal["start", "end", "round_end"]] = "end"
+    reads_model: ClassVar[bool] = True
     name: str
 
     @abstractmethod

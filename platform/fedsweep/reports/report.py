@@ -26,6 +26,7 @@ from fedsweep.reports.report_curves import FIGURES, curve_json, short
 from fedsweep.reports.report_runs import ReportRun, Setting, clean, group_settings, report_runs
 from fedsweep.reports.report_sources import Found, find_sources
 from fedsweep.reports.report_tables import ReportedTable, command_again, reported_tables
+from fedsweep.reports.report_targets import TargetRow, target_rows
 from fedsweep.runtime.run_folder import CONFIG, atomic_write
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Report:
         front: Indices of the settings that no other beats in accuracy and bytes, cheapest first.
         run_front: The same of runs.
         budgets: The best setting for each budget.
+        targets: What settings spent until they first reached the accuracies of ``evaluation.targets``.
         configs: The settings' configurations side by side.
         maps: What clients hold and when they took part.
         tables: The papers' tables that the runs were made for.
@@ -81,6 +83,7 @@ class Report:
     front: tuple[int, ...]
     run_front: tuple[int, ...]
     budgets: tuple[BestUnderBudget, ...]
+    targets: tuple[TargetRow, ...]
     configs: ConfigTable
     maps: ClientMaps
     tables: tuple[ReportedTable, ...]
@@ -174,6 +177,7 @@ def build_report(found: Found) -> Report:
             pareto_front([_point(r.total_bytes, r.test_accuracy) if r.status != "failed" else None for r in runs])
         ),
         budgets=tuple(best_under_budgets(curves, budget_grid(curves))),
+        targets=tuple(target_rows(runs, settings)),
         configs=configs,
         maps=maps,
         tables=tuple(tables),
@@ -267,6 +271,7 @@ def _environment() -> Environment:
         "seconds": seconds_text,
         "percent": lambda share: "-" if share is None else f"{100 * share:.2f} %",
         "ratio": lambda value: "-" if value is None else f"{value:.3f}",
+        "short": lambda value: "-" if value is None else f"{value:.4g}",
         "clean": clean,
     }
     environment.filters.update(filters)

@@ -19,6 +19,7 @@ from fedsweep.reports.pictures_rounds import counts_of
 from fedsweep.reports.runs import RunView
 from fedsweep.runtime.run_folder import CLIENTS, SCENARIO, RunFolder
 from fedsweep.world.replay import ScenarioTrace
+from fedsweep.world.spec_checks import read_text
 
 
 class Part(IntEnum):
@@ -156,12 +157,12 @@ def trace_of(run: RunView) -> ScenarioTrace | None:
         run: A run.
 
     Raises:
-        DataError: ``scenario.json`` is damaged.
+        InputError: ``scenario.json`` can't be read or is damaged.
     """
     path = run.folder / SCENARIO
     if not path.is_file():
         return None
-    return ScenarioTrace.from_json(path.read_text(encoding="utf-8"), source=str(path))
+    return ScenarioTrace.from_json(read_text(SCENARIO, path), source=str(path))
 
 
 def _num_clients(run: RunView) -> int:

@@ -132,7 +132,8 @@ def run_kind(table: TableFile, *, scale: str, cells: Sequence[Cell], out: Path, 
     """Runs all cells and correlates; see :mod:`fedsweep.reproduce.kinds`. Finished cells are not run again.
 
     Raises:
-        ConfigError: A measure is none of :data:`MEASURES`, or the section ``divergence_gap`` is not empty.
+        ConfigError: A measure is none of :data:`MEASURES`, the section ``divergence_gap`` is not empty, or two cells'
+            names are too much alike for folders of their own.
         InputError: A cell's configuration is wrong, or its data set is not there.
     """
     for measure in table.measures:
@@ -140,12 +141,13 @@ def run_kind(table: TableFile, *, scale: str, cells: Sequence[Cell], out: Path, 
             raise ConfigError(f"{table.name}: {unknown_name('measure', measure.of, MEASURES)}")
     if table.divergence_gap:
         raise ConfigError(f"{table.name}: the kind divergence_gap has no options, but got {dict(table.divergence_gap)}")
+    _check_slugs(table, cells)
     found: dict[Cell, ClientGaps] = {}
     problems: dict[Cell, str] = {}
     for cell in cells:
         folder = out / _slug(cell)
         try:
-            found[cell] = _measured(cell, folder, quiet=quiet)
+            found[cell] = _measured(cell, folder, table_folder=out, quiet=quiet)
         except InputError:
             raise
         except FedsweepError as error:
@@ -155,13 +157,15 @@ def run_kind(table: TableFile, *, scale: str, cells: Sequence[Cell], out: Path, 
     return _grid(table, scale, cells, found=found, problems=problems)
 
 
-def _measured(cell: Cell, folder: Path, *, quiet: bool) -> ClientGaps:
+def _measured(cell: Cell, folder: Path, *, table_folder: Path, quiet: bool) -> ClientGaps:
     view = view_of(folder)
     if not isinstance(view, RunView) or view.status != FINISHED:
         if not quiet:
             print(f"{cell.label}, seed {cell.seed}: {cell.config.training.rounds} rounds", file=sys.stderr, flush=True)
         plan = plan_run(cell.config)
-        run_plan(plan, folder, observers=make_observers(plan.config, folder), overwrite=folder.exists())
+        # The store lies above --out, as for every other table.
+        observers = make_observers(plan.config, table_folder)
+        run_plan(plan, folder, observers=observers, overwrite=folder.exists())
         return client_gaps(plan.experiment, load_model(folder))
     return client_gaps(build_experiment(cell.config), load_model(folder))
 
@@ -228,6 +232,18 @@ def _draw(found: dict[Cell, ClientGaps], folder: Path) -> None:
             axes.set(xlabel="JS divergence (nats)", ylabel="Loss gap (nats)")
             axes.set_title(f"{cell.label}, seed {cell.seed}{said}")
             save_both(figure, folder / _slug(cell))
+
+
+def _check_slugs(table: TableFile, cells: Sequence[Cell]) -> None:
+    """Two cells in one folder would show one run."""
+    by_slug: dict[str, Cell] = {}
+    for cell in cells:
+        other = by_slug.setdefault(_slug(cell).lower(), cell)
+        if other is not cell:
+            raise ConfigError(
+                f"{table.name}: the cells {other.label!r} and {cell.label!r} would share the folder {_slug(cell)!r};"
+                " name rows and columns so that their letters and digits differ"
+            )
 
 
 def _slug(cell: Cell) -> str:

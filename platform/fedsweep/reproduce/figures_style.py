@@ -176,6 +176,8 @@ def name_axes(axes: Axes, *, x: str, y: str) -> None:
     for axis, name, scale in ((axes.xaxis, x, axes.get_xscale()), (axes.yaxis, y, axes.get_yscale())):
         if name == _NAMES["total_bytes"]:
             axis.set_major_formatter(FuncFormatter(lambda count, _: bytes_text(count)))
+            if scale == "linear":
+                axis.set_major_locator(MaxNLocator(4))
         if name in (_NAMES["round"], _NAMES["size"]) and scale == "linear":
             axis.set_major_locator(MaxNLocator(6, integer=True))
 

@@ -176,7 +176,7 @@ def value_of(run: RunView, measure: Measure) -> float | None:
 
     Args:
         run: The run.
-        measure: The measure; with a target, None says that it was never reached.
+        measure: The measure; with a target, None also says that it was never reached.
     """
     if measure.target is not None:
         return _at_target(run, measure)
@@ -243,7 +243,7 @@ def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, 
     found = {}
     for measure in table.measures:
         values = [value_of(view, measure) for view in done]
-        never = values.count(None) if measure.target is not None else 0
+        never = sum(_target_of(view, measure) is not None and _place_of_target(view, measure) is None for view in done)
         found[measure.name] = summed_up(values, measure, never=never, of=len(group))
     return GridCell(
         row=group[0].row,
@@ -267,12 +267,17 @@ def _rounds_of(run: RunView, name: str) -> Sequence[Any]:
     return () if name == _TOTAL_BYTES else run.column(name)
 
 
-def _at_target(run: RunView, measure: Measure) -> float | None:
+def _place_of_target(run: RunView, measure: Measure) -> int | None:
+    """Which row is the first to reach the measure's target; None where none does."""
     target = _target_of(run, measure)
     if target is None:
         return None
     accuracies = run.column("test_accuracy")
-    place = next((k for k, value in enumerate(accuracies) if _is_number(value) and value >= target), None)
+    return next((k for k, value in enumerate(accuracies) if _is_number(value) and value >= target), None)
+
+
+def _at_target(run: RunView, measure: Measure) -> float | None:
+    place = _place_of_target(run, measure)
     if place is None:
         return None
     if measure.of == _TOTAL_BYTES:

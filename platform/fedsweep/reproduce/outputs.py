@@ -22,7 +22,7 @@ MEASURED = "measured.json"
 FIGURES = "figures"
 _FORMAT, _VERSION = "fedsweep table", 1
 # A page that somebody else made must not fill the memory.
-_MOST_BYTES = 2**25
+_MOST_BYTES, _MOST_FIGURES = 2**25, 200_000
 _CELLS = TypeAdapter(list[GridCell])
 
 
@@ -124,8 +124,12 @@ def _grid(tree: Mapping[str, Any]) -> Grid:
     table.scale(str(tree["scale"]))
     if not isinstance(setting, dict):
         raise TypeError("setting must be a mapping")
+    if not rows or not columns:
+        raise ValueError("it shows no rows or no columns")
     if not {*rows} <= {*table.row_names} or not {*columns} <= {*table.column_names}:
         raise ValueError("it shows rows or columns that its table does not have")
+    if len(rows) * len(columns) * len(table.measures) > _MOST_FIGURES:
+        raise ValueError(f"it shows more than {_MOST_FIGURES} figures")
     return Grid(
         table=table,
         scale=str(tree["scale"]),

@@ -173,7 +173,8 @@ def measure_kind(found: Reproduction, folder: SweepFolder, *, resume: bool, over
         quiet: Without progress.
 
     Raises:
-        InputError: Something is wrong or not there, or the folder was begun with other cells; nothing was written.
+        InputError: Something is wrong or not there, or the folder was begun with other cells; nothing was written but
+            the runs that had finished before.
     """
     from fedsweep.sweeps.sweep_folder import SweepPlan
 
@@ -188,7 +189,7 @@ def measure_kind(found: Reproduction, folder: SweepFolder, *, resume: bool, over
     try:
         grid = run_kind(found.table, scale=found.request.scale, cells=found.cells, out=folder.path, quiet=quiet)
     except InputError:
-        if not resume:
+        if not resume and not find_runs(folder.path):  # or --resume could not go on with those that have finished
             folder.withdraw()
         raise
     return replace(grid, rows=tuple(found.rows), columns=tuple(found.columns))

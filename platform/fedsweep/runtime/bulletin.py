@@ -6,6 +6,7 @@ where the engine is in an actor, its driver takes what there is from time to tim
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,12 +46,13 @@ class News:
 
 
 class Bulletin:
-    """Collects what is said until somebody takes it; one thread may speak while another takes."""
+    """Collects what is said until somebody takes it; any thread may speak, and any take."""
 
     def __init__(self) -> None:
         self._messages: deque[str] = deque()
         self._working: deque[str] = deque(maxlen=1)
         self._audience: Audience | None = None
+        self._taking = threading.Lock()
 
     def listen(self, audience: Audience) -> None:
         """From now on everything is passed on at once, and nothing is left to be taken."""
@@ -73,8 +75,9 @@ class Bulletin:
 
     def take(self) -> News:
         """What was said since the last call; each sentence is given out once."""
-        working = self._working.popleft() if self._working else None
-        messages = []
-        while self._messages:
-            messages.append(self._messages.popleft())
+        with self._taking:
+            working = self._working.popleft() if self._working else None
+            messages = []
+            while self._messages:
+                messages.append(self._messages.popleft())
         return News(messages=tuple(messages), working=working)

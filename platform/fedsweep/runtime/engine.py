@@ -195,7 +195,10 @@ class Engine:
     ) -> Mapping[int, dict[str, torch.Tensor]]:
         clients = [profile.client for profile in self.experiment.world.profiles]
         answers = self.fleet.measure(clients, probes, vector.numpy())
+        sent = {"params": self.layout.num_params, "buffers": self.layout.num_buffers}
         for client, arrays in answers.items():
+            if any(probe.reads_model for probe in probes):
+                ledger.model(client, "down", sent)
             ledger.payload(client, "up", arrays)
         return {k: {n: torch.from_numpy(np.array(a)) for n, a in arrays.items()} for k, arrays in answers.items()}
 

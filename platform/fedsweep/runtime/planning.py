@@ -130,7 +130,7 @@ class Planner:
             points, components["pacing"] = method.pacing.plan(components["pacing"], context)
         self._check(points, context)
         clock = self._clock(state, points, context)
-        closing = self._closing(context)
+        closing = self._closing(points, context)
         if closing is not None:
             points, clock = self._closed(state, points, context, closing=closing)
         lost = {} if closing is None else closing.lost
@@ -219,10 +219,16 @@ class Planner:
             k: self._leg(context, k, 0, context.work[k].steps, down=True, masked=True, up=True) for k in context.cohort
         }
 
-    def _closing(self, context: RoundContext) -> Closing | None:
-        """Who drops out of the round, and when it ends; None where everybody is always waited for."""
+    def _closing(self, points: tuple[SyncPoint, ...], context: RoundContext) -> Closing | None:
+        """Who drops out of the round, and when it ends; None where everybody is always waited for.
+
+        Members of the cohort without a job get nothing and send nothing, so they can't be lost.
+        """
         world, seed = self._experiment.world, self._experiment.seed
-        devices = {k: device for k in context.cohort if (device := context.profiles[k].device) is not None}
+        working = {job.client for point, _ in alike(points) for job in point.start}
+        devices = {
+            k: device for k in context.cohort if k in working and (device := context.profiles[k].device) is not None
+        }
         if not devices or nobody_drops_out(world.stragglers, [d.drop_probability for d in devices.values()]):
             return None
         return close_round(

@@ -183,7 +183,7 @@ class RunFolder:
         path = self.path / RESULT
         try:
             result = json.loads(self._read(RESULT))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise OutputError(f"{path}: not readable as JSON: {error}") from error
         status = result.get("status") if isinstance(result, dict) else None
         if not isinstance(result, dict) or status not in STATUSES:

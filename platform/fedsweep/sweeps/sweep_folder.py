@@ -122,7 +122,7 @@ class SweepFolder:
             body = json.loads(path.read_bytes())
         except FileNotFoundError:
             raise OutputError(f"{self.path} holds no sweep: {PLAN} is missing") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise OutputError(f"{path}: not readable: {error}") from error
         if not isinstance(body, dict) or body.get("format") != _FORMAT or body.get("version") != _VERSION:
             raise OutputError(f"{path}: not a plan that fedsweep {__version__} wrote")

@@ -242,8 +242,6 @@ class MlflowObserver(Observer):
                     run.log_file(path)
             for path in sorted((info.folder / PICTURES).glob("*.png")):
                 run.log_file(path, into=PICTURES)
-            for path in sorted((info.folder / "pictures").glob("*.png")):
-                run.log_file(path, into="pictures")
         if not files.ok:
             missing.append("some of its files")
         with self._guarded() as pictures, tempfile.TemporaryDirectory() as scratch:

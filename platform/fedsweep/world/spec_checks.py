@@ -193,7 +193,7 @@ def parse_document(text: str, *, source: str, format: str, keys: Collection[str]
     """
     try:
         document = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
         raise DataError(f"{source} is no JSON document ({error}); write it anew") from error
     if not isinstance(document, dict) or document.get("format") != format or document.get("version") != 1:
         raise DataError(f"{source} must be a JSON object with format {format!r} and version 1; write it anew")
