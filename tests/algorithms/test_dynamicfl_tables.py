@@ -61,10 +61,10 @@ def test_smoke_runs_on_built_in_data_with_a_few_rounds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_small_is_on_real_data_with_one_column_and_seed(name: str) -> None:
+def test_small_is_on_real_data_with_one_column_and_few_runs(name: str) -> None:
     cells = cells_of(table(name), "small")
     assert {cell.config.scenario.dataset for cell in cells} <= {"cifar10", "fashion_mnist"}
-    assert len({(cell.column, cell.seed) for cell in cells}) == 1 and len(cells) <= 6
+    assert len({cell.column for cell in cells}) == 1 and len(cells) <= 15
 
 
 @pytest.mark.parametrize("name", RUNS)
