@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import multiprocessing
 import os
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -173,13 +174,17 @@ def test_any_server_that_answers_is_there() -> None:
     assert asked == ["/prefix/health"]
 
 
-def _open_in_process(uri: str) -> int:
-    return len(open_store(uri).search_experiments())
+_COUNT = """
+import sys
+from fedsweep.tracking.store import open_store
+print(len(open_store(sys.argv[1]).search_experiments()))
+"""
 
 
 @pytest.mark.slow
 def test_a_fresh_store_survives_being_opened_by_several_processes_at_once(tmp_path: Path) -> None:
     uri = sqlite_uri(tmp_path / "mlflow.db")
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
-        assert pool.map(_open_in_process, [uri] * 4, chunksize=1) == [1] * 4
+    command = [sys.executable, "-c", _COUNT, uri]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [process.communicate()[0].strip() for process in processes] == ["1"] * 4
     check_store(uri)
