@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +11,15 @@ import pytest
 import torch
 from torch import nn
 
+import fedsweep
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.errors import ConfigError
-from fedsweep.reproduce import divergence_gap
-from fedsweep.reproduce.cells import cells_of
-from fedsweep.reproduce.divergence_gap import CSV, ClientGaps, client_gaps, correlation, ranks, run_kind
+from fedsweep.reports.runs import load_run
+from fedsweep.reproduce.cells import Cell, cells_of
+from fedsweep.reproduce.divergence_gap import ClientGaps, client_gaps, correlation, gaps_of, ranks
+from fedsweep.reproduce.figures import scene_of
+from fedsweep.reproduce.figures_runs import KINDS
+from fedsweep.reproduce.measuring import measured
 from fedsweep.reproduce.table_file import read_table
 from fedsweep.testing import tiny_experiment
 
@@ -28,15 +32,16 @@ tracking: {uri: none}
 table:
   title: Divergence and gap on digits
   source: Somebody 2024, Figure 7
-  kind: divergence_gap
   measures:
-    - {name: pearson}
-    - {name: signed, of: pearson_signed}
+    - {name: gap_pearson}
+    - {name: signed, of: gap_pearson_signed}
   rows:
     - {name: FedAvg}
   columns:
     - {name: digits}
   seeds: [0, 1]
+  figures:
+    - {name: gaps, kind: loss_gap}
 """
 
 
@@ -59,7 +64,7 @@ def test_the_gap_is_to_the_loss_over_all_samples() -> None:
     gaps = ClientGaps(num_samples=np.array([1, 3]), divergence=np.array([0.1, 0.2]), loss=np.array([2.0, 0.4]))
     assert gaps.signed_gap == pytest.approx([1.2, -0.4])
     assert gaps.gap == pytest.approx([1.2, 0.4])
-    assert gaps.figures() == pytest.approx({"pearson": -1.0, "spearman": -1.0, "pearson_signed": -1.0})
+    assert gaps.figures() == pytest.approx({"gap_pearson": -1.0, "gap_spearman": -1.0, "gap_pearson_signed": -1.0})
 
 
 def test_each_client_is_tested_on_its_own_samples() -> None:
@@ -80,48 +85,44 @@ def test_each_client_is_tested_on_its_own_samples() -> None:
     assert (gaps.divergence > 0).all() and (gaps.divergence <= math.log(2)).all()
 
 
-def test_a_table_runs_its_cells_and_finished_ones_only_once(tmp_path: Path) -> None:
+@pytest.fixture
+def run_cells(tmp_path: Path) -> Mapping[Cell, Path]:
+    """The cells of the table, each in its run folder."""
     path = tmp_path / "gap.yaml"
     path.write_text(TEXT)
-    table = read_table(path)
-    cells = cells_of(table, "full")
-    out = tmp_path / "out"
-    out.mkdir()
-    first = run_kind(table, scale="full", cells=cells, out=out, quiet=True)
-    written = {file: file.stat().st_mtime_ns for file in out.rglob("result.json")}
-    again = run_kind(table, scale="full", cells=cells, out=out, quiet=True)
-    assert first.cells == again.cells
-    assert {file: file.stat().st_mtime_ns for file in out.rglob("result.json")} == written and len(written) == 2
-    (cell,) = first.cells
-    assert cell.measured["pearson"].count == 2 and not cell.problems
-    assert -1 <= (cell.measured["signed"].mean or 9) <= 1
-    rows = list(csv.DictReader((out / CSV).read_text().splitlines()))
-    assert [(row["seed"], row["client"]) for row in rows[:7]] == [*(("0", str(k)) for k in range(6)), ("1", "0")]
-    assert len(list((out / "figures").glob("*.png"))) == len(list((out / "figures").glob("*.pdf"))) == 2
+    folders = {cell: tmp_path / f"seed{cell.seed}" for cell in cells_of(read_table(path), "full")}
+    for cell, folder in folders.items():
+        fedsweep.run(cell.config, out=folder)
+    return folders
 
 
-def test_the_tracking_store_lies_above_the_tables_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, asked = tmp_path / "gap.yaml", []
-    path.write_text(TEXT.replace("seeds: [0, 1]", "seeds: [0]"))
-    monkeypatch.setattr(divergence_gap, "make_observers", lambda config, folder: asked.append(folder) or [])
-    table, out = read_table(path), tmp_path / "out"
-    out.mkdir()
-    run_kind(table, scale="full", cells=cells_of(table, "full"), out=out, quiet=True)
-    assert asked == [out]
+def test_a_table_has_the_correlations_of_its_runs(run_cells: Mapping[Cell, Path], tmp_path: Path) -> None:
+    table = read_table(tmp_path / "gap.yaml")
+    (cell,) = measured(table, list(run_cells), folders=run_cells, scale="full").cells
+    expected = [gaps_of(folder).figures()["gap_pearson"] for folder in run_cells.values()]
+    assert cell.measured["gap_pearson"].mean == pytest.approx(np.mean(expected)) and not cell.problems
+    assert cell.measured["gap_pearson"].count == 2 and -1 <= (cell.measured["signed"].mean or 9) <= 1
 
 
-def test_cells_that_would_share_a_folder_are_an_error_before_anything_runs(tmp_path: Path) -> None:
+def test_a_damaged_model_is_the_cells_problem(run_cells: Mapping[Cell, Path], tmp_path: Path) -> None:
+    for folder in run_cells.values():
+        (folder / "model.safetensors").write_bytes(b"no model")
+    (cell,) = measured(read_table(tmp_path / "gap.yaml"), list(run_cells), folders=run_cells, scale="full").cells
+    assert "model.safetensors" in cell.problems[0]
+
+
+def test_the_picture_has_a_point_for_each_client(run_cells: Mapping[Cell, Path], tmp_path: Path) -> None:
+    table = read_table(tmp_path / "gap.yaml")
+    runs = {cell: [load_run(folder)] for cell, folder in run_cells.items()}
+    scene = scene_of(table.figures[0], table, cells=list(runs), runs=runs)
+    (points,) = KINDS["loss_gap"](scene).axes[0].collections
+    gaps = gaps_of(next(iter(run_cells.values())))
+    assert np.array_equal(points.get_offsets(), np.stack([gaps.divergence, gaps.gap], axis=1))
+    assert len(gaps.divergence) == 6
+
+
+def test_an_unknown_correlation_is_an_error_before_anything_runs(tmp_path: Path) -> None:
     path = tmp_path / "gap.yaml"
-    path.write_text(TEXT.replace("- {name: FedAvg}", "- {name: '+ 1'}\n    - {name: '= 1'}"))
-    table = read_table(path)
-    with pytest.raises(ConfigError, match="would share the folder '1-digits-seed0'"):
-        run_kind(table, scale="full", cells=cells_of(table, "full"), out=tmp_path, quiet=True)
-    assert not list(tmp_path.glob("*/"))
-
-
-def test_an_unknown_measure_is_an_error_before_anything_runs(tmp_path: Path) -> None:
-    path = tmp_path / "gap.yaml"
-    path.write_text(TEXT.replace("{name: pearson}", "{name: pearsson}"))
-    table = read_table(path)
-    with pytest.raises(ConfigError, match="did you mean 'pearson'"):
-        run_kind(table, scale="full", cells=cells_of(table, "full"), out=tmp_path, quiet=True)
+    path.write_text(TEXT.replace("{name: gap_pearson}", "{name: gap_pearsson}"))
+    with pytest.raises(ConfigError, match="did you mean 'gap_pearson'"):
+        read_table(path)

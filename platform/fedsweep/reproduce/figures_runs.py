@@ -1,4 +1,4 @@
-"""Pictures that show rounds: learning curves, and who was in which group, with which classes, and took part.
+"""Pictures of runs: learning curves, who was in which group, with which classes, took part, and clients' gaps in loss.
 
 A panel is a cell. Of cells with several seeds the curves show the mean and the range; the others show the lowest seed.
 """
@@ -142,6 +142,21 @@ def _participation(scene: Scene) -> Figure:
     return figure
 
 
+def _loss_gap(scene: Scene) -> Figure:
+    """A point for each client: how far its labels are from the population's, and its loss from the global one."""
+    from fedsweep.reproduce.divergence_gap import gaps_of
+
+    found = _first_runs(scene, lambda run: gaps_of(run.folder), "clients")
+    figure, every = panels(list(found), title=scene.spec.title)
+    for axes, (_, gaps) in zip(every, found.values(), strict=True):
+        axes.scatter(gaps.divergence, gaps.gap, s=10)
+        pearson = gaps.figures()["gap_pearson"]
+        if pearson is not None:
+            axes.set_title(f"{axes.get_title()} (Pearson {pearson:.3f})".strip())
+        name_axes(axes, x="JS divergence (nats)", y="Gap in loss (nats)")
+    return figure
+
+
 def _first_runs(
     scene: Scene, read: Callable[[RunView], Shown | None], lacking: str
 ) -> dict[str, tuple[RunView, Shown]]:
@@ -187,4 +202,5 @@ KINDS: Mapping[str, Callable[[Scene], Figure]] = {
     "group_labels": _group_labels,
     "classes": _classes,
     "participation": _participation,
+    "loss_gap": _loss_gap,
 }

@@ -34,7 +34,6 @@ RUNS = "runs"
 # Module by kind; imported when a table of that kind is measured.
 KINDS: Mapping[str, str] = {
     "groups": "fedsweep.reproduce.groups_kind",
-    "divergence_gap": "fedsweep.reproduce.divergence_gap",
 }
 
 

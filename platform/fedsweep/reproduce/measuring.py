@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeGuard
 from fedsweep.errors import InputError
 from fedsweep.reports.runs import RunView, load_run
 from fedsweep.reproduce.cells import Cell, is_papers
-from fedsweep.reproduce.table_file import NEVER, Measure, TableFile
+from fedsweep.reproduce.table_file import GAP_FIGURES, NEVER, Measure, TableFile
 from fedsweep.runtime.run_folder import CONFIG
 
 FINISHED, MISSING = "finished", "missing"
@@ -177,7 +177,14 @@ def value_of(run: RunView, measure: Measure) -> float | None:
     Args:
         run: The run.
         measure: The measure; with a target, None also says that it was never reached.
+
+    Raises:
+        InputError: It takes the run's model or data, which are damaged or not there.
     """
+    if measure.of in GAP_FIGURES:
+        from fedsweep.reproduce.divergence_gap import gaps_of
+
+        return gaps_of(run.folder).figures()[measure.of]
     if measure.target is not None:
         return _at_target(run, measure)
     cells = [float(value) for value in _rounds_of(run, measure.of) if _is_number(value)]
@@ -242,7 +249,11 @@ def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, 
         problems.append(f"seed {cell.seed}: {why}")
     found = {}
     for measure in table.measures:
-        values = [value_of(view, measure) for view in done]
+        try:
+            values = [value_of(view, measure) for view in done]
+        except InputError as error:
+            problems.append(f"{measure.name}: {error}")
+            continue
         never = sum(_target_of(view, measure) is not None and _place_of_target(view, measure) is None for view in done)
         found[measure.name] = summed_up(values, measure, never=never, of=len(group))
     return GridCell(

@@ -22,9 +22,14 @@ ScaleName = Literal["smoke", "small", "full"]
 SCALES: tuple[ScaleName, ...] = ("smoke", "small", "full")
 FULL: ScaleName = "full"
 NEVER = "never"
+# Figures that a finished run's model has to be tested for, see :mod:`fedsweep.reproduce.divergence_gap`.
+GAP_FIGURES = ("gap_pearson", "gap_spearman", "gap_pearson_signed")
 _SECTION = re.compile(r"^table:", flags=re.MULTILINE)
 _SOURCE = re.compile(r"^table:.*?^ +source: *([^\n]*)$", flags=re.MULTILINE | re.DOTALL)
 
+FigureKind = Literal[
+    "scatter", "curves", "bars", "lines", "membership", "group_labels", "classes", "participation", "loss_gap"
+]
 Settings = dict[str, Any]
 Printed = float | Annotated[list[float], Field(min_length=2, max_length=2)] | Literal["never"]
 Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
@@ -37,7 +42,8 @@ class Measure(Section):
     Attributes:
         name: Its name in ``printed``.
         label: Its heading; by default the name.
-        of: A column of ``rounds.parquet`` or a key of ``result.json``; by default the name.
+        of: A column of ``rounds.parquet``, a key of ``result.json``, ``group_size``, or ``gap_pearson`` and the like
+            (docs/tables.md); by default the name.
         over: How a column's rounds become one figure.
         percent: A share 0..1 that is shown in percent.
         digits: After the decimal point.
@@ -67,6 +73,12 @@ class Measure(Section):
         name = given["name"]
         digits = {"digits": 1} if given.get("percent") is True else {}
         return {**digits, **given, "label": given.get("label") or name, "of": given.get("of") or name}
+
+    @model_validator(mode="after")
+    def _gap_is_known(self) -> Self:
+        if self.of.startswith("gap_"):
+            _check_known("measure of the gap in loss", [self.of], GAP_FIGURES)
+        return self
 
 
 class Row(Section):
@@ -142,7 +154,9 @@ class FigureSpec(Section):
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-    kind: Literal["scatter", "curves", "bars", "lines", "membership", "group_labels", "classes", "participation"]
+    kind: Literal[
+        "scatter", "curves", "bars", "lines", "membership", "group_labels", "classes", "participation", "loss_gap"
+    ]
     title: str = ""
     x: str = ""
     y: str = ""
@@ -173,14 +187,13 @@ class TableFile(Section):
         figures: Pictures.
         notes: What a reader must know.
         groups: Options of the kind ``groups``.
-        divergence_gap: Options of the kind ``divergence_gap``.
     """
 
     name: Text
     base: Settings
     title: Text
     source: Text
-    kind: Literal["runs", "groups", "divergence_gap"] = "runs"
+    kind: Literal["runs", "groups"] = "runs"
     measures: Annotated[list[Measure], Field(min_length=1)]
     rows: Annotated[list[Row], Field(min_length=1)]
     columns: Annotated[list[Column], Field(min_length=1)]
@@ -190,7 +203,6 @@ class TableFile(Section):
     figures: list[FigureSpec] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     groups: Settings = Field(default_factory=dict)
-    divergence_gap: Settings = Field(default_factory=dict)
 
     @property
     def row_names(self) -> list[str]:
