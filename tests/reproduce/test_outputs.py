@@ -33,8 +33,10 @@ def test_a_table_is_written_in_five_forms_and_read_back_the_same(grid: Grid, tmp
     assert all(path.stat().st_size > 100 for path in written)
     again = read_grid(tmp_path / "out")
     assert again == grid and as_text(again) == (tmp_path / "out" / "table.txt").read_text()
+    (tmp_path / "out" / "figures").mkdir()
+    (tmp_path / "out" / "figures" / "of-an-earlier-table.png").touch()
     remove_outputs(tmp_path / "out")
-    assert not has_outputs(tmp_path / "out") and not list((tmp_path / "out").iterdir())
+    assert not has_outputs(tmp_path / "out") and not list((tmp_path / "out").rglob("*.*"))
 
 
 def test_the_json_has_measured_printed_and_the_setting(grid: Grid, tmp_path: Path) -> None:

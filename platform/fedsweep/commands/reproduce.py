@@ -227,11 +227,13 @@ def _costs(found: Reproduction, folder: SweepFolder, *, dry_run: bool, quiet: bo
 def _of_another_kind(
     found: Reproduction, folder: SweepFolder, *, going_on: bool, dry_run: bool, overwrite: bool, quiet: bool
 ) -> int:
-    from fedsweep.reproduce.outputs import FIGURES
+    from fedsweep.reproduce.outputs import FIGURES, remove_outputs
     from fedsweep.reproduce.running import measure_kind
 
     if dry_run:
         return _print_cells(found)
+    if overwrite:
+        remove_outputs(folder.path)
     try:
         grid = measure_kind(found, folder, resume=going_on, overwrite=overwrite, quiet=quiet)
     except KeyboardInterrupt:

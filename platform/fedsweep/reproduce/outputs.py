@@ -44,9 +44,13 @@ def write_outputs(grid: Grid, folder: Path) -> list[Path]:
 
 
 def remove_outputs(folder: Path) -> None:
-    """Removes a table's files, so that none of an earlier run stays."""
-    for name in (MEASURED, *FORMS):
-        (folder / name).unlink(missing_ok=True)
+    """Removes a table's files and pictures, so that none of an earlier one stays."""
+    for path in (folder / MEASURED, *(folder / name for name in FORMS), *_pictures(folder)):
+        path.unlink(missing_ok=True)
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return [path for path in (folder / FIGURES).glob("*") if path.suffix in (".png", ".pdf")]
 
 
 def has_outputs(folder: Path) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,8 +181,6 @@ def measure_kind(found: Reproduction, folder: SweepFolder, *, resume: bool, over
     if resume:
         _check_same(found, folder.read_plan(), folder.path)
     else:
-        if folder.has_plan:
-            _remove_runs(folder.path)
         plan = SweepPlan(given=found.config.given, trials=(), request=_request_tree(found))
         folder.create(plan, config_yaml=None, overwrite=overwrite)
     try:
@@ -221,13 +218,6 @@ def _trial(number: int, cell: Cell) -> Trial:
         digest = hashlib.blake2b(f"{cell.label} {cell.seed}".encode(), digest_size=4).hexdigest()
         slug = f"{slug[: _LONGEST_SLUG - 9]}-{digest}"
     return Trial(number=number, values=dict(cell.values), label=cell.label, folder=f"{number:04d}-{slug}")
-
-
-def _remove_runs(folder: Path) -> None:
-    """The runs of an earlier table, which has no list of them."""
-    for run in find_runs(folder):
-        if run.parent == folder:
-            shutil.rmtree(run)
 
 
 def _request_tree(found: Reproduction) -> dict[str, Any]:
