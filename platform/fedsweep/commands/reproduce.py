@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.commands.interrupts import INTERRUPTED, is_interrupted
-from fedsweep.commands.options import Overrides, Quiet, examples
+from fedsweep.commands.interrupts import INTERRUPTED
+from fedsweep.commands.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
 
 if TYPE_CHECKING:
@@ -72,9 +72,7 @@ def reproduce(
         bool,
         typer.Option("--resume", metavar="", help="Go on with what --out holds; finished cells are not run again."),
     ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", metavar="", help="Replace the table that --out holds.")
-    ] = False,
+    overwrite: Overwrite = False,
     costs_only: Annotated[
         bool,
         typer.Option(
@@ -84,15 +82,8 @@ def reproduce(
             " --set training.rounds=N.",
         ),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", metavar="", help="Check everything, print the cells, write nothing.")
-    ] = False,
-    dashboard: Annotated[
-        bool,
-        typer.Option(
-            "--dashboard", metavar="", help="Start Ray's dashboard on 127.0.0.1; needs the extra 'dashboard'."
-        ),
-    ] = False,
+    dry_run: DryRun = False,
+    dashboard: Dashboard = False,
     quiet: Quiet = False,
 ) -> None:
     """Make a table or figure of one of the papers: what is measured here beside what is printed there.
@@ -194,11 +185,8 @@ def _shortened(found: Reproduction) -> Reproduction:
 
 def _costs(found: Reproduction, folder: SweepFolder, *, dry_run: bool, quiet: bool) -> int:
     """Measures that need no training."""
-    from dataclasses import replace
-
     from fedsweep.commands.output import note
     from fedsweep.reproduce.costs import costs_grid
-    from fedsweep.reproduce.measuring import setting_of
 
     table = found.table
     if not any(measure.cost for measure in table.measures):
@@ -208,18 +196,13 @@ def _costs(found: Reproduction, folder: SweepFolder, *, dry_run: bool, quiet: bo
         raise OutputError(f"{folder.path} holds a whole table, which costs alone can't replace; choose another --out")
     if dry_run:
         return _print_cells(found, note="nothing is trained")
-    parts = []
-    for label in dict.fromkeys(cell.label for cell in found.cells):
-        cells = [cell for cell in found.cells if cell.label == label]
-        parts.append(costs_grid(table, cells, scale=found.request.scale))
-        if not quiet:
-            note(f"{len(parts)}: {label}")
-    grid = replace(
-        parts[0],
-        rows=tuple(found.rows),
-        columns=tuple(found.columns),
-        cells=tuple(cell for part in parts for cell in part.cells),
-        setting=setting_of(found.cells),
+    grid = costs_grid(
+        table,
+        found.cells,
+        scale=found.request.scale,
+        rows=found.rows,
+        columns=found.columns,
+        done=(lambda text: None) if quiet else note,
     )
     return _show(grid, folder, pictures=[], problems=grid.problems, quiet=quiet)
 
@@ -253,29 +236,26 @@ def _with_runs(
     dashboard: bool,
     quiet: bool,
 ) -> int:
-    from fedsweep.commands.output import is_plain, note
+    from fedsweep.commands.trials import run_trials
     from fedsweep.reproduce.outputs import remove_outputs
     from fedsweep.reproduce.running import measured_grid, prepare_cells
-    from fedsweep.sweeps.tuning import log_rest, run_sweep
-    from fedsweep.tracking.sweep_progress import make_sweep_progress
 
     prepared = prepare_cells(found, folder, resume=going_on)
     if dry_run:
         return _print_trials(found, prepared)
-    if going_on and prepared.is_done:
-        note(f"{folder.path}: all {len(prepared.entries)} runs have finished already; nothing is run")
-        log_rest(prepared)
-    else:
-        remove_outputs(folder.path)
-        progress = make_sweep_progress(
-            prepared.metrics[0], quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted
+    try:
+        run_trials(
+            prepared,
+            going_on=going_on,
+            overwrite=overwrite,
+            dashboard=dashboard,
+            quiet=quiet,
+            called="runs",
+            before=lambda: remove_outputs(folder.path),
         )
-        try:
-            with progress:
-                run_sweep(prepared, progress, resume=going_on, overwrite=overwrite, dashboard=dashboard)
-        except KeyboardInterrupt:
-            _tell_interrupted(folder)
-            return INTERRUPTED
+    except KeyboardInterrupt:
+        _tell_interrupted(folder)
+        return INTERRUPTED
     grid = measured_grid(found, folder.path)
     pictures, problems = _draw(found, folder)
     return _show(grid, folder, pictures=pictures, problems=[*grid.problems, *problems], quiet=quiet)
@@ -340,19 +320,9 @@ def _tell_interrupted(folder: SweepFolder) -> None:
 
 
 def _print_trials(found: Reproduction, prepared: PreparedSweep) -> int:
-    from fedsweep.commands.output import make_console, make_table
+    from fedsweep.commands.trials import print_trials
 
-    table = make_table("row | column", "seed", "rounds", "client actors", "CPU", "GPU")
-    for entry in prepared.entries:
-        bundles = entry.share.bundles
-        table.add_row(
-            entry.trial.label,
-            str(entry.config.seed),
-            str(entry.config.training.rounds),
-            str(entry.share.actors) if entry.share.actors else "in process",
-            *(f"{sum(bundle.get(kind, 0.0) for bundle in bundles):g}" for kind in ("CPU", "GPU")),
-        )
-    make_console().print(table, markup=False)
+    print_trials(prepared.entries, heading="row | column")
     rounds = sum(entry.config.training.rounds for entry in prepared.entries)
     print(f"{found.table.name} at scale {found.request.scale}: {len(prepared.entries)} runs, {rounds} rounds in all")
     return 0

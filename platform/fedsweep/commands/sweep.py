@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.commands.interrupts import INTERRUPTED, is_interrupted
+from fedsweep.commands.interrupts import INTERRUPTED
 from fedsweep.commands.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
 from fedsweep.errors import ConfigError, OutputError
 
@@ -97,10 +97,9 @@ def _carry_out(
     dashboard: bool,
     quiet: bool,
 ) -> int:
-    from fedsweep.commands.output import is_plain, note
+    from fedsweep.commands.output import note
+    from fedsweep.commands.trials import run_trials
     from fedsweep.sweeps.preparing import prepare
-    from fedsweep.sweeps.tuning import log_rest, run_sweep
-    from fedsweep.tracking.sweep_progress import make_sweep_progress
 
     prepared = prepare(config, folder, resume=going_on)
     for text in prepared.notes:
@@ -108,17 +107,14 @@ def _carry_out(
     if dry_run:
         _print_trials(prepared)
         return 0
-    if going_on and prepared.is_done:
-        note(f"{folder.path}: all {len(prepared.entries)} trials have finished already; nothing is run")
-        return _tell(log_rest(prepared), folder, quiet=quiet)
-    progress = make_sweep_progress(prepared.metrics[0], quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted)
     try:
-        with progress:
-            outcome = run_sweep(prepared, progress, resume=going_on, overwrite=overwrite, dashboard=dashboard)
+        summary = run_trials(
+            prepared, going_on=going_on, overwrite=overwrite, dashboard=dashboard, quiet=quiet, called="trials"
+        )
     except KeyboardInterrupt:
         _tell_interrupted(folder)
         return INTERRUPTED
-    return _tell(outcome.summary, folder, quiet=quiet)
+    return _tell(summary, folder, quiet=quiet)
 
 
 def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:
@@ -148,20 +144,10 @@ def _tell_interrupted(folder: SweepFolder) -> None:
 
 
 def _print_trials(prepared: PreparedSweep) -> None:
-    from fedsweep.commands.output import make_console, make_table
+    from fedsweep.commands.trials import print_trials
     from fedsweep.sweeps.preparing import num_trials
 
-    table = make_table("trial", "seed", "client actors", "CPU", "GPU", "rounds")
-    for entry in prepared.entries or prepared.samples:
-        bundles = entry.share.bundles
-        table.add_row(
-            entry.trial.label,
-            str(entry.config.seed),
-            str(entry.share.actors) if entry.share.actors else "in process",
-            *(f"{sum(bundle.get(kind, 0.0) for bundle in bundles):g}" for kind in ("CPU", "GPU")),
-            str(entry.config.training.rounds),
-        )
-    make_console().print(table)
+    print_trials(prepared.entries or prepared.samples, heading="trial")
     total = num_trials(prepared.config)
     proposed = "" if prepared.entries else "; those above are examples of what the search may propose"
     print(f"{total} trials{proposed}")

@@ -6,7 +6,7 @@ that plans a run's, with the method's own components, so the figures are those o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,7 @@ def costs_grid(
     scale: str,
     rows: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
+    done: Callable[[str], None] = lambda text: None,
 ) -> Grid:
     """The table's cost measures, without training.
 
@@ -115,6 +116,7 @@ def costs_grid(
         scale: What they belong to.
         rows: Names of the rows to show; by default all that have cells.
         columns: Likewise.
+        done: Told of each row and column that is done.
 
     Raises:
         InputError: A cell's configuration is wrong, or its data set is needed and not there.
@@ -122,12 +124,16 @@ def costs_grid(
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.row, cell.column), []).append(cell)
+    made = []
+    for number, group in enumerate(groups.values(), start=1):
+        made.append(_costs_cell(table, group))
+        done(f"{number}: {group[0].label}")
     return Grid(
         table=table,
         scale=scale,
         rows=tuple(rows if rows is not None else dict.fromkeys(cell.row for cell in cells)),
         columns=tuple(columns if columns is not None else dict.fromkeys(cell.column for cell in cells)),
-        cells=tuple(_costs_cell(table, group) for group in groups.values()),
+        cells=tuple(made),
         setting=setting_of(cells),
         costs_only=True,
     )

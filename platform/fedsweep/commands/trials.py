@@ -1,0 +1,74 @@
+"""What ``sweep`` and ``reproduce`` share: the trials that would be run, and running them under somebody's eyes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from fedsweep.commands.interrupts import is_interrupted
+
+if TYPE_CHECKING:
+    from fedsweep.sweeps.preparing import Entry, PreparedSweep
+    from fedsweep.sweeps.summary import Summary
+
+
+def print_trials(entries: Sequence[Entry], *, heading: str) -> None:
+    """A table of trials with what each reserves.
+
+    Args:
+        entries: The trials.
+        heading: Of the column that has their labels.
+    """
+    from fedsweep.commands.output import make_console, make_table
+
+    table = make_table(heading, "seed", "client actors", "CPU", "GPU", "rounds")
+    for entry in entries:
+        bundles = entry.share.bundles
+        table.add_row(
+            entry.trial.label,
+            str(entry.config.seed),
+            str(entry.share.actors) if entry.share.actors else "in process",
+            *(f"{sum(bundle.get(kind, 0.0) for bundle in bundles):g}" for kind in ("CPU", "GPU")),
+            str(entry.config.training.rounds),
+        )
+    make_console().print(table, markup=False)
+
+
+def run_trials(
+    prepared: PreparedSweep,
+    *,
+    going_on: bool,
+    overwrite: bool,
+    dashboard: bool,
+    quiet: bool,
+    called: str,
+    before: Callable[[], None] = lambda: None,
+) -> Summary:
+    """Runs what is left, with progress in the terminal; where nothing is, the tracking store gets what it lacks.
+
+    Args:
+        prepared: The trials.
+        going_on: Their folder holds them already.
+        overwrite: Remove an earlier sweep from the folder.
+        dashboard: Start Ray's dashboard.
+        quiet: Without progress.
+        called: What the trials are called in messages, in the plural.
+        before: Called before anything is run.
+
+    Raises:
+        InputError: The folder, the cluster or a store can't be used.
+        KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
+    """
+    from fedsweep.commands.output import is_plain, note
+    from fedsweep.sweeps.tuning import log_rest, run_sweep
+    from fedsweep.tracking.sweep_progress import make_sweep_progress
+
+    if going_on and prepared.is_done:
+        note(
+            f"{prepared.folder.path}: all {len(prepared.entries)} {called} have finished already; nothing is run",
+        )
+        return log_rest(prepared)
+    before()
+    progress = make_sweep_progress(prepared.metrics[0], quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted)
+    with progress:
+        return run_sweep(prepared, progress, resume=going_on, overwrite=overwrite, dashboard=dashboard).summary
