@@ -38,12 +38,12 @@ METHODS: Mapping[str, Entry] = {
         source="Li et al., MLSys 2020",
     ),
     "dynamicsgd": Entry(
-        builder="fedsweep.algorithms.dynamicfl:dynamicsgd",
+        builder="fedsweep.algorithms.dynamicfl.two_speed:dynamicsgd",
         summary="all clients are averaged after every step",
         source="DynamicFL",
     ),
     "dynamicfl": Entry(
-        builder="fedsweep.algorithms.dynamicfl:dynamicfl",
+        builder="fedsweep.algorithms.dynamicfl.two_speed:dynamicfl",
         summary="a chosen group of clients is averaged often, the others seldom",
         source="DynamicFL",
     ),

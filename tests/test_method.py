@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from torch import Tensor
 
-from fedsweep.algorithms.dynamicfl import dynamicfl, dynamicsgd
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg, fedsgd
 from fedsweep.algorithms.fedprox import Proximal, fedprox
 from fedsweep.components.base import ServerComponent

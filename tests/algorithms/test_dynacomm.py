@@ -6,11 +6,11 @@ from itertools import combinations, permutations
 import numpy as np
 import pytest
 
-from fedsweep.algorithms.dynacomm import DynaComm, best_by_size, random_orders
-from fedsweep.algorithms.exact_groups import ExactGroup
-from fedsweep.algorithms.group_registry import GROUP_CHOOSERS, group_chooser
-from fedsweep.algorithms.group_scores import LabelDivergence, group_divergence
-from fedsweep.algorithms.groups import GroupProblem
+from fedsweep.algorithms.dynamicfl.chooser import GroupProblem
+from fedsweep.algorithms.dynamicfl.dynacomm import DynaComm, best_by_size, random_orders
+from fedsweep.algorithms.dynamicfl.exact import ExactGroup
+from fedsweep.algorithms.dynamicfl.names import GROUP_CHOOSERS, group_chooser
+from fedsweep.algorithms.dynamicfl.scores import LabelDivergence, group_divergence
 from fedsweep.errors import ConfigError
 from fedsweep.streams import stream
 from fedsweep.world.label_stats import kl_divergence, label_counts, population

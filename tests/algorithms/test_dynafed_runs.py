@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.algorithms.dynafed import TrajectoryDistillation, dynafed
-from fedsweep.algorithms.dynamicfl import dynamicfl
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.components.weighting import Uniform

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsweep.algorithms.dynamicfl import TwoSpeed, dynamicfl, dynamicsgd, interval_of
+from fedsweep.algorithms.dynamicfl.chooser import GroupChooser, GroupProblem
+from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed, dynamicfl, dynamicsgd, interval_of
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.algorithms.groups import GroupChooser, GroupProblem
 from fedsweep.components.pacing import FixedInterval, OncePerRound
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, MethodSettings

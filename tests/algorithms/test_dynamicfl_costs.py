@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fedsweep.algorithms.dynacomm import DynaComm
-from fedsweep.algorithms.dynamicfl import LEVELS, TwoSpeed, dynamicfl, dynamicsgd
+from fedsweep.algorithms.dynamicfl.chooser import GroupChooser, GroupProblem
+from fedsweep.algorithms.dynamicfl.dynacomm import DynaComm
+from fedsweep.algorithms.dynamicfl.two_speed import LEVELS, TwoSpeed, dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.algorithms.groups import GroupChooser, GroupProblem
 from fedsweep.components.pacing import due_steps
 from fedsweep.method import FederatedMethod, MethodSettings
 from fedsweep.runtime.engine import Engine

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedsweep.algorithms.dynamicfl import LEVELS, dynamicfl
+from fedsweep.algorithms.dynamicfl.two_speed import LEVELS, dynamicfl
 from fedsweep.records import RoundRecord
 from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.state import RunState

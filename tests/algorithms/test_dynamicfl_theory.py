@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsweep.algorithms.dynamicfl import TwoSpeed
+from fedsweep.algorithms.dynamicfl.chooser import GroupChooser, GroupProblem
+from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.algorithms.groups import GroupChooser, GroupProblem
 from fedsweep.components.local import LocalStep, Objective
 from fedsweep.components.pacing import FixedInterval
 from fedsweep.method import FederatedMethod, MethodSettings

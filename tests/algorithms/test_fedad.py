@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsweep.algorithms.dynamicfl import dynamicfl
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedad import AdaptiveDropout, fedad
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddh import feddh

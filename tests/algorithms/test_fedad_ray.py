@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fedsweep.algorithms.dynamicfl import dynamicfl
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedad import fedad
 from fedsweep.algorithms.feddh import feddh
 from fedsweep.method import merge

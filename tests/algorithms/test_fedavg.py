@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsweep.algorithms.dynamicfl import dynamicsgd
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg, fedsgd
 from fedsweep.components.local import LocalStep, Objective
 from fedsweep.components.pacing import Pacing

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsweep.algorithms.dynamicfl import dynamicfl
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddh import NonIIDDegree, feddh, fedjs
 from fedsweep.algorithms.fedprox import fedprox

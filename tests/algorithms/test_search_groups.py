@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsweep.algorithms.group_scores import group_divergence
-from fedsweep.algorithms.groups import GroupProblem
-from fedsweep.algorithms.search_groups import ExhaustiveGroup, GeneticGroup
+from fedsweep.algorithms.dynamicfl.chooser import GroupProblem
+from fedsweep.algorithms.dynamicfl.scores import group_divergence
+from fedsweep.algorithms.dynamicfl.search import ExhaustiveGroup, GeneticGroup
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.streams import stream
 from fedsweep.world.label_stats import population

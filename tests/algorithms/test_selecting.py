@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsweep.algorithms.selecting import read_counts, select_group
+from fedsweep.algorithms.dynamicfl.select_group import read_counts, select_group
 from fedsweep.errors import ConfigError, DataError
 
 WORKED = np.array([[6, 0, 0], [0, 4, 2], [1, 1, 8], [3, 3, 0], [0, 0, 5]])

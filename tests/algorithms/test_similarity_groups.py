@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedsweep.algorithms.similarity_groups import SketchProblem, choose_by_sketches, sketch
+from fedsweep.algorithms.dynamicfl.similarity import SketchProblem, choose_by_sketches, sketch
 from fedsweep.errors import ConfigError
 from fedsweep.streams import stream
 

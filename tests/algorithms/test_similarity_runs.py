@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedsweep.algorithms.dynamicfl import TwoSpeed, dynamicfl
-from fedsweep.algorithms.groups import GroupProblem
-from fedsweep.algorithms.selecting import select_group
-from fedsweep.algorithms.similarity_groups import GradientSketch, SimilarityGroup, sketch
+from fedsweep.algorithms.dynamicfl.chooser import GroupProblem
+from fedsweep.algorithms.dynamicfl.select_group import select_group
+from fedsweep.algorithms.dynamicfl.similarity import GradientSketch, SimilarityGroup, sketch
+from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed, dynamicfl
 from fedsweep.components.probes import LocalClient
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.method import FederatedMethod

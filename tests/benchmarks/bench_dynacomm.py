@@ -15,11 +15,11 @@ import time
 
 import numpy as np
 
-from fedsweep.algorithms.dynacomm import DynaComm
-from fedsweep.algorithms.exact_groups import ExactGroup
-from fedsweep.algorithms.group_scores import group_divergence
-from fedsweep.algorithms.groups import GroupChooser, GroupProblem
-from fedsweep.algorithms.search_groups import ExhaustiveGroup, GeneticGroup
+from fedsweep.algorithms.dynamicfl.chooser import GroupChooser, GroupProblem
+from fedsweep.algorithms.dynamicfl.dynacomm import DynaComm
+from fedsweep.algorithms.dynamicfl.exact import ExactGroup
+from fedsweep.algorithms.dynamicfl.scores import group_divergence
+from fedsweep.algorithms.dynamicfl.search import ExhaustiveGroup, GeneticGroup
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.streams import stream
 from fedsweep.world.label_stats import label_counts, population

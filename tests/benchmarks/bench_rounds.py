@@ -25,7 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import plain
 
-from fedsweep.algorithms.dynamicfl import dynamicsgd
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.method import FederatedMethod
 from fedsweep.runtime.engine import Engine

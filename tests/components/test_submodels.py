@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsweep.algorithms.dynamicfl import dynamicsgd
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.submodels import FULL_MODEL, Covered, SubModel, WholeModel
 from fedsweep.method import FederatedMethod

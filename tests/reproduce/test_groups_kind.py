@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedsweep.algorithms.groups import GroupProblem
+from fedsweep.algorithms.dynamicfl.chooser import GroupProblem
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.reproduce import figures_groups, groups_kind
 from fedsweep.reproduce.cells import cells_of
@@ -94,7 +94,7 @@ def test_divergences_are_from_the_whole_population() -> None:
 
 
 def groups_kind_chooser(name: str) -> Any:
-    from fedsweep.algorithms.group_registry import group_chooser
+    from fedsweep.algorithms.dynamicfl.names import group_chooser
 
     return group_chooser(name)
 
@@ -127,7 +127,7 @@ class Stub:
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """Seconds of the method ``exhaustive``, by size."""
-    from fedsweep.algorithms import group_registry
+    from fedsweep.algorithms.dynamicfl.two_speed import names as group_registry
 
     clock, seconds = [0.0], dict.fromkeys((1, 3, 7), 0.001)
     make = group_registry.group_chooser

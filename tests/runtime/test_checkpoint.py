@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsweep.algorithms.dynamicfl import dynamicfl
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.errors import ConfigError, InvariantError, RunError
 from fedsweep.method import FederatedMethod

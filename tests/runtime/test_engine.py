@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsweep.algorithms.dynamicfl import dynamicfl
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.pacing import FixedInterval
 from fedsweep.components.refinement import Refinement

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedsweep.algorithms.dynamicfl import dynamicfl
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.method import FederatedMethod
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.messages import OptimizerSettings

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedsweep.algorithms.dynamicfl import dynamicsgd
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.components.pacing import cut_round, due_steps
 from fedsweep.errors import InvariantError
 from fedsweep.records import LocalJob, RoundContext, SyncPoint

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fedsweep.algorithms.dynamicfl import dynamicfl, dynamicsgd
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.errors import ClientJobError, ResourceError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsweep.algorithms.dynamicfl import dynamicfl, dynamicsgd
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddh import feddh
 from fedsweep.algorithms.fedprox import fedprox

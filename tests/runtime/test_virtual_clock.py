@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from fedsweep.algorithms.dynamicfl import dynamicfl
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.pacing import FixedInterval, Pacing
 from fedsweep.method import FederatedMethod

@@ -177,7 +177,7 @@ def select(
     The population that it is compared with is all rows of the file.
     """
     # The platform never imports an algorithm; it looks them up by name.
-    selecting: Any = importlib.import_module("fedsweep.algorithms.selecting")
+    selecting: Any = importlib.import_module("fedsweep.algorithms.dynamicfl.select_group")
     chosen = selecting.select_group(
         selecting.read_counts(counts),
         method=method,

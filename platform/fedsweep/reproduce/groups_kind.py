@@ -136,7 +136,7 @@ def _effort(options: GroupOptions, scale: str) -> Effort:
 
 def _check(table: TableFile, options: GroupOptions, cells: Sequence[Cell]) -> None:
     """Everything that is wrong input, before anything is computed."""
-    registry: Any = importlib.import_module("fedsweep.algorithms.group_registry")
+    registry: Any = importlib.import_module("fedsweep.algorithms.dynamicfl.names")
     for row in dict.fromkeys(cell.row for cell in cells):
         if options.method_of(row) not in registry.GROUP_CHOOSERS:
             raise ConfigError(
@@ -186,8 +186,8 @@ def _choices(
     cell: Cell, counts_NC: np.ndarray, *, active: int, options: GroupOptions, effort: Effort
 ) -> tuple[list[Choices], str | None]:
     """A method's groups of all sizes, and why there are no more of them."""
-    groups: Any = importlib.import_module("fedsweep.algorithms.groups")
-    registry: Any = importlib.import_module("fedsweep.algorithms.group_registry")
+    groups: Any = importlib.import_module("fedsweep.algorithms.dynamicfl.chooser")
+    registry: Any = importlib.import_module("fedsweep.algorithms.dynamicfl.names")
     chooser = registry.group_chooser(options.method_of(cell.row), orders=options.orders, **_SEARCH)
     problems = list(_cohorts(groups.GroupProblem, counts_NC, active=active, cell=cell, instances=effort.cohorts))
     deadline = None if effort.total_s is None else time.perf_counter() + effort.total_s
@@ -219,7 +219,7 @@ def _of_size(
     chooser: Any, problems: Sequence[Any], size: int, *, deadline: float | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Divergences and seconds of a method's groups of a size; None where the deadline came first."""
-    scores: Any = importlib.import_module("fedsweep.algorithms.group_scores")
+    scores: Any = importlib.import_module("fedsweep.algorithms.dynamicfl.scores")
     divergences, seconds = [], []
     for problem in problems:
         start = time.perf_counter()

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from fedsweep.errors import ConfigError, unknown_name
 
+from .chooser import RandomGroup, SizedGroupChooser
 from .dynacomm import DynaComm
-from .exact_groups import ExactGroup
-from .groups import RandomGroup, SizedGroupChooser
-from .search_groups import ExhaustiveGroup, GeneticGroup
-from .similarity_groups import SimilarityGroup
+from .exact import ExactGroup
+from .search import ExhaustiveGroup, GeneticGroup
+from .similarity import SimilarityGroup
 
 GROUP_CHOOSERS: dict[str, Callable[..., SizedGroupChooser]] = {
     "random": RandomGroup,

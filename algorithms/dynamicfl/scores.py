@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedsweep.world.label_stats import kl_divergence
 
-from .groups import Floats, GroupProblem
+from .chooser import Floats, GroupProblem
 
 Rows = NDArray[np.int64]
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError
 
+from .chooser import Floats, GroupProblem, SizedGroupChooser, check_size
 from .dynacomm import best_by_size, random_orders
-from .group_levels import LevelSearch, Work, best_centre
-from .group_scores import TIE, LabelDivergence, Usable, group_divergence, usable
-from .groups import Floats, GroupProblem, SizedGroupChooser, check_size
+from .exact_levels import LevelSearch, Work, best_centre
+from .scores import TIE, LabelDivergence, Usable, group_divergence, usable
 
 # Where no more pairs than these exist, one level does.
 _FEW_PAIRS = 1 << 22
@@ -39,7 +39,7 @@ class Solution:
         lower_bound: No admissible group has a smaller one; at most ``kl``.
         certified: ``kl`` is the least there is, to 1e-12 nats.
         seconds: Time taken.
-        pairs: Work done, as :class:`~fedsweep.algorithms.group_levels.Work` counts it.
+        pairs: Work done, as :class:`~fedsweep.algorithms.dynamicfl.exact_levels.Work` counts it.
     """
 
     group: tuple[int, ...]

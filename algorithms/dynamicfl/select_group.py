@@ -16,10 +16,10 @@ from fedsweep.errors import ConfigError, DataError
 from fedsweep.streams import stream
 from fedsweep.world.label_stats import population
 
-from .exact_groups import ExactGroup
-from .group_registry import group_chooser
-from .group_scores import group_divergence
-from .groups import GroupProblem
+from .chooser import GroupProblem
+from .exact import ExactGroup
+from .names import group_chooser
+from .scores import group_divergence
 
 Counts = NDArray[np.int64]
 
@@ -60,7 +60,7 @@ def select_group(
 
     Args:
         counts_NC: Each client's samples per class; at least one client, each with at least one sample.
-        method: A name of :data:`~fedsweep.algorithms.group_registry.GROUP_CHOOSERS`.
+        method: A name of :data:`~fedsweep.algorithms.dynamicfl.names.GROUP_CHOOSERS`.
         size: Of the group; None: at most ``max_size``.
         max_size: Greatest size; None: all. Not together with ``size``.
         eligible: Row numbers of those that may be in the group; None: all.

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError
 
-from .group_scores import TIE, Rows, Score, usable
-from .groups import Floats, GroupProblem, SizedGroupChooser, check_size
+from .chooser import Floats, GroupProblem, SizedGroupChooser, check_size
+from .scores import TIE, Rows, Score, usable
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

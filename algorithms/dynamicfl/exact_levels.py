@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .group_scores import LabelDivergence, Rows
-from .groups import Floats
+from .chooser import Floats
+from .scores import LabelDivergence, Rows
 
 _BLOCK = 64
 _CHUNK = 1 << 14

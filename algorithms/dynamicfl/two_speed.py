@@ -23,8 +23,8 @@ from fedsweep.records import Payload, RoundContext, ServerContext, State, SyncPo
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.label_stats import population
 
-from .group_registry import group_chooser
-from .groups import GroupChooser, GroupProblem, RandomGroup, SizedGroupChooser
+from .chooser import GroupChooser, GroupProblem, RandomGroup, SizedGroupChooser
+from .names import group_chooser
 
 _SOURCE = "DynamicFL (2024), Federated learning with dynamic communication resource allocation"
 

@@ -19,9 +19,9 @@ import numpy as np
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.streams import Stream
 
+from .chooser import Floats, GroupProblem, SizedGroupChooser, check_size
 from .dynacomm import random_orders
-from .group_scores import TIE, Rows, Usable, usable
-from .groups import Floats, GroupProblem, SizedGroupChooser, check_size
+from .scores import TIE, Rows, Usable, usable
 
 _BATCH = 1 << 14
 

@@ -21,9 +21,9 @@ from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 
-from .degree_gradients import loss_gradient
+from ..degree_gradients import loss_gradient
+from .chooser import Floats, GroupProblem, SizedGroupChooser, check_size
 from .dynacomm import best_by_size, random_orders
-from .groups import Floats, GroupProblem, SizedGroupChooser, check_size
 
 _PROBE = "gradient_sketch"
 

@@ -1,0 +1,1 @@
+"""DynamicFL: two groups at two rates, and who is in the fast one."""
