@@ -53,7 +53,7 @@ METHODS: Mapping[str, Entry] = {
         source="FedStg",
     ),
     "dynafed": Entry(
-        builder="fedsweep.algorithms.dynafed:dynafed",
+        builder="fedsweep.algorithms.dynafed.distillation:dynafed",
         summary="FedAvg; the server learns synthetic data from the first rounds' models and fine-tunes on it",
         source="Pi et al., CVPR 2023",
     ),

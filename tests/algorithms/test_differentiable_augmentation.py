@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from fedsweep.algorithms.differentiable_augmentation import (
+from fedsweep.algorithms.dynafed.augmentation import (
     FAMILIES,
     augment,
     colour,

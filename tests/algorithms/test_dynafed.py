@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.algorithms.dynafed import TrajectoryDistillation, dynafed
+from fedsweep.algorithms.dynafed.distillation import TrajectoryDistillation, dynafed
 from fedsweep.errors import ConfigError, RunError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ServerContext, State, SyncContext

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsweep.algorithms.dynafed import TrajectoryDistillation, dynafed
+from fedsweep.algorithms.dynafed.distillation import TrajectoryDistillation, dynafed
 from fedsweep.errors import ConfigError
 from fedsweep.records import ServerContext, State, SyncContext
 from fedsweep.runtime.state_trees import from_bytes, to_bytes

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsweep.algorithms.dynafed import PROFILES, TrajectoryDistillation, dynafed
+from fedsweep.algorithms.dynafed.distillation import PROFILES, TrajectoryDistillation, dynafed
 from fedsweep.components.weighting import BySamples, Uniform
 from fedsweep.config import load_config
 from fedsweep.config.methods import build_method, resolve_method

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.algorithms.dynafed import dynafed
-from fedsweep.algorithms.synthesis import Host, Synthesis, Synthesizer
-from fedsweep.algorithms.trajectory import draw_segment, forward_of
+from fedsweep.algorithms.dynafed.distillation import dynafed
+from fedsweep.algorithms.dynafed.synthesis import Host, Synthesis, Synthesizer
+from fedsweep.algorithms.dynafed.trajectory import draw_segment, forward_of
 from fedsweep.records import State
 from fedsweep.streams import Stream
 from fedsweep.trees import FlatLayout, layout_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsweep.algorithms.dynafed import TrajectoryDistillation, dynafed
+from fedsweep.algorithms.dynafed.distillation import TrajectoryDistillation, dynafed
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedsweep.algorithms.dynafed import TrajectoryDistillation
+from fedsweep.algorithms.dynafed.distillation import TrajectoryDistillation
 from fedsweep.config import load_config
 from fedsweep.config.methods import build_method
 from fedsweep.config.schema import Config

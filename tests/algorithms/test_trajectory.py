@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.algorithms.trajectory import (
+from fedsweep.algorithms.dynafed.trajectory import (
     Forward,
     InnerLoop,
     Params,

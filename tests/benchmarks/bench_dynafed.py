@@ -18,9 +18,9 @@ import time
 import torch
 from torch import Tensor, nn
 
-from fedsweep.algorithms.dynafed import dynafed
-from fedsweep.algorithms.synthesis import Host, Synthesizer
-from fedsweep.algorithms.trajectory import forward_of
+from fedsweep.algorithms.dynafed.distillation import dynafed
+from fedsweep.algorithms.dynafed.synthesis import Host, Synthesizer
+from fedsweep.algorithms.dynafed.trajectory import forward_of
 from fedsweep.models.convnet import ConvNet3
 from fedsweep.streams import Stream
 from fedsweep.trees import layout_of, model_vector

@@ -20,7 +20,7 @@ from fedsweep.records import State
 from fedsweep.streams import Stream
 from fedsweep.trees import FlatLayout
 
-from .synthetic_pictures import picture_grid, picture_name
+from .pictures import picture_grid, picture_name
 from .trajectory import (
     Forward,
     InnerLoop,

@@ -25,9 +25,9 @@ from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 
-from .differentiable_augmentation import augment as augmented
+from .augmentation import augment as augmented
+from .pictures import as_picture
 from .synthesis import Host, RealSample, Synthesis, Synthesizer
-from .synthetic_pictures import as_picture
 from .trajectory import forward_of, soft_cross_entropy
 
 _SOURCE = "Pi et al. (2023), DynaFed: tackling client data heterogeneity with global dynamics"

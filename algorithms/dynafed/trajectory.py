@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedsweep.streams import Stream
 from fedsweep.trees import FlatLayout
 
-from .differentiable_augmentation import augment
+from .augmentation import augment
 
 Params = tuple[Tensor, ...]
 Forward = Callable[[Params, Tensor], Tensor]  # params, inputs [B, ...] -> logits [B, C]

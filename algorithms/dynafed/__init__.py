@@ -1,0 +1,1 @@
+"""DynaFed: synthetic data from the trajectory of global models."""
