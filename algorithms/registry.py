@@ -58,17 +58,17 @@ METHODS: Mapping[str, Entry] = {
         source="Pi et al., CVPR 2023",
     ),
     "feddh": Entry(
-        builder="fedsweep.algorithms.feddh:feddh",
+        builder="fedsweep.algorithms.feddhad.feddh:feddh",
         summary="weights by samples over a learned degree of label skew",
         source="Liu et al. 2025, FedDHAD",
     ),
     "fedjs": Entry(
-        builder="fedsweep.algorithms.feddh:fedjs",
+        builder="fedsweep.algorithms.feddhad.feddh:fedjs",
         summary="weights by samples over the divergence of the client's labels",
         source="Liu et al. 2025, FedDHAD",
     ),
     "fedad": Entry(
-        builder="fedsweep.algorithms.fedad:fedad",
+        builder="fedsweep.algorithms.feddhad.fedad:fedad",
         summary="clients train without some units, drawn by their scores and the devices' speed",
         source="Liu et al. 2025, FedDHAD",
     ),

@@ -21,7 +21,7 @@ from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 
-from ..degree_gradients import loss_gradient
+from ..feddhad.degree_gradients import loss_gradient
 from .chooser import Floats, GroupProblem, SizedGroupChooser, check_size
 from .dynacomm import best_by_size, random_orders
 

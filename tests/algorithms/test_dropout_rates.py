@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsweep.algorithms.curvature import (
+from fedsweep.algorithms.feddhad.curvature import (
     CurvatureGap,
     curvature_along,
     exact_spectrum,
@@ -17,8 +17,8 @@ from fedsweep.algorithms.curvature import (
     lanczos_spectrum,
     raw_base_rate,
 )
-from fedsweep.algorithms.dropout_rates import device_dropout, drawn_units, target_time, unit_rates
-from fedsweep.algorithms.unit_scores import (
+from fedsweep.algorithms.feddhad.dropout_rates import device_dropout, drawn_units, target_time, unit_rates
+from fedsweep.algorithms.feddhad.unit_scores import (
     UnitScores,
     feature_ranks,
     incoming_weights,

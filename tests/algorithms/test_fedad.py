@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
-from fedsweep.algorithms.fedad import AdaptiveDropout, fedad
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.algorithms.feddh import feddh
+from fedsweep.algorithms.feddhad.fedad import AdaptiveDropout, fedad
+from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, merge

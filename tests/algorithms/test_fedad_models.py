@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
-from fedsweep.algorithms.fedad import AdaptiveDropout, fedad
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.algorithms.feddh import feddh
-from fedsweep.algorithms.unit_scores import maskable_groups
+from fedsweep.algorithms.feddhad.fedad import AdaptiveDropout, fedad
+from fedsweep.algorithms.feddhad.feddh import feddh
+from fedsweep.algorithms.feddhad.unit_scores import maskable_groups
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.network import Network
 from fedsweep.models.registry import MODELS, build_model

@@ -9,8 +9,8 @@ import pytest
 from torch import nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
-from fedsweep.algorithms.fedad import fedad
-from fedsweep.algorithms.feddh import feddh
+from fedsweep.algorithms.feddhad.fedad import fedad
+from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.method import merge
 from fedsweep.runtime.engine import Engine
 from fedsweep.runtime.experiment import Experiment

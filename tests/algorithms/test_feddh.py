@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsweep.algorithms.degree_gradients import degree_gradients, pulls
-from fedsweep.algorithms.feddh import NonIIDDegree, feddh
-from fedsweep.algorithms.noniid_degrees import JensenShannon, degree_weights, degrees, divergences
+from fedsweep.algorithms.feddhad.degree_gradients import degree_gradients, pulls
+from fedsweep.algorithms.feddhad.degrees import JensenShannon, degree_weights, degrees, divergences
+from fedsweep.algorithms.feddhad.feddh import NonIIDDegree, feddh
 from fedsweep.components.submodels import FULL_MODEL, Covered, FullModel, SubModel
 from fedsweep.components.weighting import by_samples
 from fedsweep.errors import ConfigError

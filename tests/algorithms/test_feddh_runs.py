@@ -11,9 +11,9 @@ import torch
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.algorithms.feddh import NonIIDDegree, feddh, fedjs
+from fedsweep.algorithms.feddhad.feddh import NonIIDDegree, feddh, fedjs
+from fedsweep.algorithms.feddhad.label_estimates import estimated_shares
 from fedsweep.algorithms.fedprox import fedprox
-from fedsweep.algorithms.label_estimates import estimated_shares
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.runtime.checkpoint import CheckpointStore
 from fedsweep.runtime.state import RunState

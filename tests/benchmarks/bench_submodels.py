@@ -24,7 +24,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 import plain
 
-from fedsweep.algorithms.dropout_rates import drawn_units
+from fedsweep.algorithms.feddhad.dropout_rates import drawn_units
 from fedsweep.components.submodels import SubModel, SubModelPolicy
 from fedsweep.method import FederatedMethod
 from fedsweep.models.network import Network

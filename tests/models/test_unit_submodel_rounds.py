@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedsweep.algorithms.fedad import fedad
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.components.pacing import FixedInterval
 from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.method import FederatedMethod

@@ -11,7 +11,7 @@ import torch
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.algorithms.feddh import feddh
+from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.pacing import Pacing

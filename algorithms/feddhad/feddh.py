@@ -37,16 +37,8 @@ from .degree_gradients import (
     pulls,
     sent_gradient,
 )
+from .degrees import JensenShannon, check_floor, degree_weights, degrees, divergences, label_counts_of, samples_of
 from .label_estimates import EstimateFrom, class_gradient_norms, estimated_shares
-from .noniid_degrees import (
-    JensenShannon,
-    check_floor,
-    degree_weights,
-    degrees,
-    divergences,
-    label_counts_of,
-    samples_of,
-)
 
 _SOURCE = "Liu et al. (2025), FedDHAD: federated learning with dynamic aggregation and adaptive dropout"
 

@@ -1,0 +1,1 @@
+"""FedDHAD: weights from non-IID degrees (FedDH), and adaptive dropout (FedAD)."""
