@@ -31,9 +31,9 @@ from fedsweep.config.training import Adam, CosineSchedule, ExponentialSchedule, 
 from fedsweep.models.registry import MODELS
 from fedsweep.world.availability import build_availability
 from fedsweep.world.budgets import build_budget
+from fedsweep.world.device_profiles import PROFILE_NAMES
 from fedsweep.world.devices import build_devices
 from fedsweep.world.drift import build_drift
-from fedsweep.world.fleet_rows import PROFILE_NAMES
 from fedsweep.world.partitions import PARTITIONS
 
 _ROOT = Path(__file__).resolve().parent.parent

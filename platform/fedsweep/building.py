@@ -27,12 +27,12 @@ from fedsweep.runtime.worker import TrainingData
 from fedsweep.streams import stream
 from fedsweep.world.availability import build_availability, capabilities
 from fedsweep.world.budgets import build_budget
-from fedsweep.world.clock import build_straggler_policy
-from fedsweep.world.datasets import Dataset, load_dataset
+from fedsweep.world.data.datasets import Dataset, load_dataset
 from fedsweep.world.devices import build_devices
 from fedsweep.world.drift import Drift, build_drift
 from fedsweep.world.label_stats import label_counts
 from fedsweep.world.partitions import build_partition, check_parts, partition_builder
+from fedsweep.world.stragglers import build_straggler_policy
 from fedsweep.world.transforms import build_transform
 
 

@@ -29,7 +29,7 @@ from fedsweep.tracking.observers import Observer, RunInfo
 
 if TYPE_CHECKING:
     from fedsweep.runtime.ray_cluster import ClusterNeeds
-    from fedsweep.world.datasets import Dataset
+    from fedsweep.world.data.datasets import Dataset
 
 
 class Session(Protocol):

@@ -18,7 +18,7 @@ from fedsweep.runtime.forecast import forecast
 from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, run_rounds
-from fedsweep.world.dataset_record import Dataset
+from fedsweep.world.data.record import Dataset
 from fedsweep.world.replay import ScenarioTrace
 
 FEDSTG = {"name": "fedstg", "decide_on": "test", "patience": 1000}

@@ -13,9 +13,9 @@ import pytest
 
 import fedsweep
 from fedsweep.cli import main
-from fedsweep.world import torchvision_sets
-from fedsweep.world.datasets import dataset_names
-from fedsweep.world.torchvision_compat import import_torchvision
+from fedsweep.world.data import torchvision_sets
+from fedsweep.world.data.datasets import dataset_names
+from fedsweep.world.data.torchvision_compat import import_torchvision
 
 PAGE = "docs/data.md"
 SMALL = ["runtime.backend=local", "tracking.uri=none"]

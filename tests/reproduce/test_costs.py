@@ -24,7 +24,7 @@ from fedsweep.reproduce.costs import (
 )
 from fedsweep.reproduce.table_file import TableFile
 from fedsweep.running import plan_run, run_plan
-from fedsweep.world.dataset_record import Dataset
+from fedsweep.world.data.record import Dataset
 
 DIGITS: dict[str, Any] = {
     "scenario": {"clients": 12, "partition": {"kind": "dirichlet", "dirichlet_alpha": 0.3, "min_samples": 5}},

@@ -26,8 +26,8 @@ from fedsweep.runtime.state import RunState
 from fedsweep.runtime.stragglers import close_round
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 from fedsweep.trees import ParamTree
-from fedsweep.world.clock import Deadline, DropOut, OverSelect, PartialWork, StragglerPolicy, WaitForAll
 from fedsweep.world.devices import ClientTime, DeviceProfile, fails
+from fedsweep.world.stragglers import Deadline, DropOut, OverSelect, PartialWork, StragglerPolicy, WaitForAll
 
 # A sample costs 6 x 24 FLOPs, a model 28 values. At a batch of 4 a step takes 4 x 144 / 1152 + 1/4 = 3/4 s; a model
 # takes 1/2 + 896 / 448 = 5/2 s down and 1/4 + 896 / 896 = 5/4 s up. 16 samples are 4 steps, a round 27/4 s.

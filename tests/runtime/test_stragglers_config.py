@@ -13,7 +13,7 @@ from fedsweep.building import build_experiment
 from fedsweep.config import load_config
 from fedsweep.errors import ConfigError
 from fedsweep.running import plan_run
-from fedsweep.world.clock import Deadline, OverSelect, WaitForAll
+from fedsweep.world.stragglers import Deadline, OverSelect, WaitForAll
 
 
 def config(devices: dict[str, Any] | None, **more: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from itertools import accumulate
 import pytest
 
 from fedsweep.errors import ConfigError
-from fedsweep.world.clock import (
+from fedsweep.world.stragglers import (
     ClientRun,
     Deadline,
     DropOut,

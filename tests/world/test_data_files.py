@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep.errors import DataError
-from fedsweep.world.data_files import OfficialFile, fetch_missing, read_checked
+from fedsweep.world.data.files import OfficialFile, fetch_missing, read_checked
 
 CONTENT = b"official bytes"
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -81,7 +81,7 @@ def test_a_wrong_file_from_the_network_is_refused_and_not_kept(tmp_path: Path, m
 
 
 def test_a_failing_network_is_a_data_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedsweep.world.torchvision_compat import import_torchvision
+    from fedsweep.world.data.torchvision_compat import import_torchvision
 
     def unreachable(*args: object, **more: object) -> None:
         raise TimeoutError("timed out")

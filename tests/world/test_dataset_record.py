@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsweep.errors import DataError
-from fedsweep.world.dataset_record import Dataset
+from fedsweep.world.data.record import Dataset
 
 
 def small(**changes: Any) -> Dataset:

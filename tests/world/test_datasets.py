@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from fedsweep.errors import ConfigError, DataError
-from fedsweep.world.datasets import DATASETS, dataset_names, default_root, is_present, load_dataset
+from fedsweep.world.data.datasets import DATASETS, dataset_names, default_root, is_present, load_dataset
 
 OWN_MODULE = """
 import numpy as np
 from fedsweep.errors import DataError
-from fedsweep.world.datasets import Dataset
+from fedsweep.world.data.datasets import Dataset
 
 def floats(root, download):
     ramp = np.broadcast_to(np.linspace(0, 1, 8, dtype=np.float32), (3, 1, 8, 8)).copy()

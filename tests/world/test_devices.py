@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedsweep.errors import ConfigError, DataError
-from fedsweep.world.clock import local_steps, training_flops
+from fedsweep.world.device_profiles import FLEET_ROWS, PROFILE_NAMES
 from fedsweep.world.devices import (
     DeviceFleet,
     DeviceProfile,
@@ -21,7 +21,7 @@ from fedsweep.world.devices import (
     fails,
     jittered,
 )
-from fedsweep.world.fleet_rows import FLEET_ROWS, PROFILE_NAMES
+from fedsweep.world.stragglers import local_steps, training_flops
 
 LENET_MACS, LENET_VALUES = 651_720, 62_006
 HALF_LENET_MACS, HALF_LENET_VALUES = 251_340, 15_888

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from fedsweep.errors import DataError
-from fedsweep.world.datasets import is_present, load_dataset
+from fedsweep.world.data.datasets import is_present, load_dataset
 
 
 @pytest.fixture(autouse=True)

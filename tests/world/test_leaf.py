@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedsweep.errors import DataError
-from fedsweep.world.datasets import is_present, load_dataset
+from fedsweep.world.data.datasets import is_present, load_dataset
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from fedsweep.world.datasets import Dataset, is_present, load_dataset
+from fedsweep.world.data.datasets import Dataset, is_present, load_dataset
 
 ROOT = os.environ.get("FEDSWEEP_TEST_DATA")
 

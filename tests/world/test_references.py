@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from fedsweep import plugins as references
 from fedsweep.errors import ConfigError
-from fedsweep.world import references
-from fedsweep.world.references import find_plugin, resolve_reference
+from fedsweep.plugins import find_plugin, resolve_reference
 
 
 def test_a_reference_names_a_callable_of_a_module() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fedsweep.errors import ResourceError
-from fedsweep.world import torchvision_compat
-from fedsweep.world.torchvision_compat import import_torchvision
+from fedsweep.world.data import torchvision_compat
+from fedsweep.world.data.torchvision_compat import import_torchvision
 
 
 def test_torchvision_and_its_data_sets_can_be_imported() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedsweep.errors import DataError
-from fedsweep.world.data_files import OfficialFile
-from fedsweep.world.torchvision_sets import (
+from fedsweep.world.data.files import OfficialFile
+from fedsweep.world.data.torchvision_sets import (
     CifarFiles,
     IdxFiles,
     PixelConstants,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedsweep.errors import ConfigError, InvariantError
-from fedsweep.world.dataset_record import Dataset
+from fedsweep.world.data.record import Dataset
 from fedsweep.world.transforms import (
     TRANSFORMS,
     FlipCrop,

@@ -72,7 +72,7 @@ def show(
         return
     if name is None:
         raise ConfigError("NAME is missing: give anything that fedsweep list lists, or --json-schema")
-    from fedsweep.world.references import is_reference
+    from fedsweep.plugins import is_reference
 
     everything = {kind: _of_kind(kind) for kind in KINDS}
     found = [(kind, entry) for kind, entries in everything.items() for entry in entries if entry.name == name]
@@ -89,7 +89,7 @@ def show(
 
 
 def _referenced(name: str) -> Callable[..., Any]:
-    from fedsweep.world.references import resolve_reference
+    from fedsweep.plugins import resolve_reference
 
     return resolve_reference("component", name)
 
@@ -153,7 +153,7 @@ def _methods() -> list[Named]:
 
 
 def _datasets() -> list[Named]:
-    from fedsweep.world.datasets import DATASETS
+    from fedsweep.world.data.datasets import DATASETS
 
     return [
         Named(name=name, summary=entry.summary, source=entry.source, text=_bound(_whereabouts, name))
@@ -162,7 +162,7 @@ def _datasets() -> list[Named]:
 
 
 def _whereabouts(name: str) -> str:
-    from fedsweep.world.datasets import default_root, is_present
+    from fedsweep.world.data.datasets import default_root, is_present
 
     where = f"in {default_root()}" if is_present(name, root=None) else f"not in {default_root()} (fetched when used)"
     return f"files: {where}; another folder is set as scenario.root"

@@ -79,7 +79,7 @@ def _torch() -> str:
 
 
 def _torchvision() -> str:
-    from fedsweep.world.torchvision_compat import import_torchvision
+    from fedsweep.world.data.torchvision_compat import import_torchvision
 
     try:
         import_torchvision()
@@ -97,7 +97,7 @@ def _gpus() -> str:
 
 
 def _data_sets() -> str:
-    from fedsweep.world.datasets import dataset_names, default_root, is_present
+    from fedsweep.world.data.datasets import dataset_names, default_root, is_present
 
     there = [name for name in dataset_names() if is_present(name, root=None)]
     return f"{', '.join(there)} (in {default_root()}; others are downloaded there, or set scenario.root)"

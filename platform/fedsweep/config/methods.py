@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.config.components import bind
 from fedsweep.errors import ConfigError
-from fedsweep.world.references import find_plugin, resolve_reference
+from fedsweep.plugins import find_plugin, resolve_reference
 
 if TYPE_CHECKING:
     from fedsweep.method import FederatedMethod

@@ -29,7 +29,7 @@ from fedsweep.runtime.ledger import BYTES_PER_VALUE
 from fedsweep.runtime.planning import CostModel, Planner
 from fedsweep.runtime.recording import Recorder
 from fedsweep.trees import model_vector
-from fedsweep.world.datasets import Dataset, load_dataset
+from fedsweep.world.data.datasets import Dataset, load_dataset
 
 # Figures of a round that need no training, as columns of rounds.parquet are called; group_size is the group's length.
 COST_COLUMNS = ("kl_divergence", "comm_cost", "comm_ratio", "group_size")

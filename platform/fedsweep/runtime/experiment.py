@@ -19,8 +19,8 @@ from fedsweep.runtime.worker import TrainingData
 from fedsweep.streams import stream
 from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
-from fedsweep.world.clock import StragglerPolicy, WaitForAll
 from fedsweep.world.drift import Drift
+from fedsweep.world.stragglers import StragglerPolicy, WaitForAll
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientWork, SyncPoint
-from fedsweep.world.clock import ClientRun, RoundOutcome, StragglerPolicy
 from fedsweep.world.devices import ClientTime
+from fedsweep.world.stragglers import ClientRun, RoundOutcome, StragglerPolicy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from fedsweep.sweeps.space import Trial, check_space, draw, is_listed, list_tria
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.trial import EXTRA, TrialSpec
 from fedsweep.tracking.store import NO_TRACKING, resolve_uri
-from fedsweep.world.datasets import Dataset, load_dataset
+from fedsweep.world.data.datasets import Dataset, load_dataset
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config

@@ -24,7 +24,7 @@ from fedsweep.runtime.session import Step
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
-    from fedsweep.world.datasets import Dataset
+    from fedsweep.world.data.datasets import Dataset
 
 # Left in a trial's folder by the driver when the scheduler ends the trial, before the trial's process hears of it.
 ENDED_BY_SCHEDULER = ".ended-by-scheduler"

@@ -5,7 +5,7 @@ processor. A fleet is drawn once from a seed (or read from a file), and all meth
 failures are counter based: they depend on (seed, round, client) alone, so two methods that choose the same client in
 the same round meet the same noise, and one more method shifts nothing.
 
-What happens when many clients make up a round (stragglers, failures, the clock) is in ``fedsweep.world.clock``.
+What happens when many clients make up a round (stragglers, failures, the clock) is in ``fedsweep.world.stragglers``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import cached_property
 
 from fedsweep.errors import ConfigError, DataError
 from fedsweep.streams import Stream, stream
-from fedsweep.world.fleet_rows import FLEET_ROWS, PROFILE_NAMES, FleetRow
+from fedsweep.world.device_profiles import FLEET_ROWS, PROFILE_NAMES, FleetRow
 from fedsweep.world.spec_checks import (
     check_choice,
     check_integer,

@@ -11,9 +11,9 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from fedsweep.errors import ConfigError, FedsweepError, unknown_name
+from fedsweep.plugins import find_plugin
 from fedsweep.world.partition_base import Partition, check_parts
 from fedsweep.world.partition_kinds import IID, BalancedDirichlet, Classes, Dirichlet, Writer
-from fedsweep.world.references import find_plugin
 
 __all__ = [
     "IID",

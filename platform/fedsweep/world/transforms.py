@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedsweep.errors import ConfigError, FedsweepError, InvariantError
-from fedsweep.world.dataset_record import Dataset
-from fedsweep.world.references import find_plugin
+from fedsweep.plugins import find_plugin
+from fedsweep.world.data.record import Dataset
 
 _CROP_TRIES = 10
 

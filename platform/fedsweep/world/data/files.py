@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsweep.errors import DataError
-from fedsweep.world.torchvision_compat import import_torchvision
+from fedsweep.world.data.torchvision_compat import import_torchvision
 
 _DOWNLOAD_TIMEOUT_SECONDS = 60.0
 

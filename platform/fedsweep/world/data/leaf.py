@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from fedsweep.errors import DataError
 from fedsweep.streams import Stream
-from fedsweep.world.dataset_record import Dataset
-from fedsweep.world.decoded_cache import Arrays, cached_arrays, with_progress
+from fedsweep.world.data.cache import Arrays, cached_arrays, with_progress
+from fedsweep.world.data.record import Dataset
 
 _PLACES = ("femnist", "femnist/data", "leaf/data/femnist/data", ".")
 _SIDE = 28

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsweep.world.data_files import default_root
+from fedsweep.world.data.files import default_root
 
 Arrays = dict[str, NDArray[Any]]
 _Item = TypeVar("_Item")

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import DataError
-from fedsweep.world.dataset_record import Dataset
-from fedsweep.world.decoded_cache import Arrays, cached_arrays, with_progress
+from fedsweep.world.data.cache import Arrays, cached_arrays, with_progress
+from fedsweep.world.data.record import Dataset
 
 _CINIC_PLACES = ("CINIC-10", "cinic-10", "cinic10", ".")
 _TINY_PLACES = ("tiny-imagenet-200", "tiny_imagenet", ".")

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import DataError
-from fedsweep.world.data_files import OfficialFile, check_md5, fetch_missing, read_checked
-from fedsweep.world.dataset_record import Dataset
-from fedsweep.world.torchvision_compat import import_torchvision
+from fedsweep.world.data.files import OfficialFile, check_md5, fetch_missing, read_checked
+from fedsweep.world.data.record import Dataset
+from fedsweep.world.data.torchvision_compat import import_torchvision
 
 # torchvision publishes the checksums of the .gz files alone; these are the md5 of the same files unpacked.
 _UNPACKED_MD5 = {

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError, DataError, FedsweepError
+from fedsweep.plugins import find_plugin
 from fedsweep.streams import Stream
-from fedsweep.world import folder_sets, leaf, torchvision_sets
-from fedsweep.world.data_files import default_root
-from fedsweep.world.dataset_record import Dataset
-from fedsweep.world.references import find_plugin
+from fedsweep.world.data import folder_sets, leaf, torchvision_sets
+from fedsweep.world.data.files import default_root
+from fedsweep.world.data.record import Dataset
 
 __all__ = ["DATASETS", "Dataset", "DatasetEntry", "dataset_names", "default_root", "is_present", "load_dataset"]
 
@@ -101,7 +101,7 @@ def _load_plugin(name: str, function: Callable[..., Any], *, root: Path, downloa
         raise DataError(f"data set {name!r} failed to load ({type(error).__name__}: {error})") from error
     if not isinstance(dataset, Dataset):
         raise DataError(
-            f"data set {name!r} must return a fedsweep.world.datasets.Dataset, but returned a {type(dataset).__name__}"
+            f"data set {name!r} must return a fedsweep.world.data.datasets.Dataset, but returned a {type(dataset).__name__}"
         )
     return dataset
 
