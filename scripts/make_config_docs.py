@@ -21,11 +21,11 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from fedsweep.catalog import method_builder
 from fedsweep.config.base import Section
-from fedsweep.config.components import ParameterRow, describe
-from fedsweep.config.messages import allowed, schema_at
-from fedsweep.config.methods import method_builder
+from fedsweep.config.explain import allowed, schema_at
 from fedsweep.config.schema import Config
+from fedsweep.config.signatures import ParameterRow, describe
 from fedsweep.config.sweep import SpaceEntry
 from fedsweep.config.training import Adam, CosineSchedule, ExponentialSchedule, Sgd
 from fedsweep.models.registry import MODELS

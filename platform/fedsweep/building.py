@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedsweep.catalog import build_method
 from fedsweep.config.base import IntegerRange
 from fedsweep.config.load import resolve
-from fedsweep.config.methods import build_method
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
 from fedsweep.config.training import CosineSchedule, ExponentialSchedule

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from fedsweep.algorithms.dynafed.distillation import PROFILES, TrajectoryDistillation, dynafed
+from fedsweep.catalog import build_method, resolve_method
 from fedsweep.components.weighting import BySamples, Uniform
 from fedsweep.config import load_config
-from fedsweep.config.methods import build_method, resolve_method
 from fedsweep.config.presets import list_presets
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fedsweep.algorithms.dynafed.distillation import TrajectoryDistillation
+from fedsweep.catalog import build_method
 from fedsweep.config import load_config
-from fedsweep.config.methods import build_method
 from fedsweep.config.schema import Config
 from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.table_file import TableFile, read_table

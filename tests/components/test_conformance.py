@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from fedsweep.algorithms.registry import METHODS
+from fedsweep.catalog import build_method
 from fedsweep.components.base import ComponentReport, ServerComponent
 from fedsweep.components.pacing import FixedInterval, OncePerRound, cut_round, due_steps
 from fedsweep.components.selection import UniformSelection
 from fedsweep.components.server_update import mean_of_updates
 from fedsweep.components.submodels import FULL_MODEL, WholeModel
 from fedsweep.components.weighting import BySamples, Uniform
-from fedsweep.config.methods import build_method
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientUpdate, ClientWork, LocalJob, RoundContext, SyncContext, SyncPoint
 from fedsweep.runtime.state_trees import from_bytes, to_bytes

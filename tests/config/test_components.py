@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from fedsweep.config.components import ParameterRow, bind, describe
+from fedsweep.config.signatures import ParameterRow, bind, describe
 from fedsweep.errors import ConfigError
 
 

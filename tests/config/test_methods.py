@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsweep.config.methods import build_method, method_builder, method_names, resolve_method
+from fedsweep.catalog import build_method, method_builder, method_names, resolve_method
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, MethodSettings
 

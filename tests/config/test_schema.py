@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from fedsweep.config import Config, load_config, yaml12
-from fedsweep.config.messages import all_keys
+from fedsweep.config.explain import all_keys
 from fedsweep.config.schema import json_schema
 
 DEFAULTS = """

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fedsweep
+from fedsweep.catalog import build_method
 from fedsweep.cli import main
 from fedsweep.components import (
     evaluation,
@@ -26,7 +27,6 @@ from fedsweep.components import (
     submodels,
     weighting,
 )
-from fedsweep.config.methods import build_method
 
 PAGE = "docs/adding-a-method.md"
 SMALL = ["runtime.backend=local", "tracking.uri=none", "training.rounds=2"]

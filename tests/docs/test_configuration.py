@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedsweep.config.messages import all_keys
+from fedsweep.config.explain import all_keys
 
 PAGE = "docs/configuration.md"
 

@@ -120,7 +120,7 @@ def _print_entry(kind: str, entry: Named) -> None:
 
 def _print_builder(builder: Callable[..., Any], entry: Named) -> None:
     from fedsweep.commands.output import make_console, make_table
-    from fedsweep.config.components import describe
+    from fedsweep.config.signatures import describe
 
     said = (inspect.getdoc(builder) or "").split("\n\nArgs:")[0].split("\n\nAttributes:")[0]
     print(f"\n{said}\n")
@@ -136,7 +136,7 @@ def _print_builder(builder: Callable[..., Any], entry: Named) -> None:
 
 
 def _methods() -> list[Named]:
-    from fedsweep.config.methods import method_builder, method_names
+    from fedsweep.catalog import method_builder, method_names
 
     registry: Mapping[str, Any] = importlib.import_module("fedsweep.algorithms.registry").METHODS
     own = [name for name in method_names() if name not in registry]

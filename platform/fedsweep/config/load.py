@@ -8,13 +8,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedsweep.catalog import resolve_method
 from fedsweep.config import yaml12
-from fedsweep.config.components import bind
-from fedsweep.config.messages import all_keys, branches, explain, schema_at
-from fedsweep.config.methods import resolve_method
+from fedsweep.config.explain import all_keys, branches, explain, schema_at
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.presets import find_preset, list_presets
 from fedsweep.config.schema import Config
+from fedsweep.config.signatures import bind
 from fedsweep.config.training import EXCLUSIVE_KEYS, NO_NUMBER
 from fedsweep.errors import ConfigError, unknown_name
 

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
-from fedsweep.config.messages import allowed, shown, words
+from fedsweep.config.explain import allowed, shown, words
 from fedsweep.errors import ConfigError, unknown_name
 
 _KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.config.components import bind
+from fedsweep.config.signatures import bind
 from fedsweep.errors import ConfigError
 from fedsweep.plugins import find_plugin, resolve_reference
 
