@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from fedsweep.catalog import build_method
+from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.worker import TrainingData
 from fedsweep.config.base import IntegerRange
 from fedsweep.config.load import resolve
 from fedsweep.config.scenario import Scenario
@@ -22,8 +24,6 @@ from fedsweep.models.registry import build_model
 from fedsweep.records import ClientProfile
 from fedsweep.runtime import schedules
 from fedsweep.runtime.experiment import Experiment, StopLimits, Training, World
-from fedsweep.runtime.messages import OptimizerSettings
-from fedsweep.runtime.worker import TrainingData
 from fedsweep.streams import stream
 from fedsweep.world.availability import build_availability, capabilities
 from fedsweep.world.budgets import build_budget

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from fedsweep.building import build_experiment, resolve_config
+from fedsweep.client.worker import Worker
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
@@ -24,7 +25,6 @@ from fedsweep.runtime.fleet import LocalFleet
 from fedsweep.runtime.forecast import check_first_round
 from fedsweep.runtime.run_folder import PICTURES, RunFolder, run_facts
 from fedsweep.runtime.session import Opened, RunSession, SessionSettings, Step
-from fedsweep.runtime.worker import Worker
 from fedsweep.tracking.observers import Observer, RunInfo
 
 if TYPE_CHECKING:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.worker import TrainingData, Worker
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.submodels import SubModel, SubModelPolicy
 from fedsweep.method import FederatedMethod
@@ -17,10 +19,8 @@ from fedsweep.records import ClientProfile, RoundContext, RoundRecord, State
 from fedsweep.runtime.engine import Engine, experiment_layout
 from fedsweep.runtime.experiment import Experiment, StopLimits, Training, World, client_side
 from fedsweep.runtime.fleet import LocalFleet
-from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.playing import Played
 from fedsweep.runtime.state import RunState
-from fedsweep.runtime.worker import TrainingData, Worker
 from fedsweep.streams import stream
 from fedsweep.world.devices import DeviceProfile
 from fedsweep.world.transforms import Transform

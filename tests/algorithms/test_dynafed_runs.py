@@ -13,13 +13,13 @@ from fedsweep.algorithms.dynafed.distillation import TrajectoryDistillation, dyn
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.weighting import Uniform
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import State, SyncContext
 from fedsweep.runtime.checkpoint import CheckpointStore
 from fedsweep.runtime.engine import Engine
 from fedsweep.runtime.experiment import Experiment
-from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.state import RunState
 from fedsweep.runtime.state_trees import to_bytes
 from fedsweep.streams import Stream

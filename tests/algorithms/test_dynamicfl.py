@@ -12,10 +12,10 @@ from torch import Tensor
 from fedsweep.algorithms.dynamicfl.chooser import GroupChooser, GroupProblem
 from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed, dynamicfl, dynamicsgd, interval_of
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.pacing import FixedInterval, OncePerRound
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, MethodSettings
-from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.playing import Played
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_data, tiny_experiment

@@ -12,10 +12,10 @@ from fedsweep.algorithms.dynamicfl.chooser import GroupChooser, GroupProblem
 from fedsweep.algorithms.dynamicfl.dynacomm import DynaComm
 from fedsweep.algorithms.dynamicfl.two_speed import LEVELS, TwoSpeed, dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.pacing import due_steps
 from fedsweep.method import FederatedMethod, MethodSettings
 from fedsweep.runtime.engine import Engine
-from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.world.budgets import BudgetPlan, DynamicBudget, FixedBudget

@@ -14,8 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from fedsweep.algorithms.dynamicfl.two_speed import LEVELS, dynamicfl
+from fedsweep.client.messages import OptimizerSettings
 from fedsweep.records import RoundRecord
-from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fedsweep.algorithms.dynamicfl.chooser import GroupChooser, GroupProblem
 from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.local import LocalStep, Objective
 from fedsweep.components.pacing import FixedInterval
 from fedsweep.method import FederatedMethod, MethodSettings
-from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
 MOMENTUM = OptimizerSettings(momentum=0.9, nesterov=True)

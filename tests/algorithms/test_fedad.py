@@ -15,6 +15,7 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import AdaptiveDropout, fedad
 from fedsweep.algorithms.feddhad.feddh import feddh
+from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, merge
@@ -24,7 +25,6 @@ from fedsweep.records import ClientUpdate, SyncContext
 from fedsweep.runtime.checkpoint import CheckpointStore
 from fedsweep.runtime.engine import check_experiment
 from fedsweep.runtime.experiment import Experiment
-from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
 from fedsweep.testing import (

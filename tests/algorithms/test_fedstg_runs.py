@@ -16,6 +16,7 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.fedstg import SamplesSpeedRarity, StagnationAware, fedstg
+from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.weighting import BySamples, Uniform
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
@@ -23,7 +24,6 @@ from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import RoundRecord
 from fedsweep.runtime.checkpoint import CheckpointStore
 from fedsweep.runtime.experiment import Experiment
-from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.schedules import FedStgSchedule
 from fedsweep.runtime.state import RunState
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment

@@ -15,6 +15,7 @@ from fedsweep.algorithms.dynamicfl.chooser import GroupProblem
 from fedsweep.algorithms.dynamicfl.select_group import select_group
 from fedsweep.algorithms.dynamicfl.similarity import GradientSketch, SimilarityGroup, sketch
 from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed, dynamicfl
+from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.probes import LocalClient
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.method import FederatedMethod
@@ -22,7 +23,6 @@ from fedsweep.runtime.checkpoint import CheckpointStore
 from fedsweep.runtime.engine import Engine, experiment_layout
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.forecast import forecast
-from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.streams import stream
 from fedsweep.testing import component_conforms, linear_model, local_engine, run_rounds, tiny_experiment
 from fedsweep.world.budgets import BudgetPlan, DynamicBudget, FixedBudget

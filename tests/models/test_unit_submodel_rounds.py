@@ -13,6 +13,7 @@ from torch import nn
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
+from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.pacing import FixedInterval
 from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.method import FederatedMethod
@@ -23,7 +24,6 @@ from fedsweep.models.registry import build_model
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
 from fedsweep.models.units import attach_unit_scales, ordered_kept
 from fedsweep.runtime.experiment import Experiment
-from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
 from fedsweep.testing import (

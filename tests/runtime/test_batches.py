@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.client.shards import batch_order
 from fedsweep.components.local import CrossEntropy, LocalStep, Objective
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientWork
-from fedsweep.runtime.shards import batch_order
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 

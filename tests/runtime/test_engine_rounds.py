@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Objective
 from fedsweep.components.pacing import Pacing
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import LocalJob, RoundContext, RoundRecord, State, SyncPoint
 from fedsweep.runtime.experiment import Experiment, StopLimits
-from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.state import RunState
 from fedsweep.streams import Stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment

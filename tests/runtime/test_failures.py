@@ -15,6 +15,8 @@ from torch import Tensor
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.client.messages import Arrays, OptimizerSettings, Segment
+from fedsweep.client.worker import Worker
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Objective
 from fedsweep.components.pacing import FixedInterval, Pacing
 from fedsweep.components.probes import Probe
@@ -24,9 +26,7 @@ from fedsweep.records import RoundRecord
 from fedsweep.runtime.engine import Engine, experiment_layout
 from fedsweep.runtime.experiment import Experiment, client_side
 from fedsweep.runtime.fleet import Fleet, Handle, LocalFleet, SegmentResult, combine
-from fedsweep.runtime.messages import Arrays, OptimizerSettings, Segment
 from fedsweep.runtime.state import RunState
-from fedsweep.runtime.worker import Worker
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 from fedsweep.trees import ParamTree
 

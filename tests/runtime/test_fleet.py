@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.client.messages import Reply, RoundTotals, SegmentReply, Tally
 from fedsweep.runtime.fleet import combine, level
-from fedsweep.runtime.messages import Reply, RoundTotals, SegmentReply, Tally
 from fedsweep.testing import local_engine, tiny_experiment
 
 loads = st.dictionaries(

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.pacing import FixedInterval
 from fedsweep.components.solver import LocalSolver
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate
-from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.trees import ParamTree
 

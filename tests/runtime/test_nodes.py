@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
+from fedsweep.client.messages import OptimizerSettings
 from fedsweep.method import FederatedMethod
 from fedsweep.runtime.experiment import Experiment
-from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.session import RunSession, SessionSettings
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 

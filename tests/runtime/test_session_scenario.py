@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.client.worker import Worker
 from fedsweep.runtime.engine import experiment_layout
 from fedsweep.runtime.experiment import Experiment, client_side
 from fedsweep.runtime.fleet import LocalFleet
 from fedsweep.runtime.session import RunSession, SessionSettings
-from fedsweep.runtime.worker import Worker
 from fedsweep.testing import tiny_experiment
 from fedsweep.world.availability import CapabilityAvailability, build_availability
 from fedsweep.world.drift import CosineRotation, build_drift

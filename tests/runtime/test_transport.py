@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedsweep.client.worker import Alone
 from fedsweep.errors import WorkerLost
 from fedsweep.runtime.transport import SharedMemoryExchange, make_group_files
-from fedsweep.runtime.worker import Alone
 from fedsweep.streams import stream
 
 VALUES = 1003

@@ -13,16 +13,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from fedsweep.client.messages import Tally
+from fedsweep.client.optimizer import optimizer_riders
 from fedsweep.components.probes import Probe
 from fedsweep.errors import ConfigError, RunError, WorkerLost
 from fedsweep.records import RoundRecord, ServerContext, State
 from fedsweep.runtime.aggregation import Aggregator
-from fedsweep.runtime.client_optimizer import optimizer_riders
 from fedsweep.runtime.evaluator import Evaluator
 from fedsweep.runtime.experiment import Experiment, transformed
 from fedsweep.runtime.fleet import Fleet
 from fedsweep.runtime.ledger import BYTES_PER_VALUE, Ledger
-from fedsweep.runtime.messages import Tally
 from fedsweep.runtime.planning import CostModel, Planner, RoundPlan
 from fedsweep.runtime.playing import Played, Player
 from fedsweep.runtime.recording import Recorder

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsweep.client.messages import ClientSide, OptimizerSettings
+from fedsweep.client.worker import TrainingData
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientProfile
-from fedsweep.runtime.messages import ClientSide, OptimizerSettings
-from fedsweep.runtime.worker import TrainingData
 from fedsweep.streams import stream
 from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from fedsweep.client.messages import Arrays, Reply, RoundTotals, Segment, SegmentReply
+from fedsweep.client.worker import Worker
 from fedsweep.components.probes import Probe
 from fedsweep.records import State
-from fedsweep.runtime.messages import Arrays, Reply, RoundTotals, Segment, SegmentReply
-from fedsweep.runtime.worker import Worker
 
 Handle = Any  # what a fleet gives for a memory: the memory itself, or a reference to it
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from fedsweep.client.messages import Tally
 from fedsweep.runtime.engine import experiment_layout, server_context
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.ledger import BYTES_PER_VALUE
-from fedsweep.runtime.messages import Tally
 from fedsweep.runtime.planning import CostModel, Planner, RoundPlan, alike
 from fedsweep.runtime.recording import Recorder
 from fedsweep.runtime.state import RunState

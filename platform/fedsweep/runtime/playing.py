@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsweep.client.messages import Arrays, Reply, RoundTotals, Segment, Tally, Turn
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.probes import Probe
 from fedsweep.components.submodels import FULL_MODEL, SubModel
@@ -20,7 +21,6 @@ from fedsweep.runtime.aggregation import Aggregator, SyncPlace
 from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.fleet import Fleet, SegmentResult
 from fedsweep.runtime.ledger import Ledger, sizes
-from fedsweep.runtime.messages import Arrays, Reply, RoundTotals, Segment, Tally, Turn
 from fedsweep.runtime.planning import RoundPlan
 from fedsweep.runtime.state import RunState
 from fedsweep.trees import FlatLayout

@@ -10,14 +10,14 @@ import numpy as np
 import ray
 import torch
 
+from fedsweep.client.messages import Arrays, Segment, SegmentReply
+from fedsweep.client.worker import Alone, Worker
 from fedsweep.components.probes import Probe
 from fedsweep.errors import ResourceError, RunError
 from fedsweep.records import State
 from fedsweep.runtime.engine import experiment_layout
 from fedsweep.runtime.experiment import Experiment, client_side
-from fedsweep.runtime.messages import Arrays, Segment, SegmentReply
 from fedsweep.runtime.transport import SharedMemoryExchange
-from fedsweep.runtime.worker import Alone, Worker
 
 
 class ClientActor:

@@ -19,11 +19,11 @@ import ray
 import torch
 from ray import exceptions as ray_errors
 
+from fedsweep.client.messages import Arrays, Segment, SegmentReply
 from fedsweep.components.probes import Probe
 from fedsweep.errors import ClientJobError, FedsweepError, InputError, MemoryLost, ResourceError, RunError, WorkerLost
 from fedsweep.records import State
 from fedsweep.runtime.fleet import Fleet, Handle, SegmentResult, combine
-from fedsweep.runtime.messages import Arrays, Segment, SegmentReply
 from fedsweep.runtime.ray_client_actor import REMOTE_CLIENT_ACTOR
 from fedsweep.runtime.transport import make_group_files
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from fedsweep.client.messages import Tally
 from fedsweep.records import RoundRecord, State
-from fedsweep.runtime.messages import Tally
 
 
 @dataclass(frozen=True, kw_only=True)

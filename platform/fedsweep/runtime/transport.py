@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsweep.client.worker import Exchange
 from fedsweep.errors import WorkerLost
-from fedsweep.runtime.worker import Exchange
 from fedsweep.trees import weighted_mean
 
 _TOKEN = struct.Struct("<Q")

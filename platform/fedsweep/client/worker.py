@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsweep.client.flat_module import ModuleSlot
+from fedsweep.client.local_round import LocalSession
+from fedsweep.client.messages import Arrays, ClientSide, Reply, RoundTotals, Segment, SegmentReply, Turn
+from fedsweep.client.shards import Shard
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.errors import ClientJobError, InvariantError
 from fedsweep.records import Payload, State, SyncPoint, torch_tree
-from fedsweep.runtime.flat_module import ModuleSlot
-from fedsweep.runtime.local_training import LocalSession
-from fedsweep.runtime.messages import Arrays, ClientSide, Reply, RoundTotals, Segment, SegmentReply, Turn
-from fedsweep.runtime.shards import Shard
 from fedsweep.streams import stream
 from fedsweep.trees import FlatLayout, weighted_mean
 from fedsweep.world.transforms import Transform

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsweep.client.flat_module import ModuleSlot
+from fedsweep.client.memories import cut_memory, grown_memory
+from fedsweep.client.messages import ClientSide, RoundTotals, Tally, Turn
+from fedsweep.client.optimizer import ClientOptimizer
+from fedsweep.client.shards import Shard, batch_order
 from fedsweep.components.local import LocalStep, LocalWork, Memory
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.components.submodels import SubModel
 from fedsweep.errors import ClientJobError
 from fedsweep.records import LocalJob, Payload, State
-from fedsweep.runtime.client_optimizer import ClientOptimizer
-from fedsweep.runtime.flat_module import ModuleSlot
-from fedsweep.runtime.memory_trees import cut_memory, grown_memory
-from fedsweep.runtime.messages import ClientSide, RoundTotals, Tally, Turn
-from fedsweep.runtime.shards import Shard, batch_order
 from fedsweep.streams import stream
 from fedsweep.trees import FlatLayout, ParamTree
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.submodels import SubModel
-from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.trees import FlatLayout
 
 
