@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from fedsweep.building import build_experiment, resolve_config
 from fedsweep.client.worker import Worker
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
+from fedsweep.experiment.build import build_experiment, resolve_config
+from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.runtime.bulletin import Audience
 from fedsweep.runtime.engine import check_experiment, experiment_layout
-from fedsweep.runtime.experiment import Experiment, client_side
 from fedsweep.runtime.fleet import LocalFleet
 from fedsweep.runtime.forecast import check_first_round
 from fedsweep.runtime.run_folder import PICTURES, RunFolder, run_facts

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedsweep.building import build_experiment
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.build import build_experiment
 from fedsweep.runtime.engine import Engine, check_experiment
 from fedsweep.runtime.forecast import forecast
 from fedsweep.runtime.state import RunState

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedsweep.building import build_experiment, resolve_config
 from fedsweep.config import load_config
+from fedsweep.experiment.build import build_experiment, resolve_config
 from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.table_file import SCALES, TableFile, read_table, table_names
 from fedsweep.runtime.engine import check_experiment

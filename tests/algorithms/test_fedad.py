@@ -18,13 +18,13 @@ from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, SyncContext
 from fedsweep.runtime.checkpoint import CheckpointStore
 from fedsweep.runtime.engine import check_experiment
-from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
 from fedsweep.testing import (

@@ -12,9 +12,9 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.client.messages import OptimizerSettings
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import merge
 from fedsweep.runtime.engine import Engine
-from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.ray_cluster import ClusterNeeds, ray_cluster
 from fedsweep.runtime.server_actor import FleetSettings, make_ray_fleet
 from fedsweep.runtime.state import RunState

@@ -16,6 +16,7 @@ from fedsweep.algorithms.fedstg import SamplesSpeedRarity, StagnationAware, feds
 from fedsweep.components.submodels import FULL_MODEL
 from fedsweep.components.weighting import by_samples
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.schedules import FedStgSchedule
 from fedsweep.records import (
     ClientProfile,
     ClientUpdate,
@@ -27,7 +28,6 @@ from fedsweep.records import (
     SyncContext,
 )
 from fedsweep.runtime.recording import Recorder
-from fedsweep.runtime.schedules import FedStgSchedule
 from fedsweep.streams import stream
 from fedsweep.testing import component_conforms, linear_model, local_engine, tiny_experiment
 from fedsweep.trees import layout_of, model_vector

@@ -20,11 +20,11 @@ from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.weighting import BySamples, Uniform
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.experiment.schedules import FedStgSchedule
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import RoundRecord
 from fedsweep.runtime.checkpoint import CheckpointStore
-from fedsweep.runtime.experiment import Experiment
-from fedsweep.runtime.schedules import FedStgSchedule
 from fedsweep.runtime.state import RunState
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 from fedsweep.trees import load_vector, model_vector

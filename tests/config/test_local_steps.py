@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.building import build_training
 from fedsweep.config import load_config
 from fedsweep.errors import ConfigError
-from fedsweep.runtime.experiment import Experiment
+from fedsweep.experiment.build import build_training
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.testing import tiny_experiment
 
 

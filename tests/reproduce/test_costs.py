@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsweep.building import build_experiment, build_world
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.build import build_experiment, build_world
 from fedsweep.reports.runs import load_run
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.costs import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedsweep.building import resolve_config
+from fedsweep.experiment.build import resolve_config
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.describing import table_text
 from fedsweep.reproduce.table_file import FULL, GAP_FIGURES, SCALES, TableFile, listed_tables, read_table, table_names

@@ -16,6 +16,7 @@ from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.pacing import Pacing
 from fedsweep.components.submodels import FULL_MODEL, SubModel, SubModelPolicy
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.records import (
     ClientProfile,
@@ -28,7 +29,6 @@ from fedsweep.records import (
     SyncPoint,
 )
 from fedsweep.runtime.engine import check_experiment
-from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.forecast import forecast
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 from fedsweep.world.availability import ReplayAvailability

@@ -18,9 +18,9 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.errors import ClientJobError, ResourceError
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.runtime.engine import Engine
-from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.ray_cluster import ClusterNeeds, check_fits
 from fedsweep.runtime.state import RunState
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment

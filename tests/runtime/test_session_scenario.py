@@ -7,8 +7,8 @@ from typing import Any
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.worker import Worker
+from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.runtime.engine import experiment_layout
-from fedsweep.runtime.experiment import Experiment, client_side
 from fedsweep.runtime.fleet import LocalFleet
 from fedsweep.runtime.session import RunSession, SessionSettings
 from fedsweep.testing import tiny_experiment

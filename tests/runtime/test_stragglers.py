@@ -17,10 +17,10 @@ from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.pacing import Pacing
 from fedsweep.components.selection import Selection
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientWork, LocalJob, Payload, RoundContext, State, SyncPoint
 from fedsweep.runtime.engine import check_experiment
-from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.forecast import check_first_round, forecast
 from fedsweep.runtime.state import RunState
 from fedsweep.runtime.stragglers import close_round

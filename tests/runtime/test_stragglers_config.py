@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import fedsweep
-from fedsweep.building import build_experiment
 from fedsweep.config import load_config
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.build import build_experiment
 from fedsweep.running import plan_run
 from fedsweep.world.stragglers import Deadline, OverSelect, WaitForAll
 

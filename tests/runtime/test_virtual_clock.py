@@ -10,9 +10,9 @@ import pytest
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.pacing import FixedInterval, Pacing
+from fedsweep.experiment.experiment import Experiment, StopLimits
 from fedsweep.method import FederatedMethod
 from fedsweep.records import LocalJob, RoundContext, State, SyncPoint
-from fedsweep.runtime.experiment import Experiment, StopLimits
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 from fedsweep.world.devices import DeviceProfile
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedsweep.config import schema
-    from fedsweep.runtime.experiment import World
+    from fedsweep.experiment.experiment import World
 
 COMPARE_EXAMPLES = examples(
     "fedsweep compare runs",
@@ -93,8 +93,8 @@ def _plot_by_round(counts_NC: np.ndarray, config: schema.Config, world: World, p
 
 
 def _built_world(config: str, overrides: list[str]) -> tuple[schema.Config, World, str]:
-    from fedsweep.building import build_world
     from fedsweep.config.load import load_config
+    from fedsweep.experiment.build import build_world
     from fedsweep.world.data.datasets import load_dataset
 
     loaded = load_config(config, overrides)

@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from fedsweep.building import build_experiment
 from fedsweep.components.base import ServerComponent
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.build import build_experiment
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.reports.runs import RunView
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.measuring import Grid, GridCell, setting_of, standing_of, summed_up, value_of
 from fedsweep.reproduce.table_file import TableFile
 from fedsweep.runtime.engine import check_world, experiment_layout, server_context
-from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.forecast import planned_rounds
 from fedsweep.runtime.ledger import BYTES_PER_VALUE
 from fedsweep.runtime.planning import CostModel, Planner
@@ -52,7 +52,7 @@ def planned_run(config: Config) -> RunView:
 
     Raises:
         ConfigError: What the rounds cost depends on the training; see :func:`why_unknown`.
-        InputError: As :func:`~fedsweep.building.build_experiment`; data files are needed only where the labels'
+        InputError: As :func:`~fedsweep.experiment.build.build_experiment`; data files are needed only where the labels'
             numbers are not known without them.
     """
     found = planned_view(config)

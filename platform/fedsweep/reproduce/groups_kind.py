@@ -33,9 +33,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, ValidationError
 
-from fedsweep.building import build_world
 from fedsweep.config.base import Count, Section
 from fedsweep.errors import ConfigError, OutputError, ResourceError, unknown_name
+from fedsweep.experiment.build import build_world
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.costs import label_data
 from fedsweep.reproduce.figures_groups import Choices, draw_choices

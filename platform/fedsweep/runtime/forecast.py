@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from fedsweep.client.messages import Tally
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.runtime.engine import experiment_layout, server_context
-from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.ledger import BYTES_PER_VALUE
 from fedsweep.runtime.planning import CostModel, Planner, RoundPlan, alike
 from fedsweep.runtime.recording import Recorder

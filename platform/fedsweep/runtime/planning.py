@@ -12,9 +12,9 @@ import numpy as np
 
 from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.errors import InvariantError
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.models.cost import fwd_macs_per_sample, layer_costs
 from fedsweep.records import ClientWork, RoundContext, State, SyncPoint
-from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.state import RunState
 from fedsweep.runtime.stragglers import Closing, LostWork, check_points, close_round, nobody_drops_out
 from fedsweep.streams import Stream, stream

@@ -16,9 +16,9 @@ from fedsweep.components.base import ServerComponent
 from fedsweep.components.probes import Probe
 from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.errors import InvariantError
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import ClientUpdate, State, SyncPoint
 from fedsweep.runtime.aggregation import Aggregator, SyncPlace
-from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.fleet import Fleet, SegmentResult
 from fedsweep.runtime.ledger import Ledger, sizes
 from fedsweep.runtime.planning import RoundPlan

@@ -11,8 +11,8 @@ import numpy as np
 from fedsweep.client.messages import RoundTotals
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.submodels import FULL_MODEL
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import RoundRecord, State
-from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.planning import CostModel, Planner, RoundPlan
 from fedsweep.runtime.playing import Played
 from fedsweep.runtime.state import RunState

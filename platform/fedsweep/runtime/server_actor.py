@@ -14,9 +14,9 @@ import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsweep.errors import FedsweepError, RunError
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.runtime.bulletin import Audience, News
 from fedsweep.runtime.engine import experiment_layout
-from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.fleet import Fleet
 from fedsweep.runtime.metrics import RayMetrics
 from fedsweep.runtime.ray_fleet import RayFleet

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.errors import MemoryLost, RunError
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import RoundRecord
 from fedsweep.runtime.bulletin import Audience, Bulletin, News
 from fedsweep.runtime.checkpoint import CheckpointStore
 from fedsweep.runtime.engine import Engine
-from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.fleet import Fleet
 from fedsweep.runtime.pictures import write_pictures
 from fedsweep.runtime.run_folder import RunFolder

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.building import resolve_config
 from fedsweep.config.load import load_config
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.errors import ConfigError, InputError, unknown_name
+from fedsweep.experiment.build import resolve_config
 from fedsweep.running import plan_run
 from fedsweep.runtime.engine import check_experiment
 from fedsweep.runtime.forecast import forecast

@@ -23,9 +23,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.schema import Config
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.running import Plan, Session, open_session
 from fedsweep.runtime.engine import experiment_layout
-from fedsweep.runtime.experiment import Experiment
 from fedsweep.runtime.fleet import Fleet
 from fedsweep.runtime.metrics import RayMetrics
 from fedsweep.runtime.ray_fleet import RayFleet

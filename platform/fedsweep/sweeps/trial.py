@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.building import resolve_config
 from fedsweep.config.load import load_config
 from fedsweep.errors import ClientJobError, InputError, InvariantError
+from fedsweep.experiment.build import resolve_config
 from fedsweep.records import RoundRecord
 from fedsweep.running import Plan, Session, open_session, plan_run
 from fedsweep.runtime.round_table import ROUND_COLUMNS, scalar_figures

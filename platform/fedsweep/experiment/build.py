@@ -20,10 +20,10 @@ from fedsweep.config.schema import Config
 from fedsweep.config.training import CosineSchedule, ExponentialSchedule
 from fedsweep.config.training import Training as TrainingSection
 from fedsweep.errors import ConfigError, DataError, ResourceError
+from fedsweep.experiment import schedules
+from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World
 from fedsweep.models.registry import build_model
 from fedsweep.records import ClientProfile
-from fedsweep.runtime import schedules
-from fedsweep.runtime.experiment import Experiment, StopLimits, Training, World
 from fedsweep.streams import stream
 from fedsweep.world.availability import build_availability, capabilities
 from fedsweep.world.budgets import build_budget

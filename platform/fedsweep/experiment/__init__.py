@@ -1,0 +1,1 @@
+"""An experiment as objects: built once, checked once, with what it tells everybody."""
