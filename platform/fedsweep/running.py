@@ -19,16 +19,16 @@ from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.experiment.build import build_experiment, resolve_config
 from fedsweep.experiment.experiment import Experiment, client_side
+from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.runtime.bulletin import Audience
 from fedsweep.runtime.engine import check_experiment, experiment_layout
-from fedsweep.runtime.fleet import LocalFleet
 from fedsweep.runtime.forecast import check_first_round
 from fedsweep.runtime.run_folder import PICTURES, RunFolder, run_facts
 from fedsweep.runtime.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.tracking.observers import Observer, RunInfo
 
 if TYPE_CHECKING:
-    from fedsweep.runtime.ray_cluster import ClusterNeeds
+    from fedsweep.fleet.ray_cluster import ClusterNeeds
     from fedsweep.world.data.datasets import Dataset
 
 
@@ -109,7 +109,7 @@ def choose_actors(config: Config, experiment: Experiment) -> int:
     cpus = len(os.sched_getaffinity(0))
     fits = max(1, int(cpus / runtime.cpus_per_client))
     if runtime.gpus_per_client:
-        from fedsweep.runtime.ray_cluster import num_gpus_here
+        from fedsweep.fleet.ray_cluster import num_gpus_here
 
         fits = max(1, int(num_gpus_here() / runtime.gpus_per_client))
     actors = min(fits, cohort)
@@ -186,7 +186,7 @@ def cluster_for(plan: Plan, *, dashboard: bool = False) -> Iterator[None]:
     if not plan.num_actors:
         yield
         return
-    from fedsweep.runtime.ray_cluster import ray_cluster
+    from fedsweep.fleet.ray_cluster import ray_cluster
 
     with ray_cluster(plan.config.runtime.address, _needs(plan), dashboard=dashboard):
         yield
@@ -201,7 +201,7 @@ def check_resources(plan: Plan) -> None:
     check_experiment(plan.experiment)
     if not plan.num_actors:
         return
-    from fedsweep.runtime.ray_cluster import check_gpus, ray_cluster
+    from fedsweep.fleet.ray_cluster import check_gpus, ray_cluster
 
     if plan.config.runtime.address is None:
         check_gpus(_needs(plan))
@@ -211,7 +211,7 @@ def check_resources(plan: Plan) -> None:
 
 
 def _needs(plan: Plan) -> ClusterNeeds:
-    from fedsweep.runtime.ray_cluster import ClusterNeeds
+    from fedsweep.fleet.ray_cluster import ClusterNeeds
 
     runtime = plan.config.runtime
     data = plan.experiment.world.data

@@ -15,10 +15,10 @@ from fedsweep.client.worker import TrainingData, Worker
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.submodels import SubModel, SubModelPolicy
 from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World, client_side
+from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientProfile, RoundContext, RoundRecord, State
 from fedsweep.runtime.engine import Engine, experiment_layout
-from fedsweep.runtime.fleet import LocalFleet
 from fedsweep.runtime.playing import Played
 from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream

@@ -13,9 +13,9 @@ from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
 from fedsweep.method import merge
 from fedsweep.runtime.engine import Engine
-from fedsweep.runtime.ray_cluster import ClusterNeeds, ray_cluster
 from fedsweep.runtime.server_actor import FleetSettings, make_ray_fleet
 from fedsweep.runtime.state import RunState
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment, tiny_pictures

@@ -178,7 +178,7 @@ def test_wrong_options_and_places_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def ray_module() -> Iterator[Any]:
-    from fedsweep.runtime.ray_cluster import ClusterNeeds, ray_cluster
+    from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
 
     with ray_cluster(None, ClusterNeeds(actors=2)) as ray:
         yield ray

@@ -28,9 +28,9 @@ import plain
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
 from fedsweep.method import FederatedMethod
 from fedsweep.runtime.engine import Engine
-from fedsweep.runtime.ray_cluster import ClusterNeeds, ray_cluster
 from fedsweep.testing import local_engine, tiny_experiment
 from fedsweep.world.transforms import Normalize
 

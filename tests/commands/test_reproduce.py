@@ -187,7 +187,7 @@ def test_help_teaches_with_examples(fedsweep: Command) -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    from fedsweep.runtime.ray_cluster import ClusterNeeds, ray_cluster
+    from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
 
     with ray_cluster(None, ClusterNeeds(actors=2, store_bytes=2**28)) as ray:
         yield ray

@@ -18,7 +18,7 @@ import yaml
 import fedsweep
 from fedsweep.cli import app
 from fedsweep.config.load import load_config
-from fedsweep.runtime.metrics import GAUGES, TAGS
+from fedsweep.fleet.ray_metrics import GAUGES, TAGS
 
 STAND_INS = {
     "scontrol": "printf 'first\\nsecond\\nthird\\n'",

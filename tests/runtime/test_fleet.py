@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.messages import Reply, RoundTotals, SegmentReply, Tally
-from fedsweep.runtime.fleet import combine, level
+from fedsweep.fleet.fleet import combine, level
 from fedsweep.testing import local_engine, tiny_experiment
 
 loads = st.dictionaries(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from fedsweep.fleet.ray_metrics import GAUGES, TAGS, RayMetrics
 from fedsweep.records import RoundRecord
-from fedsweep.runtime.metrics import GAUGES, TAGS, RayMetrics
 
 
 def record(round: int, *, accuracy: float | None) -> RoundRecord:

@@ -19,9 +19,9 @@ from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.errors import ClientJobError, ResourceError
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.ray_cluster import ClusterNeeds, check_fits
 from fedsweep.method import FederatedMethod
 from fedsweep.runtime.engine import Engine
-from fedsweep.runtime.ray_cluster import ClusterNeeds, check_fits
 from fedsweep.runtime.state import RunState
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
@@ -40,7 +40,7 @@ _SPEC.loader.exec_module(exits)
 def ray_module() -> Iterator[Any]:
     import cloudpickle
 
-    from fedsweep.runtime.ray_cluster import ray_cluster
+    from fedsweep.fleet.ray_cluster import ray_cluster
 
     cloudpickle.register_pickle_by_value(exits)
     with ray_cluster(None, ClusterNeeds(actors=3)) as ray:

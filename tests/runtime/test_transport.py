@@ -13,7 +13,7 @@ import torch
 
 from fedsweep.client.worker import Alone
 from fedsweep.errors import WorkerLost
-from fedsweep.runtime.transport import SharedMemoryExchange, make_group_files
+from fedsweep.fleet.shared_memory import SharedMemoryExchange, make_group_files
 from fedsweep.streams import stream
 
 VALUES = 1003

@@ -31,7 +31,7 @@ def tiny() -> TinySweep:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Two CPUs."""
-    from fedsweep.runtime.ray_cluster import ClusterNeeds, ray_cluster
+    from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
 
     with ray_cluster(None, ClusterNeeds(actors=2, store_bytes=2**28)) as ray:
         yield ray

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from fedsweep.errors import ConfigError, DataError, OutputError, RunError
+from fedsweep.fleet.fleet import Handle
 from fedsweep.records import RoundRecord, State
 from fedsweep.runtime.durable_files import (
     ObjectRef,
@@ -28,7 +29,6 @@ from fedsweep.runtime.durable_files import (
     sync_folder,
     write_durably,
 )
-from fedsweep.runtime.fleet import Handle
 from fedsweep.runtime.record_trees import pack, unpack
 from fedsweep.runtime.state import RunState
 from fedsweep.runtime.state_trees import from_bytes, to_bytes

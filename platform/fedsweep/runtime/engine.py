@@ -18,10 +18,10 @@ from fedsweep.client.optimizer import optimizer_riders
 from fedsweep.components.probes import Probe
 from fedsweep.errors import ConfigError, RunError, WorkerLost
 from fedsweep.experiment.experiment import Experiment, transformed
+from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord, ServerContext, State
 from fedsweep.runtime.aggregation import Aggregator
 from fedsweep.runtime.evaluator import Evaluator
-from fedsweep.runtime.fleet import Fleet
 from fedsweep.runtime.ledger import BYTES_PER_VALUE, Ledger
 from fedsweep.runtime.planning import CostModel, Planner, RoundPlan
 from fedsweep.runtime.playing import Played, Player

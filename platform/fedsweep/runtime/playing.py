@@ -17,9 +17,9 @@ from fedsweep.components.probes import Probe
 from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.fleet import Fleet, SegmentResult
 from fedsweep.records import ClientUpdate, State, SyncPoint
 from fedsweep.runtime.aggregation import Aggregator, SyncPlace
-from fedsweep.runtime.fleet import Fleet, SegmentResult
 from fedsweep.runtime.ledger import Ledger, sizes
 from fedsweep.runtime.planning import RoundPlan
 from fedsweep.runtime.state import RunState

@@ -17,11 +17,11 @@ from typing import Any
 
 from fedsweep.errors import MemoryLost, RunError
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
 from fedsweep.runtime.bulletin import Audience, Bulletin, News
 from fedsweep.runtime.checkpoint import CheckpointStore
 from fedsweep.runtime.engine import Engine
-from fedsweep.runtime.fleet import Fleet
 from fedsweep.runtime.pictures import write_pictures
 from fedsweep.runtime.run_folder import RunFolder
 from fedsweep.runtime.state import RunState

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ResourceError
-from fedsweep.runtime.ray_cluster import ClusterNeeds, check_fits
+from fedsweep.fleet.ray_cluster import ClusterNeeds, check_fits
 
 if TYPE_CHECKING:
     from ray.tune import PlacementGroupFactory

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
-from fedsweep.runtime.ray_cluster import ray_cluster
+from fedsweep.fleet.ray_cluster import ray_cluster
 from fedsweep.sweeps.preparing import Entry, PreparedSweep, default_folder, make_entry, prepare, worlds
 from fedsweep.sweeps.resources import check_shares, largest
 from fedsweep.sweeps.space import TRIAL, is_listed, make_trial, short_names, space_keys

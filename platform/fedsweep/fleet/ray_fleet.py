@@ -22,10 +22,10 @@ from ray import exceptions as ray_errors
 from fedsweep.client.messages import Arrays, Segment, SegmentReply
 from fedsweep.components.probes import Probe
 from fedsweep.errors import ClientJobError, FedsweepError, InputError, MemoryLost, ResourceError, RunError, WorkerLost
+from fedsweep.fleet.fleet import Fleet, Handle, SegmentResult, combine
+from fedsweep.fleet.ray_client_actor import REMOTE_CLIENT_ACTOR
+from fedsweep.fleet.shared_memory import make_group_files
 from fedsweep.records import State
-from fedsweep.runtime.fleet import Fleet, Handle, SegmentResult, combine
-from fedsweep.runtime.ray_client_actor import REMOTE_CLIENT_ACTOR
-from fedsweep.runtime.transport import make_group_files
 
 _POLL_S = 5.0
 _GROUP_PREFIX = "fedsweep-"

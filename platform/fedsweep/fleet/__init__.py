@@ -1,0 +1,1 @@
+"""Where clients are: in this process, or on Ray actors."""
