@@ -16,13 +16,13 @@ import torch
 from fedsweep.client.worker import Worker
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
+from fedsweep.engine.engine import check_experiment, experiment_layout
+from fedsweep.engine.forecast import check_first_round
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.experiment.build import build_experiment, resolve_config
 from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.runtime.bulletin import Audience
-from fedsweep.runtime.engine import check_experiment, experiment_layout
-from fedsweep.runtime.forecast import check_first_round
 from fedsweep.runtime.run_folder import PICTURES, RunFolder, run_facts
 from fedsweep.runtime.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.tracking.observers import Observer, RunInfo

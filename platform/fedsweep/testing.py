@@ -14,13 +14,13 @@ from fedsweep.client.messages import OptimizerSettings
 from fedsweep.client.worker import TrainingData, Worker
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.submodels import SubModel, SubModelPolicy
+from fedsweep.engine.engine import Engine, experiment_layout
+from fedsweep.engine.round import Played
+from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World, client_side
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientProfile, RoundContext, RoundRecord, State
-from fedsweep.runtime.engine import Engine, experiment_layout
-from fedsweep.runtime.playing import Played
-from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
 from fedsweep.world.devices import DeviceProfile
 from fedsweep.world.transforms import Transform

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from fedsweep.config.load import load_config
+from fedsweep.engine.engine import Engine, check_experiment
+from fedsweep.engine.forecast import forecast
+from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment
-from fedsweep.runtime.engine import Engine, check_experiment
-from fedsweep.runtime.forecast import forecast
-from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, run_rounds
 from fedsweep.world.data.record import Dataset

@@ -15,12 +15,12 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.weighting import Uniform
+from fedsweep.engine.engine import Engine
+from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import State, SyncContext
 from fedsweep.runtime.checkpoint import CheckpointStore
-from fedsweep.runtime.engine import Engine
-from fedsweep.runtime.state import RunState
 from fedsweep.runtime.state_trees import to_bytes
 from fedsweep.streams import Stream
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment

@@ -14,9 +14,9 @@ from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed, dynamicfl, dynamic
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.pacing import FixedInterval, OncePerRound
+from fedsweep.engine.round import Played
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, MethodSettings
-from fedsweep.runtime.playing import Played
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_data, tiny_experiment
 from fedsweep.world.budgets import DynamicBudget

@@ -14,8 +14,8 @@ from fedsweep.algorithms.dynamicfl.two_speed import LEVELS, TwoSpeed, dynamicfl,
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.pacing import due_steps
+from fedsweep.engine.engine import Engine
 from fedsweep.method import FederatedMethod, MethodSettings
-from fedsweep.runtime.engine import Engine
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.world.budgets import BudgetPlan, DynamicBudget, FixedBudget

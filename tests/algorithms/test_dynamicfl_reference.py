@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fedsweep.algorithms.dynamicfl.two_speed import LEVELS, dynamicfl
 from fedsweep.client.messages import OptimizerSettings
+from fedsweep.engine.state import RunState
 from fedsweep.records import RoundRecord
-from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 from fedsweep.world.budgets import DynamicBudget, FixedBudget

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from fedsweep.config import load_config
+from fedsweep.engine.engine import check_experiment
+from fedsweep.engine.forecast import check_first_round
 from fedsweep.experiment.build import build_experiment, resolve_config
 from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.table_file import SCALES, TableFile, read_table, table_names
-from fedsweep.runtime.engine import check_experiment
-from fedsweep.runtime.forecast import check_first_round
 
 RUNS = [f"table{n}" for n in (1, 2, 3, 4, *range(9, 23))] + ["figure1", "figure3", "figure4"]
 GROUPS = [f"figure{n}" for n in range(5, 20)]

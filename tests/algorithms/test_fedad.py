@@ -17,6 +17,8 @@ from fedsweep.algorithms.feddhad.fedad import AdaptiveDropout, fedad
 from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.submodels import FULL_MODEL, SubModel
+from fedsweep.engine.engine import check_experiment
+from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, merge
@@ -24,8 +26,6 @@ from fedsweep.models.mlp import Mlp
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, SyncContext
 from fedsweep.runtime.checkpoint import CheckpointStore
-from fedsweep.runtime.engine import check_experiment
-from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
 from fedsweep.testing import (
     component_conforms,
@@ -149,7 +149,7 @@ def scripted(policy: AdaptiveDropout, norms: list[float]) -> list[bool]:
 
 
 def context_of(policy: AdaptiveDropout) -> Any:
-    from fedsweep.runtime.engine import server_context
+    from fedsweep.engine.engine import server_context
 
     made = experiment(FederatedMethod(name="x", source="", submodels=policy))
     layout = layout_of(made.build_model())

@@ -16,12 +16,12 @@ from fedsweep.algorithms.feddhad.fedad import AdaptiveDropout, fedad
 from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.algorithms.feddhad.unit_scores import maskable_groups
 from fedsweep.client.messages import OptimizerSettings
+from fedsweep.engine.state import RunState
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.network import Network
 from fedsweep.models.registry import MODELS, build_model
 from fedsweep.models.unit_submodel import UnitSubModel
 from fedsweep.models.units import kept_index
-from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment, tiny_pictures
 

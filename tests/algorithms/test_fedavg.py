@@ -16,10 +16,10 @@ from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.local import LocalStep, Objective
 from fedsweep.components.pacing import Pacing
 from fedsweep.components.weighting import Uniform, Weighting
+from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.records import LocalJob, RoundContext, State, SyncPoint
-from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_data, tiny_experiment
 

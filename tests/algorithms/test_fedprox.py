@@ -14,9 +14,9 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import Proximal, fedprox
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.local import LocalStep, LocalTerm, Objective
+from fedsweep.engine.round import Played
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.runtime.playing import Played
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 

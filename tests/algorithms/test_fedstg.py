@@ -15,6 +15,7 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedstg import SamplesSpeedRarity, StagnationAware, fedstg
 from fedsweep.components.submodels import FULL_MODEL
 from fedsweep.components.weighting import by_samples
+from fedsweep.engine.row import Recorder
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.schedules import FedStgSchedule
 from fedsweep.records import (
@@ -27,7 +28,6 @@ from fedsweep.records import (
     State,
     SyncContext,
 )
-from fedsweep.runtime.recording import Recorder
 from fedsweep.streams import stream
 from fedsweep.testing import component_conforms, linear_model, local_engine, tiny_experiment
 from fedsweep.trees import layout_of, model_vector

@@ -19,13 +19,13 @@ from fedsweep.algorithms.fedstg import SamplesSpeedRarity, StagnationAware, feds
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.weighting import BySamples, Uniform
 from fedsweep.config.load import load_config
+from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.experiment.schedules import FedStgSchedule
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import RoundRecord
 from fedsweep.runtime.checkpoint import CheckpointStore
-from fedsweep.runtime.state import RunState
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 from fedsweep.trees import load_vector, model_vector
 from fedsweep.world.availability import AlwaysAvailable, Availability, CapabilityAvailability, ReplayAvailability

@@ -17,12 +17,12 @@ from fedsweep.algorithms.dynamicfl.similarity import GradientSketch, SimilarityG
 from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed, dynamicfl
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.probes import LocalClient
+from fedsweep.engine.engine import Engine, experiment_layout
+from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.runtime.checkpoint import CheckpointStore
-from fedsweep.runtime.engine import Engine, experiment_layout
-from fedsweep.runtime.forecast import forecast
 from fedsweep.streams import stream
 from fedsweep.testing import component_conforms, linear_model, local_engine, run_rounds, tiny_experiment
 from fedsweep.world.budgets import BudgetPlan, DynamicBudget, FixedBudget

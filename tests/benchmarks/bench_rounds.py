@@ -27,10 +27,10 @@ import plain
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.engine.engine import Engine
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
 from fedsweep.method import FederatedMethod
-from fedsweep.runtime.engine import Engine
 from fedsweep.testing import local_engine, tiny_experiment
 from fedsweep.world.transforms import Normalize
 

@@ -26,12 +26,12 @@ import plain
 
 from fedsweep.algorithms.feddhad.dropout_rates import drawn_units
 from fedsweep.components.submodels import SubModel, SubModelPolicy
+from fedsweep.engine.engine import Engine
 from fedsweep.method import FederatedMethod
 from fedsweep.models.network import Network
 from fedsweep.models.registry import build_model
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import RoundContext, State
-from fedsweep.runtime.engine import Engine
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, tiny_experiment
 from fedsweep.trees import coverage_mean, layout_of, model_vector

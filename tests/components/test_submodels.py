@@ -13,8 +13,8 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.submodels import FULL_MODEL, Covered, SubModel, WholeModel
+from fedsweep.engine.engine import Engine
 from fedsweep.method import FederatedMethod
-from fedsweep.runtime.engine import Engine
 from fedsweep.testing import GivenParts, local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.trees import FlatLayout
 

@@ -16,6 +16,7 @@ from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.pacing import FixedInterval
 from fedsweep.components.submodels import FULL_MODEL, SubModel
+from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.models.lenet import LeNet5
@@ -24,7 +25,6 @@ from fedsweep.models.network import Network
 from fedsweep.models.registry import build_model
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
 from fedsweep.models.units import attach_unit_scales, ordered_kept
-from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
 from fedsweep.testing import (
     local_engine,

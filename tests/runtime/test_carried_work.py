@@ -15,6 +15,8 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.pacing import Pacing
 from fedsweep.components.submodels import FULL_MODEL, SubModel, SubModelPolicy
+from fedsweep.engine.engine import check_experiment
+from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
@@ -28,8 +30,6 @@ from fedsweep.records import (
     State,
     SyncPoint,
 )
-from fedsweep.runtime.engine import check_experiment
-from fedsweep.runtime.forecast import forecast
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 from fedsweep.world.availability import ReplayAvailability
 from fedsweep.world.devices import DeviceProfile

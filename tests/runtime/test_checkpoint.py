@@ -17,13 +17,13 @@ import torch
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.messages import OptimizerSettings, Tally
+from fedsweep.engine.engine import Engine
+from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, InvariantError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.records import RoundRecord, State
 from fedsweep.runtime.checkpoint import CheckpointStore, Loaded
-from fedsweep.runtime.engine import Engine
-from fedsweep.runtime.state import RunState
 from fedsweep.runtime.state_trees import to_bytes
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment, tiny_record
 

@@ -14,10 +14,10 @@ import torch
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.messages import OptimizerSettings
+from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.records import State
 from fedsweep.runtime.checkpoint import CheckpointStore, Loaded
-from fedsweep.runtime.state import RunState
 from fedsweep.runtime.state_trees import to_bytes
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 

@@ -16,11 +16,11 @@ from fedsweep.components.pacing import FixedInterval
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.server_update import ServerUpdate, mean_of_updates
 from fedsweep.components.weighting import Weighting, When, by_samples
+from fedsweep.engine.engine import Engine
+from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, RoundRecord, ServerContext, State, SyncContext
-from fedsweep.runtime.engine import Engine
-from fedsweep.runtime.state import RunState
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 
 

@@ -17,10 +17,10 @@ from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Objective
 from fedsweep.components.pacing import Pacing
+from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment, StopLimits
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import LocalJob, RoundContext, RoundRecord, State, SyncPoint
-from fedsweep.runtime.state import RunState
 from fedsweep.streams import Stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.world.availability import Availability

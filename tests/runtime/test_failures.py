@@ -20,13 +20,13 @@ from fedsweep.client.worker import Worker
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Objective
 from fedsweep.components.pacing import FixedInterval, Pacing
 from fedsweep.components.probes import Probe
+from fedsweep.engine.engine import Engine, experiment_layout
+from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError, RunError, WorkerLost
 from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.fleet.fleet import Fleet, Handle, LocalFleet, SegmentResult, combine
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import RoundRecord
-from fedsweep.runtime.engine import Engine, experiment_layout
-from fedsweep.runtime.state import RunState
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 from fedsweep.trees import ParamTree
 

@@ -39,8 +39,8 @@ def nodes() -> Iterator[tuple[Any, Any, Any]]:
 
 
 def session(ray: Any, experiment: Experiment, folder: Path, options: Any) -> RunSession:
+    from fedsweep.engine.engine import experiment_layout
     from fedsweep.fleet.ray_fleet import RayFleet
-    from fedsweep.runtime.engine import experiment_layout
 
     layout = experiment_layout(experiment)
 

@@ -8,9 +8,9 @@ import pytest
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.components.pacing import cut_round, due_steps
+from fedsweep.engine.plan import Planner
 from fedsweep.errors import InvariantError
 from fedsweep.records import LocalJob, RoundContext, SyncPoint
-from fedsweep.runtime.planning import Planner
 from fedsweep.testing import local_engine, tiny_experiment
 
 

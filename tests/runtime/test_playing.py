@@ -15,10 +15,10 @@ from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.pacing import Pacing
 from fedsweep.components.selection import Selection
+from fedsweep.engine.engine import Engine
 from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, LocalJob, RoundContext, State, SyncPoint
-from fedsweep.runtime.engine import Engine
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 
 

@@ -17,12 +17,12 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.client.messages import OptimizerSettings
+from fedsweep.engine.engine import Engine
+from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError, ResourceError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.ray_cluster import ClusterNeeds, check_fits
 from fedsweep.method import FederatedMethod
-from fedsweep.runtime.engine import Engine
-from fedsweep.runtime.state import RunState
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
 pytestmark = pytest.mark.ray

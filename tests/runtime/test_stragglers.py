@@ -16,14 +16,14 @@ from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.pacing import Pacing
 from fedsweep.components.selection import Selection
+from fedsweep.engine.dropouts import close_round
+from fedsweep.engine.engine import check_experiment
+from fedsweep.engine.forecast import check_first_round, forecast
+from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientWork, LocalJob, Payload, RoundContext, State, SyncPoint
-from fedsweep.runtime.engine import check_experiment
-from fedsweep.runtime.forecast import check_first_round, forecast
-from fedsweep.runtime.state import RunState
-from fedsweep.runtime.stragglers import close_round
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 from fedsweep.trees import ParamTree
 from fedsweep.world.devices import ClientTime, DeviceProfile, fails

@@ -17,11 +17,11 @@ from fedsweep.components.pacing import FixedInterval
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.weighting import Weighting, by_samples
+from fedsweep.engine.engine import Engine
+from fedsweep.engine.ledger import Ledger
 from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
-from fedsweep.runtime.engine import Engine
-from fedsweep.runtime.ledger import Ledger
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.trees import ParamTree
 

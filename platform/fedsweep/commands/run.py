@@ -171,7 +171,7 @@ def _comparison(config: Config, folder: Path) -> str:
 
 def _print_forecast(plan: Plan) -> None:
     """The resolved configuration, and the forecast as comments: together still a configuration file."""
-    from fedsweep.runtime.forecast import forecast
+    from fedsweep.engine.forecast import forecast
 
     cost = forecast(plan.experiment, num_actors=max(1, plan.num_actors))
     about = "" if cost.exact else "about "

@@ -16,6 +16,11 @@ import numpy as np
 from fedsweep.components.base import ServerComponent
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
+from fedsweep.engine.engine import check_world, experiment_layout, server_context
+from fedsweep.engine.forecast import planned_rounds
+from fedsweep.engine.ledger import BYTES_PER_VALUE
+from fedsweep.engine.plan import CostModel, Planner
+from fedsweep.engine.row import Recorder
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment
@@ -23,11 +28,6 @@ from fedsweep.reports.runs import RunView
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.measuring import Grid, GridCell, setting_of, standing_of, summed_up, value_of
 from fedsweep.reproduce.table_file import TableFile
-from fedsweep.runtime.engine import check_world, experiment_layout, server_context
-from fedsweep.runtime.forecast import planned_rounds
-from fedsweep.runtime.ledger import BYTES_PER_VALUE
-from fedsweep.runtime.planning import CostModel, Planner
-from fedsweep.runtime.recording import Recorder
 from fedsweep.trees import model_vector
 from fedsweep.world.data.datasets import Dataset, load_dataset
 

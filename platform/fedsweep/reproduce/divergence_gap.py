@@ -26,9 +26,9 @@ from torch import nn
 from fedsweep.api import load_model
 from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.config.load import load_config
+from fedsweep.engine.evaluator import Evaluator
 from fedsweep.experiment.build import build_experiment, resolve_config
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.runtime.evaluator import Evaluator
 from fedsweep.runtime.run_folder import CONFIG
 from fedsweep.world.label_stats import js_divergence, population
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
+from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, DataError, OutputError, RunError
 from fedsweep.fleet.fleet import Handle
 from fedsweep.records import RoundRecord, State
@@ -30,7 +31,6 @@ from fedsweep.runtime.durable_files import (
     write_durably,
 )
 from fedsweep.runtime.record_trees import pack, unpack
-from fedsweep.runtime.state import RunState
 from fedsweep.runtime.state_trees import from_bytes, to_bytes
 
 _FORMAT = "fedsweep checkpoint"

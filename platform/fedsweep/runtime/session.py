@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsweep.engine.engine import Engine
+from fedsweep.engine.state import RunState
 from fedsweep.errors import MemoryLost, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
 from fedsweep.runtime.bulletin import Audience, Bulletin, News
 from fedsweep.runtime.checkpoint import CheckpointStore
-from fedsweep.runtime.engine import Engine
 from fedsweep.runtime.pictures import write_pictures
 from fedsweep.runtime.run_folder import RunFolder
-from fedsweep.runtime.state import RunState
 from fedsweep.runtime.targets import targets_reached
 from fedsweep.world.replay import ScenarioTrace
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.config.load import load_config
 from fedsweep.config.overrides import apply_overrides, set_value
+from fedsweep.engine.engine import check_experiment
+from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError, InputError, unknown_name
 from fedsweep.experiment.build import resolve_config
 from fedsweep.running import plan_run
-from fedsweep.runtime.engine import check_experiment
-from fedsweep.runtime.forecast import forecast
 from fedsweep.runtime.round_table import ROUND_COLUMNS
 from fedsweep.runtime.run_folder import CONFIG
 from fedsweep.sweeps.fairness import notes, world_of

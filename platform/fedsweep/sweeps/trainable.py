@@ -23,12 +23,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.schema import Config
+from fedsweep.engine.engine import experiment_layout
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
 from fedsweep.running import Plan, Session, open_session
-from fedsweep.runtime.engine import experiment_layout
 from fedsweep.runtime.run_folder import run_facts
 from fedsweep.runtime.session import RunSession, SessionSettings
 from fedsweep.sweeps.preparing import dataset_key, method_name

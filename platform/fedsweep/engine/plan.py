@@ -11,12 +11,12 @@ from itertools import groupby
 import numpy as np
 
 from fedsweep.components.submodels import FULL_MODEL, SubModel
+from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round, nobody_drops_out
+from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.models.cost import fwd_macs_per_sample, layer_costs
 from fedsweep.records import ClientWork, RoundContext, State, SyncPoint
-from fedsweep.runtime.state import RunState
-from fedsweep.runtime.stragglers import Closing, LostWork, check_points, close_round, nobody_drops_out
 from fedsweep.streams import Stream, stream
 from fedsweep.trees import FlatLayout, layout_of
 from fedsweep.world.devices import ClientTime, client_time, fails, jittered

@@ -16,19 +16,19 @@ import torch
 from fedsweep.client.messages import Tally
 from fedsweep.client.optimizer import optimizer_riders
 from fedsweep.components.probes import Probe
+from fedsweep.engine.aggregation import Aggregator
+from fedsweep.engine.dropouts import check_method as check_losses
+from fedsweep.engine.dropouts import nobody_drops_out
+from fedsweep.engine.evaluator import Evaluator
+from fedsweep.engine.ledger import BYTES_PER_VALUE, Ledger
+from fedsweep.engine.plan import CostModel, Planner, RoundPlan
+from fedsweep.engine.round import Played, Player
+from fedsweep.engine.row import Recorder
+from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, RunError, WorkerLost
 from fedsweep.experiment.experiment import Experiment, transformed
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord, ServerContext, State
-from fedsweep.runtime.aggregation import Aggregator
-from fedsweep.runtime.evaluator import Evaluator
-from fedsweep.runtime.ledger import BYTES_PER_VALUE, Ledger
-from fedsweep.runtime.planning import CostModel, Planner, RoundPlan
-from fedsweep.runtime.playing import Played, Player
-from fedsweep.runtime.recording import Recorder
-from fedsweep.runtime.state import RunState
-from fedsweep.runtime.stragglers import check_method as check_losses
-from fedsweep.runtime.stragglers import nobody_drops_out
 from fedsweep.streams import stream
 from fedsweep.trees import FlatLayout, layout_of, load_vector, model_vector
 

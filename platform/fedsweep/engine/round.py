@@ -15,14 +15,14 @@ from fedsweep.client.messages import Arrays, Reply, RoundTotals, Segment, Tally,
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.probes import Probe
 from fedsweep.components.submodels import FULL_MODEL, SubModel
+from fedsweep.engine.aggregation import Aggregator, SyncPlace
+from fedsweep.engine.ledger import Ledger, sizes
+from fedsweep.engine.plan import RoundPlan
+from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet, SegmentResult
 from fedsweep.records import ClientUpdate, State, SyncPoint
-from fedsweep.runtime.aggregation import Aggregator, SyncPlace
-from fedsweep.runtime.ledger import Ledger, sizes
-from fedsweep.runtime.planning import RoundPlan
-from fedsweep.runtime.state import RunState
 from fedsweep.trees import FlatLayout
 
 
