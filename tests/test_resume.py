@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.runs.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 

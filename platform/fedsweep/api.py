@@ -14,7 +14,7 @@ from fedsweep.config.schema import Config
 from fedsweep.errors import DataError, OutputError
 from fedsweep.models.registry import build_model
 from fedsweep.running import default_folder, plan_run, run_plan
-from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.streams import stream
 from fedsweep.tracking.factory import make_observers
 from fedsweep.tracking.observers import Observer

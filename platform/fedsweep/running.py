@@ -22,8 +22,8 @@ from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.experiment.build import build_experiment, resolve_config
 from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.fleet.fleet import LocalFleet
+from fedsweep.runs.run_folder import PICTURES, RunFolder, run_facts
 from fedsweep.runtime.bulletin import Audience
-from fedsweep.runtime.run_folder import PICTURES, RunFolder, run_facts
 from fedsweep.runtime.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.tracking.observers import Observer, RunInfo
 

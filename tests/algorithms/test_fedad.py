@@ -25,7 +25,7 @@ from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, SyncContext
-from fedsweep.runtime.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.streams import stream
 from fedsweep.testing import (
     component_conforms,

@@ -23,7 +23,7 @@ from fedsweep.components.submodels import FULL_MODEL, WholeModel
 from fedsweep.components.weighting import BySamples, Uniform
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientUpdate, ClientWork, LocalJob, RoundContext, SyncContext, SyncPoint
-from fedsweep.runtime.state_trees import from_bytes, to_bytes
+from fedsweep.runs.state_codec import from_bytes, to_bytes
 from fedsweep.streams import stream
 from fedsweep.testing import component_conforms, local_engine, run_rounds, tiny_experiment
 from fedsweep.trees import layout_of

@@ -141,7 +141,7 @@ def test_the_readmes_commands_without_a_run_work(
 
 
 def test_the_readmes_table_of_files_is_what_a_run_leaves(pages: Any) -> None:
-    from fedsweep.runtime import run_folder
+    from fedsweep.runs import run_folder
 
     named = set(re.findall(r"^\| `(\w+(?:\.\w+|/))` \|", (pages.root / "README.md").read_text(), flags=re.MULTILINE))
     files = {run_folder.CONFIG, run_folder.ROUNDS, run_folder.CLIENTS, run_folder.RESULT, run_folder.MODEL}

@@ -14,7 +14,7 @@ from rich.console import Console
 from fedsweep.errors import InputError
 from fedsweep.reports.compare import CompareRow, bytes_text, compare_rows, render_table, seconds_text
 from fedsweep.reports.runs import load_runs, run_labels
-from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 
 ROUND = tiny_record(bytes_up=1000, bytes_down=500, comm_ratio=None, wall_time_s=1.0, eval_time_s=0.5)

@@ -16,7 +16,7 @@ from fedsweep.errors import InputError, InvariantError
 from fedsweep.records import RoundRecord
 from fedsweep.reports import plots
 from fedsweep.reports.plots import plot_accuracy_against_bytes, plot_learning_curves, plot_partition, plot_run
-from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.runs.run_folder import RunFolder
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -19,7 +19,7 @@ import pytest
 
 from fedsweep.errors import InputError
 from fedsweep.reports.report import write_report
-from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.space import Trial
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.testing import tiny_record

@@ -23,7 +23,7 @@ from fedsweep.reports.report_configs import config_table, flat_config, setting_k
 from fedsweep.reports.report_curves import Curve, curve_json, finite, mean_curve, short, thinned
 from fedsweep.reports.report_runs import clean
 from fedsweep.reports.runs import RunView
-from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.world.replay import ScenarioTrace
 
 

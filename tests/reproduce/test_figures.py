@@ -32,7 +32,7 @@ from fedsweep.reproduce.figures import draw
 from fedsweep.reproduce.figures_runs import curve_over_seeds
 from fedsweep.reproduce.figures_style import label_outer, legend_below, looks, panels, paper_style
 from fedsweep.reproduce.table_file import TableFile
-from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.world.replay import ScenarioTrace
 
 COUNTS = np.array([[4, 0], [0, 4], [2, 2], [6, 2]])

@@ -17,8 +17,8 @@ from fedsweep.client.messages import OptimizerSettings
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.records import State
-from fedsweep.runtime.checkpoint import CheckpointStore, Loaded
-from fedsweep.runtime.state_trees import to_bytes
+from fedsweep.runs.checkpoint import CheckpointStore, Loaded
+from fedsweep.runs.state_codec import to_bytes
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
 torch.set_num_threads(1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep.errors import DataError
-from fedsweep.runtime.durable_files import ObjectRef, ObjectStore, read_plain, sweep_temporaries, write_durably
+from fedsweep.runs.files import ObjectRef, ObjectStore, read_plain, sweep_temporaries, write_durably
 
 
 def test_a_failed_write_leaves_the_older_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedsweep.errors import InvariantError
-from fedsweep.runtime.pictures import png_bytes, write_pictures
-from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.runs.component_pictures import png_bytes, write_pictures
+from fedsweep.runs.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 7), (7, 5, 3), (40, 30, 3)])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedsweep.errors import DataError, InvariantError
-from fedsweep.runtime.record_trees import pack, unpack
+from fedsweep.runs.record_codec import pack, unpack
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,9 @@ import torch
 
 from fedsweep.errors import InvariantError, OutputError
 from fedsweep.records import RoundRecord
-from fedsweep.runtime import run_folder
-from fedsweep.runtime.round_table import cumulative_bytes, records_to_table, scalar_figures
-from fedsweep.runtime.run_folder import RunFolder, atomic_write, find_runs, run_facts
+from fedsweep.runs import run_folder
+from fedsweep.runs.round_table import cumulative_bytes, records_to_table, scalar_figures
+from fedsweep.runs.run_folder import RunFolder, atomic_write, find_runs, run_facts
 from fedsweep.testing import tiny_record
 
 torch.set_num_threads(1)

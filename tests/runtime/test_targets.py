@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.records import RoundRecord
-from fedsweep.runtime.targets import TargetWatch, targets_reached
+from fedsweep.runs.targets import TargetWatch, targets_reached
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import fedsweep
-from fedsweep.runtime.run_folder import RunFolder, find_runs
+from fedsweep.runs.run_folder import RunFolder, find_runs
 from fedsweep.sweeps import sweep
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fedsweep.config import yaml12
-from fedsweep.runtime.run_folder import RunFolder, find_runs
+from fedsweep.runs.run_folder import RunFolder, find_runs
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from mlflow.entities import Metric, Run
 from mlflow.tracking import MlflowClient
 
 from fedsweep.records import RoundRecord
-from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 from fedsweep.tracking import mlflow_observer
 from fedsweep.tracking.mlflow_observer import MlflowObserver

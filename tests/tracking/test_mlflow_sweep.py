@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep.records import RoundRecord
-from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 from fedsweep.tracking.mlflow_sweep import SweepTracker, TrackedTrial
 from fedsweep.tracking.store import sqlite_uri

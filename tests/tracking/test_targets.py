@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.observers import RunInfo

@@ -286,7 +286,7 @@ def _show(grid: Grid, folder: SweepFolder, *, pictures: Sequence[Path], problems
     from fedsweep.commands.output import command, make_console, note
     from fedsweep.reproduce.outputs import write_outputs
     from fedsweep.reproduce.rendering import print_grid
-    from fedsweep.runtime.run_folder import find_runs
+    from fedsweep.runs.run_folder import find_runs
 
     written = write_outputs(grid, folder.path)
     if not quiet:

@@ -69,7 +69,7 @@ def _run_new(
         raise ConfigError("CONFIG is missing: give a YAML file or a preset's name, or --resume DIR")
     from fedsweep.config.load import load_config
     from fedsweep.running import check_resources, default_folder
-    from fedsweep.runtime.run_folder import RunFolder
+    from fedsweep.runs.run_folder import RunFolder
 
     loaded = load_config(config, overrides)
     folder = (out or default_folder(loaded)).expanduser().absolute()

@@ -17,7 +17,7 @@ from fedsweep.errors import OutputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fedsweep.runtime.run_folder import RunFolder
+    from fedsweep.runs.run_folder import RunFolder
 
 EXAMPLES = examples("fedsweep verify runs/my-experiment-20250102-030405")
 
@@ -45,7 +45,7 @@ def verify(
     Compared are the final model, every column of the rounds but times of the machine, and the clients. Exit code 1
     where something differs.
     """
-    from fedsweep.runtime.run_folder import RunFolder
+    from fedsweep.runs.run_folder import RunFolder
 
     original = RunFolder(folder.expanduser().absolute())
     result = _finished(original)

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedsweep.errors import OutputError
 from fedsweep.reports.runs import RunView
-from fedsweep.runtime.run_folder import CLIENTS, RunFolder
+from fedsweep.runs.run_folder import CLIENTS, RunFolder
 from fedsweep.world.label_stats import population
 
 if TYPE_CHECKING:

@@ -141,7 +141,7 @@ def plot_run(folder: Path, into: Path) -> list[Path]:
         The pictures; those that the run has nothing for are left out.
     """
     from fedsweep.reports.pictures_scenario import plot_scenario
-    from fedsweep.runtime.run_folder import CLIENTS, ROUNDS, RunFolder
+    from fedsweep.runs.run_folder import CLIENTS, ROUNDS, RunFolder
 
     drawn = []
     if (folder / ROUNDS).is_file():

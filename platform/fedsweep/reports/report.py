@@ -27,7 +27,7 @@ from fedsweep.reports.report_runs import ReportRun, Setting, clean, group_settin
 from fedsweep.reports.report_sources import Found, find_sources
 from fedsweep.reports.report_tables import ReportedTable, command_again, reported_tables
 from fedsweep.reports.report_targets import TargetRow, target_rows
-from fedsweep.runtime.run_folder import CONFIG, atomic_write
+from fedsweep.runs.run_folder import CONFIG, atomic_write
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -18,7 +18,7 @@ from fedsweep.reports.pictures_scenario import shown_clients
 from fedsweep.reports.report_groups import label_summary, size_of
 from fedsweep.reports.runs import RunView
 from fedsweep.reports.scenario_arrays import class_shares_of
-from fedsweep.runtime.run_folder import CLIENTS, RunFolder
+from fedsweep.runs.run_folder import CLIENTS, RunFolder
 
 _MOST_CLIENTS, _MOST_ROUNDS, _MOST_CLASSES = 160, 200, 256
 _LARGEST_ID = 10_000_000

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fedsweep.errors import InputError, OutputError, ResourceError, unknown_name
 from fedsweep.reports.runs import RunView, load_run
-from fedsweep.runtime.run_folder import CONFIG, find_runs
+from fedsweep.runs.run_folder import CONFIG, find_runs
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

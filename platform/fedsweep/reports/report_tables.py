@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsweep.errors import InputError
-from fedsweep.runtime.run_folder import CONFIG
+from fedsweep.runs.run_folder import CONFIG
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedsweep.config.yaml12 import parse
 from fedsweep.errors import OutputError
-from fedsweep.runtime.run_folder import CONFIG, RunFolder, find_runs
+from fedsweep.runs.run_folder import CONFIG, RunFolder, find_runs
 
 UNFINISHED = "unfinished"
 

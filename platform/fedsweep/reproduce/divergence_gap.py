@@ -29,7 +29,7 @@ from fedsweep.config.load import load_config
 from fedsweep.engine.evaluator import Evaluator
 from fedsweep.experiment.build import build_experiment, resolve_config
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.runtime.run_folder import CONFIG
+from fedsweep.runs.run_folder import CONFIG
 from fedsweep.world.label_stats import js_divergence, population
 
 

@@ -14,7 +14,7 @@ from fedsweep.errors import InputError
 from fedsweep.reports.runs import RunView, load_run
 from fedsweep.reproduce.cells import Cell, is_papers
 from fedsweep.reproduce.table_file import GAP_FIGURES, NEVER, Measure, TableFile
-from fedsweep.runtime.run_folder import CONFIG
+from fedsweep.runs.run_folder import CONFIG
 
 FINISHED, MISSING = "finished", "missing"
 # Whose settings a cell has: the paper's; the paper's in all that a round costs; others.

@@ -16,7 +16,7 @@ from fedsweep.errors import ConfigError, OutputError
 from fedsweep.reproduce.measuring import Grid, GridCell, deviates
 from fedsweep.reproduce.rendering import FORMS
 from fedsweep.reproduce.table_file import TableFile
-from fedsweep.runtime.run_folder import atomic_write
+from fedsweep.runs.run_folder import atomic_write
 
 MEASURED = "measured.json"
 FIGURES = "figures"

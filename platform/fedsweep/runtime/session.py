@@ -21,11 +21,11 @@ from fedsweep.errors import MemoryLost, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
+from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.runs.component_pictures import write_pictures
+from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.targets import targets_reached
 from fedsweep.runtime.bulletin import Audience, Bulletin, News
-from fedsweep.runtime.checkpoint import CheckpointStore
-from fedsweep.runtime.pictures import write_pictures
-from fedsweep.runtime.run_folder import RunFolder
-from fedsweep.runtime.targets import targets_reached
 from fedsweep.world.replay import ScenarioTrace
 
 # rounds.parquet is rewritten at most this often between checkpoints.

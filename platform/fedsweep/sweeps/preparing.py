@@ -15,8 +15,8 @@ from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError, InputError, unknown_name
 from fedsweep.experiment.build import resolve_config
 from fedsweep.running import plan_run
-from fedsweep.runtime.round_table import ROUND_COLUMNS
-from fedsweep.runtime.run_folder import CONFIG
+from fedsweep.runs.round_table import ROUND_COLUMNS
+from fedsweep.runs.run_folder import CONFIG
 from fedsweep.sweeps.fairness import notes, world_of
 from fedsweep.sweeps.resources import Share, trial_actors
 from fedsweep.sweeps.space import Trial, check_space, draw, is_listed, list_trials, make_trial, short_names, space_keys

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import InputError
 from fedsweep.reports.runs import RunView, load_run
-from fedsweep.runtime.run_folder import CONFIG, atomic_write
+from fedsweep.runs.run_folder import CONFIG, atomic_write
 from fedsweep.streams import stream
 from fedsweep.sweeps.seed_statistics import Difference, Estimate, differences, estimate
 from fedsweep.sweeps.space import Trial, canonical
@@ -285,7 +285,7 @@ def _cohort_notes(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:
 
 
 def _label_counts(folder: SweepFolder, row: TrialRow) -> Any:
-    from fedsweep.runtime.run_folder import RunFolder
+    from fedsweep.runs.run_folder import RunFolder
 
     return RunFolder(folder.trial_path(row.trial)).read_clients().column("label_counts").to_pylist()
 

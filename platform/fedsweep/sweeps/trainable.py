@@ -29,7 +29,7 @@ from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
 from fedsweep.running import Plan, Session, open_session
-from fedsweep.runtime.run_folder import run_facts
+from fedsweep.runs.run_folder import run_facts
 from fedsweep.runtime.session import RunSession, SessionSettings
 from fedsweep.sweeps.preparing import dataset_key, method_name
 from fedsweep.sweeps.resources import Share, group_factory

@@ -18,8 +18,8 @@ from fedsweep.errors import ClientJobError, InputError, InvariantError
 from fedsweep.experiment.build import resolve_config
 from fedsweep.records import RoundRecord
 from fedsweep.running import Plan, Session, open_session, plan_run
-from fedsweep.runtime.round_table import ROUND_COLUMNS, scalar_figures
-from fedsweep.runtime.run_folder import RunFolder
+from fedsweep.runs.round_table import ROUND_COLUMNS, scalar_figures
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runtime.session import Step
 
 if TYPE_CHECKING:

@@ -348,7 +348,7 @@ def _make_tracker(prepared: PreparedSweep) -> SweepTracker | None:
 @contextlib.contextmanager
 def _tracking(prepared: PreparedSweep, tracker: SweepTracker | None) -> Iterator[_Ending]:
     """The parent run from beginning to end, however the sweep ends."""
-    from fedsweep.runtime.run_folder import CONFIG
+    from fedsweep.runs.run_folder import CONFIG
 
     ending = _Ending()
     if tracker is None:

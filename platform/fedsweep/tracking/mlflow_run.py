@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fedsweep.runtime.run_folder import TRACKING, atomic_write
+from fedsweep.runs.run_folder import TRACKING, atomic_write
 from fedsweep.tracking.store import experiment_id, open_store, quiet_mlflow, redacted
 
 if TYPE_CHECKING:

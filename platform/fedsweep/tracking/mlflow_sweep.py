@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import FedsweepError
-from fedsweep.runtime.run_folder import CONFIG, TRACKING, RunFolder, atomic_write
+from fedsweep.runs.run_folder import CONFIG, TRACKING, RunFolder, atomic_write
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_run import MlflowRun, Point, key_text
 from fedsweep.tracking.observers import RunInfo

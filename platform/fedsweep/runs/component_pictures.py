@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsweep.errors import InvariantError, RunError
-from fedsweep.runtime.run_folder import PICTURES, atomic_write
+from fedsweep.runs.run_folder import PICTURES, atomic_write
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,100}")
 

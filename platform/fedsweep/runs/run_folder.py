@@ -26,8 +26,8 @@ from torch import Tensor
 from fedsweep import __version__
 from fedsweep.errors import OutputError
 from fedsweep.records import RoundRecord
-from fedsweep.runtime.client_table import clients_table
-from fedsweep.runtime.round_table import check_round_table, records_to_table, table_to_records
+from fedsweep.runs.client_table import clients_table
+from fedsweep.runs.round_table import check_round_table, records_to_table, table_to_records
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -143,7 +143,7 @@ class RunFolder:
             label_counts: Samples per client and class [N, C].
             budget_values: What each affords in a round, in values [N]; None (also a single one): no limit.
             devices: Figures of the simulated devices [N] by name, any of
-                :data:`~fedsweep.runtime.client_table.DEVICE_FIGURES`.
+                :data:`~fedsweep.runs.client_table.DEVICE_FIGURES`.
 
         Raises:
             InvariantError: Lengths differ, or a device figure is unknown.

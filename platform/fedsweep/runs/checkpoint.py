@@ -22,7 +22,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, DataError, OutputError, RunError
 from fedsweep.fleet.fleet import Handle
 from fedsweep.records import RoundRecord, State
-from fedsweep.runtime.durable_files import (
+from fedsweep.runs.files import (
     ObjectRef,
     ObjectStore,
     read_plain,
@@ -30,8 +30,8 @@ from fedsweep.runtime.durable_files import (
     sync_folder,
     write_durably,
 )
-from fedsweep.runtime.record_trees import pack, unpack
-from fedsweep.runtime.state_trees import from_bytes, to_bytes
+from fedsweep.runs.record_codec import pack, unpack
+from fedsweep.runs.state_codec import from_bytes, to_bytes
 
 _FORMAT = "fedsweep checkpoint"
 _VERSION = 1
