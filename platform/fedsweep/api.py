@@ -11,13 +11,13 @@ from torch import nn
 
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
+from fedsweep.driver.observers import Observer
+from fedsweep.driver.run import default_folder, plan_run, run_plan
 from fedsweep.errors import DataError, OutputError
 from fedsweep.models.registry import build_model
-from fedsweep.running import default_folder, plan_run, run_plan
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.streams import stream
 from fedsweep.tracking.factory import make_observers
-from fedsweep.tracking.observers import Observer
 from fedsweep.trees import layout_of, load_vector
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.client.messages import OptimizerSettings
+from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
 from fedsweep.method import merge
-from fedsweep.runtime.server_actor import FleetSettings, make_ray_fleet
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment, tiny_pictures
 
 pytestmark = pytest.mark.ray

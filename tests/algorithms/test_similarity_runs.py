@@ -186,7 +186,7 @@ def ray_module() -> Iterator[Any]:
 
 @pytest.mark.ray
 def test_two_actors_give_the_bits_of_one_process(ray_module: Any) -> None:
-    from fedsweep.runtime.server_actor import FleetSettings, make_ray_fleet
+    from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
 
     experiment = one_class_each(by_similarity(), rounds=4, build=linear_model)
     expected = run_rounds(local_engine(experiment))

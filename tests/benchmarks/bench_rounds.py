@@ -75,7 +75,7 @@ def play(engine: Engine) -> Callable[[], float]:
 
 def ray_engine(ray: object, work: Experiment, actors: int) -> Engine:
     """An engine in this process, as the server actor has it, with clients on actors."""
-    from fedsweep.runtime.server_actor import FleetSettings, make_ray_fleet
+    from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
 
     settings = FleetSettings(num_actors=actors, name=f"bench-{actors}-{time.time()}", options={"num_cpus": 1})
     return Engine(work, make_ray_fleet(work, ray.put(work), settings, print))  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.config.load import load_config
-from fedsweep.running import plan_run, run_plan
+from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.sweeps.preparing import make_entry, prepare
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.sweep_folder import SweepFolder

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedsweep.config.load import load_config
+from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment, build_world
 from fedsweep.reports.runs import load_run
@@ -23,7 +24,6 @@ from fedsweep.reproduce.costs import (
     why_unknown,
 )
 from fedsweep.reproduce.table_file import TableFile
-from fedsweep.running import plan_run, run_plan
 from fedsweep.world.data.record import Dataset
 
 DIGITS: dict[str, Any] = {

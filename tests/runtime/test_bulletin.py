@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fedsweep.config.load import load_config
+from fedsweep.driver.news import Audience, Bulletin, News
+from fedsweep.driver.observers import InMemory
+from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.records import RoundRecord
-from fedsweep.running import plan_run, run_plan
-from fedsweep.runtime.bulletin import Audience, Bulletin, News
-from fedsweep.tracking.observers import InMemory
 
 
 def heard() -> tuple[list[str], Audience]:

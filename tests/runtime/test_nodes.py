@@ -10,9 +10,9 @@ import pytest
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.client.messages import OptimizerSettings
+from fedsweep.driver.session import RunSession, SessionSettings
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
-from fedsweep.runtime.session import RunSession, SessionSettings
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

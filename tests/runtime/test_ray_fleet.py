@@ -53,7 +53,7 @@ def ray_module() -> Iterator[Any]:
 def play(
     ray: Any, experiment: Experiment, actors: int, *, shared_memory: bool = True, hang_timeout_s: float = 60.0
 ) -> tuple[RunState, list[str]]:
-    from fedsweep.runtime.server_actor import FleetSettings, make_ray_fleet
+    from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
 
     messages: list[str] = []
     settings = FleetSettings(

@@ -7,10 +7,10 @@ from typing import Any
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.worker import Worker
+from fedsweep.driver.session import RunSession, SessionSettings
 from fedsweep.engine.engine import experiment_layout
 from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.fleet.fleet import LocalFleet
-from fedsweep.runtime.session import RunSession, SessionSettings
 from fedsweep.testing import tiny_experiment
 from fedsweep.world.availability import CapabilityAvailability, build_availability
 from fedsweep.world.drift import CosineRotation, build_drift

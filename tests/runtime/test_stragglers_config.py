@@ -10,9 +10,9 @@ import pytest
 
 import fedsweep
 from fedsweep.config import load_config
+from fedsweep.driver.run import plan_run
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment
-from fedsweep.running import plan_run
 from fedsweep.world.stragglers import Deadline, OverSelect, WaitForAll
 
 

@@ -17,13 +17,13 @@ import pytest
 from mlflow.entities import Metric, Run
 from mlflow.tracking import MlflowClient
 
+from fedsweep.driver.observers import RunInfo
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 from fedsweep.tracking import mlflow_observer
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_run import MlflowRun
-from fedsweep.tracking.observers import RunInfo
 from fedsweep.tracking.store import open_store, sqlite_uri
 
 CONFIG = {"name": "run", "seed": 0, "scenario.dataset": "digits", "scenario.root": None, "training.lr": 1e-3}

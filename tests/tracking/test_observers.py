@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedsweep.tracking.observers import InMemory, RunInfo
+from fedsweep.driver.observers import InMemory, RunInfo
 
 
 def test_what_is_told_is_kept(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fedsweep.driver.observers import RunInfo
 from fedsweep.records import RoundRecord
 from fedsweep.testing import tiny_record
-from fedsweep.tracking.observers import RunInfo
 from fedsweep.tracking.progress import LiveProgress, PlainProgress, Progress, QuietProgress, Standing, make_progress
 
 ESCAPE = "\x1b"

@@ -134,7 +134,7 @@ def _main_job() -> str:
     began = time.perf_counter()
     try:
         from fedsweep.config.load import load_config
-        from fedsweep.running import plan_run, run_plan
+        from fedsweep.driver.run import plan_run, run_plan
 
         with tempfile.TemporaryDirectory(prefix="fedsweep-doctor-") as scratch:
             result = run_plan(plan_run(load_config(_TINY)), Path(scratch) / "run")

@@ -14,7 +14,7 @@ from fedsweep.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
-    from fedsweep.running import Plan
+    from fedsweep.driver.run import Plan
 
 EXAMPLES = examples(
     "fedsweep run quickstart/dynamicfl",
@@ -68,7 +68,7 @@ def _run_new(
     if config is None:
         raise ConfigError("CONFIG is missing: give a YAML file or a preset's name, or --resume DIR")
     from fedsweep.config.load import load_config
-    from fedsweep.running import check_resources, default_folder
+    from fedsweep.driver.run import check_resources, default_folder
     from fedsweep.runs.run_folder import RunFolder
 
     loaded = load_config(config, overrides)
@@ -85,7 +85,7 @@ def _run_new(
 
 
 def _resume(folder: Path, *, dashboard: bool, quiet: bool) -> None:
-    from fedsweep.running import resumable
+    from fedsweep.driver.run import resumable
 
     folder = folder.expanduser().absolute()
     config, is_finished = resumable(folder)
@@ -96,7 +96,7 @@ def _resume(folder: Path, *, dashboard: bool, quiet: bool) -> None:
 
 
 def _prepare(config: Config, folder: Path) -> tuple[Plan, list[Any]]:
-    from fedsweep.running import plan_run
+    from fedsweep.driver.run import plan_run
     from fedsweep.tracking.factory import make_observers
 
     plan = plan_run(config)
@@ -107,7 +107,7 @@ def _play(
     config: Config, folder: Path, *, resume: bool = False, overwrite: bool = False, dashboard: bool, quiet: bool
 ) -> None:
     from fedsweep.commands.output import command, is_plain, note
-    from fedsweep.running import run_plan
+    from fedsweep.driver.run import run_plan
     from fedsweep.tracking.progress import make_progress
 
     try:

@@ -77,7 +77,7 @@ def _finished(original: RunFolder) -> dict[str, Any]:
 def _play_again(original: RunFolder, again: RunFolder, *, quiet: bool) -> dict[str, Any]:
     from fedsweep.commands.output import is_plain
     from fedsweep.config.load import load_config
-    from fedsweep.running import plan_run, run_plan
+    from fedsweep.driver.run import plan_run, run_plan
     from fedsweep.tracking.progress import make_progress
 
     with make_progress(quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress:

@@ -113,7 +113,7 @@ def reproduction(request: Request) -> Reproduction:
 
 def default_folder(found: Reproduction) -> Path:
     """``runs/<paper>-<table>-<scale>-<timestamp>``."""
-    from fedsweep.running import default_folder as folder_of_run
+    from fedsweep.driver.run import default_folder as folder_of_run
 
     return folder_of_run(found.config)
 

@@ -23,14 +23,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.schema import Config
+from fedsweep.driver.run import Plan, Session, open_session
+from fedsweep.driver.session import RunSession, SessionSettings
 from fedsweep.engine.engine import experiment_layout
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
-from fedsweep.running import Plan, Session, open_session
 from fedsweep.runs.run_folder import run_facts
-from fedsweep.runtime.session import RunSession, SessionSettings
 from fedsweep.sweeps.preparing import dataset_key, method_name
 from fedsweep.sweeps.resources import Share, group_factory
 from fedsweep.sweeps.space import TRIAL

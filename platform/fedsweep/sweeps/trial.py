@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.config.load import load_config
+from fedsweep.driver.run import Plan, Session, open_session, plan_run
+from fedsweep.driver.session import Step
 from fedsweep.errors import ClientJobError, InputError, InvariantError
 from fedsweep.experiment.build import resolve_config
 from fedsweep.records import RoundRecord
-from fedsweep.running import Plan, Session, open_session, plan_run
 from fedsweep.runs.round_table import ROUND_COLUMNS, scalar_figures
 from fedsweep.runs.run_folder import RunFolder
-from fedsweep.runtime.session import Step
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config

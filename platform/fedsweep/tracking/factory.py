@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedsweep.driver.observers import Observer
 from fedsweep.tracking.mlflow_observer import MlflowObserver
-from fedsweep.tracking.observers import Observer
 from fedsweep.tracking.store import resolve_uri
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.round_table import scalar_figures
 from fedsweep.runs.run_folder import CLIENTS, CONFIG, MODEL, PICTURES, RESULT, ROUNDS, SCENARIO
 from fedsweep.runs.targets import Crossing, TargetWatch, target_key
 from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, Point, key_text
-from fedsweep.tracking.observers import Observer, RunInfo
 from fedsweep.tracking.store import PATIENCE_S, check_store, probe_store, redacted
 
 if TYPE_CHECKING:

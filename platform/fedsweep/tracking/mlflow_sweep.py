@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.driver.observers import RunInfo
 from fedsweep.errors import FedsweepError
 from fedsweep.runs.run_folder import CONFIG, TRACKING, RunFolder, atomic_write
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_run import MlflowRun, Point, key_text
-from fedsweep.tracking.observers import RunInfo
 from fedsweep.tracking.store import check_store, probe_store, quiet_mlflow, redacted
 
 if TYPE_CHECKING:

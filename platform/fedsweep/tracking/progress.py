@@ -18,7 +18,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from fedsweep.tracking.observers import Observer, RunInfo
+from fedsweep.driver.observers import Observer, RunInfo
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord

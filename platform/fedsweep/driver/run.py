@@ -16,6 +16,9 @@ import torch
 from fedsweep.client.worker import Worker
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
+from fedsweep.driver.news import Audience
+from fedsweep.driver.observers import Observer, RunInfo
+from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.engine.engine import check_experiment, experiment_layout
 from fedsweep.engine.forecast import check_first_round
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
@@ -23,9 +26,6 @@ from fedsweep.experiment.build import build_experiment, resolve_config
 from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.runs.run_folder import PICTURES, RunFolder, run_facts
-from fedsweep.runtime.bulletin import Audience
-from fedsweep.runtime.session import Opened, RunSession, SessionSettings, Step
-from fedsweep.tracking.observers import Observer, RunInfo
 
 if TYPE_CHECKING:
     from fedsweep.fleet.ray_cluster import ClusterNeeds
@@ -132,7 +132,7 @@ def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
         with _one_thread():
             yield RunSession(plan.experiment, lambda warn: _local_fleet(plan.experiment), settings)
         return
-    from fedsweep.runtime.server_actor import FleetSettings, RemoteSession
+    from fedsweep.driver.ray_session import FleetSettings, RemoteSession
 
     runtime = plan.config.runtime
     session = RemoteSession(

@@ -13,14 +13,14 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from fedsweep.driver.news import Audience, News
+from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.engine.engine import experiment_layout
 from fedsweep.errors import FedsweepError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
-from fedsweep.runtime.bulletin import Audience, News
-from fedsweep.runtime.session import Opened, RunSession, SessionSettings, Step
 
 # So often is a server actor that is at work asked what there is to tell, in seconds.
 _LISTEN_EVERY_S = 0.5

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsweep.driver.news import Audience, Bulletin, News
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.errors import MemoryLost, RunError
@@ -25,7 +26,6 @@ from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.runs.component_pictures import write_pictures
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.targets import targets_reached
-from fedsweep.runtime.bulletin import Audience, Bulletin, News
 from fedsweep.world.replay import ScenarioTrace
 
 # rounds.parquet is rewritten at most this often between checkpoints.

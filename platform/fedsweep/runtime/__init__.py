@@ -1,1 +1,0 @@
-"""What carries out a method: the engine, local training, the fleets, checkpoints."""
