@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedsweep.errors import InputError
 from fedsweep.reports.compare import CompareRow, bytes_text, compare_rows, render_table, seconds_text
-from fedsweep.reports.runs import load_runs, run_labels
+from fedsweep.results.view import load_runs, run_labels
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 

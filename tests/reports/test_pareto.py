@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.reports.pareto import best_under_budgets, budget_grid, pareto_front, reached
+from fedsweep.results.pareto import best_under_budgets, budget_grid, pareto_front, reached
 
 POINTS = st.lists(st.one_of(st.none(), st.tuples(st.integers(1, 6), st.integers(0, 6))), max_size=12)
 CURVE = [(10.0, 0.2), (20.0, 0.6), (30.0, 0.5)]

@@ -12,7 +12,7 @@ import pytest
 from fedsweep.reports import report_groups
 from fedsweep.reports.report_clients import client_maps
 from fedsweep.reports.report_groups import label_summary, size_of
-from fedsweep.reports.runs import RunView
+from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
 
 COUNTS = np.array([[4, 0], [0, 4], [2, 2], [6, 2]])

@@ -19,10 +19,10 @@ from fedsweep.reports.report_clients import (
     participation,
     split_tree,
 )
-from fedsweep.reports.report_configs import config_table, flat_config, setting_key
-from fedsweep.reports.report_curves import Curve, curve_json, finite, mean_curve, short, thinned
-from fedsweep.reports.report_runs import clean
-from fedsweep.reports.runs import RunView
+from fedsweep.results.config_table import config_table, flat_config, setting_key
+from fedsweep.results.curves import Curve, curve_json, finite, mean_curve, short, thinned
+from fedsweep.results.settings import clean
+from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.world.replay import ScenarioTrace
 

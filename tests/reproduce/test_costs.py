@@ -13,7 +13,6 @@ from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment, build_world
-from fedsweep.reports.runs import load_run
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.costs import (
     costs_grid,
@@ -24,6 +23,7 @@ from fedsweep.reproduce.costs import (
     why_unknown,
 )
 from fedsweep.reproduce.table_file import TableFile
+from fedsweep.results.view import load_run
 from fedsweep.world.data.record import Dataset
 
 DIGITS: dict[str, Any] = {

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fedsweep.errors import ConfigError
-from fedsweep.reports.runs import load_run
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.measuring import measured, summed_up, value_of
 from fedsweep.reproduce.table_file import Measure, TableFile, read_table, table_names
+from fedsweep.results.view import load_run
 
 NAMES = [name for name in table_names() if name.startswith("feddhad/")]
 # The learning rates of the control parameters by network and data set, from the paper's table of hyper-parameters.

@@ -25,13 +25,13 @@ from fedsweep.reports.pictures_rounds import (
     has_group,
     membership_of,
 )
-from fedsweep.reports.runs import RunView
 from fedsweep.reproduce import figures, figures_runs
 from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.figures import draw
 from fedsweep.reproduce.figures_runs import curve_over_seeds
 from fedsweep.reproduce.figures_style import label_outer, legend_below, looks, panels, paper_style
 from fedsweep.reproduce.table_file import TableFile
+from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.world.replay import ScenarioTrace
 

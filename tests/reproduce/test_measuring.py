@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fedsweep.reports.runs import load_run
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.measuring import Grid, deviates, measured, summed_up, value_of
 from fedsweep.reproduce.table_file import Measure, TableFile
+from fedsweep.results.view import load_run
 
 MakeRun = Callable[..., Path]
 ROUNDS = {

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from fedsweep.results.seed_statistics import differences, estimate
 from fedsweep.streams import stream
-from fedsweep.sweeps.seed_statistics import differences, estimate
 
 KEY = stream(0, "test")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.reports.runs import RunView, load_runs, run_labels
+from fedsweep.results.view import RunView, load_runs, run_labels
 
 if TYPE_CHECKING:
     from rich.console import Console

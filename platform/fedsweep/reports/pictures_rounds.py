@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsweep.errors import OutputError
-from fedsweep.reports.runs import RunView
+from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import CLIENTS, RunFolder
 from fedsweep.world.label_stats import population
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from fedsweep.reports.compare import bytes_text
 from fedsweep.reports.plots import checked_path, figure_of, save_figure
-from fedsweep.reports.runs import RunView, load_run
 from fedsweep.reports.scenario_arrays import Part, Participation, class_shares_of, participation_of
+from fedsweep.results.view import RunView, load_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

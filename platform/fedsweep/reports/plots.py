@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from fedsweep.errors import InputError, InvariantError
 from fedsweep.reports.compare import bytes_text
-from fedsweep.reports.runs import RunView, load_runs, run_labels
+from fedsweep.results.view import RunView, load_runs, run_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

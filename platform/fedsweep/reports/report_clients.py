@@ -16,8 +16,8 @@ import numpy as np
 from fedsweep.errors import InputError, OutputError
 from fedsweep.reports.pictures_scenario import shown_clients
 from fedsweep.reports.report_groups import label_summary, size_of
-from fedsweep.reports.runs import RunView
 from fedsweep.reports.scenario_arrays import class_shares_of
+from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import CLIENTS, RunFolder
 
 _MOST_CLIENTS, _MOST_ROUNDS, _MOST_CLASSES = 160, 200, 256

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedsweep.reports.pictures_rounds import group_labels_of, has_group
-from fedsweep.reports.runs import RunView
+from fedsweep.results.view import RunView
 
 _MOST_CLASSES = 256
 _DIGITS = 4

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsweep.errors import InputError, OutputError, ResourceError, unknown_name
-from fedsweep.reports.runs import RunView, load_run
+from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.run_folder import CONFIG, find_runs
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from fedsweep.reports.report_curves import finite
-from fedsweep.reports.report_runs import ReportRun, Setting
+from fedsweep.results.curves import finite
+from fedsweep.results.settings import ReportRun, Setting
 
 _MOST_TARGETS = 20
 

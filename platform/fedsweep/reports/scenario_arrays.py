@@ -16,7 +16,7 @@ import numpy as np
 
 from fedsweep.errors import OutputError
 from fedsweep.reports.pictures_rounds import counts_of
-from fedsweep.reports.runs import RunView
+from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import CLIENTS, SCENARIO, RunFolder
 from fedsweep.world.replay import ScenarioTrace
 from fedsweep.world.spec_checks import read_text

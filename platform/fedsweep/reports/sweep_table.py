@@ -10,7 +10,7 @@ from fedsweep.reports.compare import bytes_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedsweep.sweeps.seed_statistics import Difference, Estimate
+    from fedsweep.results.seed_statistics import Difference, Estimate
     from fedsweep.sweeps.summary import SettingRow, Summary, TrialRow
 
 _MOST_LINES = 12

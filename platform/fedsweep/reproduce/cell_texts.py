@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsweep.reports.report_runs import clean
 from fedsweep.reproduce.measuring import Grid, GridCell, Measured, deviates
 from fedsweep.reproduce.table_file import FULL, NEVER, Measure
+from fedsweep.results.settings import clean
 
 MARK = "*"
 _NOTHING = "-"

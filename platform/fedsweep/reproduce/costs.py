@@ -24,10 +24,10 @@ from fedsweep.engine.row import Recorder
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.reports.runs import RunView
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.measuring import Grid, GridCell, setting_of, standing_of, summed_up, value_of
 from fedsweep.reproduce.table_file import TableFile
+from fedsweep.results.view import RunView
 from fedsweep.trees import model_vector
 from fedsweep.world.data.datasets import Dataset, load_dataset
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ConfigError
-from fedsweep.reports.runs import RunView
 from fedsweep.reproduce.cell_texts import label_of
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.figures_style import (
@@ -32,6 +31,7 @@ from fedsweep.reproduce.figures_style import (
 )
 from fedsweep.reproduce.measuring import Measured, summed_up, value_of
 from fedsweep.reproduce.table_file import FigureSpec, Measure, TableFile
+from fedsweep.results.view import RunView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,7 +24,6 @@ from fedsweep.reports.pictures_rounds import (
     membership_of,
 )
 from fedsweep.reports.pictures_scenario import draw_classes, draw_participation, participation_handles
-from fedsweep.reports.runs import RunView
 from fedsweep.reports.scenario_arrays import class_shares_of, participation_of
 from fedsweep.reproduce.figures_style import (
     PANEL_HEIGHT,
@@ -35,6 +34,7 @@ from fedsweep.reproduce.figures_style import (
     panels,
     scale_axes,
 )
+from fedsweep.results.view import RunView
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

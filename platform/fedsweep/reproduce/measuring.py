@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 from fedsweep.errors import InputError
-from fedsweep.reports.runs import RunView, load_run
 from fedsweep.reproduce.cells import Cell, is_papers
 from fedsweep.reproduce.table_file import GAP_FIGURES, NEVER, Measure, TableFile
+from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.run_folder import CONFIG
 
 FINISHED, MISSING = "finished", "missing"

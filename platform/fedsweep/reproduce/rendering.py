@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from fedsweep.reports.report_runs import clean
 from fedsweep.reproduce.cell_texts import Heading, caption, cell_text, headings, notes, setting_line
 from fedsweep.reproduce.measuring import Grid
+from fedsweep.results.settings import clean
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -19,7 +19,7 @@ from fedsweep.sweeps.space import Trial, canonical
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
-    from fedsweep.reports.runs import RunView
+    from fedsweep.results.view import RunView
     from fedsweep.sweeps.preparing import PreparedSweep
     from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 

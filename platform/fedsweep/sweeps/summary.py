@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import InputError
-from fedsweep.reports.runs import RunView, load_run
+from fedsweep.results.seed_statistics import Difference, Estimate, differences, estimate
+from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.run_folder import CONFIG, atomic_write
 from fedsweep.streams import stream
-from fedsweep.sweeps.seed_statistics import Difference, Estimate, differences, estimate
 from fedsweep.sweeps.space import Trial, canonical
 from fedsweep.sweeps.sweep_folder import TABLE, SweepFolder
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.errors import InputError
-from fedsweep.reports.report_configs import flat_config, setting_key
-from fedsweep.reports.report_curves import Curve, curve_of, finite, mean_curve
-from fedsweep.reports.runs import RunView, run_labels
+from fedsweep.results.config_table import flat_config, setting_key
+from fedsweep.results.curves import Curve, curve_of, finite, mean_curve
+from fedsweep.results.view import RunView, run_labels
 
 _LONGEST_TEXT, _LONGEST_REASON = 200, 1000
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsweep.reports.runs import RunView
+from fedsweep.results.view import RunView
 
 # What is drawn, and how it is called there.
 FIGURES: Mapping[str, str] = {

@@ -1,0 +1,1 @@
+"""Runs that are read back: their figures, over rounds and over seeds."""
