@@ -13,9 +13,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedsweep.errors import InputError, InvariantError
+from fedsweep.figures import curves as plots
+from fedsweep.figures.curves import plot_accuracy_against_bytes, plot_learning_curves, plot_partition, plot_run
 from fedsweep.records import RoundRecord
-from fedsweep.reports import plots
-from fedsweep.reports.plots import plot_accuracy_against_bytes, plot_learning_curves, plot_partition, plot_run
 from fedsweep.runs.run_folder import RunFolder
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -157,5 +157,5 @@ def test_a_run_has_three_pictures(tmp_path: Path) -> None:
 
 
 def test_reports_import_without_matplotlib() -> None:
-    code = "import sys, fedsweep.reports.plots, fedsweep.reports.compare; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, fedsweep.figures.curves, fedsweep.reports.compare; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

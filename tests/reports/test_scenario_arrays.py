@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 import fedsweep
 from fedsweep.commands.tables import partition
 from fedsweep.errors import DataError, OutputError
-from fedsweep.reports import pictures_scenario, plots
-from fedsweep.reports.pictures_scenario import draw_classes, draw_participation, plot_scenario, shown_clients
-from fedsweep.reports.scenario_arrays import Part, class_shares, class_shares_of, participation_of
+from fedsweep.figures import curves as plots
+from fedsweep.figures import scenario as pictures_scenario
+from fedsweep.figures.scenario import draw_classes, draw_participation, plot_scenario, shown_clients
+from fedsweep.figures.scenario_arrays import Part, class_shares, class_shares_of, participation_of
 from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.world.replay import ScenarioTrace

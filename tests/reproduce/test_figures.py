@@ -15,7 +15,7 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
 from fedsweep.errors import ConfigError
-from fedsweep.reports.pictures_rounds import (
+from fedsweep.figures.groups import (
     COHORT,
     HIGH,
     counts_of,
@@ -25,11 +25,11 @@ from fedsweep.reports.pictures_rounds import (
     has_group,
     membership_of,
 )
+from fedsweep.figures.style import label_outer, legend_below, looks, panels, paper_style
 from fedsweep.reproduce import figures, figures_runs
 from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.figures import draw
 from fedsweep.reproduce.figures_runs import curve_over_seeds
-from fedsweep.reproduce.figures_style import label_outer, legend_below, looks, panels, paper_style
 from fedsweep.reproduce.table_file import TableFile
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder

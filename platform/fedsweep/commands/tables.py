@@ -49,7 +49,7 @@ def compare(
     from fedsweep.reports.compare import compare_rows, render_table
 
     if plot is not None:
-        from fedsweep.reports.plots import checked_path, plot_accuracy_against_bytes
+        from fedsweep.figures.curves import checked_path, plot_accuracy_against_bytes
 
         checked_path(plot)  # before the table
     render_table(compare_rows(folders), make_console())
@@ -70,7 +70,7 @@ def partition(config: Config, overrides: Overrides = None, plot: Plot = None) ->
     counts_NC = np.stack([profile.label_counts for profile in world.profiles])
     _print_counts(counts_NC, title)
     if plot is not None:
-        from fedsweep.reports.plots import plot_partition
+        from fedsweep.figures.curves import plot_partition
 
         plot_partition(counts_NC, plot)
         print(f"picture: {plot.absolute()}")
@@ -79,8 +79,8 @@ def partition(config: Config, overrides: Overrides = None, plot: Plot = None) ->
 
 
 def _plot_by_round(counts_NC: np.ndarray, config: schema.Config, world: World, path: Path) -> None:
-    from fedsweep.reports.pictures_scenario import plot_classes
-    from fedsweep.reports.scenario_arrays import class_shares
+    from fedsweep.figures.scenario import plot_classes
+    from fedsweep.figures.scenario_arrays import class_shares
     from fedsweep.world.drift import round_classes
 
     assert world.drift is not None  # the caller's condition

@@ -259,7 +259,7 @@ def run_plan(
         with open_session(plan, folder) as session:
             result = _drive(plan, session, folder, observers=observers, resume=resume)
     if plan.experiment.world.drift is not None or plan.experiment.world.availability is not None:
-        from fedsweep.reports.pictures_scenario import plot_scenario
+        from fedsweep.figures.scenario import plot_scenario
 
         plot_scenario(folder, folder / PICTURES)
     return result

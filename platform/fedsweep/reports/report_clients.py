@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedsweep.errors import InputError, OutputError
-from fedsweep.reports.pictures_scenario import shown_clients
+from fedsweep.figures.scenario import shown_clients
+from fedsweep.figures.scenario_arrays import class_shares_of
 from fedsweep.reports.report_groups import label_summary, size_of
-from fedsweep.reports.scenario_arrays import class_shares_of
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import CLIENTS, RunFolder
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsweep.reports.pictures_rounds import group_labels_of, has_group
+from fedsweep.figures.groups import group_labels_of, has_group
 from fedsweep.results.view import RunView
 
 _MOST_CLASSES = 256

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ConfigError
-from fedsweep.reproduce.cell_texts import label_of
-from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.figures_style import (
+from fedsweep.figures.style import (
     Look,
     axis_name,
     is_share,
@@ -29,6 +27,8 @@ from fedsweep.reproduce.figures_style import (
     save_both,
     scale_axes,
 )
+from fedsweep.reproduce.cell_texts import label_of
+from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.measuring import Measured, summed_up, value_of
 from fedsweep.reproduce.table_file import FigureSpec, Measure, TableFile
 from fedsweep.results.view import RunView

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.reproduce.figures_style import (
+from fedsweep.figures.style import (
     axis_name,
     label_outer,
     legend_below,

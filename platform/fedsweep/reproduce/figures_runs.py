@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from fedsweep.errors import ConfigError
-from fedsweep.reports.pictures_rounds import (
+from fedsweep.figures.groups import (
     GroupLabels,
     counts_of,
     draw_group_labels,
@@ -23,9 +23,9 @@ from fedsweep.reports.pictures_rounds import (
     membership_handles,
     membership_of,
 )
-from fedsweep.reports.pictures_scenario import draw_classes, draw_participation, participation_handles
-from fedsweep.reports.scenario_arrays import class_shares_of, participation_of
-from fedsweep.reproduce.figures_style import (
+from fedsweep.figures.scenario import draw_classes, draw_participation, participation_handles
+from fedsweep.figures.scenario_arrays import class_shares_of, participation_of
+from fedsweep.figures.style import (
     PANEL_HEIGHT,
     axis_name,
     is_share,

@@ -131,7 +131,7 @@ def plot_partition(counts: ArrayLike, path: str | Path) -> None:
 def plot_run(folder: Path, into: Path) -> list[Path]:
     """The pictures of a single run: ``learning_curves.png``, ``accuracy_against_bytes.png``, ``partition.png``.
 
-    With drift or availability also those of :func:`~fedsweep.reports.pictures_scenario.plot_scenario`.
+    With drift or availability also those of :func:`~fedsweep.figures.scenario.plot_scenario`.
 
     Args:
         folder: A run folder.
@@ -140,7 +140,7 @@ def plot_run(folder: Path, into: Path) -> list[Path]:
     Returns:
         The pictures; those that the run has nothing for are left out.
     """
-    from fedsweep.reports.pictures_scenario import plot_scenario
+    from fedsweep.figures.scenario import plot_scenario
     from fedsweep.runs.run_folder import CLIENTS, ROUNDS, RunFolder
 
     drawn = []

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsweep.figures.curves import checked_path, figure_of, save_figure
+from fedsweep.figures.scenario_arrays import Part, Participation, class_shares_of, participation_of
 from fedsweep.reports.compare import bytes_text
-from fedsweep.reports.plots import checked_path, figure_of, save_figure
-from fedsweep.reports.scenario_arrays import Part, Participation, class_shares_of, participation_of
 from fedsweep.results.view import RunView, load_run
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def plot_classes(shares_NRC: np.ndarray, path: str | Path) -> None:
 
     Args:
         shares_NRC: See :func:`draw_classes`.
-        path: The picture; its suffix is one of :data:`~fedsweep.reports.plots.SUFFIXES`.
+        path: The picture; its suffix is one of :data:`~fedsweep.figures.curves.SUFFIXES`.
 
     Raises:
         InputError: The picture can't be written.
@@ -92,8 +92,8 @@ def plot_participation(participation: Participation, path: str | Path) -> None:
     """Who took part, as a file; on top the bytes of each round, coloured by whether it aggregated.
 
     Args:
-        participation: See :func:`~fedsweep.reports.scenario_arrays.participation_of`.
-        path: The picture; its suffix is one of :data:`~fedsweep.reports.plots.SUFFIXES`.
+        participation: See :func:`~fedsweep.figures.scenario_arrays.participation_of`.
+        path: The picture; its suffix is one of :data:`~fedsweep.figures.curves.SUFFIXES`.
 
     Raises:
         InputError: The picture can't be written.

@@ -1,6 +1,6 @@
 """How pictures of tables look: sizes, panels, legends, names of axes; as they stand in a paper's column.
 
-Colours are those of :mod:`fedsweep.reports.plots`, which colour-blind readers can tell apart; beyond seven lines the
+Colours are those of :mod:`fedsweep.figures.curves`, which colour-blind readers can tell apart; beyond seven lines the
 markers tell them apart. Everything is drawn at the size at which it is printed.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.figures.curves import COLOURS, MARKERS, figure_of, save_figure
 from fedsweep.reports.compare import bytes_text
-from fedsweep.reports.plots import COLOURS, MARKERS, figure_of, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

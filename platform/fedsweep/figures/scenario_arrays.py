@@ -15,7 +15,7 @@ from enum import IntEnum
 import numpy as np
 
 from fedsweep.errors import OutputError
-from fedsweep.reports.pictures_rounds import counts_of
+from fedsweep.figures.groups import counts_of
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import CLIENTS, SCENARIO, RunFolder
 from fedsweep.world.replay import ScenarioTrace

@@ -1,0 +1,1 @@
+"""Pictures: one look for runs, tables and reports."""
