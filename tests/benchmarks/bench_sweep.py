@@ -17,10 +17,10 @@ from typing import Any
 
 from fedsweep.config.load import load_config
 from fedsweep.driver.run import plan_run, run_plan
-from fedsweep.sweeps.preparing import make_entry, prepare
+from fedsweep.sweeps.prepare import make_entry, prepare
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.sweep_folder import SweepFolder
-from fedsweep.sweeps.tuning import run_sweep
+from fedsweep.sweeps.tuner import run_sweep
 from fedsweep.tracking.sweep_progress import SweepProgress
 
 TARGET = 1.25

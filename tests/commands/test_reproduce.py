@@ -12,9 +12,9 @@ import pytest
 
 from fedsweep.cli import main
 from fedsweep.errors import ConfigError
-from fedsweep.reproduce import running
+from fedsweep.reproduce import reproduction as running
 from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.measuring import Grid, GridCell, summed_up
+from fedsweep.reproduce.grid import Grid, GridCell, summed_up
 from fedsweep.reproduce.table_file import TableFile
 
 Command = Callable[..., tuple[int, str, str]]

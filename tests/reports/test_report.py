@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from fedsweep.errors import InputError
-from fedsweep.reports.report import write_report
+from fedsweep.reports.page import write_report
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.space import Trial
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedsweep.reports import report_groups
-from fedsweep.reports.report_clients import client_maps
+from fedsweep.reports.client_maps import client_maps
 from fedsweep.reports.report_groups import label_summary, size_of
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedsweep.errors import OutputError
-from fedsweep.reports import report_clients
-from fedsweep.reports.report_clients import (
+from fedsweep.reports import client_maps as report_clients
+from fedsweep.reports.client_maps import (
     class_map,
     client_maps,
     interesting_first,

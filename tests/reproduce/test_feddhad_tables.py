@@ -10,7 +10,7 @@ import pytest
 
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce.cells import cells_of
-from fedsweep.reproduce.measuring import measured, summed_up, value_of
+from fedsweep.reproduce.grid import measured, summed_up, value_of
 from fedsweep.reproduce.table_file import Measure, TableFile, read_table, table_names
 from fedsweep.results.view import load_run
 

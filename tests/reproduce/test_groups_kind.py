@@ -15,11 +15,12 @@ from matplotlib.figure import Figure
 
 from fedsweep.algorithms.dynamicfl.chooser import GroupProblem
 from fedsweep.errors import ConfigError, ResourceError
-from fedsweep.reproduce import figures_groups, groups_kind
+from fedsweep.reproduce import figures_groups
+from fedsweep.reproduce import group_tables as groups_kind
 from fedsweep.reproduce.cells import cells_of
-from fedsweep.reproduce.groups_kind import run_kind
+from fedsweep.reproduce.grid import Grid
+from fedsweep.reproduce.group_tables import run_kind
 from fedsweep.reproduce.kinds import runner_of
-from fedsweep.reproduce.measuring import Grid
 from fedsweep.reproduce.table_file import TableFile
 from fedsweep.world.label_stats import kl_divergence
 

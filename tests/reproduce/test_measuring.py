@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedsweep.reproduce.cells import cells_of
-from fedsweep.reproduce.measuring import Grid, deviates, measured, summed_up, value_of
+from fedsweep.reproduce.grid import Grid, deviates, measured, summed_up, value_of
 from fedsweep.reproduce.table_file import Measure, TableFile
 from fedsweep.results.view import load_run
 

@@ -10,7 +10,7 @@ import pytest
 from fedsweep import run
 from fedsweep.config.load import load_config
 from fedsweep.runs.run_folder import RunFolder
-from fedsweep.sweeps.preparing import Entry, make_entry
+from fedsweep.sweeps.prepare import Entry, make_entry
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, ActiveTrial, TrialSpec, record_of
 

@@ -84,7 +84,7 @@ def test_mlflow_has_a_child_for_each_trial_that_can_be_compared_as_in_the_papers
 
 def test_a_folder_that_holds_a_sweep_is_refused_and_so_is_another_plan(tmp_path: Path, tiny: TinySweep) -> None:
     folder, config = SweepFolder(tmp_path / "s"), load_config(tiny({"seed": {"grid": [0]}}))
-    from fedsweep.sweeps.preparing import prepare
+    from fedsweep.sweeps.prepare import prepare
 
     prepared = prepare(config, folder, resume=False)
     folder.create(prepared.plan, config_yaml=config.to_yaml(), overwrite=False)
@@ -149,7 +149,7 @@ def test_a_trial_whose_process_is_killed_goes_on_from_its_checkpoint(tmp_path: P
 def test_a_trial_whose_process_always_dies_fails_with_its_cause_while_the_others_go_on(
     tmp_path: Path, tiny: TinySweep, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from fedsweep.sweeps.tuning import RETRIES
+    from fedsweep.sweeps.tuner import RETRIES
 
     config = tiny({"seed": {"grid": [5, 6]}}, rounds=40, more={"training": LONG}, max_concurrent=1)
     first, killed, is_over = tmp_path / "s" / "0001-seed=5", set(), threading.Event()
@@ -268,7 +268,7 @@ def test_pbt_moves_values_and_checkpoints_between_trials(tmp_path: Path, tiny: T
 
 
 def test_a_pbt_sweep_goes_on_with_the_values_that_its_trials_had_last(tmp_path: Path, tiny: TinySweep) -> None:
-    from fedsweep.sweeps.preparing import prepare
+    from fedsweep.sweeps.prepare import prepare
 
     key = "training.optimizer.lr"
     config = tiny({key: {"loguniform": [1e-5, 0.2]}}, rounds=10, samples=3, scheduler="pbt")

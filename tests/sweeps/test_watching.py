@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedsweep.sweeps.watching import cause_in
+from fedsweep.sweeps.tune_callback import cause_in
 
 HEAD = "Failure # {} (occurred at 2026-01-02_03-04-05)\n"
 OF_A_PROCESS = HEAD + "The actor died unexpectedly before finishing this task.\n\tclass_name: SweepTrial\n\tpid: 12\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.tracking.store import open_store, sqlite_uri
+from fedsweep.tracking.mlflow_store import open_store, sqlite_uri
 
 
 @pytest.fixture(scope="session")

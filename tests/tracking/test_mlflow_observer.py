@@ -24,7 +24,7 @@ from fedsweep.testing import tiny_record
 from fedsweep.tracking import mlflow_observer
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_run import MlflowRun
-from fedsweep.tracking.store import open_store, sqlite_uri
+from fedsweep.tracking.mlflow_store import open_store, sqlite_uri
 
 CONFIG = {"name": "run", "seed": 0, "scenario.dataset": "digits", "scenario.root": None, "training.lr": 1e-3}
 TAGS = {"fedsweep.git_commit": "abc", "fedsweep.config_hash": "123", "fedsweep.method": "fedavg"}

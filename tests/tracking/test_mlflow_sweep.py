@@ -11,8 +11,8 @@ import pytest
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
+from fedsweep.tracking.mlflow_store import sqlite_uri
 from fedsweep.tracking.mlflow_sweep import SweepTracker, TrackedTrial
-from fedsweep.tracking.store import sqlite_uri
 
 
 def record(round: int, *, trial: int = 0, timestamp_ms: int = 0) -> RoundRecord:

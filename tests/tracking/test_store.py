@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep.errors import ConfigError, ResourceError
-from fedsweep.tracking.store import check_store, open_store, probe_store, redacted, resolve_uri, sqlite_uri
+from fedsweep.tracking.mlflow_store import check_store, open_store, probe_store, redacted, resolve_uri, sqlite_uri
 
 OUT = Path("/runs/a b/run")
 
@@ -176,7 +176,7 @@ def test_any_server_that_answers_is_there() -> None:
 
 _COUNT = """
 import sys
-from fedsweep.tracking.store import open_store
+from fedsweep.tracking.mlflow_store import open_store
 print(len(open_store(sys.argv[1]).search_experiments()))
 """
 

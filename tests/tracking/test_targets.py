@@ -8,7 +8,7 @@ from fedsweep.driver.observers import RunInfo
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 from fedsweep.tracking.mlflow_observer import MlflowObserver
-from fedsweep.tracking.store import open_store, sqlite_uri
+from fedsweep.tracking.mlflow_store import open_store, sqlite_uri
 
 SPENT = {"bytes_up": 10, "bytes_down": 5, "flops": 100}
 RECORDS = [

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep.errors import ConfigError, ResourceError
-from fedsweep.tracking.store import sqlite_uri
+from fedsweep.tracking.mlflow_store import sqlite_uri
 from fedsweep.tracking.ui import ui_command
 
 

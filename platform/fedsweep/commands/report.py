@@ -45,8 +45,8 @@ def report(
     from fedsweep.commands.output import note
     from fedsweep.commands.ui import local_store
     from fedsweep.reports.compare import bytes_text
-    from fedsweep.reports.report import write_report
-    from fedsweep.tracking.store import resolve_uri
+    from fedsweep.reports.page import write_report
+    from fedsweep.tracking.mlflow_store import resolve_uri
 
     store = resolve_uri(uri, out=local_store())
     written = write_report(sources, out, uri=store, overwrite=overwrite)

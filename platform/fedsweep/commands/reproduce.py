@@ -13,9 +13,9 @@ from fedsweep.commands.options import Dashboard, DryRun, Overrides, Overwrite, Q
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
 
 if TYPE_CHECKING:
-    from fedsweep.reproduce.measuring import Grid
-    from fedsweep.reproduce.running import Reproduction, Request
-    from fedsweep.sweeps.preparing import PreparedSweep
+    from fedsweep.reproduce.grid import Grid
+    from fedsweep.reproduce.reproduction import Reproduction, Request
+    from fedsweep.sweeps.prepare import PreparedSweep
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
 EXAMPLES = examples(
@@ -91,7 +91,7 @@ def reproduce(
     Every row, column and seed is a run, and the runs are trials of one sweep. The table is printed and written as
     text, Markdown, LaTeX, HTML and JSON. The exit code is 1 where a cell failed; the rest is shown all the same.
     """
-    from fedsweep.reproduce.running import Request, default_folder, reproduction
+    from fedsweep.reproduce.reproduction import Request, default_folder, reproduction
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
     if resume and (out is None or overwrite or costs_only):
@@ -132,7 +132,7 @@ def reproduce(
 
 def _begun(folder: SweepFolder | None, *, given: Sequence[object], resume: bool) -> Request:
     """What ``--out`` was begun for."""
-    from fedsweep.reproduce.running import request_of
+    from fedsweep.reproduce.reproduction import request_of
 
     if not resume or folder is None:
         raise ConfigError(
@@ -170,7 +170,7 @@ def _shortened(found: Reproduction) -> Reproduction:
     """The same over few enough rounds that costs come in seconds: their means hardly change after these."""
     from dataclasses import replace
 
-    from fedsweep.reproduce.running import reproduction
+    from fedsweep.reproduce.reproduction import reproduction
 
     request = found.request
     if any(text.partition("=")[0].strip() in ("training", "training.rounds") for text in request.overrides):
@@ -211,7 +211,7 @@ def _of_another_kind(
     found: Reproduction, folder: SweepFolder, *, going_on: bool, dry_run: bool, overwrite: bool, quiet: bool
 ) -> int:
     from fedsweep.reproduce.outputs import FIGURES, remove_outputs
-    from fedsweep.reproduce.running import measure_kind
+    from fedsweep.reproduce.reproduction import measure_kind
 
     if dry_run:
         return _print_cells(found)
@@ -238,7 +238,7 @@ def _with_runs(
 ) -> int:
     from fedsweep.commands.trials import run_trials
     from fedsweep.reproduce.outputs import remove_outputs
-    from fedsweep.reproduce.running import measured_grid, prepare_cells
+    from fedsweep.reproduce.reproduction import measured_grid, prepare_cells
 
     prepared = prepare_cells(found, folder, resume=going_on)
     if dry_run:
@@ -267,7 +267,7 @@ def _draw(found: Reproduction, folder: SweepFolder) -> tuple[list[Path], list[st
         return [], []
     from fedsweep.reproduce.figures import draw
     from fedsweep.reproduce.outputs import FIGURES
-    from fedsweep.reproduce.running import finished_runs
+    from fedsweep.reproduce.reproduction import finished_runs
 
     runs = finished_runs(found, folder.path)
     pictures: list[Path] = []
@@ -284,8 +284,8 @@ def _draw(found: Reproduction, folder: SweepFolder) -> tuple[list[Path], list[st
 
 def _show(grid: Grid, folder: SweepFolder, *, pictures: Sequence[Path], problems: Sequence[str], quiet: bool) -> int:
     from fedsweep.commands.output import command, make_console, note
+    from fedsweep.reproduce.formats import print_grid
     from fedsweep.reproduce.outputs import write_outputs
-    from fedsweep.reproduce.rendering import print_grid
     from fedsweep.runs.run_folder import find_runs
 
     written = write_outputs(grid, folder.path)

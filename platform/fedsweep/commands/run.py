@@ -161,7 +161,7 @@ def summary(result: Mapping[str, Any], folder: Path, *, opened_by: str) -> str:
 def _comparison(config: Config, folder: Path) -> str:
     """The command that opens this run beside others."""
     from fedsweep.commands.output import command
-    from fedsweep.tracking.store import resolve_uri, sqlite_path
+    from fedsweep.tracking.mlflow_store import resolve_uri, sqlite_path
 
     uri = resolve_uri(config.tracking.uri, out=folder)
     if uri is not None and sqlite_path(uri) is not None:

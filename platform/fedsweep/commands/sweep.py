@@ -14,7 +14,7 @@ from fedsweep.errors import ConfigError, OutputError
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
-    from fedsweep.sweeps.preparing import PreparedSweep
+    from fedsweep.sweeps.prepare import PreparedSweep
     from fedsweep.sweeps.summary import Summary
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -56,7 +56,7 @@ def sweep(
     folder = SweepFolder(out) if out is not None else None
     loaded = _load(config, overrides or [], folder, resume=resume)
     if folder is None:
-        from fedsweep.sweeps.preparing import default_folder
+        from fedsweep.sweeps.prepare import default_folder
 
         folder = SweepFolder(default_folder(loaded))
     going_on = resume and folder.has_plan
@@ -99,7 +99,7 @@ def _carry_out(
 ) -> int:
     from fedsweep.commands.output import note
     from fedsweep.commands.trials import run_trials
-    from fedsweep.sweeps.preparing import prepare
+    from fedsweep.sweeps.prepare import prepare
 
     prepared = prepare(config, folder, resume=going_on)
     for text in prepared.notes:
@@ -145,7 +145,7 @@ def _tell_interrupted(folder: SweepFolder) -> None:
 
 def _print_trials(prepared: PreparedSweep) -> None:
     from fedsweep.commands.trials import print_trials
-    from fedsweep.sweeps.preparing import num_trials
+    from fedsweep.sweeps.prepare import num_trials
 
     print_trials(prepared.entries or prepared.samples, heading="trial")
     total = num_trials(prepared.config)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedsweep.commands.interrupts import is_interrupted
 
 if TYPE_CHECKING:
-    from fedsweep.sweeps.preparing import Entry, PreparedSweep
+    from fedsweep.sweeps.prepare import Entry, PreparedSweep
     from fedsweep.sweeps.summary import Summary
 
 
@@ -60,7 +60,7 @@ def run_trials(
         KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
     """
     from fedsweep.commands.output import is_plain, note
-    from fedsweep.sweeps.tuning import log_rest, run_sweep
+    from fedsweep.sweeps.tuner import log_rest, run_sweep
     from fedsweep.tracking.sweep_progress import make_sweep_progress
 
     if going_on and prepared.is_done:

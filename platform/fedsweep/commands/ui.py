@@ -28,7 +28,7 @@ def ui(
     ] = 5000,
 ) -> None:
     """Open the MLflow pages on 127.0.0.1 over a local store; Ctrl-C ends them."""
-    from fedsweep.tracking.store import resolve_uri
+    from fedsweep.tracking.mlflow_store import resolve_uri
     from fedsweep.tracking.ui import ui_command
 
     store = resolve_uri(uri, out=local_store()) or "none"

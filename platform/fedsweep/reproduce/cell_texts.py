@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsweep.reproduce.measuring import Grid, GridCell, Measured, deviates
+from fedsweep.reproduce.grid import Grid, GridCell, Measured, deviates
 from fedsweep.reproduce.table_file import FULL, NEVER, Measure
 from fedsweep.results.settings import clean
 

@@ -25,7 +25,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.measuring import Grid, GridCell, setting_of, standing_of, summed_up, value_of
+from fedsweep.reproduce.grid import Grid, GridCell, setting_of, standing_of, summed_up, value_of
 from fedsweep.reproduce.table_file import TableFile
 from fedsweep.results.view import RunView
 from fedsweep.trees import model_vector

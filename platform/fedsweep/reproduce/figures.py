@@ -29,7 +29,7 @@ from fedsweep.figures.style import (
 )
 from fedsweep.reproduce.cell_texts import label_of
 from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.measuring import Measured, summed_up, value_of
+from fedsweep.reproduce.grid import Measured, summed_up, value_of
 from fedsweep.reproduce.table_file import FigureSpec, Measure, TableFile
 from fedsweep.results.view import RunView
 

@@ -144,7 +144,7 @@ def _participation(scene: Scene) -> Figure:
 
 def _loss_gap(scene: Scene) -> Figure:
     """A point for each client: how far its labels are from the population's, and its loss from the global one."""
-    from fedsweep.reproduce.divergence_gap import gaps_of
+    from fedsweep.reproduce.loss_gap import gaps_of
 
     found = _first_runs(scene, lambda run: gaps_of(run.folder), "clients")
     figure, every = panels(list(found), title=scene.spec.title)

@@ -1,6 +1,6 @@
 """How the cells of a table are measured, by the table's ``kind``.
 
-``runs`` is what :mod:`fedsweep.reproduce.running` does: an experiment per cell. Another kind has a function
+``runs`` is what :mod:`fedsweep.reproduce.reproduction` does: an experiment per cell. Another kind has a function
 
     run_kind(table, *, scale, cells, out, quiet) -> Grid
 
@@ -13,9 +13,9 @@
     quiet: bool               whether to leave progress out; progress goes to standard error
 
 which raises an InputError before anything is computed where the input is wrong, and gives a cell's failure as a problem
-in its :class:`~fedsweep.reproduce.measuring.GridCell`. ``rows`` and ``columns`` of the grid are those that it has cells
-for; the caller shows missing ones beside them. :func:`~fedsweep.reproduce.measuring.summed_up` makes a measure from one
-value per seed, :func:`~fedsweep.reproduce.measuring.setting_of` the grid's ``setting``.
+in its :class:`~fedsweep.reproduce.grid.GridCell`. ``rows`` and ``columns`` of the grid are those that it has cells
+for; the caller shows missing ones beside them. :func:`~fedsweep.reproduce.grid.summed_up` makes a measure from one
+value per seed, :func:`~fedsweep.reproduce.grid.setting_of` the grid's ``setting``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import Protocol, cast
 
 from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.measuring import Grid
+from fedsweep.reproduce.grid import Grid
 from fedsweep.reproduce.table_file import TableFile
 
 RUNS = "runs"
 # Module by kind; imported when a table of that kind is measured.
 KINDS: Mapping[str, str] = {
-    "groups": "fedsweep.reproduce.groups_kind",
+    "groups": "fedsweep.reproduce.group_tables",
 }
 
 

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedsweep import __version__
 from fedsweep.errors import ConfigError, OutputError
-from fedsweep.reproduce.measuring import Grid, GridCell, deviates
-from fedsweep.reproduce.rendering import FORMS
+from fedsweep.reproduce.formats import FORMS
+from fedsweep.reproduce.grid import Grid, GridCell, deviates
 from fedsweep.reproduce.table_file import TableFile
 from fedsweep.runs.run_folder import atomic_write
 

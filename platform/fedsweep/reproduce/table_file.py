@@ -22,7 +22,7 @@ ScaleName = Literal["smoke", "small", "full"]
 SCALES: tuple[ScaleName, ...] = ("smoke", "small", "full")
 FULL: ScaleName = "full"
 NEVER = "never"
-# Figures that a finished run's model has to be tested for, see :mod:`fedsweep.reproduce.divergence_gap`.
+# Figures that a finished run's model has to be tested for, see :mod:`fedsweep.reproduce.loss_gap`.
 GAP_FIGURES = ("gap_pearson", "gap_spearman", "gap_pearson_signed")
 _SECTION = re.compile(r"^table:", flags=re.MULTILINE)
 _SOURCE = re.compile(r"^table:.*?^ +source: *([^\n]*)$", flags=re.MULTILINE | re.DOTALL)

@@ -1,5 +1,5 @@
 """Sweeps on Ray Tune: search spaces, the trainable, resources, resuming."""
 
-from fedsweep.sweeps.tuning import sweep
+from fedsweep.sweeps.tuner import sweep
 
 __all__ = ["sweep"]

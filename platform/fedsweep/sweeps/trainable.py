@@ -31,7 +31,7 @@ from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
 from fedsweep.runs.run_folder import run_facts
-from fedsweep.sweeps.preparing import dataset_key, method_name
+from fedsweep.sweeps.prepare import dataset_key, method_name
 from fedsweep.sweeps.resources import Share, group_factory
 from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.trial import ActiveTrial, TrialSpec, is_fatal
@@ -46,7 +46,7 @@ class References:
     """Object references that reach a trial as references, so that it fetches what it needs.
 
     Args:
-        by_key: Data sets by :func:`~fedsweep.sweeps.preparing.dataset_key`.
+        by_key: Data sets by :func:`~fedsweep.sweeps.prepare.dataset_key`.
     """
 
     def __init__(self, by_key: Mapping[str, Any]) -> None:

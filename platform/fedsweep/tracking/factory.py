@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedsweep.driver.observers import Observer
 from fedsweep.tracking.mlflow_observer import MlflowObserver
-from fedsweep.tracking.store import resolve_uri
+from fedsweep.tracking.mlflow_store import resolve_uri
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config

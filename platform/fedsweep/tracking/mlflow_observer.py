@@ -22,7 +22,7 @@ from fedsweep.runs.round_table import scalar_figures
 from fedsweep.runs.run_folder import CLIENTS, CONFIG, MODEL, PICTURES, RESULT, ROUNDS, SCENARIO
 from fedsweep.runs.targets import Crossing, TargetWatch, target_key
 from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, Point, key_text
-from fedsweep.tracking.store import PATIENCE_S, check_store, probe_store, redacted
+from fedsweep.tracking.mlflow_store import PATIENCE_S, check_store, probe_store, redacted
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -85,7 +85,7 @@ class MlflowObserver(Observer):
     """Logs a run to MLflow.
 
     Args:
-        uri: The store, as :func:`~fedsweep.tracking.store.resolve_uri` gives it.
+        uri: The store, as :func:`~fedsweep.tracking.mlflow_store.resolve_uri` gives it.
         experiment: The MLflow experiment.
         tags: Further tags; ``mlflow.parentRunId`` makes the run a child.
         plots: Whether pictures are drawn and logged in the end.

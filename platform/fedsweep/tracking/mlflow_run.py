@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fedsweep.runs.run_folder import TRACKING, atomic_write
-from fedsweep.tracking.store import experiment_id, open_store, quiet_mlflow, redacted
+from fedsweep.tracking.mlflow_store import experiment_id, open_store, quiet_mlflow, redacted
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -21,7 +21,7 @@ from fedsweep.errors import FedsweepError
 from fedsweep.runs.run_folder import CONFIG, TRACKING, RunFolder, atomic_write
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_run import MlflowRun, Point, key_text
-from fedsweep.tracking.store import check_store, probe_store, quiet_mlflow, redacted
+from fedsweep.tracking.mlflow_store import check_store, probe_store, quiet_mlflow, redacted
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -66,7 +66,7 @@ class SweepTracker:
     """Logs a sweep.
 
     Attributes:
-        uri: The store, as :func:`~fedsweep.tracking.store.resolve_uri` gives it.
+        uri: The store, as :func:`~fedsweep.tracking.mlflow_store.resolve_uri` gives it.
         experiment: The MLflow experiment.
         folder: The sweep's folder.
         logged: Names of the trial folders that the store has completely, from before.

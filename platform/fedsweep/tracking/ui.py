@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 
 from fedsweep.errors import ConfigError, ResourceError
-from fedsweep.tracking.store import ARTIFACTS, redacted, sqlite_path
+from fedsweep.tracking.mlflow_store import ARTIFACTS, redacted, sqlite_path
 
 
 def ui_command(uri: str, port: int) -> tuple[list[str], dict[str, str]]:
     """How to serve a store's pages to this machine alone.
 
     Args:
-        uri: A sqlite store, as :func:`~fedsweep.tracking.store.resolve_uri` gives it.
+        uri: A sqlite store, as :func:`~fedsweep.tracking.mlflow_store.resolve_uri` gives it.
         port: 1 to 65535.
 
     Returns:

@@ -182,7 +182,7 @@ def value_of(run: RunView, measure: Measure) -> float | None:
         InputError: It takes the run's model or data, which are damaged or not there.
     """
     if measure.of in GAP_FIGURES:
-        from fedsweep.reproduce.divergence_gap import gaps_of
+        from fedsweep.reproduce.loss_gap import gaps_of
 
         return gaps_of(run.folder).figures()[measure.of]
     if measure.target is not None:

@@ -97,7 +97,7 @@ def _below(folder: Path) -> list[Path]:
 
 def _of_experiment(name: str, uri: str | None, say: Callable[[str], None]) -> list[Path]:
     """The run folders that an experiment's runs name in their tags."""
-    from fedsweep.tracking.store import open_store, quiet_mlflow, redacted, sqlite_path
+    from fedsweep.tracking.mlflow_store import open_store, quiet_mlflow, redacted, sqlite_path
 
     path = sqlite_path(uri) if uri is not None else None
     if uri is None or (path is not None and not os.path.isfile(path)):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.fleet.ray_cluster import ray_cluster
-from fedsweep.sweeps.preparing import Entry, PreparedSweep, default_folder, make_entry, prepare, worlds
+from fedsweep.sweeps.prepare import Entry, PreparedSweep, default_folder, make_entry, prepare, worlds
 from fedsweep.sweeps.resources import check_shares, largest
 from fedsweep.sweeps.space import TRIAL, is_listed, make_trial, short_names, space_keys
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
@@ -30,7 +30,7 @@ from fedsweep.tracking.sweep_progress import SweepProgress
 if TYPE_CHECKING:
     from ray.tune import ResultGrid
 
-    from fedsweep.sweeps.watching import Watcher
+    from fedsweep.sweeps.tune_callback import Watcher
     from fedsweep.tracking.mlflow_sweep import SweepTracker
 
 # A trial whose process died, or whose disk was full, is tried so many times more.
@@ -156,7 +156,7 @@ def log_rest(prepared: PreparedSweep) -> Summary:
 
 
 def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracker | None) -> ResultGrid:
-    from fedsweep.sweeps.watching import Watcher
+    from fedsweep.sweeps.tune_callback import Watcher
 
     order = prepared.in_order if prepared.config.sweep.scheduler == "pbt" else []
     watcher = Watcher(progress, tracker, names=[entry.trial.folder for entry in order])
@@ -169,7 +169,7 @@ def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracke
 
 
 def _announce(prepared: PreparedSweep, entry: Entry, *, watcher: Watcher, progress: SweepProgress) -> None:
-    from fedsweep.sweeps.watching import tracked
+    from fedsweep.sweeps.tune_callback import tracked
 
     trial = entry.trial
     watcher.add(tracked(entry, folder=prepared.folder, sweep=prepared.config.name))
@@ -354,7 +354,7 @@ def _tracking(prepared: PreparedSweep, tracker: SweepTracker | None) -> Iterator
     if tracker is None:
         yield ending
         return
-    from fedsweep.sweeps.watching import tracked
+    from fedsweep.sweeps.tune_callback import tracked
 
     config = prepared.config
     tracker.start(name=config.name, config=config.flat(), tags={"fedsweep.config_hash": config.hash()})

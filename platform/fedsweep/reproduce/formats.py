@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from fedsweep.reproduce.cell_texts import Heading, caption, cell_text, headings, notes, setting_line
-from fedsweep.reproduce.measuring import Grid
+from fedsweep.reproduce.grid import Grid
 from fedsweep.results.settings import clean
 
 if TYPE_CHECKING:

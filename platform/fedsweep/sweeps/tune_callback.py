@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ray import tune
 
 from fedsweep.runs.run_folder import CONFIG, RunFolder
-from fedsweep.sweeps.preparing import Entry, method_name
+from fedsweep.sweeps.prepare import Entry, method_name
 from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.trainable import FATAL_MARK, SPEC, place_of
 from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FINISHED, MESSAGES, record_of

@@ -31,8 +31,8 @@ def reported_tables(folders: Sequence[Path]) -> tuple[list[ReportedTable], list[
         folders: Sweeps' folders.
     """
     from fedsweep.reproduce.cell_texts import caption
+    from fedsweep.reproduce.formats import html_fragment
     from fedsweep.reproduce.outputs import has_outputs, read_grid
-    from fedsweep.reproduce.rendering import html_fragment
 
     tables, problems = [], []
     for folder in folders:
@@ -49,7 +49,7 @@ def reported_tables(folders: Sequence[Path]) -> tuple[list[ReportedTable], list[
 
 def command_again(folder: Path) -> str:
     """The command that does a sweep, or a table's cells, once more."""
-    from fedsweep.reproduce.running import request_of
+    from fedsweep.reproduce.reproduction import request_of
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
     try:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep import __version__
 from fedsweep.errors import OutputError
+from fedsweep.reports.client_maps import ClientMaps, client_maps, interesting_first
 from fedsweep.reports.compare import bytes_text, seconds_text
-from fedsweep.reports.report_clients import ClientMaps, client_maps, interesting_first
-from fedsweep.reports.report_sources import Found, find_sources
-from fedsweep.reports.report_tables import ReportedTable, command_again, reported_tables
 from fedsweep.reports.report_targets import TargetRow, target_rows
+from fedsweep.reports.sources import Found, find_sources
+from fedsweep.reports.tables import ReportedTable, command_again, reported_tables
 from fedsweep.results.config_table import ConfigTable, config_table
 from fedsweep.results.curves import FIGURES, curve_json, short
 from fedsweep.results.pareto import BestUnderBudget, best_under_budgets, budget_grid, pareto_front
@@ -103,7 +103,7 @@ def write_report(
     Args:
         sources: Run folders, folders with runs below them, or names of MLflow experiments.
         path: The page; its suffix is one of :data:`SUFFIXES`. An earlier report is replaced.
-        uri: The tracking store's address for experiments, as :func:`~fedsweep.tracking.store.resolve_uri` gives it.
+        uri: The tracking store's address for experiments, as :func:`~fedsweep.tracking.mlflow_store.resolve_uri` gives it.
         overwrite: Replace whatever file is there.
 
     Raises:

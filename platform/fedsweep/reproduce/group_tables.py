@@ -39,7 +39,7 @@ from fedsweep.experiment.build import build_world
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.costs import label_data
 from fedsweep.reproduce.figures_groups import Choices, draw_choices
-from fedsweep.reproduce.measuring import Grid, GridCell, setting_of, standing_of, summed_up
+from fedsweep.reproduce.grid import Grid, GridCell, setting_of, standing_of, summed_up
 from fedsweep.reproduce.table_file import Measure, TableFile
 from fedsweep.runs.run_folder import atomic_write
 from fedsweep.streams import Stream, stream

@@ -22,7 +22,7 @@ from fedsweep.sweeps.resources import Share, trial_actors
 from fedsweep.sweeps.space import Trial, check_space, draw, is_listed, list_trials, make_trial, short_names, space_keys
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.trial import EXTRA, TrialSpec
-from fedsweep.tracking.store import NO_TRACKING, resolve_uri
+from fedsweep.tracking.mlflow_store import NO_TRACKING, resolve_uri
 from fedsweep.world.data.datasets import Dataset, load_dataset
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, InputError, OutputError
 from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen_columns, chosen_rows
+from fedsweep.reproduce.grid import Grid, measured, view_of
 from fedsweep.reproduce.kinds import runner_of
-from fedsweep.reproduce.measuring import Grid, measured, view_of
 from fedsweep.reproduce.table_file import TableFile, read_table
 from fedsweep.runs.run_folder import find_runs
 from fedsweep.sweeps.space import Trial, canonical
@@ -20,7 +20,7 @@ from fedsweep.sweeps.space import Trial, canonical
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
     from fedsweep.results.view import RunView
-    from fedsweep.sweeps.preparing import PreparedSweep
+    from fedsweep.sweeps.prepare import PreparedSweep
     from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 
 _LONGEST_SLUG = 90
@@ -152,7 +152,7 @@ def prepare_cells(found: Reproduction, folder: SweepFolder, *, resume: bool) -> 
     Raises:
         InputError: Something is wrong or not there, or the folder was begun with other cells; nothing was written.
     """
-    from fedsweep.sweeps.preparing import prepare
+    from fedsweep.sweeps.prepare import prepare
 
     if resume:
         _check_same(found, folder.read_plan(), folder.path)
