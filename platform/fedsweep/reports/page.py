@@ -103,7 +103,7 @@ def write_report(
     Args:
         sources: Run folders, folders with runs below them, or names of MLflow experiments.
         path: The page; its suffix is one of :data:`SUFFIXES`. An earlier report is replaced.
-        uri: The tracking store's address for experiments, as :func:`~fedsweep.tracking.mlflow_store.resolve_uri` gives it.
+        uri: The tracking store's address for experiments, as ``tracking.mlflow_store.resolve_uri`` gives it.
         overwrite: Replace whatever file is there.
 
     Raises:

@@ -101,7 +101,7 @@ def _load_plugin(name: str, function: Callable[..., Any], *, root: Path, downloa
         raise DataError(f"data set {name!r} failed to load ({type(error).__name__}: {error})") from error
     if not isinstance(dataset, Dataset):
         raise DataError(
-            f"data set {name!r} must return a fedsweep.world.data.datasets.Dataset, but returned a {type(dataset).__name__}"
+            f"data set {name!r} must return a fedsweep.Dataset, but returned a {type(dataset).__name__}"
         )
     return dataset
 
