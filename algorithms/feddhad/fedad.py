@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.probes import Probe
-from fedsweep.components.submodels import FULL_MODEL, SubModel, SubModelPolicy
+from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import fwd_macs_per_sample
@@ -30,6 +30,7 @@ from fedsweep.models.network import Network
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.models.units import UnitGroup
 from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
+from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.world.devices import client_time
 
 from .curvature import CurvatureGap

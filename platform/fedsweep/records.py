@@ -19,7 +19,7 @@ from fedsweep.streams import Stream
 from fedsweep.trees import FlatLayout, ParamTree
 
 if TYPE_CHECKING:
-    from fedsweep.components.submodels import SubModel
+    from fedsweep.submodel import SubModel
     from fedsweep.world.budgets import BudgetPlan
     from fedsweep.world.devices import DeviceProfile
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.client.worker import TrainingData, Worker
 from fedsweep.components.base import ServerComponent
-from fedsweep.components.submodels import SubModel, SubModelPolicy
+from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.engine.engine import Engine, experiment_layout
 from fedsweep.engine.round import Played
 from fedsweep.engine.state import RunState
@@ -22,6 +22,7 @@ from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientProfile, RoundContext, RoundRecord, State
 from fedsweep.streams import stream
+from fedsweep.submodel import SubModel
 from fedsweep.world.devices import DeviceProfile
 from fedsweep.world.transforms import Transform
 

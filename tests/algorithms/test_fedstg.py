@@ -13,7 +13,6 @@ import torch
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedstg import SamplesSpeedRarity, StagnationAware, fedstg
-from fedsweep.components.submodels import FULL_MODEL
 from fedsweep.components.weighting import by_samples
 from fedsweep.engine.row import Recorder
 from fedsweep.errors import ConfigError
@@ -29,6 +28,7 @@ from fedsweep.records import (
     SyncContext,
 )
 from fedsweep.streams import stream
+from fedsweep.submodel import FULL_MODEL
 from fedsweep.testing import component_conforms, linear_model, local_engine, tiny_experiment
 from fedsweep.trees import layout_of, model_vector
 

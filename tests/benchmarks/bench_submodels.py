@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import plain
 
 from fedsweep.algorithms.feddhad.dropout_rates import drawn_units
-from fedsweep.components.submodels import SubModel, SubModelPolicy
+from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.engine.engine import Engine
 from fedsweep.method import FederatedMethod
 from fedsweep.models.network import Network
@@ -33,6 +33,7 @@ from fedsweep.models.registry import build_model
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import RoundContext, State
 from fedsweep.streams import stream
+from fedsweep.submodel import SubModel
 from fedsweep.testing import local_engine, tiny_experiment
 from fedsweep.trees import coverage_mean, layout_of, model_vector
 from fedsweep.world.transforms import Normalize

@@ -19,12 +19,13 @@ from fedsweep.components.base import ComponentReport, ServerComponent
 from fedsweep.components.pacing import FixedInterval, OncePerRound, cut_round, due_steps
 from fedsweep.components.selection import UniformSelection
 from fedsweep.components.server_update import mean_of_updates
-from fedsweep.components.submodels import FULL_MODEL, WholeModel
+from fedsweep.components.submodels import WholeModel
 from fedsweep.components.weighting import BySamples, Uniform
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientUpdate, ClientWork, LocalJob, RoundContext, SyncContext, SyncPoint
 from fedsweep.runs.state_codec import from_bytes, to_bytes
 from fedsweep.streams import stream
+from fedsweep.submodel import FULL_MODEL
 from fedsweep.testing import component_conforms, local_engine, run_rounds, tiny_experiment
 from fedsweep.trees import layout_of
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.messages import OptimizerSettings
-from fedsweep.components.submodels import FULL_MODEL, Covered, SubModel, WholeModel
+from fedsweep.components.submodels import WholeModel
 from fedsweep.engine.engine import Engine
 from fedsweep.method import FederatedMethod
+from fedsweep.submodel import FULL_MODEL, Covered, SubModel
 from fedsweep.testing import GivenParts, local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.trees import FlatLayout
 

@@ -14,7 +14,7 @@ import torch
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.pacing import Pacing
-from fedsweep.components.submodels import FULL_MODEL, SubModel, SubModelPolicy
+from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.engine.engine import check_experiment
 from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError
@@ -30,6 +30,7 @@ from fedsweep.records import (
     State,
     SyncPoint,
 )
+from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 from fedsweep.world.availability import ReplayAvailability
 from fedsweep.world.devices import DeviceProfile

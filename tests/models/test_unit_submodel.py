@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.errors import InvariantError
 from fedsweep.models import unit_submodel as module
 from fedsweep.models.cost import fwd_macs_per_sample
@@ -18,6 +17,7 @@ from fedsweep.models.registry import build_model
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
 from fedsweep.models.units import attach_unit_scales, kept_index, ordered_kept, slice_tree
 from fedsweep.streams import Stream
+from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout, coverage_mean, layout_of, model_vector
 
 torch.set_num_threads(1)

@@ -15,7 +15,6 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.client.messages import OptimizerSettings
 from fedsweep.components.pacing import FixedInterval
-from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
@@ -26,6 +25,7 @@ from fedsweep.models.registry import build_model
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
 from fedsweep.models.units import attach_unit_scales, ordered_kept
 from fedsweep.streams import stream
+from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.testing import (
     local_engine,
     play_round,

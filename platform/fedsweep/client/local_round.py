@@ -22,10 +22,10 @@ from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.client.shards import Shard, batch_order
 from fedsweep.components.local import LocalStep, LocalWork, Memory
 from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.components.submodels import SubModel
 from fedsweep.errors import ClientJobError
 from fedsweep.records import LocalJob, Payload, State
 from fedsweep.streams import stream
+from fedsweep.submodel import SubModel
 from fedsweep.trees import FlatLayout, ParamTree
 
 

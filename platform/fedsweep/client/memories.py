@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsweep.components.submodels import FULL_MODEL, SubModel
+from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout, ParamTree
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from fedsweep.components.local import LocalTerm, Objective
 from fedsweep.components.probes import Probe
 from fedsweep.components.solver import LocalSolver
-from fedsweep.components.submodels import SubModel
 from fedsweep.records import ClientWork, State, SyncPoint
+from fedsweep.submodel import SubModel
 
 Arrays = dict[str, np.ndarray]
 

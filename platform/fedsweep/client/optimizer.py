@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.messages import OptimizerSettings
-from fedsweep.components.submodels import SubModel
+from fedsweep.submodel import SubModel
 from fedsweep.trees import FlatLayout
 
 

@@ -20,10 +20,10 @@ from fedsweep.client.local_round import LocalSession
 from fedsweep.client.messages import Arrays, ClientSide, Reply, RoundTotals, Segment, SegmentReply, Turn
 from fedsweep.client.shards import Shard
 from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.errors import ClientJobError, InvariantError
 from fedsweep.records import Payload, State, SyncPoint, torch_tree
 from fedsweep.streams import stream
+from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout, weighted_mean
 from fedsweep.world.transforms import Transform
 

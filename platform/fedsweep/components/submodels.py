@@ -6,87 +6,14 @@ puts a client's vector back to full shape together with which coordinates it cov
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, nn
-
 from fedsweep.components.base import ServerComponent
 from fedsweep.records import RoundContext, State
-from fedsweep.trees import FlatLayout
-
-
-@dataclass(frozen=True, kw_only=True)
-class Covered:
-    """A client's model in full shape.
-
-    Attributes:
-        vector: [V]; what is not covered is arbitrary.
-        cover: Which coordinates the client holds (bool [V]), or None for all.
-    """
-
-    vector: Tensor
-    cover: Tensor | None
-
-
-class SubModel(ABC):
-    """A part of the full model. Picklable; equal content gives an equal :meth:`key`."""
-
-    @abstractmethod
-    def key(self) -> str:
-        """A short name of the content, for caching and for checkpoints."""
-
-    @abstractmethod
-    def layout(self, full: FlatLayout) -> FlatLayout:
-        """How this part lies in its own, smaller vector."""
-
-    @abstractmethod
-    def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
-        """The part's vector, cut from the full one; a new tensor, or the full one itself where nothing is cut."""
-
-    @abstractmethod
-    def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
-        """The part put back to full shape."""
-
-    @abstractmethod
-    def build(self, model: nn.Module) -> nn.Module:
-        """A module of the part's size, from the full template; the template itself where nothing is cut."""
-
-    def index_bytes(self) -> int:
-        """Bytes of masks or index lists that travel down with the part, as packed."""
-        return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class FullModel(SubModel):
-    """The whole model."""
-
-    def key(self) -> str:
-        """See :meth:`SubModel.key`."""
-        return "full"
-
-    def layout(self, full: FlatLayout) -> FlatLayout:
-        """See :meth:`SubModel.layout`."""
-        return full
-
-    def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
-        """See :meth:`SubModel.extract`."""
-        del full
-        return vector
-
-    def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
-        """See :meth:`SubModel.embed`."""
-        del full
-        return Covered(vector=vector, cover=None)
-
-    def build(self, model: nn.Module) -> nn.Module:
-        """See :meth:`SubModel.build`."""
-        return model
-
-
-FULL_MODEL = FullModel()
+from fedsweep.submodel import FULL_MODEL, SubModel
 
 
 class SubModelPolicy(ServerComponent):

@@ -10,7 +10,6 @@ from itertools import groupby
 
 import numpy as np
 
-from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round, nobody_drops_out
 from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
@@ -18,6 +17,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.models.cost import fwd_macs_per_sample, layer_costs
 from fedsweep.records import ClientWork, RoundContext, State, SyncPoint
 from fedsweep.streams import Stream, stream
+from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout, layout_of
 from fedsweep.world.devices import ClientTime, client_time, fails, jittered
 from fedsweep.world.drift import round_classes

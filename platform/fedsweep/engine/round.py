@@ -14,7 +14,6 @@ from torch import Tensor
 from fedsweep.client.messages import Arrays, Reply, RoundTotals, Segment, Tally, Turn
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.probes import Probe
-from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.engine.aggregation import Aggregator, SyncPlace
 from fedsweep.engine.ledger import Ledger, sizes
 from fedsweep.engine.plan import RoundPlan
@@ -23,6 +22,7 @@ from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet, SegmentResult
 from fedsweep.records import ClientUpdate, State, SyncPoint
+from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout
 
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from fedsweep.client.messages import RoundTotals
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.submodels import FULL_MODEL
 from fedsweep.engine.plan import CostModel, Planner, RoundPlan
 from fedsweep.engine.round import Played
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import RoundRecord, State
+from fedsweep.submodel import FULL_MODEL
 from fedsweep.trees import FlatLayout
 from fedsweep.world.label_stats import kl_divergence, population
 

@@ -16,10 +16,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fedsweep.components.submodels import FULL_MODEL, Covered, SubModel
 from fedsweep.errors import InvariantError
 from fedsweep.models.network import Network
 from fedsweep.models.units import KeptIndex, UnitGroup, build_submodel_module, kept_index
+from fedsweep.submodel import FULL_MODEL, Covered, SubModel
 from fedsweep.trees import FlatLayout
 
 # Index and cover of models of up to this many values are kept with the sub-model (9 bytes each); for larger ones they

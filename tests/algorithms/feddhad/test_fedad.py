@@ -16,7 +16,6 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import AdaptiveDropout, fedad
 from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.client.messages import OptimizerSettings
-from fedsweep.components.submodels import FULL_MODEL, SubModel
 from fedsweep.engine.engine import check_experiment
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
@@ -27,6 +26,7 @@ from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, SyncContext
 from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.streams import stream
+from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.testing import (
     component_conforms,
     local_engine,

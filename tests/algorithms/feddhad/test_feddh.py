@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from fedsweep.algorithms.feddhad.degree_gradients import degree_gradients, pulls
 from fedsweep.algorithms.feddhad.degrees import JensenShannon, degree_weights, degrees, divergences
 from fedsweep.algorithms.feddhad.feddh import NonIIDDegree, feddh
-from fedsweep.components.submodels import FULL_MODEL, Covered, FullModel, SubModel
 from fedsweep.components.weighting import by_samples
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientProfile, ClientUpdate, ServerContext, SyncContext
 from fedsweep.streams import stream
+from fedsweep.submodel import FULL_MODEL, Covered, FullModel, SubModel
 from fedsweep.testing import component_conforms, linear_model
 from fedsweep.trees import FlatLayout, layout_of, model_vector
 

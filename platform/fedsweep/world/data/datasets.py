@@ -100,9 +100,7 @@ def _load_plugin(name: str, function: Callable[..., Any], *, root: Path, downloa
     except Exception as error:
         raise DataError(f"data set {name!r} failed to load ({type(error).__name__}: {error})") from error
     if not isinstance(dataset, Dataset):
-        raise DataError(
-            f"data set {name!r} must return a fedsweep.Dataset, but returned a {type(dataset).__name__}"
-        )
+        raise DataError(f"data set {name!r} must return a fedsweep.Dataset, but returned a {type(dataset).__name__}")
     return dataset
 
 
