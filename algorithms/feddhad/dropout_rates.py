@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedsweep.models.units import UnitGroup
+from fedsweep.models.slicing import UnitGroup
 
 DeviceRate = Literal["balanced", "printed"]
 

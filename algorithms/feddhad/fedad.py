@@ -27,8 +27,8 @@ from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import fwd_macs_per_sample
 from fedsweep.models.network import Network
+from fedsweep.models.slicing import UnitGroup
 from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.models.units import UnitGroup
 from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.world.devices import client_time

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from fedsweep.models.cost import fwd_macs_per_sample, train_flops_per_sample
 from fedsweep.models.network import Network
 from fedsweep.models.registry import MODELS, build_model
-from fedsweep.models.units import build_submodel_module, ordered_kept
+from fedsweep.models.slicing import build_submodel_module, ordered_kept
 from fedsweep.streams import Stream
 
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import torch
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import Network
 from fedsweep.models.registry import MODELS, build_model, model_names, model_options
-from fedsweep.models.units import build_submodel_module
+from fedsweep.models.slicing import build_submodel_module
 from fedsweep.streams import Stream
 
 torch.set_num_threads(1)
@@ -21,7 +21,7 @@ USER_MODULE = """
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
-from fedsweep.models.units import unit_group
+from fedsweep.models.slicing import unit_group
 
 
 class Split(nn.Module):

@@ -14,8 +14,8 @@ from fedsweep.models import unit_submodel as module
 from fedsweep.models.cost import fwd_macs_per_sample
 from fedsweep.models.network import Network
 from fedsweep.models.registry import build_model
+from fedsweep.models.slicing import attach_unit_scales, kept_index, ordered_kept, slice_tree
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
-from fedsweep.models.units import attach_unit_scales, kept_index, ordered_kept, slice_tree
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout, coverage_mean, layout_of, model_vector

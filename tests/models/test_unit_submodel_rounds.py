@@ -22,8 +22,8 @@ from fedsweep.models.lenet import LeNet5
 from fedsweep.models.mlp import Mlp
 from fedsweep.models.network import Network
 from fedsweep.models.registry import build_model
+from fedsweep.models.slicing import attach_unit_scales, ordered_kept
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
-from fedsweep.models.units import attach_unit_scales, ordered_kept
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.testing import (

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.models.network import InputShape, Network
 from fedsweep.models.registry import MODELS, build_model
-from fedsweep.models.units import (
+from fedsweep.models.slicing import (
     UnitGroup,
     attach_unit_scales,
     build_submodel_module,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedsweep.errors import InvariantError
 from fedsweep.models.network import Network
-from fedsweep.models.units import KeptIndex, UnitGroup, build_submodel_module, kept_index
+from fedsweep.models.slicing import KeptIndex, UnitGroup, build_submodel_module, kept_index
 from fedsweep.submodel import FULL_MODEL, Covered, SubModel
 from fedsweep.trees import FlatLayout
 

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import InputShape, Network
-from fedsweep.models.units import UnitGroup
+from fedsweep.models.slicing import UnitGroup
 
 _PREFIX = "module"
 

@@ -20,8 +20,8 @@ from fedsweep.engine.state import RunState
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.network import Network
 from fedsweep.models.registry import MODELS, build_model
+from fedsweep.models.slicing import kept_index
 from fedsweep.models.unit_submodel import UnitSubModel
-from fedsweep.models.units import kept_index
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment, tiny_pictures
 
