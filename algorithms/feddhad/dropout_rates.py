@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedsweep.models.slicing import UnitGroup
+from fedsweep.models.unit_groups import UnitGroup
 
 DeviceRate = Literal["balanced", "printed"]
 

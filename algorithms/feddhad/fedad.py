@@ -27,7 +27,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import fwd_macs_per_sample
 from fedsweep.models.network import Network
-from fedsweep.models.slicing import UnitGroup
+from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
 from fedsweep.submodel import FULL_MODEL, SubModel

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.models.network import Network
-from fedsweep.models.slicing import UnitGroup
+from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.records import Payload
 from fedsweep.trees import ParamTree
 

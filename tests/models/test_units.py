@@ -9,7 +9,6 @@ from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.models.network import InputShape, Network
 from fedsweep.models.registry import MODELS, build_model
 from fedsweep.models.slicing import (
-    UnitGroup,
     attach_unit_scales,
     build_submodel_module,
     coverage_tree,
@@ -19,6 +18,7 @@ from fedsweep.models.slicing import (
     scatter_tree,
     slice_tree,
 )
+from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.streams import Stream
 
 torch.set_num_threads(1)

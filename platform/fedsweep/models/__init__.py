@@ -2,6 +2,6 @@
 
 from fedsweep.models.network import Network
 from fedsweep.models.registry import MODELS, build_model, model_names
-from fedsweep.models.slicing import UnitGroup
+from fedsweep.models.unit_groups import UnitGroup
 
 __all__ = ["MODELS", "Network", "UnitGroup", "build_model", "model_names"]

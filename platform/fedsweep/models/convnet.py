@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import InputShape, LinearHeadNetwork, require_size
-from fedsweep.models.slicing import UnitGroup, chain_groups
+from fedsweep.models.unit_groups import UnitGroup, chain_groups
 
 
 @final

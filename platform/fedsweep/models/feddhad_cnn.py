@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.models.network import InputShape, LinearHeadNetwork, require_size
-from fedsweep.models.slicing import UnitGroup, chain_groups
+from fedsweep.models.unit_groups import UnitGroup, chain_groups
 
 
 @final

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedsweep.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedsweep.models.slicing import UnitGroup
+    from fedsweep.models.unit_groups import UnitGroup
 
 InputShape = tuple[int, int, int]
 

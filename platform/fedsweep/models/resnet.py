@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedsweep.models.lenet import initialise_as_dynamicfl
 from fedsweep.models.network import InputShape, LinearHeadNetwork, require_size
-from fedsweep.models.slicing import UnitGroup, unit_group
+from fedsweep.models.unit_groups import UnitGroup, unit_group
 
 _WIDTHS = (64, 128, 256, 512)
 _STRIDES = (1, 2, 2, 2)

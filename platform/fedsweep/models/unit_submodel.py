@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from fedsweep.errors import InvariantError
 from fedsweep.models.network import Network
-from fedsweep.models.slicing import KeptIndex, UnitGroup, build_submodel_module, kept_index
+from fedsweep.models.slicing import build_submodel_module, kept_index
+from fedsweep.models.unit_groups import KeptIndex, UnitGroup
 from fedsweep.submodel import FULL_MODEL, Covered, SubModel
 from fedsweep.trees import FlatLayout
 

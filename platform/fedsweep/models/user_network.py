@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import InputShape, Network
-from fedsweep.models.slicing import UnitGroup
+from fedsweep.models.unit_groups import UnitGroup
 
 _PREFIX = "module"
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.models.network import InputShape, LinearHeadNetwork, require_size
-from fedsweep.models.slicing import UnitGroup, chain_groups
+from fedsweep.models.unit_groups import UnitGroup, chain_groups
 
 _WIDTHS = (64, 128, 256, 256, 512, 512, 512, 512)
 _POOLED_AFTER = frozenset({0, 1, 3, 5, 7})

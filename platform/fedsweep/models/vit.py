@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedsweep.errors import ConfigError
 from fedsweep.models.attention import SelfAttention
 from fedsweep.models.network import InputShape, LinearHeadNetwork
-from fedsweep.models.slicing import UnitGroup, unit_group
+from fedsweep.models.unit_groups import UnitGroup, unit_group
 
 _MOST_PATCHES_PER_SIDE = 8
 

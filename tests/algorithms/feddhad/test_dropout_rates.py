@@ -27,7 +27,7 @@ from fedsweep.algorithms.feddhad.unit_scores import (
 )
 from fedsweep.components.probes import LocalClient
 from fedsweep.models.registry import build_model
-from fedsweep.models.slicing import UnitGroup
+from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.streams import Stream, stream
 from fedsweep.testing import linear_model
 
