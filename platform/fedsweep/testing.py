@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.client.messages import OptimizerSettings
-from fedsweep.client.worker import TrainingData, Worker
+from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.client.shards import TrainingData
+from fedsweep.client.worker import Worker
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.engine.engine import Engine, experiment_layout

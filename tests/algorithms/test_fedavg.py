@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg, fedsgd
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, Objective
 from fedsweep.components.pacing import Pacing
 from fedsweep.components.weighting import Uniform, Weighting

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import Proximal, fedprox
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, LocalTerm, Objective
 from fedsweep.engine.round import Played
 from fedsweep.errors import ConfigError

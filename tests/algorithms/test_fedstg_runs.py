@@ -16,7 +16,7 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.fedstg import SamplesSpeedRarity, StagnationAware, fedstg
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.weighting import BySamples, Uniform
 from fedsweep.config.load import load_config
 from fedsweep.engine.state import RunState

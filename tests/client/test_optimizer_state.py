@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 
 OPTIMIZERS = {

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.submodels import WholeModel
 from fedsweep.engine.engine import Engine
 from fedsweep.method import FederatedMethod

@@ -15,7 +15,8 @@ from torch import Tensor
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
-from fedsweep.client.messages import Arrays, OptimizerSettings, Segment
+from fedsweep.client.messages import Arrays, Segment
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.client.worker import Worker
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Objective
 from fedsweep.components.pacing import FixedInterval, Pacing

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.pacing import Pacing
 from fedsweep.components.selection import Selection
 from fedsweep.engine.engine import Engine

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.driver.session import RunSession, SessionSettings
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod

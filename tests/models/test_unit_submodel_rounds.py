@@ -13,7 +13,7 @@ from torch import nn
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.pacing import FixedInterval
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment

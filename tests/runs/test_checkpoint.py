@@ -16,7 +16,8 @@ import torch
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.client.messages import OptimizerSettings, Tally
+from fedsweep.client.messages import Tally
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, InvariantError, RunError

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.records import State

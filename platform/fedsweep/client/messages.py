@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalTerm, Objective
 from fedsweep.components.probes import Probe
 from fedsweep.components.solver import LocalSolver
@@ -14,31 +15,6 @@ from fedsweep.records import ClientWork, State, SyncPoint
 from fedsweep.submodel import SubModel
 
 Arrays = dict[str, np.ndarray]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """The clients' optimiser.
-
-    Attributes:
-        name: ``"sgd"`` or ``"adam"``.
-        momentum: SGD's, 0..1.
-        nesterov: SGD with Nesterov's momentum.
-        weight_decay: Coupled (added to the gradient, after clipping).
-        clip_norm: Greatest 2-norm of the gradient; None: no clipping.
-        betas: Adam's.
-        eps: Adam's.
-        keep: ``"reset"``, ``"persist"`` or ``"average"``: what becomes of its state at the next participation.
-    """
-
-    name: str = "sgd"
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    clip_norm: float | None = None
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    keep: str = "reset"
 
 
 @dataclass(frozen=True, kw_only=True)

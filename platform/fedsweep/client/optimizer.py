@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.client.messages import OptimizerSettings
 from fedsweep.submodel import SubModel
 from fedsweep.trees import FlatLayout
 
@@ -126,3 +126,28 @@ def _make_optimizer(flat: nn.Parameter, settings: OptimizerSettings, learning_ra
         weight_decay=settings.weight_decay,
         foreach=False,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """The clients' optimiser.
+
+    Attributes:
+        name: ``"sgd"`` or ``"adam"``.
+        momentum: SGD's, 0..1.
+        nesterov: SGD with Nesterov's momentum.
+        weight_decay: Coupled (added to the gradient, after clipping).
+        clip_norm: Greatest 2-norm of the gradient; None: no clipping.
+        betas: Adam's.
+        eps: Adam's.
+        keep: ``"reset"``, ``"persist"`` or ``"average"``: what becomes of its state at the next participation.
+    """
+
+    name: str = "sgd"
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    keep: str = "reset"

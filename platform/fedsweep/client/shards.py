@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedsweep.client.shards import Shard
 from fedsweep.records import ClientWork
 from fedsweep.streams import Stream
 from fedsweep.world.transforms import Transform
@@ -97,3 +99,20 @@ class Shard:
     def _convert(self, raw: Tensor, generator: torch.Generator | None, *, train: bool) -> Tensor:
         inputs = self._transform(raw, generator=generator, train=train)
         return inputs.to(device=self._device, dtype=self._dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """What a worker trains on.
+
+    Attributes:
+        images: [S, C, H, W]; may be read-only shared memory.
+        labels: [S].
+        transform: What is done to a batch.
+        num_classes: Classes of the data set.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    transform: Transform
+    num_classes: int

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,13 @@ from torch import Tensor, nn
 from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.local_round import LocalSession
 from fedsweep.client.messages import Arrays, ClientSide, Reply, RoundTotals, Segment, SegmentReply, Turn
-from fedsweep.client.shards import Shard
+from fedsweep.client.shards import Shard, TrainingData
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.errors import ClientJobError, InvariantError
 from fedsweep.records import Payload, State, SyncPoint, torch_tree
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout, weighted_mean
-from fedsweep.world.transforms import Transform
 
 
 class Exchange(ABC):
@@ -49,23 +47,6 @@ class Alone(Exchange):
     def mean(self, own: Mapping[int, Tensor], attendees: Sequence[int], weights: Sequence[float], out: Tensor) -> None:
         """See :meth:`Exchange.mean`."""
         weighted_mean([own[k] for k in attendees], weights, out)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingData:
-    """What a worker trains on.
-
-    Attributes:
-        images: [S, C, H, W]; may be read-only shared memory.
-        labels: [S].
-        transform: What is done to a batch.
-        num_classes: Classes of the data set.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
-    transform: Transform
-    num_classes: int
 
 
 class Worker:

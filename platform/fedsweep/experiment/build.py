@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from fedsweep.catalog import build_method
-from fedsweep.client.messages import OptimizerSettings
-from fedsweep.client.worker import TrainingData
+from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.client.shards import TrainingData
 from fedsweep.config.base import IntegerRange
 from fedsweep.config.load import resolve
 from fedsweep.config.scenario import Scenario

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.client.messages import ClientSide, OptimizerSettings
-from fedsweep.client.worker import TrainingData
+from fedsweep.client.messages import ClientSide
+from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.client.shards import TrainingData
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientProfile

@@ -13,7 +13,7 @@ from fedsweep.algorithms.dynafed.distillation import TrajectoryDistillation, dyn
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.weighting import Uniform
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState

@@ -12,7 +12,7 @@ from fedsweep.algorithms.dynamicfl.chooser import GroupChooser, GroupProblem
 from fedsweep.algorithms.dynamicfl.dynacomm import DynaComm
 from fedsweep.algorithms.dynamicfl.two_speed import LEVELS, TwoSpeed, dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.pacing import due_steps
 from fedsweep.engine.engine import Engine
 from fedsweep.method import FederatedMethod, MethodSettings

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedsweep.algorithms.dynamicfl.two_speed import LEVELS, dynamicfl
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.engine.state import RunState
 from fedsweep.records import RoundRecord
 from fedsweep.streams import stream

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsweep.algorithms.dynamicfl.chooser import GroupChooser, GroupProblem
 from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, Objective
 from fedsweep.components.pacing import FixedInterval
 from fedsweep.method import FederatedMethod, MethodSettings

@@ -15,7 +15,7 @@ from fedsweep.algorithms.dynamicfl.chooser import GroupProblem
 from fedsweep.algorithms.dynamicfl.select_group import select_group
 from fedsweep.algorithms.dynamicfl.similarity import GradientSketch, SimilarityGroup, sketch
 from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed, dynamicfl
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.probes import LocalClient
 from fedsweep.engine.engine import Engine, experiment_layout
 from fedsweep.engine.forecast import forecast

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsweep.algorithms.dynamicfl.chooser import GroupChooser, GroupProblem
 from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed, dynamicfl, dynamicsgd, interval_of
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.pacing import FixedInterval, OncePerRound
 from fedsweep.engine.round import Played
 from fedsweep.errors import ConfigError

@@ -15,7 +15,7 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import AdaptiveDropout, fedad
 from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.algorithms.feddhad.unit_scores import maskable_groups
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.engine.state import RunState
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.network import Network

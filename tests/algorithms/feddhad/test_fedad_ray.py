@@ -11,7 +11,7 @@ from torch import nn
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.feddhad.feddh import feddh
-from fedsweep.client.messages import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
