@@ -15,10 +15,10 @@ from fedsweep.client.shards import TrainingData
 from fedsweep.client.worker import Worker
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.submodels import SubModelPolicy
-from fedsweep.engine.engine import Engine, experiment_layout
+from fedsweep.engine.engine import Engine
 from fedsweep.engine.round import Played
 from fedsweep.engine.state import RunState
-from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World, client_side
+from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World, client_side, experiment_layout
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientProfile, RoundContext, RoundRecord, State

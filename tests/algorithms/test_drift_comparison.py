@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from fedsweep.config.load import load_config
-from fedsweep.engine.engine import Engine, check_experiment
+from fedsweep.engine.engine import Engine
 from fedsweep.engine.forecast import forecast
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment
+from fedsweep.experiment.checks import check_experiment
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, run_rounds
 from fedsweep.world.data.record import Dataset

@@ -8,8 +8,7 @@ from typing import Any
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.worker import Worker
 from fedsweep.driver.session import RunSession, SessionSettings
-from fedsweep.engine.engine import experiment_layout
-from fedsweep.experiment.experiment import Experiment, client_side
+from fedsweep.experiment.experiment import Experiment, client_side, experiment_layout
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.testing import tiny_experiment
 from fedsweep.world.availability import CapabilityAvailability, build_availability

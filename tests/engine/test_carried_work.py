@@ -15,9 +15,9 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.pacing import Pacing
 from fedsweep.components.submodels import SubModelPolicy
-from fedsweep.engine.engine import check_experiment
 from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.records import (

@@ -21,10 +21,10 @@ from fedsweep.client.worker import Worker
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Objective
 from fedsweep.components.pacing import FixedInterval, Pacing
 from fedsweep.components.probes import Probe
-from fedsweep.engine.engine import Engine, experiment_layout
+from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError, RunError, WorkerLost
-from fedsweep.experiment.experiment import Experiment, client_side
+from fedsweep.experiment.experiment import Experiment, client_side, experiment_layout
 from fedsweep.fleet.fleet import Fleet, Handle, LocalFleet, SegmentResult, combine
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import RoundRecord

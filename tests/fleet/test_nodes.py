@@ -39,7 +39,7 @@ def nodes() -> Iterator[tuple[Any, Any, Any]]:
 
 
 def session(ray: Any, experiment: Experiment, folder: Path, options: Any) -> RunSession:
-    from fedsweep.engine.engine import experiment_layout
+    from fedsweep.experiment.experiment import experiment_layout
     from fedsweep.fleet.ray_fleet import RayFleet
 
     layout = experiment_layout(experiment)

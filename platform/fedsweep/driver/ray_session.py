@@ -15,9 +15,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsweep.driver.news import Audience, News
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
-from fedsweep.engine.engine import experiment_layout
 from fedsweep.errors import FedsweepError, RunError
-from fedsweep.experiment.experiment import Experiment
+from fedsweep.experiment.experiment import Experiment, experiment_layout
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics

@@ -19,11 +19,11 @@ from fedsweep.config.schema import Config
 from fedsweep.driver.news import Audience
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
-from fedsweep.engine.engine import check_experiment, experiment_layout
 from fedsweep.engine.forecast import check_first_round
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.experiment.build import build_experiment, resolve_config
-from fedsweep.experiment.experiment import Experiment, client_side
+from fedsweep.experiment.checks import check_experiment
+from fedsweep.experiment.experiment import Experiment, client_side, experiment_layout
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.runs.run_folder import PICTURES, RunFolder, run_facts
 

@@ -8,7 +8,7 @@ the round's end is metered.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from fedsweep.errors import ConfigError
@@ -110,25 +110,6 @@ def close_round(
 def steps_per_epoch(work: ClientWork) -> int:
     """Local steps of a pass over the client's data; the last batch may be small."""
     return math.ceil(work.num_samples / work.batch_size)
-
-
-def nobody_drops_out(policy: StragglerPolicy, drop_probabilities: Iterable[float]) -> bool:
-    """Whether every client of every cohort is always waited for."""
-    return not policy.judges_rounds and not any(drop_probabilities)
-
-
-def check_method(method: FederatedMethod) -> None:
-    """Refuse what can't lose a client in a round.
-
-    Raises:
-        ConfigError: The method's clients carry work from round to round.
-    """
-    if method.pacing.carries_work():
-        raise ConfigError(
-            f"method {method.name}: its clients keep what they trained over several rounds, so it is not defined what a"
-            " client that drops out of one takes with it; leave out scenario.devices.stragglers and"
-            " scenario.devices.drop_probability, or choose another method"
-        )
 
 
 def check_points(policy: StragglerPolicy, method: FederatedMethod, points: tuple[SyncPoint, ...]) -> None:

@@ -14,101 +14,24 @@ import numpy as np
 import torch
 
 from fedsweep.client.messages import Tally
-from fedsweep.client.optimizer import optimizer_riders
 from fedsweep.components.probes import Probe
 from fedsweep.engine.aggregation import Aggregator
-from fedsweep.engine.dropouts import check_method as check_losses
-from fedsweep.engine.dropouts import nobody_drops_out
 from fedsweep.engine.evaluator import Evaluator
 from fedsweep.engine.ledger import BYTES_PER_VALUE, Ledger
 from fedsweep.engine.plan import CostModel, Planner, RoundPlan
 from fedsweep.engine.round import Played, Player
 from fedsweep.engine.row import Recorder
 from fedsweep.engine.state import RunState
-from fedsweep.errors import ConfigError, RunError, WorkerLost
-from fedsweep.experiment.experiment import Experiment, transformed
+from fedsweep.errors import RunError, WorkerLost
+from fedsweep.experiment.checks import check_world
+from fedsweep.experiment.experiment import Experiment, experiment_layout, server_context
 from fedsweep.fleet.fleet import Fleet
-from fedsweep.records import RoundRecord, ServerContext, State
+from fedsweep.records import RoundRecord, State
 from fedsweep.streams import stream
-from fedsweep.trees import FlatLayout, layout_of, load_vector, model_vector
+from fedsweep.trees import load_vector, model_vector
 
 # A round is begun at most this often; an actor that dies every time has a cause that repairing will not cure.
 _MAX_ATTEMPTS = 5
-
-
-def experiment_layout(experiment: Experiment) -> FlatLayout:
-    """How the experiment's full model lies in its vector, riders included."""
-    model = experiment.build_model()
-    settings = experiment.training.optimizer
-    return layout_of(model, optimizer_riders(settings, layout_of(model).num_params))
-
-
-def server_context(experiment: Experiment, layout: FlatLayout, seam: str, vector: torch.Tensor) -> ServerContext:
-    """What the component of a seam may know when it makes its state."""
-    world, dtype = experiment.world, layout.dtype
-    proxy = validation = None
-    if world.proxy is not None:
-        images, labels = world.proxy
-        proxy = (transformed(world, images, dtype), None if labels is None else torch.from_numpy(np.array(labels)))
-    if world.validation is not None:
-        images, labels = world.validation
-        validation = (transformed(world, images, dtype), torch.from_numpy(np.array(labels)))
-    return ServerContext(
-        num_clients=len(world.profiles),
-        num_classes=world.data.num_classes,
-        num_rounds=experiment.training.rounds,
-        evaluate_every=experiment.evaluate_every,
-        profiles=world.profiles,
-        model=experiment.build_model(),
-        layout=layout,
-        vector=vector,
-        proxy_data=proxy,
-        validation_data=validation,
-        budgets=world.budgets,
-        stream=stream(experiment.seed, seam, 0),
-    )
-
-
-def check_world(experiment: Experiment) -> None:
-    """What can be known of method and world together without a model.
-
-    Raises:
-        ConfigError: A client has no samples, or parts of the method or of the scenario can't do without each round's
-            updates although clients carry work from round to round.
-    """
-    empty = [p.client for p in experiment.world.profiles if p.num_samples == 0]
-    if empty:
-        raise ConfigError(
-            f"every client needs at least one sample, but clients {empty[:5]} have none; use fewer clients or"
-            " another scenario.partition"
-        )
-    devices = [p.device for p in experiment.world.profiles if p.device is not None]
-    if devices and not nobody_drops_out(experiment.world.stragglers, [d.drop_probability for d in devices]):
-        check_losses(experiment.method)
-    method = experiment.method
-    if not method.pacing.carries_work():
-        return
-    sending = [term.name for term in method.terms if term.sends]
-    if sending or method.submodels.cuts:
-        part = f"the term {sending[0]}, which sends" if sending else "sub-models, which are drawn"
-        raise ConfigError(
-            f"method {method.name}: its clients keep what they trained over several rounds, which does not go"
-            f" with {part} anew in each round; leave one of them out, or choose a pacing that ends all work with its"
-            " round"
-        )
-
-
-def check_experiment(experiment: Experiment) -> None:
-    """Everything that a method has to say against the world, before anything is written.
-
-    Raises:
-        ConfigError: See :func:`check_world`; or a component can't work in this world.
-    """
-    check_world(experiment)
-    layout = experiment_layout(experiment)
-    vector = model_vector(experiment.build_model(), layout)
-    for seam, component in experiment.method.server_components():
-        component.init(server_context(experiment, layout, seam, vector))
 
 
 class Engine:

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from fedsweep.client.messages import Tally
-from fedsweep.engine.engine import experiment_layout, server_context
 from fedsweep.engine.ledger import BYTES_PER_VALUE
 from fedsweep.engine.plan import CostModel, Planner, RoundPlan, alike
 from fedsweep.engine.row import Recorder
 from fedsweep.engine.state import RunState
-from fedsweep.experiment.experiment import Experiment
+from fedsweep.experiment.experiment import Experiment, experiment_layout, server_context
 from fedsweep.trees import model_vector
 
 # Rounds that are planned one by one; longer runs are extrapolated.

@@ -10,9 +10,10 @@ from itertools import groupby
 
 import numpy as np
 
-from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round, nobody_drops_out
+from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round
 from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
+from fedsweep.experiment.checks import nobody_drops_out
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.models.cost import fwd_macs_per_sample, layer_costs
 from fedsweep.records import ClientWork, RoundContext, State, SyncPoint

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.messages import ClientSide
-from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings, optimizer_riders
 from fedsweep.client.shards import TrainingData
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.experiment import Experiment, transformed
 from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientProfile
+from fedsweep.records import ClientProfile, ServerContext
 from fedsweep.streams import stream
+from fedsweep.trees import FlatLayout, layout_of
 from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.drift import Drift
@@ -198,4 +200,37 @@ def client_side(experiment: Experiment) -> ClientSide:
         indices=experiment.world.indices,
         device=experiment.device,
         track_accuracy=experiment.world.availability is not None,
+    )
+
+
+def experiment_layout(experiment: Experiment) -> FlatLayout:
+    """How the experiment's full model lies in its vector, riders included."""
+    model = experiment.build_model()
+    settings = experiment.training.optimizer
+    return layout_of(model, optimizer_riders(settings, layout_of(model).num_params))
+
+
+def server_context(experiment: Experiment, layout: FlatLayout, seam: str, vector: torch.Tensor) -> ServerContext:
+    """What the component of a seam may know when it makes its state."""
+    world, dtype = experiment.world, layout.dtype
+    proxy = validation = None
+    if world.proxy is not None:
+        images, labels = world.proxy
+        proxy = (transformed(world, images, dtype), None if labels is None else torch.from_numpy(np.array(labels)))
+    if world.validation is not None:
+        images, labels = world.validation
+        validation = (transformed(world, images, dtype), torch.from_numpy(np.array(labels)))
+    return ServerContext(
+        num_clients=len(world.profiles),
+        num_classes=world.data.num_classes,
+        num_rounds=experiment.training.rounds,
+        evaluate_every=experiment.evaluate_every,
+        profiles=world.profiles,
+        model=experiment.build_model(),
+        layout=layout,
+        vector=vector,
+        proxy_data=proxy,
+        validation_data=validation,
+        budgets=world.budgets,
+        stream=stream(experiment.seed, seam, 0),
     )

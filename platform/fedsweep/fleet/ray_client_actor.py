@@ -13,9 +13,8 @@ import torch
 from fedsweep.client.messages import Arrays, Segment, SegmentReply
 from fedsweep.client.worker import Alone, Worker
 from fedsweep.components.probes import Probe
-from fedsweep.engine.engine import experiment_layout
 from fedsweep.errors import ResourceError, RunError
-from fedsweep.experiment.experiment import Experiment, client_side
+from fedsweep.experiment.experiment import Experiment, client_side, experiment_layout
 from fedsweep.fleet.shared_memory import SharedMemoryExchange
 from fedsweep.records import State
 

@@ -16,14 +16,14 @@ import numpy as np
 from fedsweep.components.base import ServerComponent
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
-from fedsweep.engine.engine import check_world, experiment_layout, server_context
 from fedsweep.engine.forecast import planned_rounds
 from fedsweep.engine.ledger import BYTES_PER_VALUE
 from fedsweep.engine.plan import CostModel, Planner
 from fedsweep.engine.row import Recorder
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment
-from fedsweep.experiment.experiment import Experiment
+from fedsweep.experiment.checks import check_world
+from fedsweep.experiment.experiment import Experiment, experiment_layout, server_context
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.grid import Grid, GridCell, setting_of, standing_of, summed_up, value_of
 from fedsweep.reproduce.table_file import TableFile

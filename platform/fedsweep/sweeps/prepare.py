@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.config.load import load_config
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.driver.run import plan_run
-from fedsweep.engine.engine import check_experiment
 from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError, InputError, unknown_name
 from fedsweep.experiment.build import resolve_config
+from fedsweep.experiment.checks import check_experiment
 from fedsweep.runs.round_table import ROUND_COLUMNS
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.sweeps.fairness import notes, world_of

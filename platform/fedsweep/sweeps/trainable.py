@@ -25,8 +25,7 @@ from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.schema import Config
 from fedsweep.driver.run import Plan, Session, open_session
 from fedsweep.driver.session import RunSession, SessionSettings
-from fedsweep.engine.engine import experiment_layout
-from fedsweep.experiment.experiment import Experiment
+from fedsweep.experiment.experiment import Experiment, experiment_layout
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics

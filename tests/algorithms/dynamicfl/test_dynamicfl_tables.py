@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fedsweep.config import load_config
-from fedsweep.engine.engine import check_experiment
 from fedsweep.engine.forecast import check_first_round
 from fedsweep.experiment.build import build_experiment, resolve_config
+from fedsweep.experiment.checks import check_experiment
 from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.table_file import SCALES, TableFile, read_table, table_names
 

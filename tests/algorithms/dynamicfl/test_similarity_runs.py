@@ -17,10 +17,10 @@ from fedsweep.algorithms.dynamicfl.similarity import GradientSketch, SimilarityG
 from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed, dynamicfl
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.probes import LocalClient
-from fedsweep.engine.engine import Engine, experiment_layout
+from fedsweep.engine.engine import Engine
 from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError, InvariantError
-from fedsweep.experiment.experiment import Experiment
+from fedsweep.experiment.experiment import Experiment, experiment_layout
 from fedsweep.method import FederatedMethod
 from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.streams import stream

@@ -16,9 +16,9 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import AdaptiveDropout, fedad
 from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.engine.engine import check_experiment
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
@@ -149,7 +149,7 @@ def scripted(policy: AdaptiveDropout, norms: list[float]) -> list[bool]:
 
 
 def context_of(policy: AdaptiveDropout) -> Any:
-    from fedsweep.engine.engine import server_context
+    from fedsweep.experiment.experiment import server_context
 
     made = experiment(FederatedMethod(name="x", source="", submodels=policy))
     layout = layout_of(made.build_model())

@@ -1,0 +1,72 @@
+"""Does the method fit its world? Asked before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fedsweep.errors import ConfigError
+from fedsweep.experiment.experiment import Experiment, experiment_layout, server_context
+from fedsweep.method import FederatedMethod
+from fedsweep.trees import model_vector
+from fedsweep.world.stragglers import StragglerPolicy
+
+
+def check_world(experiment: Experiment) -> None:
+    """What can be known of method and world together without a model.
+
+    Raises:
+        ConfigError: A client has no samples, or parts of the method or of the scenario can't do without each round's
+            updates although clients carry work from round to round.
+    """
+    empty = [p.client for p in experiment.world.profiles if p.num_samples == 0]
+    if empty:
+        raise ConfigError(
+            f"every client needs at least one sample, but clients {empty[:5]} have none; use fewer clients or"
+            " another scenario.partition"
+        )
+    devices = [p.device for p in experiment.world.profiles if p.device is not None]
+    if devices and not nobody_drops_out(experiment.world.stragglers, [d.drop_probability for d in devices]):
+        check_losses(experiment.method)
+    method = experiment.method
+    if not method.pacing.carries_work():
+        return
+    sending = [term.name for term in method.terms if term.sends]
+    if sending or method.submodels.cuts:
+        part = f"the term {sending[0]}, which sends" if sending else "sub-models, which are drawn"
+        raise ConfigError(
+            f"method {method.name}: its clients keep what they trained over several rounds, which does not go"
+            f" with {part} anew in each round; leave one of them out, or choose a pacing that ends all work with its"
+            " round"
+        )
+
+
+def check_experiment(experiment: Experiment) -> None:
+    """Everything that a method has to say against the world, before anything is written.
+
+    Raises:
+        ConfigError: See :func:`check_world`; or a component can't work in this world.
+    """
+    check_world(experiment)
+    layout = experiment_layout(experiment)
+    vector = model_vector(experiment.build_model(), layout)
+    for seam, component in experiment.method.server_components():
+        component.init(server_context(experiment, layout, seam, vector))
+
+
+def nobody_drops_out(policy: StragglerPolicy, drop_probabilities: Iterable[float]) -> bool:
+    """Whether every client of every cohort is always waited for."""
+    return not policy.judges_rounds and not any(drop_probabilities)
+
+
+def check_method(method: FederatedMethod) -> None:
+    """Refuse what can't lose a client in a round.
+
+    Raises:
+        ConfigError: The method's clients carry work from round to round.
+    """
+    if method.pacing.carries_work():
+        raise ConfigError(
+            f"method {method.name}: its clients keep what they trained over several rounds, so it is not defined what a"
+            " client that drops out of one takes with it; leave out scenario.devices.stragglers and"
+            " scenario.devices.drop_probability, or choose another method"
+        )
