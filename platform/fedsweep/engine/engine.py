@@ -16,9 +16,10 @@ import torch
 from fedsweep.client.messages import Tally
 from fedsweep.components.probes import Probe
 from fedsweep.engine.aggregation import Aggregator
+from fedsweep.engine.cost import CostModel
 from fedsweep.engine.evaluator import Evaluator
 from fedsweep.engine.ledger import BYTES_PER_VALUE, Ledger
-from fedsweep.engine.plan import CostModel, Planner, RoundPlan
+from fedsweep.engine.plan import Planner, RoundPlan
 from fedsweep.engine.round import Played, Player
 from fedsweep.engine.row import Recorder
 from fedsweep.engine.state import RunState

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from fedsweep.client.messages import Tally
+from fedsweep.engine.cost import CostModel
 from fedsweep.engine.ledger import BYTES_PER_VALUE
-from fedsweep.engine.plan import CostModel, Planner, RoundPlan, alike
+from fedsweep.engine.plan import Planner, RoundPlan, alike
 from fedsweep.engine.row import Recorder
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment, experiment_layout, server_context

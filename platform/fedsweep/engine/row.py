@@ -10,7 +10,8 @@ import numpy as np
 
 from fedsweep.client.messages import RoundTotals
 from fedsweep.components.base import ComponentReport
-from fedsweep.engine.plan import CostModel, Planner, RoundPlan
+from fedsweep.engine.cost import CostModel
+from fedsweep.engine.plan import Planner, RoundPlan
 from fedsweep.engine.round import Played
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment

@@ -16,9 +16,10 @@ import numpy as np
 from fedsweep.components.base import ServerComponent
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
+from fedsweep.engine.cost import CostModel
 from fedsweep.engine.forecast import planned_rounds
 from fedsweep.engine.ledger import BYTES_PER_VALUE
-from fedsweep.engine.plan import CostModel, Planner
+from fedsweep.engine.plan import Planner
 from fedsweep.engine.row import Recorder
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment
