@@ -20,8 +20,10 @@ import torch
 from fedsweep.errors import InvariantError, OutputError
 from fedsweep.records import RoundRecord
 from fedsweep.runs import run_folder
+from fedsweep.runs.facts import run_facts
+from fedsweep.runs.files import atomic_write
 from fedsweep.runs.round_table import cumulative_bytes, records_to_table, scalar_figures
-from fedsweep.runs.run_folder import RunFolder, atomic_write, find_runs, run_facts
+from fedsweep.runs.run_folder import RunFolder, find_runs
 from fedsweep.testing import tiny_record
 
 torch.set_num_threads(1)

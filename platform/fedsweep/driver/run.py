@@ -25,7 +25,8 @@ from fedsweep.experiment.build import build_experiment, resolve_config
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment, client_side, experiment_layout
 from fedsweep.fleet.fleet import LocalFleet
-from fedsweep.runs.run_folder import PICTURES, RunFolder, run_facts
+from fedsweep.runs.facts import run_facts
+from fedsweep.runs.run_folder import PICTURES, RunFolder
 
 if TYPE_CHECKING:
     from fedsweep.fleet.ray_cluster import ClusterNeeds

@@ -27,7 +27,8 @@ from fedsweep.results.config_table import ConfigTable, config_table
 from fedsweep.results.curves import FIGURES, curve_json, short
 from fedsweep.results.pareto import BestUnderBudget, best_under_budgets, budget_grid, pareto_front
 from fedsweep.results.settings import ReportRun, Setting, clean, group_settings, report_runs
-from fedsweep.runs.run_folder import CONFIG, atomic_write
+from fedsweep.runs.files import atomic_write
+from fedsweep.runs.run_folder import CONFIG
 
 if TYPE_CHECKING:
     from jinja2 import Environment

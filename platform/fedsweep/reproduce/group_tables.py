@@ -41,7 +41,7 @@ from fedsweep.reproduce.costs import label_data
 from fedsweep.reproduce.figures_groups import Choices, draw_choices
 from fedsweep.reproduce.grid import Grid, GridCell, setting_of, standing_of, summed_up
 from fedsweep.reproduce.table_file import Measure, TableFile
-from fedsweep.runs.run_folder import atomic_write
+from fedsweep.runs.files import atomic_write
 from fedsweep.streams import Stream, stream
 from fedsweep.world.label_stats import population
 

@@ -16,7 +16,7 @@ from fedsweep.errors import ConfigError, OutputError
 from fedsweep.reproduce.formats import FORMS
 from fedsweep.reproduce.grid import Grid, GridCell, deviates
 from fedsweep.reproduce.table_file import TableFile
-from fedsweep.runs.run_folder import atomic_write
+from fedsweep.runs.files import atomic_write
 
 MEASURED = "measured.json"
 FIGURES = "figures"

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from fedsweep.errors import InvariantError, RunError
-from fedsweep.runs.run_folder import PICTURES, atomic_write
+from fedsweep.runs.files import atomic_write
+from fedsweep.runs.run_folder import PICTURES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,100}")
 

@@ -11,8 +11,13 @@ import stat
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedsweep.errors import DataError, OutputError
+
+if TYPE_CHECKING:
+    pass
+from fedsweep.runs.run_folder import _TEMPORARY
 
 _TEMPORARY = ".tmp"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -192,3 +197,30 @@ class ObjectStore:
         if not self._folder.is_dir():
             self._folder.mkdir(parents=True)
             sync_folder(self._folder.parent)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Puts a file in its place as a whole: after a kill or a power cut there is the old one or the new one.
+
+    Args:
+        path: The file.
+        data: Its bytes.
+
+    Raises:
+        OSError: It cannot be written; the old file is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -10,11 +10,8 @@ import hashlib
 import json
 import math
 import os
-import platform
 import shutil
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +20,6 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedsweep import __version__
 from fedsweep.errors import OutputError
 from fedsweep.records import RoundRecord
 from fedsweep.runs.client_table import clients_table
@@ -31,6 +27,7 @@ from fedsweep.runs.round_table import check_round_table, records_to_table, table
 
 if TYPE_CHECKING:
     import pyarrow as pa
+from fedsweep.runs.files import atomic_write
 
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 RESULT, MODEL, CHECKPOINTS, TRACKING = "result.json", "model.safetensors", "checkpoints", "mlflow.json"
@@ -40,7 +37,6 @@ STATUSES = ("finished", "failed", "killed")
 _FILES = (ROUNDS, CLIENTS, SCENARIO, RESULT, MODEL, TRACKING, CONFIG)
 # Copies of a run's files lie among the artifacts of a tracking store; they are no runs.
 _NO_RUNS_IN = frozenset({CHECKPOINTS, "mlartifacts", "mlruns"})
-_VERSIONS_OF = ("torch", "torchvision", "numpy", "pyarrow", "ray", "mlflow")
 _TEMPORARY = ".tmp"
 
 
@@ -299,33 +295,6 @@ class RunFolder:
             raise OutputError(f"{self.path / name}: not a readable parquet file: {error}") from error
 
 
-def atomic_write(path: Path, data: bytes) -> None:
-    """Puts a file in its place as a whole: after a kill or a power cut there is the old one or the new one.
-
-    Args:
-        path: The file.
-        data: Its bytes.
-
-    Raises:
-        OSError: It cannot be written; the old file is untouched.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 def find_runs(path: str | Path) -> list[Path]:
     """The folder itself where it is a run's, otherwise the run folders below it, sorted.
 
@@ -348,34 +317,9 @@ def find_runs(path: str | Path) -> list[Path]:
     return [run for child in below for run in find_runs(child)] or ([folder] if has_config else [])
 
 
-def run_facts() -> dict[str, Any]:
-    """What a result says of the software: ``versions`` by name (None: not installed) and ``git_commit`` or None.
-
-    The commit is the current folder's: that of the user's own project where the run is started from one.
-    """
-    versions: dict[str, str | None] = {"python": platform.python_version(), "fedsweep": __version__}
-    return {"versions": versions | {name: _version(name) for name in _VERSIONS_OF}, "git_commit": _git_commit()}
-
-
 def _may_hold_runs(folder: Path) -> bool:
     hidden = folder.name.startswith(".")
     return not hidden and folder.name not in _NO_RUNS_IN and folder.is_dir() and not folder.is_symlink()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _git_commit() -> str | None:
-    command = ["git", "rev-parse", "--verify", "HEAD"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip() or None
 
 
 def _jsonable(value: Any) -> Any:

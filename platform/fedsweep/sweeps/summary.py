@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.errors import InputError
 from fedsweep.results.seed_statistics import Difference, Estimate, differences, estimate
 from fedsweep.results.view import RunView, load_run
-from fedsweep.runs.run_folder import CONFIG, atomic_write
+from fedsweep.runs.files import atomic_write
+from fedsweep.runs.run_folder import CONFIG
 from fedsweep.streams import stream
 from fedsweep.sweeps.space import Trial, canonical
 from fedsweep.sweeps.sweep_folder import TABLE, SweepFolder

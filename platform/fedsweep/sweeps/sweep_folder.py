@@ -17,7 +17,8 @@ from typing import Any
 
 from fedsweep import __version__
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
-from fedsweep.runs.run_folder import CONFIG, TRACKING, RunFolder, atomic_write, find_runs
+from fedsweep.runs.files import atomic_write
+from fedsweep.runs.run_folder import CONFIG, TRACKING, RunFolder, find_runs
 from fedsweep.sweeps.space import Trial, canonical
 
 PLAN, SUMMARY, TABLE, LOGGED = "sweep.json", "summary.json", "summary.parquet", "logged.json"

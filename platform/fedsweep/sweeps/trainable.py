@@ -29,7 +29,7 @@ from fedsweep.experiment.experiment import Experiment, experiment_layout
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
-from fedsweep.runs.run_folder import run_facts
+from fedsweep.runs.facts import run_facts
 from fedsweep.sweeps.prepare import dataset_key, method_name
 from fedsweep.sweeps.resources import Share, group_factory
 from fedsweep.sweeps.space import TRIAL

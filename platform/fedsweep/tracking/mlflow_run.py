@@ -15,7 +15,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fedsweep.runs.run_folder import TRACKING, atomic_write
+from fedsweep.runs.files import atomic_write
+from fedsweep.runs.run_folder import TRACKING
 from fedsweep.tracking.mlflow_store import experiment_id, open_store, quiet_mlflow, redacted
 
 if TYPE_CHECKING:

@@ -1,0 +1,41 @@
+"""What a result says of the machine and the sources that made it."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from fedsweep import __version__
+
+if TYPE_CHECKING:
+    pass
+
+
+_VERSIONS_OF = ("torch", "torchvision", "numpy", "pyarrow", "ray", "mlflow")
+
+
+def run_facts() -> dict[str, Any]:
+    """What a result says of the software: ``versions`` by name (None: not installed) and ``git_commit`` or None.
+
+    The commit is the current folder's: that of the user's own project where the run is started from one.
+    """
+    versions: dict[str, str | None] = {"python": platform.python_version(), "fedsweep": __version__}
+    return {"versions": versions | {name: _version(name) for name in _VERSIONS_OF}, "git_commit": _git_commit()}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    command = ["git", "rev-parse", "--verify", "HEAD"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None
