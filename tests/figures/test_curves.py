@@ -14,7 +14,9 @@ from matplotlib.figure import Figure
 
 from fedsweep.errors import InputError, InvariantError
 from fedsweep.figures import curves as plots
-from fedsweep.figures.curves import plot_accuracy_against_bytes, plot_learning_curves, plot_partition, plot_run
+from fedsweep.figures.curves import plot_accuracy_against_bytes, plot_learning_curves
+from fedsweep.figures.of_run import plot_run
+from fedsweep.figures.partition import plot_partition
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 

@@ -49,7 +49,8 @@ def compare(
     from fedsweep.reports.compare import compare_rows, render_table
 
     if plot is not None:
-        from fedsweep.figures.curves import checked_path, plot_accuracy_against_bytes
+        from fedsweep.figures.curves import plot_accuracy_against_bytes
+        from fedsweep.figures.style import checked_path
 
         checked_path(plot)  # before the table
     render_table(compare_rows(folders), make_console())
@@ -70,7 +71,7 @@ def partition(config: Config, overrides: Overrides = None, plot: Plot = None) ->
     counts_NC = np.stack([profile.label_counts for profile in world.profiles])
     _print_counts(counts_NC, title)
     if plot is not None:
-        from fedsweep.figures.curves import plot_partition
+        from fedsweep.figures.partition import plot_partition
 
         plot_partition(counts_NC, plot)
         print(f"picture: {plot.absolute()}")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsweep.figures.curves import checked_path, figure_of, save_figure
 from fedsweep.figures.scenario_arrays import Part, Participation, class_shares_of, participation_of
+from fedsweep.figures.style import checked_path, figure_of, save_figure
 from fedsweep.reports.compare import bytes_text
 from fedsweep.results.view import RunView, load_run
 
@@ -73,7 +73,7 @@ def plot_classes(shares_NRC: np.ndarray, path: str | Path) -> None:
 
     Args:
         shares_NRC: See :func:`draw_classes`.
-        path: The picture; its suffix is one of :data:`~fedsweep.figures.curves.SUFFIXES`.
+        path: The picture; its suffix is one of :data:`~fedsweep.figures.style.SUFFIXES`.
 
     Raises:
         InputError: The picture can't be written.
@@ -93,7 +93,7 @@ def plot_participation(participation: Participation, path: str | Path) -> None:
 
     Args:
         participation: See :func:`~fedsweep.figures.scenario_arrays.participation_of`.
-        path: The picture; its suffix is one of :data:`~fedsweep.figures.curves.SUFFIXES`.
+        path: The picture; its suffix is one of :data:`~fedsweep.figures.style.SUFFIXES`.
 
     Raises:
         InputError: The picture can't be written.

@@ -13,12 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.figures.curves import COLOURS, MARKERS, figure_of, save_figure
 from fedsweep.reports.compare import bytes_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.errors import InputError
+from fedsweep.reports.compare import bytes_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 # Inches; two panels fill the width of a text, one a column.
 PANEL_WIDTH, PANEL_HEIGHT = 3.4, 2.3
@@ -207,3 +219,59 @@ def save_both(figure: Figure, path_stem: Path) -> list[Path]:
     for target in targets:
         save_figure(figure, target)
     return targets
+
+
+SUFFIXES = (".png", ".pdf", ".svg")
+
+
+# Source: Okabe and Ito 2008, without the yellow, which is too pale for lines on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
+
+
+_UNDATED: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+
+
+def checked_path(path: str | Path) -> Path:
+    """The picture's path, if its ending is one of :data:`SUFFIXES`; otherwise an InputError."""
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise InputError(f"{target}: a picture's name must end in one of {', '.join(SUFFIXES)}")
+    return target
+
+
+def figure_of(*, width: float, height: float) -> Figure:
+    """An empty figure outside matplotlib's global state.
+
+    Args:
+        width: In inches.
+        height: In inches.
+    """
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def save_figure(figure: Figure, target: Path) -> None:
+    """Writes a figure, and makes the folder above it.
+
+    Args:
+        figure: The figure.
+        target: The file; its suffix says the format.
+
+    Raises:
+        InputError: It can't be written.
+    """
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        if axes.lines:
+            axes.grid(color=_GRID, linewidth=0.6)
+            axes.set_axisbelow(True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Without the time of day, the same figures are the same file.
+        figure.savefig(target, metadata=_UNDATED.get(target.suffix.lower()))
+    except OSError as error:
+        raise InputError(f"{target}: cannot be written: {(error.strerror or str(error)).lower()}") from error

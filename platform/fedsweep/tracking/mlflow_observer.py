@@ -280,6 +280,6 @@ class _Outcome:
 
 def _draw(folder: Path, into: Path) -> list[Path]:
     """The run's pictures, drawn into a folder."""
-    from fedsweep.figures.curves import plot_run
+    from fedsweep.figures.of_run import plot_run
 
     return plot_run(folder, into)
