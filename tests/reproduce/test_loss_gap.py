@@ -15,10 +15,10 @@ import fedsweep
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce.cells import Cell, cells_of
-from fedsweep.reproduce.figures import scene_of
 from fedsweep.reproduce.figures_runs import KINDS
 from fedsweep.reproduce.grid import measured
 from fedsweep.reproduce.loss_gap import ClientGaps, client_gaps, correlation, gaps_of, ranks
+from fedsweep.reproduce.scene import scene_of
 from fedsweep.reproduce.table_file import read_table
 from fedsweep.results.view import load_run
 from fedsweep.testing import tiny_experiment

@@ -39,7 +39,7 @@ from fedsweep.results.view import RunView
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedsweep.reproduce.figures import Scene
+    from fedsweep.reproduce.scene import Scene
 
 Shown = TypeVar("Shown")
 
