@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.client.shards import Shard
 from fedsweep.records import ClientWork
 from fedsweep.streams import Stream
 from fedsweep.world.transforms import Transform

@@ -26,7 +26,7 @@ def check_world(experiment: Experiment) -> None:
         )
     devices = [p.device for p in experiment.world.profiles if p.device is not None]
     if devices and not nobody_drops_out(experiment.world.stragglers, [d.drop_probability for d in devices]):
-        check_losses(experiment.method)
+        check_method(experiment.method)
     method = experiment.method
     if not method.pacing.carries_work():
         return

@@ -15,7 +15,6 @@ from fedsweep.client.messages import ClientSide
 from fedsweep.client.optimizer import OptimizerSettings, optimizer_riders
 from fedsweep.client.shards import TrainingData
 from fedsweep.errors import ConfigError
-from fedsweep.experiment.experiment import Experiment, transformed
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientProfile, ServerContext
 from fedsweep.streams import stream

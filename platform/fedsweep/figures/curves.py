@@ -16,10 +16,9 @@ from fedsweep.results.view import RunView, load_runs, run_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-from fedsweep.figures.style import COLOURS, MARKERS, checked_path, figure_of, save_figure
+from fedsweep.figures.style import COLOURS, INK, MARKERS, checked_path, figure_of, save_figure
 
 _LINES = ("-", "--", "-.", ":")
-INK, _GRID = "#333333", "#DDDDDD"
 _BESIDE = 6  # with more entries the legend goes beside the axes
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsweep.errors import OutputError
+from fedsweep.figures.style import INK
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import CLIENTS, RunFolder
 from fedsweep.world.label_stats import population
@@ -27,7 +28,7 @@ _LOOKS = {
     COHORT: ("low-frequency", "#9CC7E4"),
     HIGH: ("high-frequency", "#D55E00"),
 }
-_POPULATION, _INK = "#000000", "#333333"
+_POPULATION = "#000000"
 # Of a round's labels: half of the rounds lie within the thick bar, eight in ten within the thin one.
 _THICK, _THIN = (25, 75), (10, 90)
 
@@ -144,7 +145,7 @@ def membership_handles() -> list[Any]:
     from matplotlib.patches import Patch
 
     return [
-        Patch(facecolor=colour, edgecolor=_INK, linewidth=0.4, label=label)
+        Patch(facecolor=colour, edgecolor=INK, linewidth=0.4, label=label)
         for level, (label, colour) in _LOOKS.items()
         if level != OUTSIDE
     ]

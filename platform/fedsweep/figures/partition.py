@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedsweep.errors import InvariantError
+from fedsweep.figures.style import COLOURS, GRID, checked_path, figure_of, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-from fedsweep.figures.style import COLOURS, checked_path, figure_of, save_figure
+
 
 _BUBBLES = 60  # clients; more of them are drawn as a map of cells
 
@@ -69,7 +70,7 @@ def _bubbles(axes: Axes, counts_NC: np.ndarray) -> None:
     largest = max(1, int(counts_NC.max()))
     look: dict[str, Any] = {"color": COLOURS[0], "linewidths": 0, "zorder": 2}
     axes.scatter(clients, classes, s=_BUBBLE_POINTS**2 * counts_NC[clients, classes] / largest, **look)
-    axes.grid(color=_GRID, linewidth=0.5, zorder=0)
+    axes.grid(color=GRID, linewidth=0.5, zorder=0)
     axes.yaxis.set_major_locator(MultipleLocator(1))
     axes.xaxis.set_major_locator(MultipleLocator(1 if len(counts_NC) <= 30 else 5))
     for count in sorted({largest, max(1, largest // 4), max(1, largest // 20)}, reverse=True):

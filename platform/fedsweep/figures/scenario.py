@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsweep.figures.scenario_arrays import Part, Participation, class_shares_of, participation_of
-from fedsweep.figures.style import checked_path, figure_of, save_figure
+from fedsweep.figures.style import INK, checked_path, figure_of, save_figure
 from fedsweep.reports.compare import bytes_text
 from fedsweep.results.view import RunView, load_run
 
@@ -33,7 +33,6 @@ _PARTS = {
     Part.DELIVERED: ("absent, earlier work aggregated", "#E69F00"),
 }
 _AGGREGATED, _SKIPPED = "#0072B2", "#D55E00"
-_INK = "#333333"
 
 
 def plot_scenario(folder: Path, into: Path) -> list[Path]:
@@ -190,7 +189,7 @@ def participation_handles(shown: Iterable[Participation]) -> list[Any]:
 
     met = set().union(*(np.unique(one.parts_NR).tolist() for one in shown))
     return [
-        Patch(facecolor=colour, edgecolor=_INK, linewidth=0.4, label=label)
+        Patch(facecolor=colour, edgecolor=INK, linewidth=0.4, label=label)
         for part, (label, colour) in _PARTS.items()
         if part in met
     ]

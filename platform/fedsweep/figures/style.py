@@ -13,17 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.reports.compare import bytes_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
 from fedsweep.errors import InputError
 from fedsweep.reports.compare import bytes_text
 
@@ -228,6 +217,7 @@ SUFFIXES = (".png", ".pdf", ".svg")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
+INK, GRID = "#333333", "#DDDDDD"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 
 
@@ -267,7 +257,7 @@ def save_figure(figure: Figure, target: Path) -> None:
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         if axes.lines:
-            axes.grid(color=_GRID, linewidth=0.6)
+            axes.grid(color=GRID, linewidth=0.6)
             axes.set_axisbelow(True)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    pass
-
 
 Kept = Mapping[str, Sequence[int] | Tensor]
 

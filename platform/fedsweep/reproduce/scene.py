@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from fedsweep.errors import ConfigError
 from fedsweep.figures.style import (
@@ -16,13 +15,10 @@ from fedsweep.figures.style import (
 )
 from fedsweep.reproduce.cell_texts import label_of
 from fedsweep.reproduce.cells import Cell
+from fedsweep.reproduce.figures import _OVER
 from fedsweep.reproduce.grid import Measured, summed_up, value_of
 from fedsweep.reproduce.table_file import FigureSpec, Measure, TableFile
 from fedsweep.results.view import RunView
-
-if TYPE_CHECKING:
-    pass
-from fedsweep.reproduce.figures import _OVER
 
 
 @dataclass(frozen=True, kw_only=True)

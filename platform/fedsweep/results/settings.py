@@ -16,7 +16,8 @@ from fedsweep.results.config_table import flat_config, setting_key
 from fedsweep.results.curves import Curve, curve_of, finite, mean_curve
 from fedsweep.results.view import RunView, run_labels
 
-_LONGEST_TEXT, _LONGEST_REASON = 200, 1000
+_LONGEST_REASON = 1000
+_LONGEST_TEXT = 200
 
 
 @dataclass(frozen=True, kw_only=True)

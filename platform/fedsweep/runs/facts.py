@@ -5,13 +5,9 @@ from __future__ import annotations
 import platform
 import subprocess
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsweep import __version__
-
-if TYPE_CHECKING:
-    pass
-
 
 _VERSIONS_OF = ("torch", "torchvision", "numpy", "pyarrow", "ray", "mlflow")
 

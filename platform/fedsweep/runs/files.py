@@ -11,15 +11,10 @@ import stat
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedsweep.errors import DataError, OutputError
 
-if TYPE_CHECKING:
-    pass
-from fedsweep.runs.run_folder import _TEMPORARY
-
-_TEMPORARY = ".tmp"
+TEMPORARY = ".tmp"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -33,7 +28,7 @@ def write_durably(path: Path, data: bytes) -> None:
     Raises:
         OSError: The disk is full, say; nothing is left behind, and an older file stays.
     """
-    temporary = path.with_name(f".{path.name}{_TEMPORARY}")
+    temporary = path.with_name(f".{path.name}{TEMPORARY}")
     try:
         with open(temporary, "xb") as file:
             file.write(data)
@@ -57,7 +52,7 @@ def sync_folder(folder: Path) -> None:
 
 def sweep_temporaries(folder: Path) -> None:
     """Delete what a killed :func:`write_durably` left in a folder."""
-    for path in folder.glob(f".*{_TEMPORARY}"):
+    for path in folder.glob(f".*{TEMPORARY}"):
         path.unlink(missing_ok=True)
 
 
@@ -209,7 +204,7 @@ def atomic_write(path: Path, data: bytes) -> None:
     Raises:
         OSError: It cannot be written; the old file is untouched.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         with open(temporary, "wb") as file:
             file.write(data)

@@ -27,7 +27,7 @@ from fedsweep.runs.round_table import check_round_table, records_to_table, table
 
 if TYPE_CHECKING:
     import pyarrow as pa
-from fedsweep.runs.files import atomic_write
+from fedsweep.runs.files import TEMPORARY, atomic_write
 
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 RESULT, MODEL, CHECKPOINTS, TRACKING = "result.json", "model.safetensors", "checkpoints", "mlflow.json"
@@ -37,7 +37,6 @@ STATUSES = ("finished", "failed", "killed")
 _FILES = (ROUNDS, CLIENTS, SCENARIO, RESULT, MODEL, TRACKING, CONFIG)
 # Copies of a run's files lie among the artifacts of a tracking store; they are no runs.
 _NO_RUNS_IN = frozenset({CHECKPOINTS, "mlartifacts", "mlruns"})
-_TEMPORARY = ".tmp"
 
 
 class RunFolder:
@@ -252,7 +251,7 @@ class RunFolder:
                 path.unlink()
             if not any(pictures.iterdir()):
                 pictures.rmdir()
-        leftovers = [path.name for name in _FILES for path in self.path.glob(f".{name}.*{_TEMPORARY}")]
+        leftovers = [path.name for name in _FILES for path in self.path.glob(f".{name}.*{TEMPORARY}")]
         for name in (CHECKPOINTS, *leftovers, *_FILES):
             (self.path / name).unlink(missing_ok=True)
 
