@@ -18,7 +18,8 @@ from typing import Annotated
 import typer
 
 from fedsweep import __version__
-from fedsweep.commands import catalog, doctor, report, reproduce, run, sweep, tables, ui, verify
+from fedsweep.commands import catalog, doctor, report, reproduce, run, sweep, ui, verify
+from fedsweep.commands import partition as tables
 from fedsweep.commands.interrupts import INTERRUPTED, interrupts
 from fedsweep.commands.options import examples
 from fedsweep.errors import InputError, RunError

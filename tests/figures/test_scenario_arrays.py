@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import fedsweep
-from fedsweep.commands.tables import partition
+from fedsweep.commands.partition import partition
 from fedsweep.errors import DataError, OutputError
 from fedsweep.figures import curves as plots
 from fedsweep.figures import scenario as pictures_scenario

@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from fedsweep.errors import InputError
-from fedsweep.reports.compare import CompareRow, bytes_text, compare_rows, render_table, seconds_text
+from fedsweep.reports.compare import CompareRow, compare_rows, render_table
+from fedsweep.results.texts import bytes_text, seconds_text
 from fedsweep.results.view import load_runs, run_labels
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record

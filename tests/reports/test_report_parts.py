@@ -21,7 +21,7 @@ from fedsweep.reports.client_maps import (
 )
 from fedsweep.results.config_table import config_table, flat_config, setting_key
 from fedsweep.results.curves import Curve, curve_json, finite, mean_curve, short, thinned
-from fedsweep.results.settings import clean
+from fedsweep.results.texts import clean
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.world.replay import ScenarioTrace

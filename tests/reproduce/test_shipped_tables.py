@@ -6,7 +6,7 @@ import pytest
 
 from fedsweep.experiment.build import resolve_config
 from fedsweep.reproduce.cells import cells_of
-from fedsweep.reproduce.describing import table_text
+from fedsweep.reproduce.formats import table_text
 from fedsweep.reproduce.table_file import FULL, GAP_FIGURES, SCALES, TableFile, listed_tables, read_table, table_names
 from fedsweep.runs.round_table import ROUND_COLUMNS
 

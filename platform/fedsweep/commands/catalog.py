@@ -221,7 +221,7 @@ def _tables() -> list[Named]:
 
 
 def _table_text(name: str) -> str:
-    from fedsweep.reproduce.describing import table_text
+    from fedsweep.reproduce.formats import table_text
     from fedsweep.reproduce.table_file import read_table
 
     return table_text(read_table(name))

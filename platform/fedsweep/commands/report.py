@@ -44,8 +44,8 @@ def report(
     """
     from fedsweep.commands.output import note
     from fedsweep.commands.ui import local_store
-    from fedsweep.reports.compare import bytes_text
     from fedsweep.reports.page import write_report
+    from fedsweep.results.texts import bytes_text
     from fedsweep.tracking.mlflow_store import resolve_uri
 
     store = resolve_uri(uri, out=local_store())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.reports.compare import bytes_text
+from fedsweep.results.texts import bytes_text
 from fedsweep.results.view import RunView, load_runs, run_labels
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedsweep.figures.scenario_arrays import Part, Participation, class_shares_of, participation_of
 from fedsweep.figures.style import INK, checked_path, figure_of, save_figure
-from fedsweep.reports.compare import bytes_text
+from fedsweep.results.texts import bytes_text
 from fedsweep.results.view import RunView, load_run
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import InputError
-from fedsweep.reports.compare import bytes_text
+from fedsweep.results.texts import bytes_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

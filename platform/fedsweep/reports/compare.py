@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.results.texts import bytes_text, seconds_text
 from fedsweep.results.view import RunView, load_runs, run_labels
 
 if TYPE_CHECKING:
     from rich.console import Console
+
 
 _NARROWEST_NAME = 8
 _MISSING = "-"
@@ -76,29 +78,6 @@ def render_table(rows: Sequence[CompareRow], console: Console) -> None:
     for row, line in zip(rows, lines, strict=True):
         style = {"finished": "", "failed": "red"}.get(row.status, "yellow")
         console.print(Text(line, style=style), soft_wrap=True)
-
-
-def bytes_text(count: float | None) -> str:
-    """Bytes for people, with decimal prefixes: ``1.5 MB``."""
-    if count is None:
-        return _MISSING
-    for prefix in ("", "k", "M", "G", "T"):
-        if count < (999.5 if prefix else 1000):
-            return f"{count:.0f} B" if not prefix else f"{count:.3g} {prefix}B"
-        count /= 1000
-    return f"{count:.4g} PB"
-
-
-def seconds_text(seconds: float | None) -> str:
-    """Seconds for people, in the unit that keeps the number short: ``95s``, ``12.5m``, ``3.4h``, ``2.1d``."""
-    if seconds is None or not math.isfinite(seconds):
-        return _MISSING if seconds is None else str(seconds)
-    if seconds < 99.95:
-        return f"{seconds:.3g}s"
-    for size, unit in ((60.0, "m"), (3600.0, "h")):
-        if seconds < 99.95 * size:
-            return f"{seconds / size:.3g}{unit}"
-    return f"{seconds / 86400:.3g}d"
 
 
 def _row(run: RunView, label: str) -> CompareRow:

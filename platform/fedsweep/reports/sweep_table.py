@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from fedsweep.reports.compare import bytes_text
+from fedsweep.results.texts import bytes_text
 
 if TYPE_CHECKING:
     from rich.console import Console

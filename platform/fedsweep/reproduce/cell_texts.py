@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedsweep.reproduce.grid import Grid, GridCell, Measured, deviates
 from fedsweep.reproduce.table_file import FULL, NEVER, Measure
-from fedsweep.results.settings import clean
+from fedsweep.results.texts import clean
 
 MARK = "*"
 _NOTHING = "-"

@@ -9,15 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from fedsweep.errors import InputError
 from fedsweep.results.config_table import flat_config, setting_key
 from fedsweep.results.curves import Curve, curve_of, finite, mean_curve
+from fedsweep.results.texts import clean
 from fedsweep.results.view import RunView, run_labels
 
 _LONGEST_REASON = 1000
-_LONGEST_TEXT = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +175,6 @@ def group_settings(runs: Sequence[ReportRun]) -> list[Setting]:
         _setting(runs, members, label=clean(name) if names[name] == 1 else runs[members[0]].label)
         for (name, _), members in groups.items()
     ]
-
-
-def clean(value: Any, *, longest: int = _LONGEST_TEXT) -> str:
-    """Any value as one line of printable characters; what is too long is cut."""
-    text = "".join(character if character.isprintable() else " " for character in str(value)[: longest + 1])
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _setting(runs: Sequence[ReportRun], members: Sequence[int], *, label: str) -> Setting:

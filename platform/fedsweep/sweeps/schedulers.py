@@ -15,7 +15,7 @@ from ray.tune.search import Searcher
 from fedsweep.errors import ResourceError
 from fedsweep.streams import stream
 from fedsweep.sweeps.space import TRIAL, canonical, space_keys
-from fedsweep.sweeps.unpickled import KeptHere
+from fedsweep.sweeps.tune_callback import KeptHere
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config

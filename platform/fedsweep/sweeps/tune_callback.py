@@ -15,12 +15,12 @@ from fedsweep.sweeps.prepare import Entry, method_name
 from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.trainable import FATAL_MARK, SPEC, place_of
 from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FINISHED, MESSAGES, record_of
-from fedsweep.sweeps.unpickled import KeptHere
 from fedsweep.tracking.mlflow_sweep import SweepTracker, TrackedTrial
 from fedsweep.tracking.sweep_progress import SweepProgress
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial as TuneTrial
+
 
 # Tune's file of a trial's failures.
 _FAILURE = re.compile(r"^Failure # \d+ .*$", re.MULTILINE)
@@ -150,3 +150,20 @@ def _note_failure(trial: TrackedTrial, cause: str) -> None:
     if (trial.folder / CONFIG).is_file():
         rounds = len(run.read_rounds()) if run.has_rounds() else 0
         run.write_result({"status": "failed", "reason": cause, "rounds": rounds, "ended_s": int(time.time())})
+
+
+class Nothing:
+    """What stands in such a state in place of a part of the driver."""
+
+
+class KeptHere:
+    """Leaves :class:`Nothing` behind when it is pickled, and is itself when it is copied."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Nothing, ()
+
+    def __copy__(self) -> KeptHere:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeptHere:
+        return self

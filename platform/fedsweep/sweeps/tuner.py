@@ -24,7 +24,7 @@ from fedsweep.sweeps.resources import check_shares, largest
 from fedsweep.sweeps.space import TRIAL, is_listed, make_trial, short_names, space_keys
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
 from fedsweep.sweeps.sweep_folder import PLAN, SUMMARY, TABLE, TUNE, SweepFolder, with_trial
-from fedsweep.sweeps.unpickled import KeptHere
+from fedsweep.sweeps.tune_callback import KeptHere
 from fedsweep.tracking.sweep_progress import SweepProgress
 
 if TYPE_CHECKING:

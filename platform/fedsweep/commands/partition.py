@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
-
-from fedsweep.commands.options import Config, Overrides, Plot, examples, whole_number
-from fedsweep.errors import ConfigError
+from fedsweep.commands.options import Config, Overrides, Plot, examples
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,45 +13,14 @@ if TYPE_CHECKING:
     from fedsweep.config import schema
     from fedsweep.experiment.experiment import World
 
-COMPARE_EXAMPLES = examples(
-    "fedsweep compare runs",
-    "fedsweep compare runs/fedavg runs/dynamicfl --plot accuracy.png",
-)
+
 PARTITION_EXAMPLES = examples(
     "fedsweep partition quickstart/fedavg --plot split.png",
     "fedsweep partition my.yaml --set 'scenario.partition={kind: dirichlet, dirichlet_alpha: 0.1}'",
 )
-SELECT_EXAMPLES = examples(
-    "fedsweep select --counts counts.csv --max-size 20",
-    "fedsweep select --counts counts.csv --method exhaustive --size 5 --eligible 0,1,2,3,4,5,6,7 --json",
-)
 
 _MOST_CLIENTS, _EDGE_CLIENTS = 60, 25
 _MOST_CLASSES = 20
-
-
-def compare(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders with run folders below them.")
-    ],
-    plot: Plot = None,
-) -> None:
-    """Put runs side by side: accuracy, bytes, communication ratio, simulated and wall time.
-
-    The picture shows test accuracy against the bytes sent.
-    """
-    from fedsweep.commands.output import make_console
-    from fedsweep.reports.compare import compare_rows, render_table
-
-    if plot is not None:
-        from fedsweep.figures.curves import plot_accuracy_against_bytes
-        from fedsweep.figures.style import checked_path
-
-        checked_path(plot)  # before the table
-    render_table(compare_rows(folders), make_console())
-    if plot is not None:
-        plot_accuracy_against_bytes(folders, plot)
-        print(f"picture: {plot.absolute()}")
 
 
 def partition(config: Config, overrides: Overrides = None, plot: Plot = None) -> None:
@@ -148,62 +112,3 @@ def _most_frequent(row_C: np.ndarray) -> list[str]:
     """How many classes a client has, and its five largest, with their counts."""
     order = (-row_C).argsort(kind="stable")[:5]
     return [str((row_C > 0).sum()), " ".join(f"c{label}:{row_C[label]}" for label in order.tolist() if row_C[label])]
-
-
-def select(
-    counts: Annotated[
-        Path,
-        typer.Option("--counts", metavar="FILE.csv", help="A row per client, a column per class, no header."),
-    ],
-    method: Annotated[
-        str, typer.Option("--method", help="dynacomm, exact, exhaustive, genetic or random.", metavar="NAME")
-    ] = "dynacomm",
-    size: Annotated[
-        int | None, typer.Option("--size", metavar="N", parser=whole_number, help="Size of the group.")
-    ] = None,
-    max_size: Annotated[
-        int | None,
-        typer.Option(
-            "--max-size", metavar="N", parser=whole_number, help="Greatest size of the group; default: all clients."
-        ),
-    ] = None,
-    eligible: Annotated[
-        str | None, typer.Option("--eligible", metavar="IDS", help="Rows that may be in it, from 0, comma-separated.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", parser=whole_number, help="Of everything random.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print one line of JSON.")] = False,
-) -> None:
-    """Choose a high-frequency group whose labels, taken together, are close to everybody's.
-
-    The population that it is compared with is all rows of the file.
-    """
-    # The platform never imports an algorithm; it looks them up by name.
-    selecting: Any = importlib.import_module("fedsweep.algorithms.dynamicfl.select_group")
-    chosen = selecting.select_group(
-        selecting.read_counts(counts),
-        method=method,
-        size=size,
-        max_size=max_size,
-        eligible=None if eligible is None else _parse_ids(eligible),
-        seed=seed,
-    )
-    _print_chosen(chosen, as_json=as_json)
-
-
-def _print_chosen(chosen: Any, *, as_json: bool) -> None:
-    clients = [int(client) for client in chosen.clients]
-    if as_json:
-        print(json.dumps({"clients": clients, "kl_divergence": chosen.kl_divergence, "seconds": chosen.seconds}))
-        return
-    print(f"clients: {','.join(map(str, clients)) or 'none'}")
-    print(f"size: {len(clients)}")
-    print(f"KL divergence: {'none' if chosen.kl_divergence is None else format(chosen.kl_divergence, '.6g')}")
-    print(f"seconds: {chosen.seconds:.4f}")
-
-
-def _parse_ids(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    wrong = [part for part in parts if not (part.isascii() and part.isdecimal())]
-    if wrong or not parts:
-        raise ConfigError(f"--eligible takes row numbers from 0, comma-separated, e.g. 0,3,7, but got {text!r}")
-    return [int(part) for part in parts]
