@@ -18,8 +18,19 @@ from typing import Annotated
 import typer
 
 from fedsweep import __version__
-from fedsweep.commands import catalog, doctor, report, reproduce, run, sweep, ui, verify
-from fedsweep.commands import partition as tables
+from fedsweep.commands import (
+    catalog,
+    compare,
+    doctor,
+    partition,
+    report,
+    reproduce,
+    run,
+    select_group,
+    sweep,
+    ui,
+    verify,
+)
 from fedsweep.commands.interrupts import INTERRUPTED, interrupts
 from fedsweep.commands.options import examples
 from fedsweep.errors import InputError, RunError
@@ -44,11 +55,11 @@ _EXPERIMENTS, _NAMES, _MACHINE = "Experiments", "What can be named", "This machi
 app.command("run", rich_help_panel=_EXPERIMENTS, epilog=run.EXAMPLES)(run.run)
 app.command("sweep", rich_help_panel=_EXPERIMENTS, epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command("reproduce", rich_help_panel=_EXPERIMENTS, epilog=reproduce.EXAMPLES)(reproduce.reproduce)
-app.command("compare", rich_help_panel=_EXPERIMENTS, epilog=tables.COMPARE_EXAMPLES)(tables.compare)
+app.command("compare", rich_help_panel=_EXPERIMENTS, epilog=compare.EXAMPLES)(compare.compare)
 app.command("report", rich_help_panel=_EXPERIMENTS, epilog=report.EXAMPLES)(report.report)
 app.command("verify", rich_help_panel=_EXPERIMENTS, epilog=verify.EXAMPLES)(verify.verify)
-app.command("partition", rich_help_panel=_EXPERIMENTS, epilog=tables.PARTITION_EXAMPLES)(tables.partition)
-app.command("select", rich_help_panel=_EXPERIMENTS, epilog=tables.SELECT_EXAMPLES)(tables.select)
+app.command("partition", rich_help_panel=_EXPERIMENTS, epilog=partition.EXAMPLES)(partition.partition)
+app.command("select", rich_help_panel=_EXPERIMENTS, epilog=select_group.EXAMPLES)(select_group.select)
 app.command("list", rich_help_panel=_NAMES, epilog=catalog.LIST_EXAMPLES)(catalog.list_names)
 app.command("show", rich_help_panel=_NAMES, epilog=catalog.SHOW_EXAMPLES)(catalog.show)
 app.command("ui", rich_help_panel=_MACHINE, epilog=ui.EXAMPLES)(ui.ui)

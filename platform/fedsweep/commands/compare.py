@@ -9,7 +9,7 @@ import typer
 
 from fedsweep.commands.options import Plot, examples
 
-COMPARE_EXAMPLES = examples(
+EXAMPLES = examples(
     "fedsweep compare runs",
     "fedsweep compare runs/fedavg runs/dynamicfl --plot accuracy.png",
 )

@@ -1,4 +1,4 @@
-"""``fedsweep compare``, ``partition`` and ``select``: tables of runs, of the data's split, and of one group."""
+"""``fedsweep partition``: how the data falls to clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedsweep.experiment.experiment import World
 
 
-PARTITION_EXAMPLES = examples(
+EXAMPLES = examples(
     "fedsweep partition quickstart/fedavg --plot split.png",
     "fedsweep partition my.yaml --set 'scenario.partition={kind: dirichlet, dirichlet_alpha: 0.1}'",
 )

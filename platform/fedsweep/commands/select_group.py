@@ -12,7 +12,7 @@ import typer
 from fedsweep.commands.options import examples, whole_number
 from fedsweep.errors import ConfigError
 
-SELECT_EXAMPLES = examples(
+EXAMPLES = examples(
     "fedsweep select --counts counts.csv --max-size 20",
     "fedsweep select --counts counts.csv --method exhaustive --size 5 --eligible 0,1,2,3,4,5,6,7 --json",
 )

@@ -50,6 +50,23 @@ def tracked(entry: Entry, *, folder: Any, sweep: str) -> TrackedTrial:
     )
 
 
+class Nothing:
+    """What stands in such a state in place of a part of the driver."""
+
+
+class KeptHere:
+    """Leaves :class:`Nothing` behind when it is pickled, and is itself when it is copied."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Nothing, ()
+
+    def __copy__(self) -> KeptHere:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeptHere:
+        return self
+
+
 class Watcher(KeptHere, tune.Callback):
     """Follows the trials.
 
@@ -150,20 +167,3 @@ def _note_failure(trial: TrackedTrial, cause: str) -> None:
     if (trial.folder / CONFIG).is_file():
         rounds = len(run.read_rounds()) if run.has_rounds() else 0
         run.write_result({"status": "failed", "reason": cause, "rounds": rounds, "ended_s": int(time.time())})
-
-
-class Nothing:
-    """What stands in such a state in place of a part of the driver."""
-
-
-class KeptHere:
-    """Leaves :class:`Nothing` behind when it is pickled, and is itself when it is copied."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Nothing, ()
-
-    def __copy__(self) -> KeptHere:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> KeptHere:
-        return self

@@ -1,3 +1,0 @@
-"""A table in words, for ``fedsweep show``."""
-
-from __future__ import annotations
