@@ -81,7 +81,6 @@ class SamplesSpeedRarity(Weighting):
     rarity_cap: float = 1.5
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         if self.counted not in ("trained", "all"):
             raise ConfigError(f"counted must be 'trained' or 'all', but got {self.counted!r}")
         if not 0 <= self.rarity_strength < math.inf:
@@ -101,7 +100,6 @@ class SamplesSpeedRarity(Weighting):
         }
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
-        """See :meth:`Weighting.weigh`."""
         attending = {u.client: self._classes(state, u.client, u.classes_since_anchor) for u in updates}
         counted = dict(attending)
         if self.counted == "all":
@@ -164,7 +162,6 @@ class StagnationAware(Pacing):
     patience: int = 2
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         for name, value, low in (
             ("reduced_interval", self.reduced_interval, 2),
             ("first_rounds", self.first_rounds, 0),
@@ -204,7 +201,6 @@ class StagnationAware(Pacing):
         return bool(round <= self.first_rounds or state["every"] or round % self.reduced_interval == 0)
 
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
-        """See :meth:`Pacing.plan`."""
         holding = set(context.in_flight)
         start = tuple(LocalJob(client=k, steps=context.work[k].steps, resume=k in holding) for k in context.cohort)
         due = self.aggregates(state, context.round)

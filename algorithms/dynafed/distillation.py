@@ -85,7 +85,6 @@ class TrajectoryDistillation(Refinement):
     real_reference: RealReference = "none"
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         if self.snapshots <= self.synthesis.horizon_rounds:
             raise ConfigError(
                 "method.snapshots must exceed method.horizon_rounds, but got"
@@ -151,8 +150,6 @@ class TrajectoryDistillation(Refinement):
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
-        """See :meth:`Refinement.refine`."""
-        del updates
         if state["synthetic"] is not None:
             return self._finetuned(state, vector, sync)
         # A copy: the engine goes on with the vector itself.

@@ -82,7 +82,6 @@ class Synthesis:
     checkpoint_seconds: float
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         counts = {"horizon_rounds": 1, "inner_steps": 1, "iterations": 1, "last_start": 0}
         for name, least in counts.items():
             if getattr(self, name) < least:

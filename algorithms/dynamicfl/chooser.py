@@ -62,7 +62,6 @@ class GroupChooser(ABC):
         Args:
             stream: Random numbers that all clients share.
         """
-        del stream
         return ()
 
     def features(self, answer: Payload) -> Floats:
@@ -71,7 +70,6 @@ class GroupChooser(ABC):
         Args:
             answer: What it sent, by name.
         """
-        del answer
         return np.zeros(0)
 
 
@@ -105,11 +103,9 @@ class RandomGroup(SizedGroupChooser):
     """Uniform among the eligible clients, as many as the server can afford."""
 
     def choose(self, problem: GroupProblem) -> tuple[int, ...]:
-        """See :meth:`GroupChooser.choose`."""
         return self._drawn(problem, problem.max_size)
 
     def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
-        """See :meth:`SizedGroupChooser.choose_size`."""
         check_size(size, int(np.count_nonzero(problem.eligible_A)))
         return self._drawn(problem, size)
 

@@ -112,14 +112,12 @@ class DynaComm(SizedGroupChooser):
             raise ConfigError(f"orders must be at least 1, but got {self.orders}")
 
     def choose(self, problem: GroupProblem) -> tuple[int, ...]:
-        """See :meth:`GroupChooser.choose`; empty where nobody is eligible or the size is capped at 0."""
         able = usable(problem)
         table = self.table(problem, max_size=problem.max_size)
         cell = table.best(range(1, table.scores_OJ.shape[1]))
         return able.group(table.members(*cell)) if cell else ()
 
     def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
-        """See :meth:`SizedGroupChooser.choose_size`."""
         able = usable(problem)
         check_size(size, len(able.rows_E))
         table = self.table(problem, max_size=size)

@@ -67,18 +67,15 @@ class ExactGroup(SizedGroupChooser):
     orders: int = 10
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         if self.orders < 1 or (self.max_pairs is not None and self.max_pairs < 1):
             raise ConfigError(
                 f"orders and max_pairs must be at least 1, but got orders={self.orders}, max_pairs={self.max_pairs}"
             )
 
     def choose(self, problem: GroupProblem) -> tuple[int, ...]:
-        """See :meth:`GroupChooser.choose`."""
         return self.solve(problem).group
 
     def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
-        """See :meth:`SizedGroupChooser.choose_size`."""
         return self.solve(problem, size=size).group
 
     def solve(self, problem: GroupProblem, *, size: int | None = None, seconds: float | None = None) -> Solution:

@@ -45,7 +45,6 @@ class LabelDivergence:
     log_population_C: Floats
 
     def __call__(self, sums: Floats, /) -> Floats:
-        """See :class:`Score`; the sums are whole numbers, not all of them zero."""
         totals = sums.sum(axis=-1)
         logs = np.log(np.maximum(sums, 1.0))
         logs -= self.log_population_C

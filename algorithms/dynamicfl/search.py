@@ -114,7 +114,6 @@ class GeneticGroup(SizedGroupChooser):
     mutation: float = 0.001
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         if self.orders < 1 or self.generations < 1 or self.individuals < 2 or self.individuals % 2:
             raise ConfigError(
                 "orders and generations must be at least 1 and individuals an even number of at least 2, but got"

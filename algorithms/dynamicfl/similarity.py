@@ -122,7 +122,6 @@ class GradientSketch(Probe):
     shared: Stream
 
     def measure(self, client: LocalClient) -> Payload:
-        """See :meth:`Probe.measure`."""
         gradient = loss_gradient(client.forward_with, client.params, client.inputs, targets=client.targets)
         found = sketch(gradient.double().cpu().numpy(), features=self.num_features, stream=self.shared)
         return {"sketch": torch.from_numpy(found).float()}
@@ -150,7 +149,6 @@ class SimilarityGroup(SizedGroupChooser):
     sketch_values: int = 256
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         if self.orders < 1:
             raise ConfigError(f"orders must be at least 1, but got {self.orders}")
         if self.sketch_values < 1:
@@ -161,20 +159,16 @@ class SimilarityGroup(SizedGroupChooser):
         return False
 
     def setup(self, stream: Stream) -> tuple[Probe, ...]:
-        """See :meth:`GroupChooser.setup`."""
         return (GradientSketch(num_features=self.sketch_values, shared=stream),)
 
     def features(self, answer: Payload) -> Floats:
-        """See :meth:`GroupChooser.features`."""
         found: Floats = answer[f"{_PROBE}/sketch"].double().numpy()
         return found
 
     def choose(self, problem: GroupProblem) -> tuple[int, ...]:
-        """See :meth:`GroupChooser.choose`; empty where nobody is eligible or the size is capped at 0."""
         return choose_by_sketches(_sketch_problem(problem), orders=self.orders)
 
     def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
-        """See :meth:`SizedGroupChooser.choose_size`."""
         check_size(size, int(np.count_nonzero(problem.eligible_A)))
         return choose_by_sketches(_sketch_problem(problem), orders=self.orders, size=size)
 

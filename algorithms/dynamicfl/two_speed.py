@@ -77,7 +77,6 @@ class TwoSpeed(Pacing):
     idle_clients: str = "exclude"
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_sync_rule(self.sync_rule)
         if not 1 <= self.high <= self.low:
             raise ConfigError(
@@ -97,12 +96,10 @@ class TwoSpeed(Pacing):
 
     def init(self, context: object) -> State:
         """No group yet."""
-        del context
         return {"group": [], "features": None, "population": None}
 
     def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:
         """What the chooser asks of every client once."""
-        del state
         return self.group.setup(context.stream.child("group"))
 
     def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
@@ -125,7 +122,6 @@ class TwoSpeed(Pacing):
         )
 
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
-        """See :meth:`Pacing.plan`."""
         group = self._choose(state, context)
         dues = {}
         for client in context.cohort:

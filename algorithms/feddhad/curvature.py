@@ -149,7 +149,6 @@ class CurvatureGap(Probe):
     name: str = "curvature_gap"
 
     def measure(self, client: LocalClient) -> Payload:
-        """See :meth:`Probe.measure`."""
         order = torch.randperm(len(client.targets), generator=client.stream.child("samples").torch())
         chosen = order[: self.max_samples].to(client.targets.device)
         names, shapes = list(client.params), [value.shape for value in client.params.values()]

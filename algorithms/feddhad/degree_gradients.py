@@ -55,7 +55,6 @@ class GradientAtAnchor(Probe):
     name: str = "gradient_at_anchor"
 
     def measure(self, client: LocalClient) -> Payload:
-        """See :meth:`Probe.measure`."""
         return {"gradient": loss_gradient(client.forward_with, client.params, client.inputs, targets=client.targets)}
 
 

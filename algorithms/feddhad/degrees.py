@@ -90,8 +90,6 @@ class JensenShannon(Weighting):
         return {"js": divergences(label_counts_of(context))}
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
-        """See :meth:`Weighting.weigh`."""
-        del sync
         js = state["js"][[u.client for u in updates]]
         found, _ = degrees(torch.ones_like(js), torch.zeros_like(js), js, floor=self.floor)
         return degree_weights(samples_of(updates), found), state

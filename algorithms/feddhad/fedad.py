@@ -87,7 +87,6 @@ class AdaptiveDropout(SubModelPolicy):
     scores: UnitScores = UnitScores()
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         for name in ("base_rate_cap", "unit_rate_cap"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"method.{name} must be at least 0 and below 1, but got {getattr(self, name)}")
@@ -200,7 +199,6 @@ class AdaptiveDropout(SubModelPolicy):
     # -- sub-models ----------------------------------------------------------------------------------------------
 
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
-        """See :meth:`SubModelPolicy.assign`."""
         whole: dict[int, SubModel] = dict.fromkeys(context.cohort, FULL_MODEL)
         if self._is_check(context.round) or self._is_refresh(state, context.round):
             times = {k: _time(state["macs"], context, k) for k in context.cohort}

@@ -87,7 +87,6 @@ class NonIIDDegree(Weighting):
     estimate_from: EstimateFrom = "reciprocal"
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_floor(self.floor)
         for name, low, high in (
             ("learning_rate_v", 0.0, math.inf),
@@ -162,7 +161,6 @@ class NonIIDDegree(Weighting):
         return (GradientAtAnchor(),)
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
-        """See :meth:`Weighting.weigh`."""
         if self.estimate == "gradients":
             state = self._estimated(state, updates, sync)
         if state["pending"] is not None:

@@ -49,7 +49,6 @@ def feature_ranks(model: nn.Module, groups: Sequence[UnitGroup], inputs: Tensor,
     for group in groups:
 
         def keep(module: nn.Module, given: object, output: Tensor, name: str = group.name) -> None:
-            del module, given
             maps[name] = output
 
         handles.append(model.get_submodule(group.module).register_forward_hook(keep))
@@ -122,7 +121,6 @@ class UnitScores(Probe):
     name: str = "unit_scores"
 
     def measure(self, client: LocalClient) -> Payload:
-        """See :meth:`Probe.measure`."""
         groups = maskable_groups(client.model)
         order = torch.randperm(len(client.targets), generator=client.stream.torch())
         inputs = client.inputs[order[: self.max_samples].to(client.targets.device)]

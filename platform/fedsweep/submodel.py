@@ -60,25 +60,18 @@ class FullModel(SubModel):
     """The whole model."""
 
     def key(self) -> str:
-        """See :meth:`SubModel.key`."""
         return "full"
 
     def layout(self, full: FlatLayout) -> FlatLayout:
-        """See :meth:`SubModel.layout`."""
         return full
 
     def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
-        """See :meth:`SubModel.extract`."""
-        del full
         return vector
 
     def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
-        """See :meth:`SubModel.embed`."""
-        del full
         return Covered(vector=vector, cover=None)
 
     def build(self, model: nn.Module) -> nn.Module:
-        """See :meth:`SubModel.build`."""
         return model
 
 

@@ -36,7 +36,6 @@ class AsIs(Transform):
 
     def __call__(self, images: Tensor, *, generator: torch.Generator | None, train: bool) -> Tensor:
         """The images, in their own type where that is floating."""
-        del generator, train
         return images if images.is_floating_point() else images.float()
 
 
@@ -175,7 +174,6 @@ class ConstantRate:
 
     def __call__(self, round: int) -> float:
         """The rate."""
-        del round
         return self.rate
 
 
@@ -248,7 +246,6 @@ class GivenParts(SubModelPolicy):
     rounds: tuple[tuple[SubModel, ...], ...]
 
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
-        """See :meth:`SubModelPolicy.assign`."""
         parts = self.rounds[(context.round - 1) % len(self.rounds)]
         return {k: parts[k % len(parts)] for k in context.cohort}, state
 

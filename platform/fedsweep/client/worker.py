@@ -45,7 +45,6 @@ class Alone(Exchange):
     """All clients are on this worker."""
 
     def mean(self, own: Mapping[int, Tensor], attendees: Sequence[int], weights: Sequence[float], out: Tensor) -> None:
-        """See :meth:`Exchange.mean`."""
         weighted_mean([own[k] for k in attendees], weights, out)
 
 

@@ -44,7 +44,6 @@ def interrupts() -> Iterator[None]:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    del frame
     if _seen:
         # A live display hides the cursor, and nothing else will bring it back.
         os.write(2, (_SHOW_CURSOR if sys.stderr.isatty() else b"") + b"\nstopped at once\n")

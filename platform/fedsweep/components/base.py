@@ -51,40 +51,32 @@ class ServerComponent(ABC):
 
     def init(self, context: ServerContext) -> State:
         """The state before round 1."""
-        del context
         return {}
 
     def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:
         """One-off exchange before round 1: what every client measures at the initial model."""
-        del state, context
         return ()
 
     def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
         """The state after every client has answered this component's set-up probes."""
-        del answers, context
         return state
 
     def broadcast(self, state: State, client: int) -> Payload:
         """What travels to a client beside the model; metered once per client and version."""
-        del state, client
         return {}
 
     def probes(self, state: State, round: int) -> tuple[Probe, ...]:
         """Extra measurements that this round's clients make."""
-        del state, round
         return ()
 
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
         """The state after a sync point."""
-        del updates, sync
         return state
 
     def observe(self, state: State, record: RoundRecord) -> State:
         """The state after a round."""
-        del record
         return state
 
     def report(self, state: State) -> ComponentReport:
         """What is to be seen after a round."""
-        del state
         return ComponentReport()

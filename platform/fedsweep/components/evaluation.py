@@ -32,6 +32,5 @@ class GlobalModel(Evaluation):
     """The server's model answers."""
 
     def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
-        """See :meth:`Evaluation.predict`."""
         logits: Tensor = model(inputs)
         return logits

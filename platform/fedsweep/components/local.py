@@ -119,7 +119,6 @@ class CrossEntropy(Objective):
     """Mean cross-entropy of the batch."""
 
     def loss(self, step: LocalStep) -> Tensor:
-        """See :meth:`Objective.loss`."""
         return F.cross_entropy(step.logits, step.targets)
 
 
@@ -141,30 +140,24 @@ class LocalTerm(ABC):
 
     def init(self, params: ParamTree) -> Memory:
         """The client's memory before its first job."""
-        del params
         return {}
 
     def prepare(self, memory: Memory, anchor: ParamTree) -> tuple[Memory, ParamTree | None]:
         """At a job's start; may return params that replace the starting ones."""
-        del anchor
         return memory, None
 
     def loss(self, step: LocalStep) -> Tensor | None:
         """A differentiable scalar that is added to the objective."""
-        del step
         return None
 
     def gradient(self, step: LocalStep) -> ParamTree | None:
         """A gradient that is added after the backward pass, before clipping."""
-        del step
         return None
 
     def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
         """After an optimiser step; may return params that replace the present ones."""
-        del gradients
         return step.memory, None
 
     def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
         """At a job's end; the payload travels with the update."""
-        del work
         return memory, {}

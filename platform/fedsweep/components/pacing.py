@@ -46,7 +46,6 @@ class OncePerRound(Pacing):
     """
 
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
-        """See :meth:`Pacing.plan`."""
         start = tuple(LocalJob(client=k, steps=context.work[k].steps) for k in context.cohort)
         return (SyncPoint(start=start, attend=context.cohort),), state
 
@@ -129,12 +128,10 @@ class FixedInterval(Pacing):
     sync_rule: str = "authors"
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_sync_rule(self.sync_rule)
         if self.interval < 1:
             raise ConfigError(f"interval must be at least 1 local step, but got {self.interval}")
 
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
-        """See :meth:`Pacing.plan`."""
         dues = {k: due_steps(self.interval, context.work[k].steps, sync_rule=self.sync_rule) for k in context.cohort}
         return cut_round(dues), state

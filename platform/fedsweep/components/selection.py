@@ -27,7 +27,6 @@ class UniformSelection(Selection):
     """
 
     def choose(self, state: State, context: RoundContext) -> tuple[tuple[int, ...], State]:
-        """See :meth:`Selection.choose`."""
         size = min(context.cohort_size, len(context.available))
         chosen = context.stream.numpy().choice(np.asarray(context.available), size=size, replace=False)
         return tuple(sorted(int(client) for client in chosen)), state

@@ -56,5 +56,4 @@ class Replace(ServerUpdate):
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
     ) -> tuple[Tensor, State]:
-        """See :meth:`ServerUpdate.apply`."""
         return mean_of_updates(updates, weights, sync), state

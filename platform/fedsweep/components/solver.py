@@ -29,7 +29,6 @@ class OptimizerSteps(LocalSolver):
     """One gradient, one step of the configured optimiser."""
 
     def step(self, optimizer: torch.optim.Optimizer, evaluate: Callable[[], Tensor]) -> Tensor:
-        """See :meth:`LocalSolver.step`."""
         loss = evaluate()
         optimizer.step()
         return loss

@@ -37,5 +37,4 @@ class WholeModel(SubModelPolicy):
     cuts: ClassVar[bool] = False
 
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
-        """See :meth:`SubModelPolicy.assign`."""
         return dict.fromkeys(context.cohort, FULL_MODEL), state

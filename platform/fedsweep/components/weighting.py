@@ -41,8 +41,6 @@ class BySamples(Weighting):
     """
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
-        """See :meth:`Weighting.weigh`."""
-        del sync
         return by_samples(updates), state
 
 
@@ -51,6 +49,4 @@ class Uniform(Weighting):
     """The same weight for each attendee."""
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
-        """See :meth:`Weighting.weigh`."""
-        del sync
         return torch.full((len(updates),), 1.0 / len(updates), dtype=torch.float64), state

@@ -45,7 +45,6 @@ class FleetSettings:
 
 
 def _same_options(options: Mapping[str, Any], index: int) -> Mapping[str, Any]:
-    del index
     return options
 
 
@@ -80,32 +79,26 @@ class ServerActor:
         return "ServerActor"
 
     def open(self, *, resume: bool) -> Opened:
-        """See :meth:`RunSession.open`."""
         opened = self._session.open(resume=resume)
         self._metrics.record_all(opened.records)
         return opened
 
     def step(self) -> Step:
-        """See :meth:`RunSession.step`."""
         step = self._session.step()
         if step.record is not None:
             self._metrics.record(step.record)
         return step
 
     def save(self) -> int:
-        """See :meth:`RunSession.save`; runs beside the work."""
         return self._session.save()
 
     def news(self) -> News:
-        """See :meth:`RunSession.news`; runs beside the work."""
         return self._session.news()
 
     def finish(self, status: str, reason: str | None = None) -> dict[str, Any]:
-        """See :meth:`RunSession.finish`."""
         return self._session.finish(status, reason)
 
     def close(self) -> None:
-        """See :meth:`RunSession.close`."""
         self._session.close()
 
 
@@ -156,23 +149,18 @@ class RemoteSession:
         self._audience: Audience | None = None
 
     def listen(self, audience: Audience) -> None:
-        """See :meth:`RunSession.listen`; what is said in a round is heard within a second, the rest with the step."""
         self._audience = audience
 
     def open(self, *, resume: bool) -> Opened:
-        """See :meth:`RunSession.open`."""
         return self._call("open", resume=resume)  # type: ignore[no-any-return]
 
     def step(self) -> Step:
-        """See :meth:`RunSession.step`."""
         return self._call("step")  # type: ignore[no-any-return]
 
     def save(self) -> int:
-        """See :meth:`RunSession.save`; works while a step is under way."""
         return ray.get(self._actor.save.options(concurrency_group="control").remote(), timeout=300)  # type: ignore[no-any-return]
 
     def finish(self, status: str, reason: str | None = None) -> dict[str, Any]:
-        """See :meth:`RunSession.finish`; works while a step is under way."""
         call = self._actor.finish.options(concurrency_group="control").remote(status, reason)
         return ray.get(call, timeout=300)  # type: ignore[no-any-return]
 

@@ -14,7 +14,6 @@ class Constant:
 
     def __call__(self, round: int) -> float:
         """The rate of a round, from 1."""
-        del round
         return self.rate
 
 

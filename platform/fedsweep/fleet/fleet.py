@@ -148,10 +148,8 @@ class LocalFleet(Fleet):
         return True
 
     def play(self, segment: Segment, anchor: np.ndarray, memories: Mapping[int, Handle]) -> SegmentResult:
-        """See :meth:`Fleet.play`."""
         answer = self._worker.run(segment, anchor, memories)
         return combine([answer], answer.memories)
 
     def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: np.ndarray) -> Mapping[int, Arrays]:
-        """See :meth:`Fleet.measure`."""
         return self._worker.measure(clients, probes, vector)

@@ -102,7 +102,6 @@ class ClientActor:
         return (head, answer.vectors, *kept)
 
     def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: np.ndarray) -> dict[int, Arrays]:
-        """See :meth:`Worker.measure`."""
         return self._worker.measure(clients, probes, vector)
 
 

@@ -153,7 +153,6 @@ class RayFleet(Fleet):
             self._group = None
 
     def repair(self) -> None:
-        """See :meth:`Fleet.repair`."""
         if self._closed:
             raise RunError("the run was ended")
         dead = []
@@ -166,7 +165,6 @@ class RayFleet(Fleet):
         self._grow(dead) if dead else self._form_group()
 
     def close(self) -> None:
-        """See :meth:`Fleet.close`."""
         self._closed = True
         for actor in self._actors.values():
             ray.kill(actor)
@@ -176,17 +174,14 @@ class RayFleet(Fleet):
 
     @property
     def num_workers(self) -> int:
-        """See :meth:`Fleet.num_workers`."""
         return self._num_actors
 
     @property
     def folds(self) -> bool:
-        """See :meth:`Fleet.folds`."""
         self.ready()
         return self._folds
 
     def play(self, segment: Segment, anchor: np.ndarray, memories: Mapping[int, Handle]) -> SegmentResult:
-        """See :meth:`Fleet.play`."""
         self.ready()
         segment_ref, anchor_ref = ray.put(segment), ray.put(anchor)
         calls: dict[int, list[Any]] = {}
@@ -273,7 +268,6 @@ class RayFleet(Fleet):
         return late
 
     def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: np.ndarray) -> Mapping[int, Arrays]:
-        """See :meth:`Fleet.measure`."""
         self.ready()
         vector_ref = ray.put(vector)
         shares = [list(clients[index :: self._num_actors]) for index in range(self._num_actors)]
@@ -296,7 +290,6 @@ class RayFleet(Fleet):
             raise MemoryLost(f"what a client remembers is lost ({type(error).__name__})") from error
 
     def keep(self, memory: State) -> Handle:
-        """See :meth:`Fleet.keep`."""
         return ray.put(memory)
 
 

@@ -48,12 +48,10 @@ class UnitSubModel(SubModel):
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def key(self) -> str:
-        """See :meth:`SubModel.key`; equal for equal units and factors of equally named groups."""
         text = repr((tuple((g.name, g.size) for g in self.groups), self.kept, self.scales))
         return "units " + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def layout(self, full: FlatLayout) -> FlatLayout:
-        """See :meth:`SubModel.layout`."""
         known = vars(self).get("_layout")
         if known is None or (known[0] is not full and known[0] != full):
             known = (full, self._make_layout(full))
@@ -61,18 +59,15 @@ class UnitSubModel(SubModel):
         return cast(FlatLayout, known[1])
 
     def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
-        """See :meth:`SubModel.extract`."""
         index, _ = self._index_and_cover(full)
         return vector.index_select(0, index.to(vector.device))
 
     def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
-        """See :meth:`SubModel.embed`; what is not covered is zero."""
         index, cover = self._index_and_cover(full)
         whole = torch.zeros(full.num_values, dtype=vector.dtype)
         return Covered(vector=whole.index_copy_(0, index, vector.cpu()), cover=cover)
 
     def build(self, model: nn.Module) -> nn.Module:
-        """See :meth:`SubModel.build`."""
         factors = {}
         units_of = dict(self.kept)
         sizes = {group.name: group.size for group in self.groups}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.results.texts import bytes_text, seconds_text
+from fedsweep.results.texts import MISSING, bytes_text, seconds_text
 from fedsweep.results.view import RunView, load_runs, run_labels
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 _NARROWEST_NAME = 8
-_MISSING = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +109,11 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _percent(share: float | None) -> str:
-    return _MISSING if share is None else f"{100 * share:.2f}%"
+    return MISSING if share is None else f"{100 * share:.2f}%"
 
 
 def _ratio(value: float | None) -> str:
-    return _MISSING if value is None else f"{value:.3f}"
+    return MISSING if value is None else f"{value:.3f}"
 
 
 # The most important first: on a narrow terminal the last ones go. The first two hold text and may be cut.
@@ -127,7 +126,7 @@ _COLUMNS: tuple[tuple[str, Callable[[CompareRow], str]], ...] = (
     ("ratio", lambda row: _ratio(row.comm_ratio)),
     ("sim", lambda row: seconds_text(row.sim_time_s)),
     ("wall", lambda row: seconds_text(row.wall_time_s)),
-    ("seed", lambda row: _MISSING if row.seed is None else str(row.seed)),
+    ("seed", lambda row: MISSING if row.seed is None else str(row.seed)),
     ("status", lambda row: row.status),
     ("rounds", lambda row: str(row.rounds)),
 )

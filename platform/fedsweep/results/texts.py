@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedsweep.reports.compare import _MISSING
-
 _LONGEST_TEXT = 200
+MISSING = "-"
 
 
 def clean(value: Any, *, longest: int = _LONGEST_TEXT) -> str:
@@ -19,7 +18,7 @@ def clean(value: Any, *, longest: int = _LONGEST_TEXT) -> str:
 def bytes_text(count: float | None) -> str:
     """Bytes for people, with decimal prefixes: ``1.5 MB``."""
     if count is None:
-        return _MISSING
+        return MISSING
     for prefix in ("", "k", "M", "G", "T"):
         if count < (999.5 if prefix else 1000):
             return f"{count:.0f} B" if not prefix else f"{count:.3g} {prefix}B"
@@ -30,7 +29,7 @@ def bytes_text(count: float | None) -> str:
 def seconds_text(seconds: float | None) -> str:
     """Seconds for people, in the unit that keeps the number short: ``95s``, ``12.5m``, ``3.4h``, ``2.1d``."""
     if seconds is None or not math.isfinite(seconds):
-        return _MISSING if seconds is None else str(seconds)
+        return MISSING if seconds is None else str(seconds)
     if seconds < 99.95:
         return f"{seconds:.3g}s"
     for size, unit in ((60.0, "m"), (3600.0, "h")):

@@ -123,7 +123,6 @@ class Progress(Observer):
             self.shows_working(text)
 
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
-        del status, result
         with self._audience():
             self.closed()
 

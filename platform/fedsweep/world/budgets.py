@@ -100,13 +100,11 @@ class RelativeBudgets(BudgetPlan):
         return np.where(self.affords_high, float(cost_high), float(cost_low))
 
     def max_high(self, cohort_size: int, *, cost_high: float, cost_low: float) -> int:
-        """See :class:`BudgetPlan`; floor(admitted_fraction x cohort_size) whatever the costs."""
         if self.admitted_fraction is None:
             return cohort_size
         return math.floor(self.admitted_fraction * cohort_size + SLACK)
 
     def server_budget(self, cohort_size: int, cost_high: float, cost_low: float) -> float:
-        """See :class:`BudgetPlan`; H x kappa_high + (A - H) x kappa_low, over all active clients."""
         if self.admitted_fraction is None:
             return math.inf
         high = self.max_high(cohort_size, cost_high=cost_high, cost_low=cost_low)
@@ -129,7 +127,6 @@ class GivenBudgets(BudgetPlan):
         return self.values
 
     def max_high(self, cohort_size: int, *, cost_high: float, cost_low: float) -> int:
-        """See :class:`BudgetPlan`; the largest H with H x kappa_high + (A - H) x kappa_low <= tau_g."""
         all_low = cohort_size * cost_low
         if self.server_values < all_low:
             raise ConfigError(

@@ -147,7 +147,6 @@ class ReplayDrift(Drift):
         return probabilities
 
     def class_set(self, client: int, round: int, stream: Stream) -> tuple[int, ...]:
-        """See :class:`Drift`; the stream is not used."""
         return self.trace.classes_of(client, round)
 
 

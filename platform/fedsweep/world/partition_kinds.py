@@ -42,7 +42,6 @@ class IID(Partition):
         num_classes: int,
         writers: Indices | None = None,
     ) -> list[Indices]:
-        """See :meth:`Partition.split`."""
         check_enough(len(labels), num_clients, min_samples=1)
         owners = np.empty(len(labels), np.int64)
         owners[stream.numpy().permutation(len(labels))] = np.arange(len(labels)) % num_clients
@@ -80,7 +79,6 @@ class Classes(Partition):
         num_classes: int,
         writers: Indices | None = None,
     ) -> list[Indices]:
-        """See :meth:`Partition.split`; also raises ConfigError where ``classes_per_client`` exceeds the classes."""
         check_enough(len(labels), num_clients, min_samples=1)
         if self.classes_per_client > num_classes:
             raise ConfigError(
@@ -133,7 +131,6 @@ class Dirichlet(Partition):
     repair: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_positive("dirichlet_alpha", self.dirichlet_alpha)
         check_integer("min_samples", self.min_samples, low=1)
         check_integer("max_draws", self.max_draws, low=1)
@@ -149,7 +146,6 @@ class Dirichlet(Partition):
         num_classes: int,
         writers: Indices | None = None,
     ) -> list[Indices]:
-        """See :meth:`Partition.split`."""
         check_enough(len(labels), num_clients, min_samples=self.min_samples)
         rng = stream.numpy()
         class_sizes = np.bincount(labels, minlength=num_classes)
@@ -217,7 +213,6 @@ class BalancedDirichlet(Partition):
         num_classes: int,
         writers: Indices | None = None,
     ) -> list[Indices]:
-        """See :meth:`Partition.split`."""
         check_enough(len(labels), num_clients, min_samples=1)
         class_sizes = np.bincount(labels, minlength=num_classes)
         present = np.flatnonzero(class_sizes)
@@ -254,7 +249,6 @@ class Writer(Partition):
         num_classes: int,
         writers: Indices | None = None,
     ) -> list[Indices]:
-        """See :meth:`Partition.split`."""
         if writers is None:
             raise DataError("partition 'writer' needs a data set that names each sample's writer, such as femnist")
         check_enough(len(labels), num_clients, min_samples=1)

@@ -68,7 +68,6 @@ class Normalize(Transform):
     std: tuple[float, ...]
 
     def __call__(self, images: Tensor, *, generator: torch.Generator | None, train: bool) -> Tensor:
-        """See :meth:`Transform.__call__`."""
         factor, offset = _affine_constants(self.scale, self.mean, self.std, self.dtype, images.device)
         return torch.addcmul(offset, images.to(self.dtype), factor)
 
@@ -90,7 +89,6 @@ class FlipCrop(Transform):
     padding: int = 4
 
     def __call__(self, images: Tensor, *, generator: torch.Generator | None, train: bool) -> Tensor:
-        """See :meth:`Transform.__call__`."""
         if train:
             images = self._augment(images, _needed(generator, self))
         return self.normalize(images, generator=None, train=train)
@@ -136,7 +134,6 @@ class FlipRotateJitterCrop(Transform):
     min_area: float = 0.8
 
     def __call__(self, images: Tensor, *, generator: torch.Generator | None, train: bool) -> Tensor:
-        """See :meth:`Transform.__call__`."""
         if not train:
             return self.normalize(images, generator=None, train=False)
         pixels = self._augment(images.to(self.dtype) / self.normalize.scale, _needed(generator, self))
