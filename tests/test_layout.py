@@ -183,7 +183,9 @@ def test_importing_the_package_loads_nothing_else() -> None:
 
 
 def test_exported_names_are_the_documented_ones_and_resolve() -> None:
-    assert set(fedsweep.__all__) == {"Result", "__version__", "load_model", "run", "sweep"}
+    assert {"Dataset", "FederatedMethod", "Partition", "Result", "Stream", "load", "load_model", "run", "sweep"} <= {
+        *fedsweep.__all__
+    }
     assert set(fedsweep.__all__) <= set(dir(fedsweep))
     for name in fedsweep.__all__:
         assert getattr(fedsweep, name) is not None
