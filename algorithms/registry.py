@@ -37,6 +37,26 @@ METHODS: Mapping[str, Entry] = {
         summary="FedAvg with a pull towards the global model",
         source="Li et al., MLSys 2020",
     ),
+    "fedavgm": Entry(
+        builder="fedsweep.algorithms.fedopt:fedavgm",
+        summary="FedAvg with momentum on the server",
+        source="Hsu et al. 2019",
+    ),
+    "fedadagrad": Entry(
+        builder="fedsweep.algorithms.fedopt:fedadagrad",
+        summary="FedAvg with Adagrad on the server",
+        source="Reddi et al., ICLR 2021",
+    ),
+    "fedadam": Entry(
+        builder="fedsweep.algorithms.fedopt:fedadam",
+        summary="FedAvg with Adam on the server",
+        source="Reddi et al., ICLR 2021",
+    ),
+    "fedyogi": Entry(
+        builder="fedsweep.algorithms.fedopt:fedyogi",
+        summary="FedAvg with Yogi on the server",
+        source="Reddi et al., ICLR 2021",
+    ),
     "dynamicsgd": Entry(
         builder="fedsweep.algorithms.dynamicfl:dynamicsgd",
         summary="all clients are averaged after every step",
