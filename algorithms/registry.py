@@ -57,6 +57,11 @@ METHODS: Mapping[str, Entry] = {
         summary="FedAvg with Yogi on the server",
         source="Reddi et al., ICLR 2021",
     ),
+    "scaffold": Entry(
+        builder="fedsweep.algorithms.scaffold:scaffold",
+        summary="control variates correct each local step; twice the traffic",
+        source="Karimireddy et al., ICML 2020",
+    ),
     "dynamicsgd": Entry(
         builder="fedsweep.algorithms.dynamicfl:dynamicsgd",
         summary="all clients are averaged after every step",
