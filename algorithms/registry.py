@@ -62,6 +62,11 @@ METHODS: Mapping[str, Entry] = {
         summary="control variates correct each local step; twice the traffic",
         source="Karimireddy et al., ICML 2020",
     ),
+    "feddyn": Entry(
+        builder="fedsweep.algorithms.feddyn:feddyn",
+        summary="a penalty that moves with each client's past, and a server that adds it up",
+        source="Acar et al., ICLR 2021",
+    ),
     "dynamicsgd": Entry(
         builder="fedsweep.algorithms.dynamicfl:dynamicsgd",
         summary="all clients are averaged after every step",
