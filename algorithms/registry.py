@@ -67,6 +67,11 @@ METHODS: Mapping[str, Entry] = {
         summary="a penalty that moves with each client's past, and a server that adds it up",
         source="Acar et al., ICLR 2021",
     ),
+    "fednova": Entry(
+        builder="fedsweep.algorithms.fednova:fednova",
+        summary="clients' moves are normalised by the steps that they took",
+        source="Wang et al., NeurIPS 2020",
+    ),
     "dynamicsgd": Entry(
         builder="fedsweep.algorithms.dynamicfl:dynamicsgd",
         summary="all clients are averaged after every step",
