@@ -72,6 +72,11 @@ METHODS: Mapping[str, Entry] = {
         summary="clients' moves are normalised by the steps that they took",
         source="Wang et al., NeurIPS 2020",
     ),
+    "fedensemble": Entry(
+        builder="fedsweep.algorithms.fedensemble:fedensemble",
+        summary="FedAvg, tested as the ensemble of the clients' models",
+        source="Zhu et al., ICML 2021",
+    ),
     "dynamicsgd": Entry(
         builder="fedsweep.algorithms.dynamicfl:dynamicsgd",
         summary="all clients are averaged after every step",
