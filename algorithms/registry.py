@@ -77,6 +77,11 @@ METHODS: Mapping[str, Entry] = {
         summary="FedAvg, tested as the ensemble of the clients' models",
         source="Zhu et al., ICML 2021",
     ),
+    "abavg": Entry(
+        builder="fedsweep.algorithms.abavg:abavg",
+        summary="weights by accuracy on the server's validation data",
+        source="Xiao et al., ISPDC 2021",
+    ),
     "dynamicsgd": Entry(
         builder="fedsweep.algorithms.dynamicfl:dynamicsgd",
         summary="all clients are averaged after every step",
