@@ -82,6 +82,11 @@ METHODS: Mapping[str, Entry] = {
         summary="weights by accuracy on the server's validation data",
         source="Xiao et al., ISPDC 2021",
     ),
+    "feddf": Entry(
+        builder="fedsweep.algorithms.feddf:feddf",
+        summary="FedAvg; the server distils the clients' ensemble on unlabelled data",
+        source="Lin et al., NeurIPS 2020",
+    ),
     "dynamicsgd": Entry(
         builder="fedsweep.algorithms.dynamicfl:dynamicsgd",
         summary="all clients are averaged after every step",

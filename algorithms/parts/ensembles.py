@@ -6,7 +6,8 @@ Shape letters: B inputs, C classes, M models, V values of a model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -41,14 +42,17 @@ def upload_logits(model: nn.Module, update: ClientUpdate, inputs: Tensor) -> Ten
     return forward(update.submodel.build(model), values, inputs)
 
 
+def in_batches(predict: Callable[[Tensor], Tensor], inputs: Tensor, device: torch.device | str) -> Tensor:
+    """``predict`` of all inputs, some at a time on the device; logits [B, C] on the CPU."""
+    parts = (inputs[start : start + _BATCH] for start in range(0, len(inputs), _BATCH))
+    return torch.cat([predict(part.to(device)).cpu() for part in parts])
+
+
 def ensemble_logits(updates: Sequence[ClientUpdate], sync: SyncContext, inputs: Tensor) -> Tensor:
     """Logits [M, B, C] on the CPU of the attendees' models in evaluation mode, each with its own buffers."""
     model = template(sync)
     with torch.no_grad():
-        rows = [
-            torch.cat([upload_logits(model, u, part.to(sync.device)).cpu() for part in torch.split(inputs, _BATCH)])
-            for u in updates
-        ]
+        rows = [in_batches(functools.partial(upload_logits, model, u), inputs, sync.device) for u in updates]
     return torch.stack(rows)
 
 
