@@ -87,6 +87,11 @@ METHODS: Mapping[str, Entry] = {
         summary="FedAvg; the server distils the clients' ensemble on unlabelled data",
         source="Lin et al., NeurIPS 2020",
     ),
+    "fedbe": Entry(
+        builder="fedsweep.algorithms.fedbe:fedbe",
+        summary="FedAvg; the server distils a Bayesian ensemble on unlabelled data",
+        source="Chen and Chao, ICLR 2021",
+    ),
     "dynamicsgd": Entry(
         builder="fedsweep.algorithms.dynamicfl:dynamicsgd",
         summary="all clients are averaged after every step",

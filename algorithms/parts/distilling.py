@@ -5,6 +5,7 @@ Shape letters: B inputs, C classes, V values of a model.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import Literal
@@ -52,9 +53,7 @@ class Student:
             clip_norm: Greatest 2-norm of the gradient; infinite: no clipping.
         """
         self._train()
-        devices = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(self._stream.child(self._steps).seed(56))
+        with self._own_draws():
             logits = self.module(inputs.to(self._device))
         loss = F.kl_div((logits / temperature).log_softmax(dim=1), targets.to(self._device), reduction="batchmean")
         optimizer.zero_grad()
@@ -64,6 +63,13 @@ class Student:
         optimizer.step()
         self._steps += 1
         return float(loss.detach())
+
+    @contextlib.contextmanager
+    def _own_draws(self) -> Iterator[None]:
+        """Dropout takes no generator: the global one is keyed for each pass, and as it was after."""
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+            torch.manual_seed(self._stream.child(self._steps).seed(56))
+            yield
 
     def _train(self) -> None:
         self.module.train()
@@ -79,20 +85,17 @@ class Student:
             logits = in_batches(self.module, inputs, self._device)
         return float((logits.argmax(dim=1) == targets).double().mean())
 
-    def read_statistics(self, inputs: Tensor) -> None:
-        """Batch norm's statistics become those of the inputs, at least two, under the present parameters."""
-        norms = [p for p in self.module.modules() if isinstance(p, nn.modules.batchnorm._BatchNorm)]
-        momenta = [norm.momentum for norm in norms]
-        if not norms:
-            return
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # a plain mean over the batches
+    def with_statistics(self, vector: Tensor, inputs: Tensor) -> Tensor:
+        """Other parameters [V], with batch norm's statistics read anew from the inputs, at least two."""
+        load_vector(self.module, self._layout, vector)
+        for part in self.module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                part.reset_running_stats()
+                part.momentum = None  # a plain mean over the batches
         self.module.train()
-        with torch.no_grad():
+        with torch.no_grad(), self._own_draws():
             in_batches(self.module, inputs, self._device)
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
+        return self.vector()
 
     def vector(self) -> Tensor:
         """Its parameters and float buffers as a new vector [V]; riders are those of the start."""

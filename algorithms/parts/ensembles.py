@@ -56,6 +56,16 @@ def ensemble_logits(updates: Sequence[ClientUpdate], sync: SyncContext, inputs: 
     return torch.stack(rows)
 
 
+def model_logits(vectors: Sequence[Tensor], sync: SyncContext, inputs: Tensor) -> Tensor:
+    """Logits [M, B, C] on the CPU of full models, given as vectors [V], in evaluation mode."""
+    model, rows = template(sync), []
+    with torch.no_grad():
+        for vector in vectors:
+            values = sync.layout.views(vector.to(sync.device))
+            rows.append(in_batches(functools.partial(forward, model, values), inputs, sync.device))
+    return torch.stack(rows)
+
+
 def server_inputs(context: ServerContext, method: str) -> Tensor:
     """The proxy data's inputs; its labels are not looked at.
 
