@@ -92,6 +92,11 @@ METHODS: Mapping[str, Entry] = {
         summary="FedAvg; the server distils a Bayesian ensemble on unlabelled data",
         source="Chen and Chao, ICLR 2021",
     ),
+    "fedgen": Entry(
+        builder="fedsweep.algorithms.fedgen:fedgen",
+        summary="a generator of features, learned from the clients' heads, helps them train",
+        source="Zhu et al., ICML 2021",
+    ),
     "dynamicsgd": Entry(
         builder="fedsweep.algorithms.dynamicfl:dynamicsgd",
         summary="all clients are averaged after every step",
