@@ -97,6 +97,11 @@ METHODS: Mapping[str, Entry] = {
         summary="a generator of features, learned from the clients' heads, helps them train",
         source="Zhu et al., ICML 2021",
     ),
+    "fedmix": Entry(
+        builder="fedsweep.algorithms.fedmix:fedmix",
+        summary="clients mix their samples with averages of all clients' samples",
+        source="Yoon et al., ICLR 2021",
+    ),
     "dynamicsgd": Entry(
         builder="fedsweep.algorithms.dynamicfl:dynamicsgd",
         summary="all clients are averaged after every step",
