@@ -102,6 +102,11 @@ METHODS: Mapping[str, Entry] = {
         summary="clients mix their samples with averages of all clients' samples",
         source="Yoon et al., ICLR 2021",
     ),
+    "moon": Entry(
+        builder="fedsweep.algorithms.moon:moon",
+        summary="features are contrasted with the received model's and the client's last one's",
+        source="Li et al., CVPR 2021",
+    ),
     "dynamicsgd": Entry(
         builder="fedsweep.algorithms.dynamicfl:dynamicsgd",
         summary="all clients are averaged after every step",
