@@ -177,6 +177,9 @@ class LatentGenerator(Refinement):
         diversity: Factor of :func:`diversity`, at least 0.
 
     Source: Zhu et al. (2021), Eq. 4 and Algorithm 1; the authors' program for weights, constants and the diversity.
+    Reading: each feature's loss has the weight of its own class; in the program the product of losses and weights is
+    a matrix, B by B, so that their means are multiplied. Class counts are those that clients register, not those of
+    the batches that they happened to draw.
     """
 
     needs_updates: ClassVar[bool] = True

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedsweep.algorithms.dynamicfl import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedopt import fedadam
 from fedsweep.algorithms.scaffold import Correction, MeanControl, scaffold
@@ -105,6 +106,14 @@ def test_two_models_travel_each_way() -> None:
     for record in run(scaffold(), rounds=2).records:
         assert record.values_up == record.values_down == 3 * 2 * 28
         assert record.bytes_up == record.bytes_down == 4 * record.values_up
+
+
+@pytest.mark.parametrize("pacing", [dynamicsgd(), dynamicfl(high_interval=1, low_interval=2)], ids=lambda m: m.name)
+def test_with_several_sync_points_a_round_the_variates_still_agree(pacing: FederatedMethod) -> None:
+    state = run(merge(scaffold(), pacing), local_steps=6, cohort_size=4, double=True)
+    assert state.records[-1].sync_points == 5
+    mean = torch.stack(list(client_controls(state).values())).sum(dim=0) / 6
+    torch.testing.assert_close(server_control(state), mean, rtol=0, atol=1e-14)
 
 
 def test_what_a_client_sends_is_the_change_of_its_variate() -> None:
