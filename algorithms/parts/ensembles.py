@@ -25,8 +25,13 @@ def template(sync: SyncContext) -> nn.Module:
 
 
 def forward(model: nn.Module, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """Logits [B, C] of a template under given parameters and buffers; the template itself stays as it is."""
-    logits: Tensor = torch.func.functional_call(model, dict(values), (inputs,), strict=False)
+    """Logits [B, C] of a template under given parameters and buffers; the template itself stays as it is.
+
+    Riders among the values, optimiser state that moves with the model, are passed over.
+    """
+    known = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    own = {name: value for name, value in values.items() if name in known}
+    logits: Tensor = torch.func.functional_call(model, own, (inputs,), strict=False)
     return logits
 
 

@@ -18,6 +18,7 @@ from fedsweep.config.methods import build_method
 from fedsweep.models.mlp import Mlp
 from fedsweep.runtime.engine import Engine
 from fedsweep.runtime.experiment import Experiment
+from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.ray_cluster import ClusterNeeds, ray_cluster
 from fedsweep.runtime.server_actor import FleetSettings, make_ray_fleet
 from fedsweep.runtime.state_trees import from_bytes, to_bytes
@@ -114,6 +115,16 @@ def test_batch_norm_stays_sound(name: str) -> None:
     state = run_rounds(local_engine(experiment(name, build=normed)))
     assert bool(torch.isfinite(state.vector).all())
     assert bool((state.vector[-8:] > 0).all())  # running_var lies last
+
+
+@each_method([name for name in METHODS if name != "scaffold"])
+def test_averaged_momentum_moves_with_the_model(name: str) -> None:
+    """It lies behind the model in each vector, and is no part of what a network computes."""
+    momentum = OptimizerSettings(momentum=0.9, keep="average")
+    state = run_rounds(local_engine(experiment(name, optimizer=momentum, learning_rate=0.01)))
+    size = sum(p.numel() for p in network().parameters())
+    assert len(state.vector) == 2 * size and bool(state.vector[size:].any())
+    assert state.records[-1].test_loss is not None and np.isfinite(state.records[-1].test_loss)
 
 
 @each_method(METHODS)
