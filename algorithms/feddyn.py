@@ -1,7 +1,6 @@
 """FedDyn: a penalty that moves with each client's past makes the clients' optima meet at that of their mean.
 
-Source: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama (2021): Federated learning based on dynamic
-regularization. ICLR. Algorithm 1.
+Source: Acar et al. (2021): Federated learning based on dynamic regularization. ICLR. Algorithm 1.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.components.base import ComponentReport
+from fedsweep.components.evaluation import GlobalModel
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.server_update import ServerUpdate, mean_of_updates
 from fedsweep.components.weighting import Uniform
@@ -21,6 +21,8 @@ from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 from fedsweep.trees import ParamTree
+
+from .parts.mean_models import MeanOfModels, Of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,6 @@ class DynamicRegularizer(LocalTerm):
     name: str = "feddyn"
 
     def init(self, params: ParamTree) -> Memory:
-        """No move yet."""
         return {name: torch.zeros_like(value, device="cpu") for name, value in params.items()}
 
     def gradient(self, step: LocalStep) -> ParamTree:
@@ -49,7 +50,6 @@ class DynamicRegularizer(LocalTerm):
         }
 
     def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, dict[str, Tensor]]:
-        """Adds the job's move."""
         moves = {name: (value.detach() - work.anchor[name]).cpu() for name, value in work.params.items()}
         return {name: torch.as_tensor(memory[name]) + move for name, move in moves.items()}, {}
 
@@ -64,9 +64,7 @@ class AddMeanMove(ServerUpdate):
     needs_updates: ClassVar[bool] = True
 
     def init(self, context: ServerContext) -> State:
-        """Nobody has moved."""
-        size, dtype = context.layout.num_params, context.layout.dtype
-        return {"moves": torch.zeros(size, dtype=dtype), "num_clients": context.num_clients}
+        return {"moves": torch.zeros_like(context.vector[: context.layout.num_params]), "clients": context.num_clients}
 
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
@@ -79,27 +77,34 @@ class AddMeanMove(ServerUpdate):
             held = update.submodel.embed(update.vector, sync.layout)
             move = held.vector[:size].double() - sync.anchors[update.anchor_version][:size]
             total += move if held.cover is None else move.masked_fill(~held.cover[:size], 0.0)
-        moves = state["moves"] + (total / state["num_clients"]).to(vector.dtype)
+        moves = state["moves"] + (total / state["clients"]).to(vector.dtype)
         vector[:size] += moves
         return vector, {**state, "moves": moves}
 
     def report(self, state: State) -> ComponentReport:
-        """How far the server goes beyond the mean."""
         return ComponentReport(metrics={"feddyn_offset_norm": float(state["moves"].double().norm())})
 
 
-def feddyn(*, strength: float = 0.1, penalty: Literal["dynamic", "none"] = "dynamic") -> FederatedMethod:
+def feddyn(
+    *, strength: float = 0.1, penalty: Literal["dynamic", "none"] = "dynamic", tested: Literal["server", Of] = "server"
+) -> FederatedMethod:
     """FedDyn; clients count alike whatever their sizes, so the optimum is that of the mean of their losses.
 
     Args:
         strength: Of the penalty, at least 0; 0 is FedAvg bit for bit. 0.1 is DynamicFL's choice.
-        penalty: dynamic: as in the paper; none: the server's side alone, as DynamicFL's program runs it, where the
-            penalties are zero because their anchor is the live model.
+        penalty: dynamic; or none: the server's side alone, which DynamicFL's program comes to, as its penalties are 0.
+        tested: server; or the mean of the round's clients' (active) or of all clients' last models (all: the authors).
     """
     if not 0 <= strength < float("inf"):
         raise ConfigError(f"method.strength must be a number of at least 0, but got {strength}")
     source = "Acar et al. (2021), Federated learning based on dynamic regularization"
     if not strength:
         return FederatedMethod(name="feddyn", source=source)
-    terms = (DynamicRegularizer(strength=strength),) if penalty == "dynamic" else ()
-    return FederatedMethod(name="feddyn", source=source, terms=terms, weighting=Uniform(), server_update=AddMeanMove())
+    return FederatedMethod(
+        name="feddyn",
+        source=source,
+        terms=(DynamicRegularizer(strength=strength),) if penalty == "dynamic" else (),
+        weighting=Uniform(),
+        server_update=AddMeanMove(),
+        evaluation=GlobalModel() if tested == "server" else MeanOfModels(of=tested),
+    )

@@ -20,7 +20,7 @@ from fedsweep.models.mlp import Mlp
 from fedsweep.runtime.messages import OptimizerSettings
 from fedsweep.runtime.state import RunState
 from fedsweep.streams import stream
-from fedsweep.testing import component_conforms, local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import component_conforms, linear_model, local_engine, play_round, run_rounds, tiny_experiment
 
 Golden = Callable[..., list[RunState]]
 
@@ -114,6 +114,31 @@ def test_without_penalty_only_the_server_acts() -> None:
     plain = run(fedavg(), **first).vector - start
     torch.testing.assert_close(run(method, **first).vector, start + 1.5 * plain, rtol=0, atol=1e-6)
     assert not torch.equal(run(method).vector, run(feddyn()).vector)
+
+
+@pytest.mark.parametrize("of", ["active", "all"])
+def test_the_means_that_may_be_tested_by_hand(of: str) -> None:
+    """Last models over three rounds: of the attendees, or of all, the initial model where a client never took part."""
+    engine = local_engine(tiny_experiment(feddyn(tested=of), double=True))  # type: ignore[arg-type]
+    state = engine.start()
+    last = dict.fromkeys(range(6), state.vector)
+    for _ in range(3):
+        updates = play_round(engine, state).updates
+        last |= {u.client: u.vector for u in updates if u.vector is not None}
+        state, _ = engine.advance(state)
+    chosen = [last[u.client] for u in updates] if of == "active" else list(last.values())
+    mean = torch.stack(chosen).mean(dim=0)
+    inputs = torch.randn(5, 1, 1, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    method = engine.experiment.method
+    found = method.evaluation.predict(state.components["evaluation"], linear_model().double(), (), inputs)
+    torch.testing.assert_close(found, inputs.flatten(1) @ mean[:24].view(4, 6).T + mean[24:], rtol=0, atol=1e-13)
+    component_conforms(method.evaluation)
+
+
+def test_what_is_tested_changes_nothing_that_travels() -> None:
+    states = [run(feddyn(tested=tested)) for tested in ("server", "active", "all")]  # type: ignore[arg-type]
+    assert all(torch.equal(state.vector, states[0].vector) for state in states)
+    assert len({state.records[-1].test_loss for state in states}) == 3
 
 
 def test_nothing_but_models_travels() -> None:
