@@ -101,6 +101,18 @@ def diversity(noise_BE: Tensor, features_BD: Tensor) -> Tensor:
     return torch.exp(-(apart * noise).mean())
 
 
+def _at_least_0(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"method.{name} must be a number of at least 0, but got {value}")
+
+
+def _factor(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value <= 1:
+            raise ConfigError(f"method.{name} must be above 0 and at most 1, but got {value}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class GeneratedLatents(LocalTerm):
     """``a_r CE(head(G(e, y')), y') + b_r KL(softmax(head(G(e, y))) || softmax(f(x)))``, y' drawn, y the batch's labels.
@@ -123,6 +135,11 @@ class GeneratedLatents(LocalTerm):
     decay: float
     noise_width: int
     name: str = "fedgen"
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _at_least_0(strength=self.strength, consistency=self.consistency)
+        _factor(strength_decay=self.decay)
 
     def loss(self, step: LocalStep) -> Tensor | None:
         if "generator/mean" not in step.broadcast:
@@ -193,6 +210,18 @@ class LatentGenerator(Refinement):
     decay: float
     weight_decay: float
     diversity: float
+
+    def __post_init__(self) -> None:
+        """Check the ranges; messages have the names of :func:`fedgen`'s parameters."""
+        _at_least_0(generator_weight_decay=self.weight_decay, diversity=self.diversity)
+        _factor(generator_decay=self.decay)
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError(f"method.generator_learning_rate must be a number above 0, but got {self.learning_rate}")
+        counts = {"noise_width": self.noise_width, "hidden_width": self.hidden_width, "generator_steps": self.steps}
+        for name, number in (counts | {"generator_batch": self.batch_size}).items():
+            least = 2 if name == "generator_batch" else 1  # batch norm needs two
+            if number < least:
+                raise ConfigError(f"method.{name} must be at least {least}, but got {number}")
 
     def registration(self) -> tuple[str, ...]:
         return ("label_counts",)
@@ -345,23 +374,6 @@ def fedgen(
         diversity: Weight of the term that keeps features of different noise apart.
     """
     source = "Zhu et al. (2021), Data-free knowledge distillation for heterogeneous federated learning"
-    _check(
-        at_least_0={
-            "strength": strength,
-            "consistency": consistency,
-            "generator_weight_decay": generator_weight_decay,
-            "diversity": diversity,
-        },
-        factors={"strength_decay": strength_decay, "generator_decay": generator_decay},
-        counts={
-            "noise_width": (noise_width, 1),
-            "hidden_width": (hidden_width, 1),
-            "generator_steps": (generator_steps, 1),
-            "generator_batch": (generator_batch, 2),
-        },
-    )
-    if not 0 < generator_learning_rate < math.inf:
-        raise ConfigError(f"method.generator_learning_rate must be a number above 0, but got {generator_learning_rate}")
     if not strength and not consistency:
         return FederatedMethod(name="fedgen", source=source)
     latents = GeneratedLatents(
@@ -380,17 +392,3 @@ def fedgen(
         diversity=diversity,
     )
     return FederatedMethod(name="fedgen", source=source, terms=(latents,), refinements=(generator,))
-
-
-def _check(
-    *, at_least_0: Mapping[str, float], factors: Mapping[str, float], counts: Mapping[str, tuple[int, int]]
-) -> None:
-    for name, value in at_least_0.items():
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"method.{name} must be a number of at least 0, but got {value}")
-    for name, value in factors.items():
-        if not 0 < value <= 1:
-            raise ConfigError(f"method.{name} must be above 0 and at most 1, but got {value}")
-    for name, (number, least) in counts.items():
-        if number < least:
-            raise ConfigError(f"method.{name} must be at least {least}, but got {number}")
