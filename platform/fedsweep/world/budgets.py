@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError, DataError
 from fedsweep.streams import Stream
-from fedsweep.world.spec_checks import build_kind, check_number, read_text
+from fedsweep.world.spec_checks import check_number, read_text
 
 Array = TypeVar("Array", bound=NDArray[np.generic])
 
@@ -182,14 +182,6 @@ class Budget(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unlimited(Budget):
-    """Nobody is limited."""
-
-    def assign(self, num_clients: int, stream: Stream) -> BudgetPlan:
-        return GivenBudgets(values=_frozen(np.full(num_clients, math.inf)))
-
-
-@dataclass(frozen=True, kw_only=True)
 class FixedBudget(Budget):
     """Client heterogeneity: ceil(budget_fraction x N) clients afford the high rate, the same ones in all rounds.
 
@@ -284,40 +276,42 @@ class MixedBudget(Budget):
         return SharedBudgets(shares=_frozen(np.round(self.weight * user + (1 - self.weight) * bandwidth, 12)))
 
 
-def build_budget(spec: Mapping[str, object] | None) -> Budget:
-    """The budgets that ``scenario.budgets`` describes; None: nobody is limited.
+def value_budget(*, clients: str | list[float] | float = math.inf, server: float = math.inf) -> Budget:
+    """Budgets by hand, in values (scalars) a round.
 
     Args:
-        spec: ``{kind: fixed | dynamic, budget_fraction}``, ``{kind: values, clients, server}`` with ``clients`` a list,
-            a number or the path of a CSV file, or ``{kind: mixed, user_share, bandwidth_share, weight}``. A CSV file
-            has one number per line in the order of the clients, or lines ``client,budget_values``; a header is allowed.
-
-    Raises:
-        ConfigError: The kind, a parameter or its value is wrong, or the CSV file is not there.
-        DataError: The CSV file is damaged.
+        clients: One number per client, one for all, or the path of a CSV file with one number per line in the order of
+            the clients, or lines ``client,budget_values``; a header is allowed.
+        server: The server's.
     """
-    kinds: dict[str, Callable[..., Budget]] = {
-        "fixed": FixedBudget,
-        "dynamic": DynamicBudget,
-        "values": _value_budget,
-        "mixed": _mixed_budget,
-    }
-    return Unlimited() if spec is None else build_kind("scenario.budgets", spec, kinds)
+    given = _read_csv(clients) if isinstance(clients, str) else _as_tuple(clients)
+    return ValueBudget(clients=given, server=server)
 
 
-def _value_budget(*, clients: object = math.inf, server: float = math.inf) -> ValueBudget:
-    if isinstance(clients, str):
-        return ValueBudget(clients=_read_csv(clients), server=server)
-    return ValueBudget(clients=_as_tuple(clients), server=server)
+def mixed_budget(
+    *, user_share: list[float] | float, bandwidth_share: list[float] | float, weight: float = 0.5
+) -> Budget:
+    """Budgets as a mean of what the user is willing to spend and what the link carries.
 
-
-def _mixed_budget(*, user_share: object, bandwidth_share: object, weight: float = 0.5) -> MixedBudget:
+    Args:
+        user_share: What the user is willing to spend, as a share of the high rate's cost; one number per client or one
+            for all.
+        bandwidth_share: What the link carries, in the same unit.
+        weight: Weight of the user's share, 0..1.
+    """
     return MixedBudget(user_share=_as_tuple(user_share), bandwidth_share=_as_tuple(bandwidth_share), weight=weight)
 
 
-def _as_tuple(given: object) -> tuple[float, ...] | float:
-    # What is neither a list nor a number goes on as it is, to the constructor's check and its message.
-    return tuple(given) if isinstance(given, list) else given  # type: ignore[return-value]
+BUDGETS: Mapping[str, Callable[..., Budget]] = {
+    "fixed": FixedBudget,
+    "dynamic": DynamicBudget,
+    "values": value_budget,
+    "mixed": mixed_budget,
+}
+
+
+def _as_tuple(given: list[float] | float) -> tuple[float, ...] | float:
+    return tuple(given) if isinstance(given, list) else given
 
 
 def _read_csv(path: str) -> tuple[float, ...]:

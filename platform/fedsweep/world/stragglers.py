@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedsweep.world.spec_checks import build_kind, check_integer, check_number
+from fedsweep.world.spec_checks import check_integer, check_number
 
 SERVER_FLOPS_PER_S = 1e13
 
@@ -206,25 +206,13 @@ class PartialWork(StragglerPolicy):
         return min(math.ceil(run.epochs) - 1, max(0, math.floor(time_left / (run.compute_s / run.epochs) + 1e-9)))
 
 
-_POLICIES = {
+STRAGGLERS: Mapping[str, Callable[..., StragglerPolicy]] = {
     "wait": WaitForAll,
     "deadline": Deadline,
     "over_select": OverSelect,
     "drop_out": DropOut,
     "partial": PartialWork,
 }
-
-
-def build_straggler_policy(spec: object) -> StragglerPolicy:
-    """The policy that ``scenario.devices.stragglers`` describes.
-
-    Args:
-        spec: ``{kind: wait | deadline | over_select | drop_out | partial, ...}`` with its parameters; None: wait.
-
-    Raises:
-        ConfigError: The kind, a parameter or its value is wrong.
-    """
-    return WaitForAll() if spec is None else build_kind("scenario.devices.stragglers", spec, _POLICIES)
 
 
 def round_time(
