@@ -166,7 +166,9 @@ def prepare(
     _check_metrics(config)
     _check_combination(config)
     uri = resolve_uri(config.tracking.uri, out=folder.path)
-    listed = trials or [(trial, None) for trial in _planned_trials(config, folder, resume=resume)]
+    listed: Sequence[tuple[Trial, Config | None]] = trials or [
+        (t, None) for t in _planned_trials(config, folder, resume=resume)
+    ]
     entries = [make_entry(config, trial, uri=uri, loaded=loaded) for trial, loaded in listed]
     samples = entries or [make_entry(config, trial, uri=uri) for trial in _sample_trials(config)]
     datasets, full = _check_trials(config, samples)
