@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from fedsweep.config import load_config, resolve
+from fedsweep.catalog import resolve
+from fedsweep.config import load_config
 from fedsweep.config.load import check_key
 from fedsweep.errors import ConfigError
 
