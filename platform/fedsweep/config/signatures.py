@@ -179,6 +179,8 @@ def _type_text(annotation: Any) -> str:
 def _default_text(default: Any) -> str:
     if isinstance(default, tuple):
         default = list(default)
+    if default == math.inf:
+        return ".inf"
     return shown(default) if not isinstance(default, str) else default
 
 

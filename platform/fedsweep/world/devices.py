@@ -174,7 +174,7 @@ def build_devices(
     jitter: float | None = None,
     compute_jitter: float | None = None,
 ) -> DeviceFleet:
-    """The simulated fleet: one device per client, which does not depend on how many clients there are.
+    """The simulated fleet, one device per client; a client's does not depend on how many clients there are.
 
     Args:
         num_clients: Clients in the federation.
@@ -187,7 +187,7 @@ def build_devices(
         bandwidth_factor: Multiplies both links' rates, > 0.
         drop_probability: Chance to vanish during a round, 0..1; null: the file's, 0 without one.
         jitter: Coefficient of variation of both links' rates from round to round; null: the file's, 0 without one.
-        compute_jitter: The same for computing.
+        compute_jitter: The same for computing; null: likewise.
 
     Raises:
         ConfigError: A value is wrong, keys exclude each other, or the file is for another number of clients.

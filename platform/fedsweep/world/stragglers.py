@@ -106,7 +106,7 @@ class Deadline(StragglerPolicy):
     """Drop clients with T_k > D; with fewer than ``min_updates`` left, wait until that many have come.
 
     Attributes:
-        deadline_s: D, > 0.
+        deadline_s: D, seconds from the round's start, > 0.
         min_updates: Updates without which the round does not end, >= 0; where fewer clients are alive, all of them.
 
     Round time: max T_k where all came in time, else D, or the ``min_updates``-th T_k where that is later.
@@ -149,7 +149,7 @@ class DropOut(StragglerPolicy):
     """Clients that vanish are noticed at the deadline, or without one when all others are through.
 
     Attributes:
-        deadline_s: D, > 0, or None.
+        deadline_s: D, seconds from the round's start, > 0; null: without a deadline.
 
     Reading: a server cannot tell a slow client from a lost one, so whoever is not back at D counts as lost.
     """
@@ -176,7 +176,7 @@ class PartialWork(StragglerPolicy):
     """A client that would be late stops after the last full epoch with which it is back by D.
 
     Attributes:
-        deadline_s: D, > 0.
+        deadline_s: D, seconds from the round's start, > 0.
 
     A client without one full epoch by then has nothing to send. Round time: at most D.
     """
