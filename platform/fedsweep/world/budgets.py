@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -228,14 +228,17 @@ class ValueBudget(Budget):
     """Budgets by hand, in values a round.
 
     Attributes:
-        clients: One number per client, or one for all; >= 0, may be infinite.
+        clients: One number per client, one for all, or the path of a CSV file with one number per line in the order of
+            the clients, or lines ``client,budget_values``; a header is allowed. >= 0, may be infinite.
         server: The server's, >= 0, may be infinite.
     """
 
-    clients: tuple[float, ...] | float = math.inf
+    clients: str | tuple[float, ...] | float = math.inf
     server: float = math.inf
 
     def __post_init__(self) -> None:
+        if isinstance(self.clients, str):
+            object.__setattr__(self, "clients", _read_csv(self.clients))
         _check_per_client("budgets.clients", self.clients, finite=False)
         check_number("budgets.server", self.server, low=0.0, finite=False)
 
@@ -276,42 +279,12 @@ class MixedBudget(Budget):
         return SharedBudgets(shares=_frozen(np.round(self.weight * user + (1 - self.weight) * bandwidth, 12)))
 
 
-def value_budget(*, clients: str | list[float] | float = math.inf, server: float = math.inf) -> Budget:
-    """Budgets by hand, in values (scalars) a round.
-
-    Args:
-        clients: One number per client, one for all, or the path of a CSV file with one number per line in the order of
-            the clients, or lines ``client,budget_values``; a header is allowed.
-        server: The server's.
-    """
-    given = _read_csv(clients) if isinstance(clients, str) else _as_tuple(clients)
-    return ValueBudget(clients=given, server=server)
-
-
-def mixed_budget(
-    *, user_share: list[float] | float, bandwidth_share: list[float] | float, weight: float = 0.5
-) -> Budget:
-    """Budgets as a mean of what the user is willing to spend and what the link carries.
-
-    Args:
-        user_share: What the user is willing to spend, as a share of the high rate's cost; one number per client or one
-            for all.
-        bandwidth_share: What the link carries, in the same unit.
-        weight: Weight of the user's share, 0..1.
-    """
-    return MixedBudget(user_share=_as_tuple(user_share), bandwidth_share=_as_tuple(bandwidth_share), weight=weight)
-
-
-BUDGETS: Mapping[str, Callable[..., Budget]] = {
+BUDGETS: Mapping[str, type[Budget]] = {
     "fixed": FixedBudget,
     "dynamic": DynamicBudget,
-    "values": value_budget,
-    "mixed": mixed_budget,
+    "values": ValueBudget,
+    "mixed": MixedBudget,
 }
-
-
-def _as_tuple(given: list[float] | float) -> tuple[float, ...] | float:
-    return tuple(given) if isinstance(given, list) else given
 
 
 def _read_csv(path: str) -> tuple[float, ...]:
@@ -348,7 +321,7 @@ def _check_per_client(name: str, given: object, *, finite: bool = True) -> None:
         check_number(f"{name}[{client}]", value, low=0.0, finite=finite)
 
 
-def _per_client(name: str, given: tuple[float, ...] | float, num_clients: int) -> NDArray[np.float64]:
+def _per_client(name: str, given: str | tuple[float, ...] | float, num_clients: int) -> NDArray[np.float64]:
     if isinstance(given, tuple) and len(given) != num_clients:
         raise ConfigError(
             f"`{name}` must have one number per client, but it has {len(given)} and scenario.clients={num_clients}; "
