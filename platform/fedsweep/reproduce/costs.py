@@ -164,7 +164,8 @@ def why_unknown(experiment: Experiment) -> str | None:
         learns = kind.learn is not ServerComponent.learn or kind.observe is not ServerComponent.observe
         if seam in _PLANNING_SEAMS and learns:
             return f"its {seam} ({kind.__name__}) learns from the clients' work"
-        if component.setup(experiment.initial_states[seam], server_context(experiment, seam)):
+        context = server_context(experiment, seam)
+        if component.setup(component.init(context), context):
             return f"its {seam} ({kind.__name__}) has every client measure something before round 1"
         if kind.probes is not ServerComponent.probes or kind.broadcast is not ServerComponent.broadcast:
             return f"its {seam} ({kind.__name__}) exchanges more than models"
