@@ -91,6 +91,7 @@ _METHOD = """\
 `{name: ...}` with the method's parameters beside the name, or `{merge: [{name: ...}, ...]}` for several at once. A
 method's parameters are its builder's keyword parameters; `fedsweep show NAME` prints the same."""
 
+
 def page() -> str:
     """The whole page."""
     parts = [_TOP, "## Top level", _table(_rows(Config, "", top_level=True))]

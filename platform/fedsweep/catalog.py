@@ -19,6 +19,7 @@ from fedsweep.config.base import Component
 from fedsweep.config.load import with_sections
 from fedsweep.config.schema import Config
 from fedsweep.config.signatures import bind
+from fedsweep.errors import ConfigError
 from fedsweep.plugins import call_builder, find_plugin, resolve_reference
 
 if TYPE_CHECKING:
@@ -193,11 +194,15 @@ def bind_spec(key: str, spec: Mapping[str, Any]) -> Bound:
     """
     table = TABLES[key]
     name = "" if table.selector is None else spec[table.selector]
-    builder = table.builder(name)
+    try:
+        builder = table.builder(name)
+    except ConfigError as error:
+        raise ConfigError(f"{key if table.positional else f'{key}.{table.selector}'}: {error}") from error
     if table.positional:
         return Bound(key=key, name=name, builder=builder)
     given = {k: v for k, v in spec.items() if k != table.selector and not (table.null_is_default and v is None)}
-    parameters = bind(key, name, builder, given, provided=table.provided)
+    beside = [other.rsplit(".", 1)[1] for other in TABLES if other.startswith(f"{key}.")]
+    parameters = bind(key, name, builder, given, provided=table.provided, beside=beside)
     return Bound(key=key, name=name, builder=builder, parameters=parameters)
 
 

@@ -98,3 +98,9 @@ def test_trial_values_are_laid_over_what_was_given() -> None:
     assert config.training.cohort_size is None
     with pytest.raises(ConfigError, match=r"training\.rounds"):
         load_config(overlaid(config.given, {"training.rounds": 0}))
+
+
+def test_two_keys_with_the_same_range_are_drawn_apart() -> None:
+    space = {key: {"uniform": [0.1, 0.9]} for key in ("training.cohort_fraction", "training.optimizer.momentum")}
+    for values in listed(space, samples=5):
+        assert values["training.cohort_fraction"] != values["training.optimizer.momentum"]

@@ -38,7 +38,13 @@ class ParameterRow:
 
 
 def bind(
-    kind: str, name: str, builder: Callable[..., Any], params: Mapping[str, Any], *, provided: Collection[str] = ()
+    kind: str,
+    name: str,
+    builder: Callable[..., Any],
+    params: Mapping[str, Any],
+    *,
+    provided: Collection[str] = (),
+    beside: Collection[str] = (),
 ) -> dict[str, Any]:
     """The parameters that a builder is called with: those given, checked, and the defaults of the others.
 
@@ -48,6 +54,7 @@ def bind(
         builder: A function or class; its keyword parameters, their annotations and defaults are the schema.
         params: What the configuration gives beside the name.
         provided: Parameters that the caller adds and a configuration cannot set.
+        beside: Keys that may stand there, too; for the message on an unknown one.
 
     Returns:
         Parameter -> value in the signature's order, lists as tuples where the annotation says so. A default that is no
@@ -62,7 +69,8 @@ def bind(
     takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(builder).parameters.values())
     unknown = [key for key in params if key not in parameters]
     if unknown and not takes_any:
-        reason = unknown_name("parameter", unknown[0], parameters) if parameters else f"has no parameter {unknown[0]!r}"
+        known = [*parameters, *beside]
+        reason = unknown_name("parameter", unknown[0], known) if known else f"has no parameter {unknown[0]!r}"
         raise ConfigError(f"{where}: {reason}")
     hints = _hints(builder)
     bound: dict[str, Any] = {}
