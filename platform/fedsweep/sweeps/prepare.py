@@ -138,8 +138,9 @@ class PreparedSweep:
         if not path.is_file():
             return dict(entry.trial.values)
         found: dict[str, Any] = {}
+        tree = load_config(path).tree()
         for key in entry.trial.values:
-            place: Any = load_config(path).tree()
+            place: Any = tree
             for part in key.split("."):
                 place = place[part]
             found[key] = place
