@@ -24,12 +24,11 @@ from fedsweep.engine.row import Recorder
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_world
-from fedsweep.experiment.experiment import Experiment, experiment_layout, server_context
-from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.grid import Grid, GridCell, setting_of, standing_of, summed_up, value_of
+from fedsweep.experiment.experiment import Experiment, server_context
+from fedsweep.reproduce.cells import Cell, standing_of
+from fedsweep.reproduce.grid import Grid, GridCell, setting_of, summed_up, value_of
 from fedsweep.reproduce.table_file import TableFile
 from fedsweep.results.view import RunView
-from fedsweep.trees import model_vector
 from fedsweep.world.data.datasets import Dataset, load_dataset
 
 # Figures of a round that need no training, as columns of rounds.parquet are called; group_size is the group's length.
@@ -160,14 +159,12 @@ def why_unknown(experiment: Experiment) -> str | None:
         experiment: The experiment.
     """
     method, world, stop = experiment.method, experiment.world, experiment.training.stop
-    layout = experiment_layout(experiment)
-    vector = model_vector(experiment.build_model(), layout)
     for seam, component in method.server_components():
         kind = type(component)
         learns = kind.learn is not ServerComponent.learn or kind.observe is not ServerComponent.observe
         if seam in _PLANNING_SEAMS and learns:
             return f"its {seam} ({kind.__name__}) learns from the clients' work"
-        context = server_context(experiment, layout, seam, vector)
+        context = server_context(experiment, seam)
         if component.setup(component.init(context), context):
             return f"its {seam} ({kind.__name__}) has every client measure something before round 1"
         if kind.probes is not ServerComponent.probes or kind.broadcast is not ServerComponent.broadcast:
@@ -196,7 +193,7 @@ def _asks_history(experiment: Experiment) -> bool:
 
 
 def _columns(experiment: Experiment) -> dict[str, list[Any]]:
-    layout, costs = experiment_layout(experiment), CostModel(experiment)
+    layout, costs = experiment.layout, CostModel(experiment)
     planner = Planner(experiment, layout, costs)
     recorder = Recorder(experiment, planner, costs, layout)
     stop = experiment.training.stop

@@ -8,17 +8,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, TypeGuard
+from typing import Any, TypeGuard
 
 from fedsweep.errors import InputError
-from fedsweep.reproduce.cells import Cell, is_papers
+from fedsweep.reproduce.cells import Cell, Standing, standing_of
 from fedsweep.reproduce.table_file import GAP_FIGURES, NEVER, Measure, TableFile
 from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.run_folder import CONFIG
 
 FINISHED, MISSING = "finished", "missing"
-# Whose settings a cell has: the paper's; the paper's in all that a round costs; others.
-Standing = Literal["paper", "costs", "other"]
 # Counted per round; what a target took is their sum so far.
 _PER_ROUND = ("flops", "local_steps", "values_up", "values_down", "bytes_up", "bytes_down", "wall_time_s")
 _TOTAL_BYTES = "total_bytes"
@@ -228,13 +226,6 @@ def deviates(grid: Grid, cell: GridCell, measure: Measure) -> bool:
     if isinstance(printed, str) or found.mean is None:
         return (printed == NEVER) != (found.mean is None)
     return abs(found.mean - printed) > measure.tolerance
-
-
-def standing_of(table: TableFile, cell: Cell) -> Standing:
-    """Whether a cell's settings are those of the paper."""
-    if is_papers(table, cell):
-        return "paper"
-    return "costs" if is_papers(table, cell, costs_alone=True) else "other"
 
 
 def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, RunView | str]) -> GridCell:

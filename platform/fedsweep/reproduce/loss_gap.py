@@ -27,7 +27,7 @@ from fedsweep.api import load_model
 from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.config.load import load_config
 from fedsweep.engine.evaluator import Evaluator
-from fedsweep.experiment.build import build_experiment, resolve_config
+from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.world.label_stats import js_divergence, population
@@ -121,4 +121,4 @@ def gaps_of(folder: Path) -> ClientGaps:
     Raises:
         InputError: The folder is damaged, or its data set is not there.
     """
-    return client_gaps(build_experiment(resolve_config(load_config(folder / CONFIG))), load_model(folder))
+    return client_gaps(build_experiment(load_config(folder / CONFIG)), load_model(folder))

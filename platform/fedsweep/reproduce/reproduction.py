@@ -156,7 +156,8 @@ def prepare_cells(found: Reproduction, folder: SweepFolder, *, resume: bool) -> 
 
     if resume:
         _check_same(found, folder.read_plan(), folder.path)
-    prepared = prepare(found.config, folder, resume=resume, trials=found.trials)
+    trials = [(trial, cell.config) for trial, cell in zip(found.trials, found.cells, strict=True)]
+    prepared = prepare(found.config, folder, resume=resume, trials=trials)
     prepared.plan = replace(prepared.plan, request=_request_tree(found))
     return prepared
 
