@@ -132,7 +132,8 @@ def draw_membership(axes: Axes, cells_NR: np.ndarray, *, first_round: int = 1) -
 
     num_clients, num_rounds = cells_NR.shape
     extent = (first_round - 0.5, first_round + num_rounds - 0.5, num_clients - 0.5, -0.5)
-    look: dict[str, Any] = {"cmap": ListedColormap([colour for _, colour in GROUP_LOOKS.values()]), "vmin": 0, "vmax": 2}
+    colours = ListedColormap([colour for _, colour in GROUP_LOOKS.values()])
+    look: dict[str, Any] = {"cmap": colours, "vmin": 0, "vmax": 2}
     axes.imshow(cells_NR, aspect="auto", interpolation="nearest", extent=extent, **look)
     axes.set_xlabel("round")
     axes.set_ylabel("client")

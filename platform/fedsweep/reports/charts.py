@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ SYMBOLS: Mapping[str, tuple[str, str]] = {
     "h": ("hexagon", "⬢"),
 }
 HEIGHT = 420
+_LINE = 34
 SENT = {"title": {"text": "bytes sent, both ways"}, "tickformat": "~s", "hoverformat": ".4~s", "ticksuffix": "B"}
 PERCENT = {"tickformat": ".4~p", "hoverformat": ".2%"}
 _AXIS = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "automargin": True, "title": {"standoff": 8}}
@@ -99,36 +101,51 @@ def plain(text: str) -> str:
     return html.escape(text, quote=False).replace("%{", "&#37;{")
 
 
+def wrapped(text: str) -> str:
+    """:func:`plain`, in lines that leave room for figures beside them: Plotly breaks none itself.
+
+    Args:
+        text: Foreign text; lines may also end after its commas.
+    """
+    lines = [""]
+    for word in re.findall(r"[^\s,]*[\s,]*", text):
+        if len(lines[-1]) + len(word) > _LINE and lines[-1]:
+            lines.append("")
+        lines[-1] += word
+    pieces = [line[place : place + _LINE] for line in lines for place in range(0, max(1, len(line)), _LINE)]
+    return "<br>".join(map(plain, pieces))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """What a map's numbers look like and mean.
+
+    Attributes:
+        colours: Colours by shares of the way from ``least`` to ``most``, ascending.
+        most: The number with the last colour.
+        least: The number with the first colour.
+        say: What is said of a cell, in Plotly's words: ``%{x}``, ``%{y}``, ``%{z}``, and ``%{text}`` for its word.
+        words: A word for each number from 0 on; the page's script puts them where Plotly looks for a cell's text.
+    """
+
+    colours: Sequence[tuple[float, str]]
+    most: float
+    least: float = 0
+    say: str
+    words: Sequence[str] = ()
+
+
 def map_chart(
-    z: Sequence[Sequence[int | None]],
-    *,
-    title: str,
-    describe: str,
-    x: Mapping[str, Any],
-    y: Mapping[str, Any],
-    colours: Sequence[tuple[float, str]],
-    most: float,
-    say: str,
-    hint: str,
-    least: float = 0,
-    words: Sequence[str] = (),
-    key: Sequence[tuple[str, str]] = (),
+    z: Sequence[Sequence[int | None]], scale: Scale, *, x: Mapping[str, Any], y: Mapping[str, Any], **texts: Any
 ) -> Chart:
     """A map of cells.
 
     Args:
         z: A number for each cell, row by row from the top; None where there is nothing to say of it.
-        title: See :class:`Chart`; likewise ``describe``, ``key``, ``hint``.
-        describe: What it shows.
+        scale: What the numbers mean.
         x: The axis below, as :func:`ids` gives it.
         y: The axis beside; it may have ticks of its own.
-        colours: Colours by shares of the way from ``least`` to ``most``, ascending.
-        most: The number with the last colour.
-        say: What is said of a cell, in Plotly's words.
-        hint: What a reader must know.
-        least: The number with the first colour.
-        words: Of each number from 0 on; the page's script puts them where ``say`` has ``%{text}``.
-        key: Colours and what they mean.
+        texts: ``title``, ``describe``, ``hint`` and ``key`` of the chart.
     """
     import plotly.graph_objects as go
 
@@ -137,28 +154,22 @@ def map_chart(
         z=z,
         x=x["ids"],
         y=y["ids"],
-        zmin=least,
-        zmax=most,
-        colorscale=colours,
+        zmin=scale.least,
+        zmax=scale.most,
+        colorscale=scale.colours,
         showscale=False,
         xgap=1 if len(x["ids"]) <= 60 else 0,
         ygap=1 if tall > 6 else 0,
-        hovertemplate=f"{say}<extra></extra>",
+        hovertemplate=f"{scale.say}<extra></extra>",
         hoverongaps=False,
-        meta={"label": title, "words": list(words)},
+        meta={"label": texts["title"], "words": list(scale.words)},
     )
     ticks = {name: y[name] for name in ("tickvals", "ticktext") if name in y}
     axes = {
         "x": {"title": {"text": x["title"]}, "showgrid": False},
         "y": {"title": {"text": y["title"]}, "autorange": "reversed", "showgrid": False, **ticks},
     }
-    return Chart(
-        title=title,
-        describe=describe,
-        **drawn([cells], height=tall * len(z) + 80, hovermode="closest", **axes),
-        key=key,
-        hint=hint,
-    )
+    return Chart(**drawn([cells], height=tall * len(z) + 80, hovermode="closest", **axes), **texts)
 
 
 def ids(name: str, count: int, each: int, *, first: int = 0) -> dict[str, Any]:

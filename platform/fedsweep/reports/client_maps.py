@@ -18,7 +18,7 @@ from fedsweep.figures.groups import COHORT, GROUP_LOOKS, HIGH, group_labels_of, 
 from fedsweep.figures.scenario import PART_LOOKS, shown_clients
 from fedsweep.figures.scenario_arrays import Part, class_shares_of
 from fedsweep.figures.style import INK
-from fedsweep.reports.charts import PERCENT, Chart, drawn, ids, map_chart, span, tint
+from fedsweep.reports.charts import PERCENT, Chart, Scale, drawn, ids, map_chart, span, tint
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import CLIENTS, RunFolder
 
@@ -33,6 +33,7 @@ _BUDGET = 1_500_000
 _HIGH = len(Part)  # beside the parts, a state of its own
 _STATES = [*PART_LOOKS.values(), ("in the high-frequency group", GROUP_LOOKS[HIGH][1])]
 _FULL = PART_LOOKS[Part.AGGREGATED][1]
+_SHADES = [(0.0, "#FFFFFF"), (1.0, _FULL)]
 # Of a round's labels: half of the rounds lie within the thick bar, eight in ten within the thin one.
 _THICK, _THIN = (25, 75), (10, 90)
 
@@ -111,13 +112,11 @@ def split_chart(counts_NC: np.ndarray) -> Chart:
     stops = [(share * share, tint(_FULL, share)) for share in np.linspace(0, 1, 9).tolist()]
     return map_chart(
         cells_CN.tolist(),
+        Scale(colours=stops, most=max(1, int(cells_CN.max())), say="client %{x}, class %{y}<br>%{z} samples"),
         title="What clients hold",
         describe="How samples of each class fall to clients",
         x=ids("client", num_clients, per_client),
         y=ids("class", num_classes, per_class),
-        colours=stops,
-        most=max(1, int(cells_CN.max())),
-        say="client %{x}, class %{y}<br>%{z} samples",
         hint=(
             f"{num_clients} clients with {sizes_N.min()} to {sizes_N.max()} samples (mean {sizes_N.mean():.1f}) of"
             f" {kinds_N.min()} to {kinds_N.max()} of {num_classes} classes (mean {kinds_N.mean():.1f})."
@@ -170,11 +169,9 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
     return [
         map_chart(
             np.rint(100 * cells).astype(int).tolist(),
+            Scale(colours=_SHADES, most=100, say="client %{y}, round %{x}<br>%{z} % of the cell"),
             title=f"Who was {name}",
             describe=f"Which clients were {name} in which rounds",
-            colours=[(0.0, "#FFFFFF"), (1.0, _FULL)],
-            most=100,
-            say="client %{y}, round %{x}<br>%{z} % of the cell",
             hint=f"{hint} The stronger the colour, the more of the cell's clients and rounds.".strip(),
             **axes,
         )
@@ -196,20 +193,18 @@ def _states(layers: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _state_chart(states_NR: np.ndarray, *, axes: Mapping[str, Any], hint: str) -> Chart:
-    last = len(_STATES) - 1
-    steps = [
-        (end / len(_STATES), colour) for state, (_, colour) in enumerate(_STATES) for end in (state, state + 1)
-    ]
+    steps = [(end / len(_STATES), colour) for state, (_, colour) in enumerate(_STATES) for end in (state, state + 1)]
     return map_chart(
         states_NR.tolist(),
+        Scale(
+            colours=steps,
+            most=len(_STATES) - 0.5,
+            least=-0.5,
+            say="client %{y}, round %{x}<br>%{text}",
+            words=[text for text, _ in _STATES],
+        ),
         title="Who took part",
         describe="Which clients took part in which rounds",
-        colours=steps,
-        most=last + 0.5,
-        least=-0.5,
-        # The page's script puts the state's words where Plotly looks for a cell's text.
-        say="client %{y}, round %{x}<br>%{text}",
-        words=[text for text, _ in _STATES],
         key=[(text, colour) for state, (text, colour) in enumerate(_STATES) if (states_NR == state).any()],
         hint=hint,
         **axes,
@@ -250,13 +245,11 @@ def class_chart(run: RunView, shape: tuple[int, ...]) -> Chart | None:
     some = f"{len(shown)} of {num_clients} clients. " if len(shown) < num_clients else ""
     return map_chart(
         z,
+        Scale(colours=_SHADES, most=max(1, int(percents.max())), say="%{y}, round %{x}<br>%{z} % of its samples"),
         title="Which classes clients had",
         describe="Which classes clients have in which rounds",
         x=ids("round", num_rounds, per_round, first=1),
         y={"title": "client", "ids": labels, "tickvals": list(middles), "ticktext": list(map(str, shown))},
-        colours=[(0.0, "#FFFFFF"), (1.0, _FULL)],
-        most=max(1, int(percents.max())),
-        say="%{y}, round %{x}<br>%{z} % of its samples",
         hint=(
             f"{some}A band is a client, a row in it a class, class 0 on top. The stronger the colour, the larger the"
             f" class's share of the client's samples in the round, up to {int(percents.max())} %."

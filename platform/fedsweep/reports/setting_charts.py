@@ -1,4 +1,4 @@
-"""Charts of settings and runs: learning curves, accuracy against communication, parallel coordinates."""
+"""Charts of settings and runs: learning curves, accuracy against communication."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.figures.style import INK, Look
-from fedsweep.reports.charts import HEIGHT, PERCENT, SENT, SYMBOLS, Chart, drawn, plain
-from fedsweep.results.config_table import ConfigTable
-from fedsweep.results.curves import FIGURES, Curve, finite, short, thinned
+from fedsweep.reports.charts import PERCENT, SENT, SYMBOLS, Chart, drawn, wrapped
+from fedsweep.results.curves import FIGURES, Curve, short, thinned
 from fedsweep.results.pareto import pareto_front
 from fedsweep.results.seed_statistics import Estimate
 from fedsweep.results.settings import ReportRun, Setting
-from fedsweep.results.texts import bytes_text, seconds_text
+from fedsweep.results.texts import bytes_text
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Scatter
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
 _POINTS, _FEWEST, _MOST = 30_000, 24, 400
 _BANDS = 3  # more of them, on top of one another, are one brown
 _MARKS = 10
-_FEW_VALUES, _MOST_AXES, _LONGEST_TICK = 8, 12, 16
 _SECONDS = {"tickformat": "~s", "hoverformat": ".4~s", "ticksuffix": "s"}
 _SPENT: Mapping[str, Mapping[str, Any]] = {
     "round": {"title": {"text": "round"}},
     "bytes": SENT,
     "simulated time": {"title": {"text": "simulated time"}, **_SECONDS},
 }
+_HINT = "Lines are means over the seeds, as far as all went; bands reach from the lowest to the highest seed."
 _MEANS, _RUNS, _ALWAYS = "mean", "run", "both"
 
 
@@ -68,21 +67,23 @@ def curve_chart(runs: Sequence[ReportRun], settings: Sequence[Setting], looks: S
             ],
             **({"lines": _kinds(len(settings))} if has_bands or len(runs) > len(settings) else {}),
         },
-        hint="Lines are means over the seeds, as far as all of them went; bands reach from the lowest to the highest seed." if has_bands else "",
+        hint=_HINT if has_bands else "",
     )
 
 
-def _lines(
-    runs: Sequence[ReportRun], place: int, setting: Setting, look: Look
-) -> Iterator[tuple[Scatter, Curve, str]]:
+def _lines(runs: Sequence[ReportRun], place: int, setting: Setting, look: Look) -> Iterator[tuple[Scatter, Curve, str]]:
     """Traces without figures, with the curve and its part that they show: ``line``, ``low``, ``high``."""
     seeds = len(setting.counted)
     if setting.curve is not None and len(setting.runs) > 1:
         name = setting.label + (f", mean of {seeds} seeds" if seeds > 1 else "")
         if setting.curve.low:
             yield _edge(look, meta=_meta(f"{setting.label}, lowest seed", place, "band")), setting.curve, "low"
-            yield _edge(look, meta=_meta(f"{setting.label}, highest seed", place, "band"), fill=True), setting.curve, "high"
-        yield _line(name, look, meta=_meta(name, place, _MEANS)), setting.curve, "line"
+            yield (
+                _edge(look, meta=_meta(f"{setting.label}, highest seed", place, "band"), fill=True),
+                setting.curve,
+                "high",
+            )
+        yield _line(setting.label, look, meta=_meta(name, place, _MEANS)), setting.curve, "line"
     for index in setting.runs:
         run = runs[index]
         kind = _RUNS if len(setting.runs) > 1 else _ALWAYS
@@ -114,7 +115,7 @@ def _line(name: str, look: Look, *, meta: Mapping[str, Any], thin: bool = False)
     import plotly.graph_objects as go
 
     return go.Scatter(
-        name=plain(name),
+        name=wrapped(name),
         mode="lines+markers",
         line={"color": look.colour, "width": 1.2 if thin else 2},
         marker=_marker(look, size=5 if thin else 7, maxdisplayed=_MARKS),
@@ -140,7 +141,7 @@ def _edge(look: Look, *, meta: Mapping[str, Any], fill: bool = False) -> Scatter
 
 
 def _column(curve: Curve, part: str, name: str, *, end: str) -> Sequence[Any] | None:
-    """Of a curve, or of an end of its band: its places on an axis (``x``), a ``figure``, or both ``ends`` of its band."""
+    """Of a curve, or of an end of its band: its places on an axis (``x``), a ``figure``, or both ``ends`` of a band."""
     if part == "x":
         return {"round": curve.rounds, "bytes": curve.total_bytes, "simulated time": curve.sim_time_s}[name]
     if part == "figure":
@@ -251,7 +252,7 @@ def _point(
     symbol = SYMBOLS[look.marker][0] + ("-open" if hollow else "")
     edge = {"width": 1.5, "color": look.colour if hollow else "#FFFFFF"}
     return go.Scatter(
-        name=plain(meta["label"]),
+        name=wrapped(meta["label"]),
         mode="markers",
         x=[short(cost)],
         y=[short(accuracy)],
@@ -282,117 +283,3 @@ def _front_line(points: Sequence[tuple[Any, Any]], *, kind: str) -> Scatter:
         hoverinfo="skip",
         meta={"label": "Pareto front", "setting": None, "kind": kind},
     )
-
-
-def parallel_chart(settings: Sequence[Setting], looks: Sequence[Look], configs: ConfigTable) -> Chart | None:
-    """A line for each setting through what varies and what came of it; None where nothing does.
-
-    Plotly's own parallel coordinates need WebGL and a page that may compile scripts; lines on one plane do not.
-
-    Args:
-        settings: The settings.
-        looks: A look for each.
-        configs: Their configurations, side by side.
-    """
-    import plotly.graph_objects as go
-
-    if len(settings) < 2 or not configs.differing:
-        return None
-    columns = dict(zip(configs.differing, zip(*configs.cells, strict=True), strict=True))
-    # What a method has and another has not at all says no more than the methods' names.
-    chosen = [key for key, texts in columns.items() if len({*texts} - {""}) > 1] or list(columns)
-    keys = chosen[:_MOST_AXES]
-    axes = [_values_axis(columns[key]) for key in keys]
-    ends = [
-        ("bytes", _range_axis([setting.total_bytes for setting in settings], bytes_text)),
-        ("simulated time", _range_axis([setting.sim_time_s for setting in settings], seconds_text)),
-        ("test accuracy", _range_axis([setting.accuracy for setting in settings], lambda v: f"{100 * (v or 0):.2f} %")),
-    ]
-    named = [*zip(_short_keys(keys), axes, strict=True), *(end for end in ends if end[1][1])]
-    traces = [
-        go.Scatter(
-            name=plain(setting.label),
-            mode="lines+markers",
-            x=list(range(len(named))),
-            y=[heights[place] for _, (heights, _, _) in named],
-            text=[plain(f"{name}: {texts[place]}") for name, (_, _, texts) in named],
-            line={"color": look.colour, "width": 1.8},
-            marker=_marker(look, size=8),
-            hovertemplate="%{fullData.name}<br>%{text}<extra></extra>",
-            meta=_meta(setting.label, place, _ALWAYS),
-        )
-        for place, (setting, look) in enumerate(zip(settings, looks, strict=True))
-    ]
-    ticks = [(place, height, text) for place, (_, (_, marks, _)) in enumerate(named) for height, text in marks]
-    last = len(named) - 1
-    notes = [
-        {
-            "x": x,
-            "y": y,
-            "text": plain(_cut(text)),
-            "showarrow": False,
-            "font": {"size": 11},
-            "bgcolor": "rgba(255,255,255,0.75)",
-            "xanchor": "right" if x == last else "left",
-            "xshift": -9 if x == last else 9,
-            "yshift": 9,
-        }
-        for x, y, text in ticks
-    ]
-    return Chart(
-        describe="What varies between settings, and what came of it; the table below has the same",
-        **drawn(
-            traces,
-            x={
-                "tickvals": list(range(len(named))),
-                "ticktext": [plain(_cut(name)) for name, _ in named],
-                "range": [-0.05 * last, 1.05 * last],
-                "ticklabeloverflow": "allow",
-                "gridcolor": INK,
-            },
-            y={"visible": False, "range": [-0.06, 1.1]},
-            hovermode="closest",
-            height=HEIGHT - 60,
-            annotations=notes,
-        ),
-    )
-
-
-# An axis of parallel coordinates: a height 0..1 for each setting, the ticks, and each setting's value in words.
-_Axis = tuple[list[float | None], list[tuple[float, str]], list[str]]
-
-
-def _values_axis(texts: Sequence[str]) -> _Axis:
-    """Few values stand at even distances, in their order; many numbers where they belong."""
-    numbers = [_number(text) for text in texts]
-    distinct = sorted({*texts}, key=lambda text: (_number(text) is None, _number(text) or 0.0, text))
-    if len(distinct) > _FEW_VALUES and None not in numbers:
-        return _range_axis(numbers, lambda value: f"{value:.4g}")
-    height = {text: place / max(1, len(distinct) - 1) for place, text in enumerate(distinct)}
-    every = -(-len(distinct) // (2 * _FEW_VALUES))
-    return [height[t] for t in texts], [(height[t], t or "(none)") for t in distinct[::every]], list(texts)
-
-
-def _range_axis(values: Sequence[float | None], words: Any) -> _Axis:
-    known = [value for value in values if value is not None]
-    low, high = (min(known), max(known)) if known else (0.0, 0.0)
-    heights = [None if v is None else (v - low) / (high - low) if high > low else 0.5 for v in values]
-    ends = {0.0: words(low), 1.0: words(high)} if high > low else {0.5: words(low)} if known else {}
-    return heights, list(ends.items()), [words(value) if value is not None else "-" for value in values]
-
-
-def _number(text: str) -> float | None:
-    try:
-        return finite(float(text))
-    except ValueError:
-        return None
-
-
-def _short_keys(keys: Sequence[str]) -> list[str]:
-    """The keys' last parts, where these tell them apart; ``method`` for ``method.name``."""
-    lasts = [key.removesuffix(".name").removesuffix(".kind").rpartition(".")[2] for key in keys]
-    return [last if lasts.count(last) == 1 else key for last, key in zip(lasts, keys, strict=True)]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_TICK else f"{text[: _LONGEST_TICK - 1]}…"

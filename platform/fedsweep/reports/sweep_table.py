@@ -69,9 +69,7 @@ def _difference_lines(summary: Summary) -> list[str]:
     return verdict_lines(differences, summary.metrics[0], summary.modes[0], num_settings=len(summary.settings))
 
 
-def verdict_lines(
-    differences: Sequence[Mapping[str, Any]], metric: str, mode: str, *, num_settings: int
-) -> list[str]:
+def verdict_lines(differences: Sequence[Mapping[str, Any]], metric: str, mode: str, *, num_settings: int) -> list[str]:
     """Which differences between settings are more than chance, in lines.
 
     Args:
