@@ -26,7 +26,9 @@ SYMBOLS: Mapping[str, tuple[str, str]] = {
 }
 HEIGHT = 420
 _LINE = 34
-SENT = {"title": {"text": "bytes sent, both ways"}, "tickformat": "~s", "hoverformat": ".4~s", "ticksuffix": "B"}
+# Of so many whole numbers each has its tick; Plotly would put halves between them.
+FEW_TICKS = 12
+SENT = {"title": {"text": "bytes sent, both ways"}, "tickformat": "~s", "hoverformat": ".4~s"}
 PERCENT = {"tickformat": ".4~p", "hoverformat": ".2%"}
 _AXIS = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "automargin": True, "title": {"standoff": 8}}
 
@@ -164,16 +166,15 @@ def map_chart(
         hoverongaps=False,
         meta={"label": texts["title"], "words": list(scale.words)},
     )
-    ticks = {name: y[name] for name in ("tickvals", "ticktext") if name in y}
-    axes = {
-        "x": {"title": {"text": x["title"]}, "showgrid": False},
-        "y": {"title": {"text": y["title"]}, "autorange": "reversed", "showgrid": False, **ticks},
+    whole = {
+        name: {k: v for k, v in axis.items() if k != "ids"} | {"showgrid": False} for name, axis in (("x", x), ("y", y))
     }
-    return Chart(**drawn([cells], height=tall * len(z) + 80, hovermode="closest", **axes), **texts)
+    whole["y"]["autorange"] = "reversed"
+    return Chart(**drawn([cells], height=tall * len(z) + 80, hovermode="closest", **whole), **texts)
 
 
 def ids(name: str, count: int, each: int, *, first: int = 0) -> dict[str, Any]:
-    """An axis of whole numbers, of which some share a cell.
+    """An axis of whole numbers, of which some share a cell: what Plotly is told of it, and ``ids``.
 
     Args:
         name: What they are.
@@ -182,7 +183,11 @@ def ids(name: str, count: int, each: int, *, first: int = 0) -> dict[str, Any]:
         first: The lowest.
     """
     shared = f" ({each} to a cell, by the first)" if each > 1 else ""
-    return {"title": name + shared, "ids": list(range(first, first + count, each))}
+    return {
+        "title": {"text": name + shared},
+        "ids": list(range(first, first + count, each)),
+        "dtick": 1 if count <= FEW_TICKS else None,
+    }
 
 
 def span(place: int, each: int, count: int) -> str:

@@ -249,7 +249,7 @@ def class_chart(run: RunView, shape: tuple[int, ...]) -> Chart | None:
         title="Which classes clients had",
         describe="Which classes clients have in which rounds",
         x=ids("round", num_rounds, per_round, first=1),
-        y={"title": "client", "ids": labels, "tickvals": list(middles), "ticktext": list(map(str, shown))},
+        y={"title": {"text": "client"}, "ids": labels, "tickvals": list(middles), "ticktext": list(map(str, shown))},
         hint=(
             f"{some}A band is a client, a row in it a class, class 0 on top. The stronger the colour, the larger the"
             f" class's share of the client's samples in the round, up to {int(percents.max())} %."

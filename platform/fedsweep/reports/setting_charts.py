@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.figures.style import INK, Look
-from fedsweep.reports.charts import PERCENT, SENT, SYMBOLS, Chart, drawn, wrapped
+from fedsweep.reports.charts import FEW_TICKS, PERCENT, SENT, SYMBOLS, Chart, drawn, wrapped
 from fedsweep.results.curves import FIGURES, Curve, short, thinned
 from fedsweep.results.pareto import pareto_front
 from fedsweep.results.seed_statistics import Estimate
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 _POINTS, _FEWEST, _MOST = 30_000, 24, 400
 _BANDS = 3  # more of them, on top of one another, are one brown
 _MARKS = 10
-_SECONDS = {"tickformat": "~s", "hoverformat": ".4~s", "ticksuffix": "s"}
 _SPENT: Mapping[str, Mapping[str, Any]] = {
     "round": {"title": {"text": "round"}},
     "bytes": SENT,
-    "simulated time": {"title": {"text": "simulated time"}, **_SECONDS},
+    "simulated time": {"title": {"text": "simulated time (s)"}, "tickformat": "~s", "hoverformat": ".4~s"},
 }
 _HINT = "Lines are means over the seeds, as far as all went; bands reach from the lowest to the highest seed."
 _MEANS, _RUNS, _ALWAYS = "mean", "run", "both"
@@ -50,6 +49,8 @@ def curve_chart(runs: Sequence[ReportRun], settings: Sequence[Setting], looks: S
         found = [(_column(curve, part, name, end=end), kept[id(curve)]) for _, curve, end in lines]
         return [[_short(cells[p]) for p in places] if cells else [] for cells, places in found]
 
+    last = max((run.curve.rounds[-1] for run in runs if run.curve.rounds), default=0)
+    dticks = {"round": 1 if last <= FEW_TICKS else None}
     against = ["round", "bytes", *(["simulated time"] if any(_timed(run.curve) for run in runs) else [])]
     has_bands = any(end != "line" for _, _, end in lines)
     return Chart(
@@ -58,12 +59,16 @@ def curve_chart(runs: Sequence[ReportRun], settings: Sequence[Setting], looks: S
         choices={
             "figure": [_of_figure(name, columns("figure", name), columns("ends", name)) for name in names],
             "against": [
-                {"label": name, "data": {"x": columns("x", name)}, "layout": _axis("xaxis", _SPENT[name])}
+                {
+                    "label": name,
+                    "data": {"x": columns("x", name)},
+                    "layout": _axis("xaxis", _SPENT[name], dtick=dticks.get(name)),
+                }
                 for name in against
             ],
             "scale": [
                 {"label": "linear", "layout": {"xaxis.type": "linear"}},
-                {"label": "logarithmic", "layout": {"xaxis.type": "log"}},
+                {"label": "logarithmic", "layout": {"xaxis.type": "log", "xaxis.dtick": None}},
             ],
             **({"lines": _kinds(len(settings))} if has_bands or len(runs) > len(settings) else {}),
         },
@@ -167,9 +172,9 @@ def _of_figure(name: str, values: Sequence[Any], ends: Sequence[Any]) -> dict[st
     }
 
 
-def _axis(axis: str, style: Mapping[str, Any]) -> dict[str, Any]:
-    """An axis' style by dotted key, complete, so that nothing of the one before stays."""
-    whole = {"tickformat": "", "hoverformat": "", "ticksuffix": "", **style}
+def _axis(axis: str, style: Mapping[str, Any], *, dtick: int | None = None) -> dict[str, Any]:
+    """An axis' style by dotted key; what another choice left is overwritten."""
+    whole = {"tickformat": "", "hoverformat": "", "dtick": dtick, **style}
     title = whole.pop("title")["text"]
     return {f"{axis}.title.text": title, f"{axis}.uirevision": title, **{f"{axis}.{k}": v for k, v in whole.items()}}
 

@@ -5,8 +5,6 @@ const byId = (id) => document.getElementById(id);
 const every = (selector, within = document) => [...within.querySelectorAll(selector)];
 const charts = JSON.parse(byId("data").textContent);
 
-// ---- tables ----
-
 function sortTable(table, heading) {
   const before = heading.getAttribute("aria-sort");
   // Of figures the largest come first.
@@ -30,12 +28,9 @@ for (const search of every("input[type=search]")) {
   });
 }
 
-// ---- charts ----
-
 function put(tree, path, value) {
-  const keys = path.split(".");
-  const last = keys.pop();
-  keys.reduce((inner, key) => inner[key] ??= {}, tree)[last] = value;
+  const [last, ...keys] = path.split(".").reverse();
+  keys.reverse().reduce((inner, key) => inner[key] ??= {}, tree)[last] = value;
 }
 
 // What Plotly draws: the chart's traces and layout, changed by what is chosen, without the settings that are hidden.
@@ -63,17 +58,16 @@ function draw(id) {
 
 const drawShown = () => Promise.all(every(".chart").filter((chart) => !chart.closest("[hidden]")).map((chart) => draw(chart.id)));
 
-// ---- what can be taken away ----
-
 function csvOf({ data, layout }) {
   const rows = [["series", layout.xaxis.title.text, layout.yaxis.title?.text ?? "", "value or low", "high", "text"]];
   for (const { meta, x = [], y = [], z, text, customdata, error_y: error } of data) {
     if (z) z.forEach((row, place) => row.forEach((value, column) => rows.push([meta.label, x[column], y[place], value, "", text?.[place][column]])));
     else x.forEach((value, place) => {
       const [low, high] = customdata?.[place] ?? (error ? [y[place] - error.arrayminus[place], y[place] + error.array[place]] : []);
-      rows.push([meta.label, value, y[place], low, high, Array.isArray(text) ? text[place] : text]);
+      rows.push([meta.label, value, y[place], low, high, plain((Array.isArray(text) ? text[place] : text) ?? "")]);
     });
   }
+  const plain = (text) => new DOMParser().parseFromString(text.replaceAll("<br>", " "), "text/html").body.textContent;
   // A spreadsheet must not take a name for a formula.
   const cell = (value) => typeof value === "string" ? `"${value.replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"` : value ?? "";
   return rows.map((row) => row.map(cell).join(",")).join("\r\n");
@@ -86,8 +80,6 @@ function save(id, kind) {
   const href = URL.createObjectURL(new Blob([csvOf(figure)], { type: "text/csv" }));
   return Object.assign(document.createElement("a"), { download: `${id}.csv`, href }).click();
 }
-
-// ---- start ----
 
 const chips = every(".legend button");
 const press = (chosen) => { chips.forEach((chip) => chip.setAttribute("aria-pressed", String(chosen(chip)))); drawShown(); };
