@@ -111,7 +111,7 @@ def wrapped(text: str) -> str:
     """
     lines = [""]
     for word in re.findall(r"[^\s,]*[\s,]*", text):
-        if len(lines[-1]) + len(word) > _LINE and lines[-1]:
+        if lines[-1] and word and len(lines[-1]) + len(word) > _LINE:
             lines.append("")
         lines[-1] += word
     pieces = [line[place : place + _LINE] for line in lines for place in range(0, max(1, len(line)), _LINE)]

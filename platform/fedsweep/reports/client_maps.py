@@ -155,7 +155,7 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
     hint = ""
     if any(there is not None for there in present):
         layers["there"] = shares(present)
-    if any(list(a or ()) != list(b or ()) for a, b in zip(attendees, cohorts, strict=True) if attendees):
+    if attendees and any(list(a or ()) != list(b or ()) for a, b in zip(attendees, cohorts, strict=True)):
         layers["aggregated"] = shares(attendees)
         hint = f"{sum(map(bool, attendees))} of {len(cohorts)} rounds aggregated."
     if any(groups):

@@ -15,6 +15,7 @@ from fedsweep.results.texts import bytes_text, seconds_text
 if TYPE_CHECKING:
     from plotly.graph_objects import Scatter
 
+_NONE = "(none)"
 # Up to so many values stand at even distances.
 _FEW_VALUES, _MOST_AXES, _LONGEST_TICK = 8, 12, 16
 
@@ -116,7 +117,8 @@ def _values_axis(texts: Sequence[str]) -> _Axis:
         return _range_axis(numbers, lambda value: f"{value:.4g}")
     height = {text: place / max(1, len(distinct) - 1) for place, text in enumerate(distinct)}
     every = -(-len(distinct) // (2 * _FEW_VALUES))
-    return [height[t] for t in texts], [(height[t], t or "(none)") for t in distinct[::every]], list(texts)
+    ticks = [(height[text], text or _NONE) for text in distinct[::every]]
+    return [height[text] for text in texts], ticks, [text or _NONE for text in texts]
 
 
 def _range_axis(values: Sequence[float | None], words: Callable[[float], str]) -> _Axis:

@@ -24,7 +24,7 @@ _MARKS = 10
 _SPENT: Mapping[str, Mapping[str, Any]] = {
     "round": {"title": {"text": "round"}},
     "bytes": SENT,
-    "simulated time": {"title": {"text": "simulated time (s)"}, "tickformat": "~s", "hoverformat": ".4~s"},
+    "simulated time": {"title": {"text": "simulated time (s)"}, "tickformat": "~g", "hoverformat": ".4~g"},
 }
 _HINT = "Lines are means over the seeds, as far as all went; bands reach from the lowest to the highest seed."
 _MEANS, _RUNS, _ALWAYS = "mean", "run", "both"

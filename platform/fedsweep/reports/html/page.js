@@ -59,6 +59,7 @@ function draw(id) {
 const drawShown = () => Promise.all(every(".chart").filter((chart) => !chart.closest("[hidden]")).map((chart) => draw(chart.id)));
 
 function csvOf({ data, layout }) {
+  const plain = (text) => new DOMParser().parseFromString(text.replaceAll("<br>", " "), "text/html").body.textContent;
   const rows = [["series", layout.xaxis.title.text, layout.yaxis.title?.text ?? "", "value or low", "high", "text"]];
   for (const { meta, x = [], y = [], z, text, customdata, error_y: error } of data) {
     if (z) z.forEach((row, place) => row.forEach((value, column) => rows.push([meta.label, x[column], y[place], value, "", text?.[place][column]])));
@@ -67,7 +68,6 @@ function csvOf({ data, layout }) {
       rows.push([meta.label, value, y[place], low, high, plain((Array.isArray(text) ? text[place] : text) ?? "")]);
     });
   }
-  const plain = (text) => new DOMParser().parseFromString(text.replaceAll("<br>", " "), "text/html").body.textContent;
   // A spreadsheet must not take a name for a formula.
   const cell = (value) => typeof value === "string" ? `"${value.replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"` : value ?? "";
   return rows.map((row) => row.map(cell).join(",")).join("\r\n");
