@@ -87,6 +87,7 @@ def drawn(
             "hoverlabel": {"namelength": -1, "bgcolor": "#FFFFFF", "font": {"size": 12}},
             "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#999999", "activecolor": INK},
             "showlegend": False,
+            "legend": {"traceorder": "normal"},
             "uirevision": "kept",
             **layout,
         },
