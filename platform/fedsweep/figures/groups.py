@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 OUTSIDE, COHORT, HIGH = 0, 1, 2
-_LOOKS = {
+GROUP_LOOKS = {
     OUTSIDE: ("not chosen", "#FFFFFF"),
     COHORT: ("low-frequency", "#9CC7E4"),
     HIGH: ("high-frequency", "#D55E00"),
@@ -132,7 +132,8 @@ def draw_membership(axes: Axes, cells_NR: np.ndarray, *, first_round: int = 1) -
 
     num_clients, num_rounds = cells_NR.shape
     extent = (first_round - 0.5, first_round + num_rounds - 0.5, num_clients - 0.5, -0.5)
-    look: dict[str, Any] = {"cmap": ListedColormap([colour for _, colour in _LOOKS.values()]), "vmin": 0, "vmax": 2}
+    colours = ListedColormap([colour for _, colour in GROUP_LOOKS.values()])
+    look: dict[str, Any] = {"cmap": colours, "vmin": 0, "vmax": 2}
     axes.imshow(cells_NR, aspect="auto", interpolation="nearest", extent=extent, **look)
     axes.set_xlabel("round")
     axes.set_ylabel("client")
@@ -146,7 +147,7 @@ def membership_handles() -> list[Any]:
 
     return [
         Patch(facecolor=colour, edgecolor=INK, linewidth=0.4, label=label)
-        for level, (label, colour) in _LOOKS.items()
+        for level, (label, colour) in GROUP_LOOKS.items()
         if level != OUTSIDE
     ]
 
@@ -167,7 +168,7 @@ def draw_group_labels(axes: Axes, found: GroupLabels) -> None:
     for shares_RC, level, shift in ((found.low_RC, COHORT, -0.18), (found.high_RC, HIGH, 0.18)):
         if not len(shares_RC):
             continue
-        colour = _LOOKS[level][1]
+        colour = GROUP_LOOKS[level][1]
         for (low, high), width in ((_THIN, 1.0), (_THICK, 3.0)):
             axes.vlines(
                 classes_C + shift,
@@ -193,7 +194,7 @@ def group_label_handles() -> list[Any]:
 
 
 def _groups() -> Sequence[tuple[str, str]]:
-    return [(f"{_LOOKS[level][0]} group", _LOOKS[level][1]) for level in (COHORT, HIGH)]
+    return [(f"{GROUP_LOOKS[level][0]} group", GROUP_LOOKS[level][1]) for level in (COHORT, HIGH)]
 
 
 def _shares(sums_RC: np.ndarray) -> np.ndarray:

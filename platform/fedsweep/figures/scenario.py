@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CLASSES_PICTURE, PARTICIPATION_PICTURE = "classes.png", "participation.png"
 # Rows of cells that a picture has room for: a client takes one for each class.
 _MOST_ROWS = 320
-_PARTS = {
+PART_LOOKS = {
     Part.ABSENT: ("absent", "#FFFFFF"),
     Part.THERE: ("there, did not train", "#DDE3EA"),
     Part.TRAINED: ("trained, not aggregated", "#9CC7E4"),
@@ -166,8 +166,8 @@ def draw_participation(axes: Axes, participation: Participation, *, legend: bool
 
     parts_NR = participation.parts_NR
     extent = (participation.rounds[0] - 0.5, participation.rounds[-1] + 0.5, len(parts_NR) - 0.5, -0.5)
-    colours = ListedColormap([colour for _, colour in _PARTS.values()])
-    look: dict[str, Any] = {"cmap": colours, "vmin": -0.5, "vmax": len(_PARTS) - 0.5}
+    colours = ListedColormap([colour for _, colour in PART_LOOKS.values()])
+    look: dict[str, Any] = {"cmap": colours, "vmin": -0.5, "vmax": len(PART_LOOKS) - 0.5}
     axes.imshow(parts_NR, aspect="auto", interpolation="nearest", extent=extent, **look)
     axes.set_ylabel("client")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -190,7 +190,7 @@ def participation_handles(shown: Iterable[Participation]) -> list[Any]:
     met = set().union(*(np.unique(one.parts_NR).tolist() for one in shown))
     return [
         Patch(facecolor=colour, edgecolor=INK, linewidth=0.4, label=label)
-        for part, (label, colour) in _PARTS.items()
+        for part, (label, colour) in PART_LOOKS.items()
         if part in met
     ]
 

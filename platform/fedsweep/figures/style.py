@@ -74,12 +74,14 @@ class Look:
     marker: str
 
 
+def look_of(place: int) -> Look:
+    """The look of the row or setting at a place in their order."""
+    return Look(colour=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)])
+
+
 def looks(names: Sequence[str]) -> dict[str, Look]:
     """A look for each name, by its place among all names, so that a picture of some of them looks like the others."""
-    return {
-        name: Look(colour=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)])
-        for place, name in enumerate(names)
-    }
+    return {name: look_of(place) for place, name in enumerate(names)}
 
 
 def axis_name(quantity: str) -> str:

@@ -119,25 +119,6 @@ def thinned(curve: Curve, *, points: int) -> list[int]:
     return sorted(kept | {evaluated[-1]})
 
 
-def curve_json(curve: Curve, *, points: int) -> dict[str, Any]:
-    """A thinned curve as the page's script reads it: columns, with numbers of five digits."""
-    places = thinned(curve, points=points)
-
-    def cut(cells: Sequence[float | None]) -> list[float | int | None]:
-        return [short(cells[p]) for p in places]
-
-    tree: dict[str, Any] = {
-        "round": [curve.rounds[p] for p in places],
-        "bytes": cut(curve.total_bytes),
-        "time": cut(curve.sim_time_s) if any(v is not None for v in curve.sim_time_s) else None,
-        "figures": {name: cut(cells) for name, cells in curve.figures.items()},
-    }
-    if curve.low:
-        tree["low"] = {name: cut(cells) for name, cells in curve.low.items()}
-        tree["high"] = {name: cut(cells) for name, cells in curve.high.items()}
-    return tree
-
-
 def short(value: float | None) -> float | int | None:
     """The number with five digits; whole ones as such."""
     if value is None:
