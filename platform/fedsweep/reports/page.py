@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 from fedsweep import __version__
 from fedsweep.errors import OutputError
 from fedsweep.reports.client_maps import ClientMaps, client_maps, interesting_first
-from fedsweep.reports.report_targets import TargetRow, target_rows
 from fedsweep.reports.sources import Found, find_sources
 from fedsweep.reports.tables import ReportedTable, command_again, reported_tables
 from fedsweep.results.config_table import ConfigTable, config_table
 from fedsweep.results.curves import FIGURES, curve_json, short
 from fedsweep.results.pareto import BestUnderBudget, best_under_budgets, budget_grid, pareto_front
-from fedsweep.results.settings import ReportRun, Setting, group_settings, report_runs
+from fedsweep.results.settings import ReportRun, Setting, TargetRow, group_settings, report_runs, target_rows
 from fedsweep.results.texts import bytes_text, clean, seconds_text
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import CONFIG
@@ -178,7 +177,7 @@ def build_report(found: Found) -> Report:
             pareto_front([_point(r.total_bytes, r.test_accuracy) if r.status != "failed" else None for r in runs])
         ),
         budgets=tuple(best_under_budgets(curves, budget_grid(curves))),
-        targets=tuple(target_rows(runs, settings)),
+        targets=tuple(target_rows(settings)),
         configs=configs,
         maps=maps,
         tables=tuple(tables),
