@@ -61,3 +61,11 @@ def test_a_time_limit_without_a_clock_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs scenario\.devices"):
         fedsweep.run(CONFIG, overrides=["training.stop.sim_time_s=5"], out=tmp_path / "run")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_run_made_before_is_loaded(result: fedsweep.Result, tmp_path: Path) -> None:
+    loaded = fedsweep.load(result.folder)
+    assert loaded.summary["model_sha256"] == result.summary["model_sha256"]
+    assert loaded.rounds.equals(result.rounds)
+    with pytest.raises(OutputError, match="there is no such folder"):
+        fedsweep.load(tmp_path / "nowhere")

@@ -281,8 +281,21 @@ def dynafed(
     """
     if profile not in PROFILES:
         raise ConfigError(f"method.profile must be one of {', '.join(PROFILES)}, but got {profile!r}")
-    given = {name: value for name, value in locals().items() if name in PROFILES[profile] and value is not None}
-    chosen: dict[str, Any] = {**PROFILES[profile], **given}
+    given = {
+        "snapshots": snapshots,
+        "horizon_rounds": horizon_rounds,
+        "inner_steps": inner_steps,
+        "iterations": iterations,
+        "images_per_class": images_per_class,
+        "image_learning_rate": image_learning_rate,
+        "label_learning_rate": label_learning_rate,
+        "inner_rate": inner_rate,
+        "inner_rate_learning_rate": inner_rate_learning_rate,
+        "augment": augment,
+        "finetune_epochs": finetune_epochs,
+        "finetune_learning_rate": finetune_learning_rate,
+    }
+    chosen: dict[str, Any] = {**PROFILES[profile], **{name: v for name, v in given.items() if v is not None}}
     if weights not in ("uniform", "size"):
         raise ConfigError(f"method.weights must be 'uniform' or 'size', but got {weights!r}")
     own = ("snapshots", "images_per_class", "finetune_epochs", "finetune_learning_rate")

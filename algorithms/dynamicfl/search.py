@@ -45,7 +45,7 @@ class ExhaustiveGroup(SizedGroupChooser):
             raise ConfigError(f"max_subsets must be at least 1, but got {self.max_subsets}")
 
     def choose(self, problem: GroupProblem) -> tuple[int, ...]:
-        """See :meth:`GroupChooser.choose`.
+        """The best group that was found.
 
         Raises:
             ConfigError: There are more than ``max_subsets`` groups.
@@ -54,7 +54,7 @@ class ExhaustiveGroup(SizedGroupChooser):
         return self._search(able, range(1, min(problem.max_size, len(able.rows_E)) + 1))
 
     def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
-        """See :meth:`SizedGroupChooser.choose_size`.
+        """The best group of this size that was found.
 
         Raises:
             ConfigError: Likewise, or no group has this size.
@@ -123,7 +123,7 @@ class GeneticGroup(SizedGroupChooser):
             raise ConfigError(f"mutation must be a probability (0..1), but got {self.mutation}")
 
     def choose(self, problem: GroupProblem) -> tuple[int, ...]:
-        """See :meth:`GroupChooser.choose`.
+        """The best group that was found.
 
         Raises:
             ResourceError: scikit-opt is not installed.
@@ -133,7 +133,7 @@ class GeneticGroup(SizedGroupChooser):
         return self._search(able, problem.stream, (1, largest)) if largest else ()
 
     def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
-        """See :meth:`SizedGroupChooser.choose_size`.
+        """The best group of this size that was found.
 
         Raises:
             ResourceError: scikit-opt is not installed.

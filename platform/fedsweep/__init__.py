@@ -1,6 +1,7 @@
 """Federated-learning experiments: one method against one world, on a Ray cluster, swept with Ray Tune.
 
-The names below are looked up when first used, so that importing the package costs next to nothing.
+The names below are looked up when first used, so that importing the package costs next to nothing. They and those of
+:mod:`fedsweep.components` are what programs and plug-ins import: they stay when modules move.
 """
 
 from __future__ import annotations
@@ -10,17 +11,54 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedsweep.api import Result, load_model, run
+    from fedsweep.api import Result, load, load_model, run
+    from fedsweep.errors import ConfigError, DataError, FedsweepError
+    from fedsweep.method import FederatedMethod, merge
+    from fedsweep.models.network import Network
+    from fedsweep.models.unit_groups import unit_group
+    from fedsweep.streams import Stream, stream
     from fedsweep.sweeps import sweep
+    from fedsweep.world.data.record import Dataset
+    from fedsweep.world.partition_base import Partition
 
 __version__ = "0.1.0"
-__all__ = ["Result", "__version__", "load_model", "run", "sweep"]
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "Dataset",
+    "FederatedMethod",
+    "FedsweepError",
+    "Network",
+    "Partition",
+    "Result",
+    "Stream",
+    "__version__",
+    "load",
+    "load_model",
+    "merge",
+    "run",
+    "stream",
+    "sweep",
+    "unit_group",
+]
 
 _HOME = {
+    "ConfigError": "fedsweep.errors",
+    "DataError": "fedsweep.errors",
+    "Dataset": "fedsweep.world.data.record",
+    "FederatedMethod": "fedsweep.method",
+    "FedsweepError": "fedsweep.errors",
+    "Network": "fedsweep.models.network",
+    "Partition": "fedsweep.world.partition_base",
     "Result": "fedsweep.api",
+    "Stream": "fedsweep.streams",
+    "load": "fedsweep.api",
     "load_model": "fedsweep.api",
+    "merge": "fedsweep.method",
     "run": "fedsweep.api",
+    "stream": "fedsweep.streams",
     "sweep": "fedsweep.sweeps",
+    "unit_group": "fedsweep.models.unit_groups",
 }
 
 # In a clone, algorithms/ lies beside platform/; with this, PYTHONPATH=platform is enough to find it.

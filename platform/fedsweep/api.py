@@ -77,6 +77,19 @@ def run(
     return Result(folder=folder, config=plan.config, summary=summary)
 
 
+def load(folder: str | Path) -> Result:
+    """A run that was made before.
+
+    Args:
+        folder: A run folder.
+
+    Raises:
+        InputError: The folder holds no finished run, or files that are not a run's.
+    """
+    path = _existing(folder)
+    return Result(folder=path, config=load_config(path / "config.yaml"), summary=RunFolder(path).read_result())
+
+
 def load_model(folder: str | Path) -> nn.Module:
     """The final global model of a finished run, in evaluation mode.
 
@@ -86,9 +99,7 @@ def load_model(folder: str | Path) -> nn.Module:
     Raises:
         InputError: The folder holds no finished run, or its model does not fit its configuration.
     """
-    path = Path(folder)
-    if not path.is_dir():
-        raise OutputError(f"{path}: there is no such folder")
+    path = _existing(folder)
     run_folder = RunFolder(path)
     weights = run_folder.read_model()
     config = load_config(path / "config.yaml")
@@ -99,6 +110,13 @@ def load_model(folder: str | Path) -> nn.Module:
         raise DataError(f"{path / 'model.safetensors'}: its tensors are not those of model {config.model.name!r}")
     load_vector(model, layout, layout.flatten(weights))
     return model.eval()
+
+
+def _existing(folder: str | Path) -> Path:
+    path = Path(folder)
+    if not path.is_dir():
+        raise OutputError(f"{path}: there is no such folder")
+    return path
 
 
 def _model_of(config: Config, result: Mapping[str, Any], path: Path) -> nn.Module:

@@ -177,3 +177,9 @@ def test_the_architecture_names_every_hook(pages: Any) -> None:
         for name, value in vars(owner).items():
             if inspect.isfunction(value) and not name.startswith("_"):
                 assert re.search(rf"`(\w+\.)?{name}\b|^\w+\.{name}\(|[, `]{name}\(", text, re.M), (owner, name)
+
+
+@pytest.mark.parametrize("page", ["docs/adding-a-method.md", "docs/data.md"])
+def test_plug_ins_on_the_pages_import_what_stays_when_modules_move(pages: Any, page: str) -> None:
+    imported = re.findall(r"^(?:from|import) (fedsweep[\w.]*)", (pages.root / page).read_text(), flags=re.MULTILINE)
+    assert imported and set(imported) <= {"fedsweep", "fedsweep.components", "fedsweep.testing"}

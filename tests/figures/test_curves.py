@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from fedsweep.errors import InputError, InvariantError
 from fedsweep.figures import curves as plots
+from fedsweep.figures import partition as partition_picture
 from fedsweep.figures.curves import plot_accuracy_against_bytes, plot_learning_curves
 from fedsweep.figures.of_run import plot_run
 from fedsweep.figures.partition import plot_partition
@@ -33,7 +34,8 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
         saved.append(figure)
         save(figure, target)
 
-    monkeypatch.setattr(plots, "save_figure", keep)
+    for module in (plots, partition_picture):
+        monkeypatch.setattr(module, "save_figure", keep)
     return saved
 
 

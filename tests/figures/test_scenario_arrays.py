@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 import fedsweep
 from fedsweep.commands.partition import partition
 from fedsweep.errors import DataError, OutputError
-from fedsweep.figures import curves as plots
 from fedsweep.figures import scenario as pictures_scenario
+from fedsweep.figures.of_run import plot_run
 from fedsweep.figures.scenario import draw_classes, draw_participation, plot_scenario, shown_clients
 from fedsweep.figures.scenario_arrays import Part, class_shares, class_shares_of, participation_of
 from fedsweep.results.view import RunView, load_run
@@ -186,7 +186,7 @@ def test_with_many_clients_some_are_shown_evenly_spread() -> None:
 
 
 def test_plot_run_draws_the_scenario_too(run_folder: Path, tmp_path: Path) -> None:
-    names = [path.name for path in plots.plot_run(run_folder, tmp_path)]
+    names = [path.name for path in plot_run(run_folder, tmp_path)]
     assert names[-2:] == [pictures_scenario.CLASSES_PICTURE, pictures_scenario.PARTICIPATION_PICTURE]
 
 

@@ -21,7 +21,7 @@ USER_MODULE = """
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
-from fedsweep.models.slicing import unit_group
+from fedsweep import unit_group
 
 
 class Split(nn.Module):

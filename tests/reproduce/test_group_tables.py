@@ -128,7 +128,7 @@ class Stub:
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """Seconds of the method ``exhaustive``, by size."""
-    from fedsweep.algorithms.dynamicfl.two_speed import names as group_registry
+    from fedsweep.algorithms.dynamicfl import names as group_registry
 
     clock, seconds = [0.0], dict.fromkeys((1, 3, 7), 0.001)
     make = group_registry.group_chooser

@@ -19,7 +19,7 @@ import torch
 
 from fedsweep.errors import InvariantError, OutputError
 from fedsweep.records import RoundRecord
-from fedsweep.runs import run_folder
+from fedsweep.runs import facts
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.round_table import cumulative_bytes, records_to_table, scalar_figures
@@ -384,6 +384,6 @@ def test_facts_name_versions_and_the_current_folders_commit(tmp_path: Path, monk
 
 def test_facts_need_neither_git_nor_all_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(run_folder, "_VERSIONS_OF", ("no-such-package",))
-    facts = run_facts()
-    assert facts["git_commit"] is None and facts["versions"]["no-such-package"] is None
+    monkeypatch.setattr(facts, "_VERSIONS_OF", ("no-such-package",))
+    found = run_facts()
+    assert found["git_commit"] is None and found["versions"]["no-such-package"] is None

@@ -1,1 +1,82 @@
-"""The seams of a method: one module each, with its abstract base and its FedAvg default."""
+"""The seams of a method, and the records that travel through them: what a component imports, from one place.
+
+One module for each seam, with its abstract base and its FedAvg default. These names stay when modules move.
+"""
+
+from fedsweep.components.base import ComponentReport, ServerComponent
+from fedsweep.components.evaluation import Evaluation, GlobalModel
+from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, LocalWork, Memory, Objective
+from fedsweep.components.pacing import FixedInterval, OncePerRound, Pacing
+from fedsweep.components.probes import LocalClient, Probe
+from fedsweep.components.refinement import Refinement
+from fedsweep.components.selection import Selection, UniformSelection
+from fedsweep.components.server_update import Replace, ServerUpdate, mean_of_updates
+from fedsweep.components.solver import LocalSolver, OptimizerSteps
+from fedsweep.components.submodels import SubModelPolicy, WholeModel
+from fedsweep.components.weighting import BySamples, Uniform, Weighting
+from fedsweep.records import (
+    ClientProfile,
+    ClientUpdate,
+    ClientWork,
+    LocalJob,
+    Payload,
+    RoundContext,
+    RoundRecord,
+    ServerContext,
+    State,
+    SyncContext,
+    SyncPoint,
+)
+from fedsweep.submodel import FULL_MODEL, Covered, FullModel, SubModel
+from fedsweep.trees import FlatLayout, ParamTree, coverage_mean, layout_of, weighted_mean
+
+__all__ = [
+    "FULL_MODEL",
+    "BySamples",
+    "ClientProfile",
+    "ClientUpdate",
+    "ClientWork",
+    "ComponentReport",
+    "Covered",
+    "CrossEntropy",
+    "Evaluation",
+    "FixedInterval",
+    "FlatLayout",
+    "FullModel",
+    "GlobalModel",
+    "LocalClient",
+    "LocalJob",
+    "LocalSolver",
+    "LocalStep",
+    "LocalTerm",
+    "LocalWork",
+    "Memory",
+    "Objective",
+    "OncePerRound",
+    "OptimizerSteps",
+    "Pacing",
+    "ParamTree",
+    "Payload",
+    "Probe",
+    "Refinement",
+    "Replace",
+    "RoundContext",
+    "RoundRecord",
+    "Selection",
+    "ServerComponent",
+    "ServerContext",
+    "ServerUpdate",
+    "State",
+    "SubModel",
+    "SubModelPolicy",
+    "SyncContext",
+    "SyncPoint",
+    "Uniform",
+    "UniformSelection",
+    "Weighting",
+    "WholeModel",
+    "coverage_mean",
+    "layout_of",
+    "mean_of_updates",
+    "weighted_mean",
+]

@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedsweep.catalog import resolve_method
 from fedsweep.config import yaml12
 from fedsweep.config.explain import all_keys, branches, explain, schema_at
 from fedsweep.config.overrides import apply_overrides, set_value
@@ -77,6 +76,8 @@ def resolve(config: Config, lookups: Mapping[str, Lookup] | None = None) -> Conf
     Raises:
         ConfigError: A name or a parameter is unknown, or a value is of the wrong type.
     """
+    from fedsweep.catalog import resolve_method
+
     tree = {**config.tree(), "method": resolve_method(config.method)}
     for key, lookup in (lookups or {}).items():
         *above, last = key.split(".")

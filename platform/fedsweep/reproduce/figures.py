@@ -46,7 +46,6 @@ _PRINTED_MARK: Mapping[str, Any] = {
     "marker": "D",
 }
 # How rounds become one figure where the table has no such measure.
-_OVER: Mapping[str, str] = {"test_accuracy": "best", "comm_ratio": "mean", "kl_divergence": "mean", "comm_cost": "mean"}
 
 
 def draw(

@@ -3,14 +3,14 @@ import math
 import numpy as np
 import pytest
 
+from fedsweep.algorithms.dynamicfl import exact as exact_groups
+from fedsweep.algorithms.dynamicfl import exact_levels as group_levels
 from fedsweep.algorithms.dynamicfl.chooser import GroupProblem
 from fedsweep.algorithms.dynamicfl.dynacomm import DynaComm
 from fedsweep.algorithms.dynamicfl.exact import ExactGroup, improve
 from fedsweep.algorithms.dynamicfl.exact_levels import LevelSearch, Work, best_centre, centre_at, reach
 from fedsweep.algorithms.dynamicfl.scores import LabelDivergence, group_divergence
 from fedsweep.algorithms.dynamicfl.search import ExhaustiveGroup
-from fedsweep.algorithms.dynamicfl.two_speed import exact as exact_groups
-from fedsweep.algorithms.dynamicfl.two_speed import exact_levels as group_levels
 from fedsweep.errors import ConfigError
 from fedsweep.streams import stream
 from fedsweep.world.label_stats import kl_divergence, population

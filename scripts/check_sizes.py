@@ -1,0 +1,61 @@
+"""Functions stay small: at most 40 lines of code and 6 parameters, constructors and builders apart; modules 400 lines.
+
+A builder turns parameters that a user names into a value: a method's builder, a command of the command line.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parent.parent
+_MOST_LINES, _MOST_PARAMETERS, _MOST_OF_A_MODULE, _MOST_OF_A_COMMAND = 40, 6, 400, 200
+
+
+def main() -> int:
+    """Print what is too large; returns the exit code."""
+    found = [text for path in _modules() for text in _too_large(path)]
+    print("\n".join(found) or "no function or module is too large")
+    return 1 if found else 0
+
+
+def _modules() -> list[Path]:
+    return sorted(path for folder in ("platform/fedsweep", "algorithms") for path in (_ROOT / folder).rglob("*.py"))
+
+
+def _too_large(path: Path) -> Iterator[str]:
+    text, place = path.read_text(), path.relative_to(_ROOT).as_posix()
+    is_command = path.parent.name == "commands"
+    most = _MOST_OF_A_COMMAND if is_command else _MOST_OF_A_MODULE
+    if (lines := text.count("\n")) > most:
+        yield f"{place}: {lines} lines, at most {most}"
+    lines_of_code = [line.strip() and not line.strip().startswith("#") for line in text.split("\n")]
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        start = node.body[1 if ast.get_docstring(node) and len(node.body) > 1 else 0].lineno
+        size = sum(map(bool, lines_of_code[start - 1 : node.end_lineno]))
+        if size > _MOST_LINES:
+            yield f"{place}:{node.lineno}: {node.name} has {size} lines of code, at most {_MOST_LINES}"
+        given = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args) if arg.arg not in ("self", "cls")]
+        given += [arg.arg for arg in node.args.kwonlyargs]
+        if len(given) > _MOST_PARAMETERS and not _is_builder(node, path, is_command=is_command):
+            yield f"{place}:{node.lineno}: {node.name} has {len(given)} parameters, at most {_MOST_PARAMETERS}"
+
+
+def _is_builder(node: ast.FunctionDef | ast.AsyncFunctionDef, path: Path, *, is_command: bool) -> bool:
+    """Whether its parameters are what a user names."""
+    if node.name == "__init__" or is_command or path.name == "testing.py":
+        return True
+    returns = ast.unparse(node.returns) if node.returns is not None else ""
+    is_public = not node.name.startswith("_")
+    return is_public and (returns in _BUILT or returns.endswith("Method"))
+
+
+_BUILT = ("FederatedMethod", "Drift", "Availability", "ModelOptions")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,270 @@
+"""Every key of a configuration does what it says in the experiment that is built from it; seeds reach every draw.
+
+One entry a key: what else is set, the key's value, what is read off the experiment, and what it must be. Keys that say
+how a run is carried out, not what it computes, are listed with the test that holds them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedsweep.config.explain import all_keys
+from fedsweep.config.load import load_config
+from fedsweep.engine.plan import RoundPlan
+from fedsweep.experiment.build import build_experiment
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.testing import local_engine, run_rounds
+from fedsweep.trees import model_vector
+
+Read = Callable[[Experiment], Any]
+SMALL = ["scenario.clients=8"]
+SGD = "training.optimizer={name: sgd, lr: 0.1, momentum: 0.5, nesterov: true, weight_decay: 0.25}"
+ADAM = "training.optimizer={name: adam, lr: 0.2, mean_decay: 0.5, square_decay: 0.75, epsilon: 0.125}"
+
+
+def built(*overrides: str) -> Experiment:
+    return build_experiment(load_config({}, [*SMALL, *overrides]))
+
+
+def optimizer(name: str) -> Read:
+    return lambda experiment: getattr(experiment.training.optimizer, name)
+
+
+def training(name: str) -> Read:
+    return lambda experiment: getattr(experiment.training, name)
+
+
+def stop(name: str) -> Read:
+    return lambda experiment: getattr(experiment.training.stop, name)
+
+
+def rate(round: int) -> Read:
+    return lambda experiment: experiment.training.schedule(round)
+
+
+def num_validation(experiment: Experiment) -> int:
+    assert experiment.world.validation is not None
+    return len(experiment.world.validation[1])
+
+
+def tenths_of_classes(experiment: Experiment) -> int:
+    """What a tenth of each class comes to, counted on the whole training set."""
+    return sum(round(0.1 * int(count)) for count in np.bincount(experiment.world.data.labels))
+
+
+EFFECTS: dict[str, tuple[list[str], Read, Any]] = {
+    "seed": (["seed=5"], lambda e: e.seed, 5),
+    "scenario.dataset": (["scenario.dataset=digits"], lambda e: e.world.data.images.shape[1:], (1, 8, 8)),
+    "scenario.transform": (
+        ["scenario.transform=fedstg"],
+        lambda e: (built().world.data.transform.random, e.world.data.transform.random),
+        (False, True),
+    ),
+    "scenario.image_size": (["scenario.image_size=16"], lambda e: e.world.data.images.shape[2:], (16, 16)),
+    "scenario.clients": (["scenario.clients=6"], lambda e: len(e.world.profiles), 6),
+    "scenario.partition.kind": (
+        ["scenario.partition={kind: iid}"],
+        lambda e: max(map(len, e.world.indices)) - min(map(len, e.world.indices)) <= 1,
+        True,
+    ),
+    "scenario.server_data.validation": (
+        ["scenario.server_data.validation=0.1"],
+        lambda e: num_validation(e) == tenths_of_classes(e),
+        True,
+    ),
+    "scenario.server_data.proxy.per_class": (
+        ["scenario.server_data.proxy={per_class: 3}"],
+        lambda e: np.bincount(e.world.proxy[1]).tolist(),
+        [3] * 10,
+    ),
+    "scenario.server_data.proxy.labelled": (
+        ["scenario.server_data.proxy={per_class: 3, labelled: false}"],
+        lambda e: e.world.proxy[1],
+        None,
+    ),
+    "scenario.drift.kind": (
+        ["scenario.drift={kind: cosine_rotation, rotation_speed: 3.0}"],
+        lambda e: e.world.drift.rotation_speed,
+        3.0,
+    ),
+    "scenario.availability.kind": (
+        ["scenario.availability={kind: capability, base: 0.25}"],
+        lambda e: e.world.availability.base,
+        0.25,
+    ),
+    "scenario.budgets.kind": (
+        ["scenario.budgets={kind: fixed, budget_fraction: 0.5}"],
+        lambda e: sorted(e.world.budgets.client_budgets(10.0, 1.0)),
+        [1.0] * 4 + [10.0] * 4,
+    ),
+    "scenario.devices": (
+        ["scenario.devices={profile: phone-wifi, drop_probability: 0.125}"],
+        lambda e: {p.device.drop_probability for p in e.world.profiles},
+        {0.125},
+    ),
+    "model.name": (["model={name: mlp, hidden_width: 7}"], lambda e: next(e.build_model().parameters()).shape[0], 7),
+    "method": (["method={name: fedprox, mu: 0.5}"], lambda e: e.method.terms[0].mu, 0.5),
+    "training.rounds": (["training.rounds=7"], training("rounds"), 7),
+    # 0.3 of 8 clients is 2.4: rounded up
+    "training.cohort_fraction": (["training.cohort_fraction=0.3"], training("cohort_size"), 3),
+    "training.cohort_size": (["training.cohort_size=5"], training("cohort_size"), 5),
+    "training.local_epochs": (["training.local_epochs=3"], training("local_epochs"), 3),
+    "training.local_epochs.range": (["training.local_epochs={range: [2, 4]}"], training("local_epochs"), (2, 4)),
+    "training.local_steps": (["training.local_steps=9"], training("local_steps"), 9),
+    "training.local_steps.range": (["training.local_steps={range: [5, 6]}"], training("local_steps"), (5, 6)),
+    "training.equal_steps": (["training.equal_steps=true"], training("equal_steps"), True),
+    "training.batch_size": (["training.batch_size=13"], training("batch_size"), 13),
+    "training.batch_size.range": (["training.batch_size={range: [3, 4]}"], training("batch_size"), (3, 4)),
+    "training.optimizer.name": ([ADAM], optimizer("name"), "adam"),
+    "training.optimizer.lr": ([SGD], training("learning_rate"), 0.1),
+    "training.optimizer.momentum": ([SGD], optimizer("momentum"), 0.5),
+    "training.optimizer.nesterov": ([SGD], optimizer("nesterov"), True),
+    "training.optimizer.weight_decay": ([SGD], optimizer("weight_decay"), 0.25),
+    "training.optimizer.mean_decay": ([ADAM], lambda e: e.training.optimizer.betas[0], 0.5),
+    "training.optimizer.square_decay": ([ADAM], lambda e: e.training.optimizer.betas[1], 0.75),
+    "training.optimizer.epsilon": ([ADAM], optimizer("eps"), 0.125),
+    "training.clip_norm": (["training.clip_norm=1.5"], optimizer("clip_norm"), 1.5),
+    "training.optimizer_state": ([SGD, "training.optimizer_state=persist"], optimizer("keep"), "persist"),
+    "training.schedule.kind": (["training.schedule={kind: cosine}", "training.rounds=4"], rate(1), 0.05),
+    # floor + (rate - floor) (1 + cos(pi 2 / 4)) / 2 in round 3 of 4
+    "training.schedule.floor": (
+        [SGD, "training.schedule={kind: cosine, floor: 0.02}", "training.rounds=4"],
+        rate(3),
+        pytest.approx(0.02 + 0.08 * (1 + math.cos(math.pi * 2 / 4)) / 2, abs=1e-15),
+    ),
+    "training.schedule.decay": (
+        [SGD, "training.schedule={kind: exponential, decay: 0.5}"],
+        rate(3),
+        pytest.approx(0.1 * 0.5**2, abs=1e-15),
+    ),
+    "training.stop.target_accuracy": (["training.stop.target_accuracy=0.75"], stop("target_accuracy"), 0.75),
+    "training.stop.total_bytes": (["training.stop.total_bytes=2e9"], stop("total_bytes"), 2_000_000_000),
+    "training.stop.sim_time_s": (
+        ["scenario.devices={profile: edge-accel}", "training.stop.sim_time_s=9.5"],
+        stop("sim_time_s"),
+        9.5,
+    ),
+    "training.stop.wall_time_s": (["training.stop.wall_time_s=3.5"], stop("wall_time_s"), 3.5),
+    "evaluation.every": (["evaluation.every=3"], lambda e: e.evaluate_every, 3),
+    "evaluation.batch_size": (["evaluation.batch_size=17"], lambda e: e.evaluation_batch, 17),
+    "evaluation.targets": (["evaluation.targets=[0.5, 0.25]"], lambda e: e.targets, (0.5, 0.25)),
+    "runtime.device": (["runtime.device=cpu"], lambda e: (e.device, e.server_device), ("cpu", "cpu")),
+}
+
+# Keys that say where the data lies or how a run is carried out; the bits of a run do not depend on them.
+ELSEWHERE = {
+    "name": "tests/runs/test_run_folder.py",
+    "scenario.root": "tests/world/data/test_torchvision_sets.py",
+    "scenario.download": "tests/world/data/test_torchvision_sets.py",
+    "runtime.backend": "tests/fleet/test_ray_fleet.py",
+    "runtime.executor": "its only value is the default",
+    "runtime.client_actors": "tests/fleet/test_ray_fleet.py",
+    "runtime.cpus_per_client": "tests/sweeps/test_resources.py",
+    "runtime.gpus_per_client": "tests/sweeps/test_resources.py",
+    "runtime.cpus_per_server": "tests/sweeps/test_resources.py",
+    "runtime.gpus_per_server": "tests/sweeps/test_resources.py",
+    "runtime.address": "tests/fleet/test_nodes.py",
+    "checkpoint.every": "tests/runs/test_checkpoint.py",
+    "checkpoint.keep": "tests/runs/test_checkpoint.py",
+    "tracking.uri": "tests/tracking/test_mlflow_observer.py",
+    "tracking.experiment": "tests/tracking/test_mlflow_observer.py",
+}
+
+
+def leaves() -> list[str]:
+    """Keys with a value of their own: no section, and nothing of a sweep, which is not part of a run."""
+    keys = [key for key in all_keys() if key != "sweep" and not key.startswith("sweep.")]
+    sections = {key for key in keys if any(other.startswith(f"{key}.") for other in keys)}
+    return [key for key in keys if key not in sections or key in EFFECTS]
+
+
+def test_each_key_has_an_effect_that_is_tested() -> None:
+    assert set(leaves()) == set(EFFECTS) | set(ELSEWHERE)
+
+
+@pytest.mark.parametrize("key", EFFECTS)
+def test_a_key_does_what_it_says(key: str) -> None:
+    overrides, read, expected = EFFECTS[key]
+    assert read(built(*overrides)) == expected
+
+
+WORLD = [
+    "scenario.budgets={kind: fixed, budget_fraction: 0.5}",
+    "scenario.devices={profile: phone-wifi}",
+    "scenario.drift={kind: cosine_rotation}",
+    "scenario.availability={kind: capability}",
+    "scenario.server_data.validation=0.1",
+    "training.cohort_size=3",
+    "training.local_steps=2",
+]
+
+DRAWS: dict[str, Read] = {
+    "partition": lambda e: np.concatenate(e.world.indices).tolist(),
+    "initial model": lambda e: model_vector(e.build_model(), local_engine(e).layout).tolist(),
+    "budgets": lambda e: e.world.budgets.client_budgets(10.0, 1.0).tolist(),
+    "devices": lambda e: [p.device.flops_per_s for p in e.world.profiles],
+    "validation data": lambda e: e.world.validation[0].tolist(),
+    "drift": lambda e: [tuple(local_engine(e).planner.classes(round).items()) for round in (1, 2)],
+    "who is there": lambda e: [plan(e, round).context.present for round in range(6)],
+    "cohort": lambda e: [plan(e, round).context.cohort for round in range(6)],
+    "batches": lambda e: run_rounds(local_engine(frozen_model(e)), rounds=1).vector.tolist(),
+}
+
+
+def plan(experiment: Experiment, rounds_done: int) -> RoundPlan:
+    engine = local_engine(experiment)
+    return engine.planner.plan(replace(engine.start(), round=rounds_done))
+
+
+@dataclass(frozen=True)
+class SameModel:
+    """The same initial values whatever the seed."""
+
+    build: Callable[[], torch.nn.Module]
+
+    def __call__(self) -> torch.nn.Module:
+        model = self.build()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).reshape(parameter.shape))
+        return model
+
+
+def frozen_model(experiment: Experiment) -> Experiment:
+    """One client, one world, one initial model: nothing but the batches is left to depend on the seed."""
+    first = built(*WORLD)
+    world = replace(first.world, availability=None, drift=None)
+    training = replace(first.training, cohort_size=len(world.profiles))
+    return replace(experiment, world=world, training=training, build_model=SameModel(first.build_model))
+
+
+@pytest.mark.parametrize("what", DRAWS)
+def test_a_draw_follows_the_seed_and_nothing_else(what: str) -> None:
+    zero, again, one = (DRAWS[what](built(*WORLD, f"seed={seed}")) for seed in (0, 0, 1))
+    assert zero == again
+    assert zero != one
+
+
+def test_augmentation_differs_from_round_to_round() -> None:
+    """Two rounds of one client whose whole set is one batch: only the augmentation can change what it sees."""
+    seen: list[Any] = []
+    experiment = built("scenario.clients=1", "scenario.partition={kind: iid}", "training.local_steps=1")
+
+    class Seeing:
+        random = True
+
+        def __call__(self, images: torch.Tensor, *, generator: torch.Generator | None, train: bool) -> torch.Tensor:
+            if generator is not None:
+                seen.append(torch.rand(4, generator=generator).tolist())
+            return images.float()
+
+    world = replace(experiment.world, data=replace(experiment.world.data, transform=Seeing()))
+    run_rounds(local_engine(replace(experiment, world=world)), rounds=2)
+    assert len(seen) == 2 and seen[0] != seen[1]
