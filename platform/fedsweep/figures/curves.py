@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedsweep.figures.style import (
     INK,
     Look,
@@ -64,7 +66,7 @@ def plot_learning_curves(folders: Iterable[str | Path], path: str | Path) -> Non
     _plot(runs, ["test_accuracy", loss], target, x="round")
 
 
-def draw_curve(axes: Axes, curve: Curve, name: str, *, x: str, look: Look, log_x: bool = False) -> bool:
+def draw_curve(axes: Axes, curve: Curve, name: str, *, x: str, look: Look, label: str) -> bool:
     """A curve with its band over seeds, if it has one; says whether there was anything to draw.
 
     Args:
@@ -73,17 +75,17 @@ def draw_curve(axes: Axes, curve: Curve, name: str, *, x: str, look: Look, log_x
         name: Which of its figures; shares are drawn in percent.
         x: One of :data:`ACROSS`.
         look: Its colour and marker.
-        log_x: The x axis will be logarithmic, where nothing has a place that is not positive.
+        label: Whose curve it is.
     """
-    points = [point for point in curve.points(name, against=x) if point[0] > 0 or not log_x]
-    if not points:
+    points = np.array(curve.points(name, against=x)).T
+    if not points.size:
         return False
-    unit = 100 if is_share(name) else 1
-    places, values, low, high = zip(*((p, unit * y, unit * a, unit * b) for p, y, a, b in points), strict=True)
-    every = max(1, len(places) // _MARKERS)
-    axes.plot(places, values, color=look.colour, marker=look.marker, markersize=3.5, markevery=every)
+    if is_share(name):
+        points[1:] *= 100
+    every = max(1, points.shape[1] // _MARKERS)
+    axes.plot(*points[:2], color=look.colour, marker=look.marker, markersize=3.5, markevery=every, label=label)
     if curve.low:
-        axes.fill_between(places, low, high, color=look.colour, alpha=0.2, linewidth=0)
+        axes.fill_between(*points[[0, 2, 3]], color=look.colour, alpha=0.2, linewidth=0)
     return True
 
 
@@ -94,7 +96,7 @@ def _plot(runs: Sequence[ReportRun], names: Sequence[str], target: Path, *, x: s
     figure, every = panels([""] * len(names), title=labels[0] if len(labels) == 1 else "")
     for axes, name in zip(every, names, strict=True):
         drawn = [
-            draw_curve(axes, _curve(setting, runs), name, x=x, look=look_of(place), log_x=log_x)
+            draw_curve(axes, _curve(setting, runs), name, x=x, look=look_of(place), label=labels[place])
             for place, setting in enumerate(settings)
         ]
         if not any(drawn):

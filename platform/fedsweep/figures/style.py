@@ -197,7 +197,7 @@ def scale_axes(axes: Axes, *, log_x: bool, log_y: bool) -> None:
         log_y: Whether the y axis is.
     """
     if log_x and math.isfinite(axes.dataLim.minposx):
-        axes.set_xscale("log")
+        axes.set_xscale("log", nonpositive="mask")  # rounds before anything was sent have no place there
     if log_y and math.isfinite(axes.dataLim.minposy):
         axes.set_yscale("log")
 

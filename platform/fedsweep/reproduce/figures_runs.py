@@ -57,7 +57,7 @@ def _curves(scene: Scene) -> Figure:
         for row in scene.rows:
             curves = [curve_of(run, [y]) for run in scene.of(row, column)]
             look = scene.looks[row]
-            if curves and draw_curve(axes, mean_curve(curves), y, x=x, look=look, log_x=spec.log_x):
+            if curves and draw_curve(axes, mean_curve(curves), y, x=x, look=look, label=row):
                 drawn.add(row)
         scale_axes(axes, log_x=spec.log_x, log_y=spec.log_y)
         name_axes(axes, x=spec.x_label or axis_name(x), y=spec.y_label or axis_name(y))

@@ -93,6 +93,8 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
     shared = sorted(set(places[0]).intersection(*places[1:]))
 
     def over(how: Callable[[Sequence[float]], float], columns: Sequence[Sequence[float | None]]) -> Cells:
+        if not all(columns):
+            return (None,) * len(shared)
         rows = [[column[place[number]] for column, place in zip(columns, places, strict=True)] for number in shared]
         return tuple(None if any(v is None for v in row) else how([v for v in row if v is not None]) for row in rows)
 
@@ -102,7 +104,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
         rounds=tuple(shared),
         total_bytes=tuple(v or 0.0 for v in over(mean, [curve.total_bytes for curve in curves])),
         sim_time_s=over(mean, [curve.sim_time_s for curve in curves]),
-        wall_time_s=over(mean, [curve.wall_time_s or (None,) * len(curve.rounds) for curve in curves]),
+        wall_time_s=over(mean, [curve.wall_time_s for curve in curves]),
         figures={name: over(mean, columns[name]) for name in names},
         low={name: over(min, columns[name]) for name in names},
         high={name: over(max, columns[name]) for name in names},
