@@ -184,7 +184,7 @@ def value_of(run: RunView, measure: Measure) -> float | None:
         reached = None if target is None else run.reaching(target)
         return None if reached is None else reached.figure(measure.of)
     found = run.over(measure.of, measure.over)
-    return finite(run.result.get(measure.of)) if found is None else found
+    return run.figure(measure.of) if found is None else found
 
 
 def summed_up(values: Iterable[float | None], measure: Measure, *, never: int = 0, of: int | None = None) -> Measured:

@@ -97,7 +97,7 @@ def bootstrap(values: Sequence[float]) -> tuple[float, float]:
     Args:
         values: At least two.
     """
-    from scipy.stats import bootstrap as resample  # type: ignore[import-untyped]
+    from scipy.stats import bootstrap as resample
 
     # Not keyed by the run: a report of a sweep's folder must print the sweep's own interval.
     generator = stream(0, "bootstrap").numpy()
