@@ -30,7 +30,9 @@ def compare(
     ],
     by: Annotated[
         By,
-        typer.Option("--by", help="A line per run, or per setting with means over its seeds. [dim]run[/dim]"),
+        typer.Option(
+            "--by", show_default=False, help="A line per run, or per setting with means over its seeds. [dim]run[/dim]"
+        ),
     ] = By.RUN,
     plot: Plot = None,
 ) -> None:
