@@ -77,6 +77,8 @@ def test_accuracy_is_drawn_against_all_bytes_so_far(tmp_path: Path, figures: lis
     (line,) = axes.lines
     assert np.allclose(np.asarray(line.get_xydata()), [[100.0, 10.0], [300.0, 30.0]])
     assert axes.get_xscale() == "log" and not axes.collections
+    ticks = [label.get_text() for label in axes.get_xticklabels(which="both")]
+    assert {text for text in ticks if text} >= {"100 B", "200 B"} and not any("10^" in text for text in ticks)
     assert (tmp_path / "plot.png").read_bytes().startswith(PNG)
 
 

@@ -152,7 +152,7 @@ def draw_classes(axes: Axes, shares_NRC: np.ndarray, *, first_round: int = 1, le
     )
     axes.set_ylim(len(rows) - 1.5, -0.5)
     part = "" if len(shown) == num_clients else f" ({len(shown)} of {num_clients})"
-    axes.set_ylabel(f"client{part}; in each band class 0 to {num_classes - 1}, from the top")
+    axes.set_ylabel(f"client{part}\nin each band class 0 to {num_classes - 1}, from the top")
     _round_axis(axes)
     if legend:
         figure = axes.get_figure(root=True)

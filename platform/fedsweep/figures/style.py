@@ -210,15 +210,17 @@ def name_axes(axes: Axes, *, x: str, y: str) -> None:
         x: Name of the x axis.
         y: Of the y axis.
     """
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     for axis, name, scale in ((axes.xaxis, x, axes.get_xscale()), (axes.yaxis, y, axes.get_yscale())):
         if name == _NAMES["total_bytes"]:
             axis.set_major_formatter(FuncFormatter(lambda count, _: bytes_text(count)))
-            if scale == "linear":
-                axis.set_major_locator(MaxNLocator(4))
+            axis.set_minor_formatter(NullFormatter())
+            low, high = axis.get_view_interval()
+            few = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+            axis.set_major_locator(MaxNLocator(4) if scale == "linear" else LogLocator(subs=few))
         if name in (_NAMES["round"], _NAMES["size"]) and scale == "linear":
             axis.set_major_locator(MaxNLocator(6, integer=True))
 
