@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import accumulate
 
 import pytest
@@ -20,7 +19,6 @@ from fedsweep.world.stragglers import (
     local_steps,
     round_time,
     server_time,
-    time_to_target,
     training_flops,
 )
 
@@ -131,10 +129,3 @@ def test_policies_are_built_from_their_mappings() -> None:
         policy({"kind": "wait", "over_selection": 2})
     with pytest.raises(ConfigError, match="1 <= over_selection"):
         OverSelect(over_selection=0.5)
-
-
-def test_target_time_is_the_first_crossing_and_nan_without_one() -> None:
-    times = [10.0, 20.0, 30.0, 40.0]
-    assert time_to_target(times, [0.1, None, 0.6, 0.9], target=0.5) == 30.0
-    assert time_to_target(times, [0.1, 0.5, 0.2, 0.3], target=0.5) == 20.0
-    assert math.isnan(time_to_target(times, [0.1, math.nan, 0.2, 0.3], target=0.5))

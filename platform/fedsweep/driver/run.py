@@ -27,7 +27,7 @@ from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.runs.facts import run_facts
-from fedsweep.runs.run_folder import PICTURES, RunFolder
+from fedsweep.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from fedsweep.fleet.ray_cluster import ClusterNeeds
@@ -260,12 +260,7 @@ def run_plan(
         if not resume:
             RunFolder.create(folder, overwrite=overwrite).write_config(plan.config.to_yaml())
         with open_session(plan, folder) as session:
-            result = _drive(plan, session, folder, observers=observers, resume=resume)
-    if plan.experiment.world.drift is not None or plan.experiment.world.availability is not None:
-        from fedsweep.figures.scenario import plot_scenario
-
-        plot_scenario(folder, folder / PICTURES)
-    return result
+            return _drive(plan, session, folder, observers=observers, resume=resume)
 
 
 def _drive(

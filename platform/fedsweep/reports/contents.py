@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +11,15 @@ from fedsweep.figures.style import Look, look_of
 from fedsweep.reports.charts import Chart
 from fedsweep.reports.client_maps import ClientMaps, client_maps, interesting_first
 from fedsweep.reports.parallel_chart import parallel_chart
-from fedsweep.reports.report_targets import TargetRow, target_rows
 from fedsweep.reports.setting_charts import curve_chart, front_chart
 from fedsweep.reports.sources import Found
 from fedsweep.reports.sweep_table import read_verdict
 from fedsweep.reports.tables import ReportedTable, reported_tables
 from fedsweep.results.config_table import ConfigTable, config_table
 from fedsweep.results.pareto import BestUnderBudget, best_under_budgets, budget_grid, pareto_front
-from fedsweep.results.seed_statistics import Estimate, estimate
-from fedsweep.results.settings import ReportRun, Setting, group_settings, report_runs
+from fedsweep.results.seed_statistics import Estimate
+from fedsweep.results.settings import ReportRun, Setting, TargetRow, group_settings, report_runs, target_rows
 from fedsweep.results.texts import clean
-from fedsweep.streams import stream
 
 _SHOWN = 4
 
@@ -84,7 +81,7 @@ def build_report(found: Found) -> Report:
     if not runs:
         raise OutputError(bad[0][1])
     settings, looks = _ranked(group_settings(runs))
-    accuracies = [estimate_of([runs[index].test_accuracy for index in setting.counted]) for setting in settings]
+    accuracies = [setting.over_seeds("test_accuracy") for setting in settings]
     curves = [setting.curve.accuracy_by_bytes() if setting.curve else [] for setting in settings]
     order = interesting_first(
         {index: run.test_accuracy for index, run in enumerate(runs)}, [setting.runs for setting in settings]
@@ -110,7 +107,7 @@ def build_report(found: Found) -> Report:
         sweeps=found.sweeps,
         front=tuple(pareto_front([_point(s.total_bytes, s.accuracy) for s in settings])),
         budgets=tuple(best_under_budgets(curves, budget_grid(curves))),
-        targets=tuple(target_rows(runs, settings)),
+        targets=tuple(target_rows(settings)),
         configs=configs,
         maps=maps,
         charts=_charts(runs, settings, looks, accuracies, configs),
@@ -140,11 +137,6 @@ def _ranked(settings: Sequence[Setting]) -> tuple[list[Setting], list[Look]]:
     pairs = [(setting, look_of(place)) for place, setting in enumerate(settings)]
     pairs.sort(key=lambda pair: (pair[0].accuracy is None, -(pair[0].accuracy or 0.0)))
     return [setting for setting, _ in pairs], [look for _, look in pairs]
-
-
-def estimate_of(values: Sequence[float | None]) -> Estimate:
-    """A figure over seeds; what is None is left out."""
-    return estimate([math.nan if value is None else value for value in values], stream=stream(0, "bootstrap"))
 
 
 def _twins(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> list[str]:

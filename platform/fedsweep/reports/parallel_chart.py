@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.figures.style import INK, Look
 from fedsweep.reports.charts import HEIGHT, SYMBOLS, Chart, drawn, plain, wrapped
 from fedsweep.results.config_table import ConfigTable
-from fedsweep.results.curves import finite
+from fedsweep.results.seed_statistics import finite
 from fedsweep.results.settings import Setting
 from fedsweep.results.texts import bytes_text, seconds_text
 

@@ -21,7 +21,6 @@ from fedsweep.engine.forecast import planned_rounds
 from fedsweep.engine.ledger import BYTES_PER_VALUE
 from fedsweep.engine.plan import Planner
 from fedsweep.engine.row import Recorder
-from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, server_context
@@ -41,34 +40,18 @@ _EVEN_SETS = {"cifar10": (10, 5000), "cifar100": (100, 500)}
 _BY_CLASS_SIZE = ("classes", "dirichlet", "dirichlet_balanced")
 
 
-def planned_run(config: Config) -> RunView:
+def planned_view(config: Config) -> RunView | str:
     """A run as far as it is known without training, as tables and pictures read runs.
 
     Its columns are ``round``, ``cohort``, ``high_frequency``, ``sim_time_s`` and :data:`COST_COLUMNS`; its folder
-    does not exist.
+    does not exist. Where the costs depend on the training, the reason is given in its place; see :func:`why_unknown`.
 
     Args:
         config: The run's configuration.
 
     Raises:
-        ConfigError: What the rounds cost depends on the training; see :func:`why_unknown`.
         InputError: As :func:`~fedsweep.experiment.build.build_experiment`; data files are needed only where the labels'
             numbers are not known without them.
-    """
-    found = planned_view(config)
-    if isinstance(found, str):
-        raise ConfigError(found)
-    return found
-
-
-def planned_view(config: Config) -> RunView | str:
-    """As :func:`planned_run`, with the reason in the run's place where the costs depend on the training.
-
-    Args:
-        config: The run's configuration.
-
-    Raises:
-        InputError: As :func:`planned_run`.
     """
     experiment = build_experiment(config, label_data(config.scenario))
     reason = why_unknown(experiment)
@@ -77,24 +60,6 @@ def planned_view(config: Config) -> RunView | str:
         return f"the costs of method {name} can't be told without training: {reason}; run it instead"
     check_world(experiment)
     return RunView(folder=Path(config.name), config=config.tree(), result={}, columns=_columns(experiment))
-
-
-def costs_of(config: Config) -> dict[str, float | None]:
-    """The means over all rounds of :data:`COST_COLUMNS`; None where the method has no group.
-
-    Args:
-        config: The run's configuration.
-
-    Raises:
-        ConfigError: As :func:`planned_run`.
-        InputError: Likewise.
-    """
-    run = planned_run(config)
-    means: dict[str, float | None] = {}
-    for name in COST_COLUMNS:
-        known = [value for value in run.column(name) if value is not None]
-        means[name] = sum(known) / len(known) if known else None
-    return means
 
 
 def costs_grid(

@@ -261,20 +261,6 @@ def training_flops(
     return samples * forward_flops * (3 * trained_passes + extra_forward_passes) * density
 
 
-def time_to_target(times_s: Sequence[float], accuracies: Sequence[float | None], *, target: float) -> float:
-    """Clock at the end of the first evaluated round whose accuracy reaches the target; NaN if none does.
-
-    Args:
-        times_s: The clock at the end of each round.
-        accuracies: Each round's accuracy; None or NaN where the round was not evaluated.
-        target: The accuracy wanted. A later fall below it does not matter.
-    """
-    for seconds, accuracy in zip(times_s, accuracies, strict=True):
-        if accuracy is not None and accuracy >= target:
-            return seconds
-    return math.nan
-
-
 def _alive(runs: Sequence[ClientRun]) -> list[ClientRun]:
     return sorted((run for run in runs if not run.failed), key=lambda run: (run.duration_s, run.client))
 
