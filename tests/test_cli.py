@@ -14,7 +14,7 @@ from fedsweep.cli import main
 from fedsweep.commands import catalog
 from fedsweep.errors import ClientJobError, ConfigError, DataError, OutputError, ResourceError, RunError
 
-COMMANDS = ("run", "compare", "verify", "partition", "select", "list", "show", "ui", "doctor")
+COMMANDS = ("run", "compare", "verify", "sync", "partition", "select", "list", "show", "ui", "doctor")
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -108,6 +108,12 @@ def test_reader_that_goes_away_is_no_traceback() -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
+
+
+def test_messages_are_short_and_printable() -> None:
+    said, _ = cli.explain(ConfigError("the rule, " + "\x1b[31m" * 1000 + ", the way out"))
+    assert len(said) < 500 and said.isprintable()
+    assert said.startswith("the rule") and said.endswith("the way out")
 
 
 def test_explain_keeps_the_exit_codes_of_the_interface() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsweep.bounded import MOST_DOCUMENT_BYTES, read_regular
 from fedsweep.errors import ConfigError, DataError
 from fedsweep.streams import stream
 from fedsweep.world.label_stats import population
@@ -129,7 +130,8 @@ def read_counts(path: str | os.PathLike[str]) -> Counts:
             a client without samples; the message names file and line.
     """
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8-sig")
+        data = read_regular(Path(path).expanduser(), max_bytes=MOST_DOCUMENT_BYTES, follow=True)
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is no UTF-8 text ({error}); save the counts as a CSV file") from error
     except OSError as error:

@@ -2,7 +2,11 @@
 
 import sys
 
-from fedsweep.cli import main
+from fedsweep.user_modules import look_here_last
 
 if __name__ == "__main__":
+    look_here_last()  # with -m Python puts the working folder first; nothing may be imported from there before
+
+    from fedsweep.cli import main
+
     sys.exit(main())

@@ -24,6 +24,9 @@ from fedsweep.trees import layout_of, load_vector
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# Of an image's side, and of the classes: a network for more would fill the memory before its file is read.
+_LARGEST_SIZE = 50_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
@@ -102,10 +105,12 @@ def load_model(folder: str | Path) -> nn.Module:
     """
     path = _existing(folder)
     run_folder = RunFolder(path)
-    weights = run_folder.read_model()
+    run_folder.model_bytes()
+    run_folder.read_config()
     config = load_config(path / "config.yaml")
     model = _model_of(config, run_folder.read_result(), path)
     layout = layout_of(model)
+    weights = run_folder.read_model(num_values=layout.num_values)
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
     if {name: tuple(value.shape) for name, value in weights.items()} != shapes:
         raise DataError(f"{path / 'model.safetensors'}: its tensors are not those of model {config.model.name!r}")
@@ -124,9 +129,11 @@ def _model_of(config: Config, result: Mapping[str, Any], path: Path) -> nn.Modul
     """The configured network, for data of the shape that the result names; needs neither the data nor their device."""
     shape, num_classes = result.get("input_shape"), result.get("num_classes")
     sizes = shape if isinstance(shape, list) else []
-    if len(sizes) != 3 or not all(type(size) is int and size > 0 for size in [*sizes, num_classes]):
+    given = [*sizes, num_classes]
+    if len(sizes) != 3 or not all(type(size) is int and 0 < size <= _LARGEST_SIZE for size in given):
         raise DataError(
-            f"{path / 'result.json'}: it must give input_shape and num_classes, but has {shape!r} and {num_classes!r}"
+            f"{path / 'result.json'}: it must give input_shape and num_classes, up to {_LARGEST_SIZE} each, but has"
+            f" {str(shape)[:80]!r} and {str(num_classes)[:80]!r}"
         )
     return build_model(
         config.model.name,

@@ -28,14 +28,18 @@ from fedsweep.commands import (
     run,
     select_group,
     sweep,
+    sync,
     ui,
     verify,
 )
 from fedsweep.commands.interrupts import INTERRUPTED, interrupts
 from fedsweep.commands.options import examples
 from fedsweep.errors import InputError, RunError
+from fedsweep.user_modules import look_here_last
 
 _DEBUG = "--debug"
+# Characters of a message; with "error: " it stays below 500.
+_LONGEST = 480
 
 app = typer.Typer(
     name="fedsweep",
@@ -58,6 +62,7 @@ app.command("reproduce", rich_help_panel=_EXPERIMENTS, epilog=reproduce.EXAMPLES
 app.command("compare", rich_help_panel=_EXPERIMENTS, epilog=compare.EXAMPLES)(compare.compare)
 app.command("report", rich_help_panel=_EXPERIMENTS, epilog=report.EXAMPLES)(report.report)
 app.command("verify", rich_help_panel=_EXPERIMENTS, epilog=verify.EXAMPLES)(verify.verify)
+app.command("sync", rich_help_panel=_EXPERIMENTS, epilog=sync.EXAMPLES)(sync.sync)
 app.command("partition", rich_help_panel=_EXPERIMENTS, epilog=partition.EXAMPLES)(partition.partition)
 app.command("select", rich_help_panel=_EXPERIMENTS, epilog=select_group.EXAMPLES)(select_group.select)
 app.command("list", rich_help_panel=_NAMES, epilog=catalog.LIST_EXAMPLES)(catalog.list_names)
@@ -124,16 +129,26 @@ def explain(error: Exception) -> tuple[str, int]:
     Args:
         error: Anything that a command raised.
     """
-    text = re.sub(r"\s*\n\s*", " ", str(error).strip())
+    text = _shortened(re.sub(r"\s*\n\s*", " ", str(error).strip()))
     if isinstance(error, InputError):
         return text, 2
     if isinstance(error, RunError):
         return text, 1
     # typer's own errors: their class moved between its releases, their methods did not.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        return _usage(error), 2
-    first = str(error).strip().partition("\n")[0]
+        return _shortened(_usage(error)), 2
+    first = _shortened(str(error).strip().partition("\n")[0])
     return f"{type(error).__name__}: {first}; this is a bug: {_DEBUG} shows the traceback", 1
+
+
+def _shortened(text: str) -> str:
+    """What is wrong stands first and the way out last; a long value that was found stands between.
+
+    Control characters, which a file may have brought, are no concern of the terminal's.
+    """
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST - 150]} ... {text[-100:]}"
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _usage(error: Exception) -> str:
@@ -149,8 +164,7 @@ def _usage(error: Exception) -> str:
 @contextlib.contextmanager
 def _surroundings(*, debug: bool) -> Iterator[None]:
     """What a command finds: the user's own modules, and no chatter from libraries on standard error."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # for package.module:callable, as with python -m
+    look_here_last()  # for package.module:callable
     handler = _ToStandardError()
     logger = logging.getLogger("fedsweep")
     level = logger.level

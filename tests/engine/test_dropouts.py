@@ -337,3 +337,24 @@ def test_noise_is_the_same_for_methods_that_choose_other_clients() -> None:
     again = np.array([[fails(devices[k], seed=3, round=r, client=k) for k in reversed(range(40))] for r in (1, 2, 3)])
     assert np.array_equal(everybody, again[:, ::-1])
     assert 0.3 < everybody.mean() < 0.7
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeveralLater(Pacing):
+    """One sync point in each of the first rounds, then two, as where a group is empty at first."""
+
+    first: int
+
+    def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
+        halves = [LocalJob(client=k, steps=1) for k in context.cohort]
+        point = SyncPoint(start=tuple(halves), attend=context.cohort)
+        return (point,) if context.round < self.first else (point, point), state
+
+
+@pytest.mark.parametrize("first", [1, 2, 7])
+def test_several_sync_points_in_a_later_round_are_refused_before_the_first(first: int) -> None:
+    method = replace(fedavg(), pacing=SeveralLater(first=first))
+    experiment = world(method, Deadline(deadline_s=1e9), rounds=10)
+    with pytest.raises(ConfigError, match="synchronises 2 times in a round"):
+        check_first_round(experiment)
+    check_first_round(world(method, WaitForAll(), rounds=10))

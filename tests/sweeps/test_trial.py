@@ -97,7 +97,7 @@ def test_a_trial_that_the_scheduler_ends_has_finished_with_a_model(
     trial.end_early()
     result = RunFolder(tmp_path / "t").read_result()
     assert (result["status"], result["stopped_by"], result["rounds"]) == ("finished", "scheduler", 1)
-    assert RunFolder(tmp_path / "t").read_model()
+    assert RunFolder(tmp_path / "t").read_model(num_values=100)
     assert not (tmp_path / "t" / ENDED_BY_SCHEDULER).exists()
 
 

@@ -30,6 +30,7 @@ def test_the_pages_are_for_this_machine_alone(store: Path) -> None:
         "--workers": "1",
         "--allowed-hosts": "localhost:5123,127.0.0.1:5123",
     }
+    assert environment.pop("PYTHONSAFEPATH") == "1"
     assert environment == {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 

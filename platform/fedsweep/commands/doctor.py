@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from fedsweep.commands.options import examples
 
-EXAMPLES = examples("fedsweep doctor")
+EXAMPLES = examples("fedsweep doctor", "fedsweep doctor --clear")
 
 _OLDEST_PYTHON = (3, 11)
 _LEAST_DISK_GB, _LEAST_SHM_MB = 1.0, 200
@@ -35,11 +36,21 @@ class Problem(Exception):
     """What keeps the main job from running, and the way out."""
 
 
-def doctor() -> None:
+def doctor(
+    clear: Annotated[
+        bool, typer.Option("--clear", metavar="", help="First remove what Ray left of runs that are over.")
+    ] = False,
+) -> None:
     """Check this machine: versions, GPUs, data sets, disk and memory, and two rounds of a tiny experiment.
 
     Exit code 1, with the problem's name, where experiments can't run here.
     """
+    if clear:
+        from fedsweep.fleet.ray_leftovers import dead_sessions, remove_session
+
+        for folder in dead_sessions():
+            remove_session(folder)
+            print(f"removed  {folder}", flush=True)
     problems = 0
     for name, check in _CHECKS.items():
         try:
@@ -122,6 +133,15 @@ def _shared_memory() -> str:
     return f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free in /dev/shm"
 
 
+def _leftovers() -> str:
+    from fedsweep.fleet.ray_leftovers import dead_sessions
+
+    found = dead_sessions()
+    if not found:
+        return "no folders of runs that are over"
+    return f"{len(found)} folders of runs that are over, in {found[0].parent}; fedsweep doctor --clear removes them"
+
+
 def _permission() -> str:
     try:
         with tempfile.NamedTemporaryFile(dir=Path.cwd(), prefix=".fedsweep-doctor-"):
@@ -154,5 +174,6 @@ _CHECKS: dict[str, Callable[[], str]] = {
     "disk": _disk,
     "shared memory": _shared_memory,
     "permission": _permission,
+    "Ray's leftovers": _leftovers,
     "main job": _main_job,
 }

@@ -56,5 +56,5 @@ def command(*words: str | Path) -> str:
     program = ["fedsweep"]
     if shutil.which("fedsweep") is None:
         is_script = started_as.name == "fedsweep"
-        program = [str(started_as)] if is_script else [sys.executable, "-m", "fedsweep"]
+        program = [str(started_as)] if is_script else [sys.executable, "-P", "-m", "fedsweep"]
     return shlex.join([*program, *map(str, words)])

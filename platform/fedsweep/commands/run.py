@@ -90,7 +90,11 @@ def _resume(folder: Path, *, dashboard: bool, quiet: bool) -> None:
     folder = folder.expanduser().absolute()
     config, is_finished = resumable(folder)
     if is_finished:
-        print(f"{folder} has finished already; there is nothing to go on with")
+        from fedsweep.catalog import resolve
+        from fedsweep.tracking.catch_up import catch_up
+
+        done, _ = catch_up(folder, resolve(config))
+        print(f"{folder} has finished already; there is nothing to go on with; {done}")
         return
     _play(config, folder, resume=True, dashboard=dashboard, quiet=quiet)
 

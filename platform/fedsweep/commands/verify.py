@@ -98,7 +98,11 @@ def differences(
     there, here = results
     # The model by the files themselves: what result.json says of its own file proves nothing.
     facts = [(key, there.get(key), here.get(key)) for key in _FACTS]
-    facts.append(("model.safetensors, SHA-256", original.model_sha256(), again.model_sha256()))
+    sizes = original.model_bytes(), again.model_bytes()
+    facts.append(("model.safetensors, bytes", *sizes))
+    if sizes[0] == sizes[1]:
+        hashes = [run.model_sha256(num_bytes=sizes[1]) for run in (original, again)]
+        facts.append(("model.safetensors, SHA-256", hashes[0], hashes[1]))
     lines = [f"{key}: {one} there, {other} here" for key, one, other in facts if one != other]
     lines += _table_differences(original.rounds_table(), again.rounds_table(), row_names="round")
     lines += _table_differences(original.read_clients(), again.read_clients(), row_names="client")

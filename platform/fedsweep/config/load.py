@@ -26,6 +26,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _SELECTORS = frozenset({"name", "kind", "merge"})
 # What ``fedsweep reproduce`` reads in the same file; no part of an experiment's configuration.
 _TABLE = "table"
+# Beyond this a whole number can't be compared with others that were read as floats, or be printed.
+_GREATEST = 10**40
 
 
 def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
@@ -119,6 +121,8 @@ def _plain(value: Any, path: tuple[str, ...]) -> Any:
         return [_plain(item, (*path, str(position))) for position, item in enumerate(value)]
     if isinstance(value, Path):
         return str(value)
+    if type(value) is int and abs(value) >= _GREATEST:
+        raise ConfigError(f"{'.'.join(path)} is a number of {value.bit_length()} bits; give one below 10^40")
     if value is None or type(value) in (str, bool, int, float):
         return value
     raise ConfigError(f"{'.'.join(path)} must be text, number, true, false, null, list or mapping, but got {value!r}")

@@ -5,6 +5,8 @@ What a partition, a fleet or a drift takes is declared where it is built (:mod:`
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from fedsweep.config.base import Component, Count, KindComponent, Section, Text
@@ -53,7 +55,9 @@ class Scenario(Section):
     transform: Text = Field(
         default="normalize", description="normalize, dynamicfl, fedstg, or package.module:callable."
     )
-    image_size: Count | None = Field(default=None, description="Resize to N x N; null: as the data set is.")
+    image_size: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        default=None, description="Resize to N x N; null: as the data set is."
+    )
     clients: Count = Field(default=20, description="Number of clients in the federation.")
     partition: KindComponent = Field(
         default_factory=_default_partition,

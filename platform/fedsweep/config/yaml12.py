@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from fedsweep.bounded import MOST_LEVELS, MOST_TEXT_BYTES, read_regular
 from fedsweep.errors import ConfigError
 
 _PREFIX = "tag:yaml.org,2002:"
@@ -31,8 +32,49 @@ _CORE = (
 )
 
 
+# What a configuration may come to once its aliases are followed; a resolved one has some hundred.
+_MOST_NODES = 100_000
+
+
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the core schema of YAML 1.2."""
+    """PyYAML's safe loader with the core schema of YAML 1.2, for documents of bounded size."""
+
+    _num_nodes = 0
+    _level = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """See PyYAML; ends where there are too many nodes or levels."""
+        self._num_nodes += 1
+        self._level += 1
+        if self._num_nodes > _MOST_NODES or self._level > MOST_LEVELS:
+            raise _too_large(self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        return node
+
+    def get_single_node(self) -> yaml.Node | None:
+        """See PyYAML; counts what aliases share as often as it is named."""
+        node = super().get_single_node()
+        if node is not None and _expanded(node, {}) > _MOST_NODES:
+            raise _too_large(node.start_mark)
+        return node
+
+
+def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
+    """Nodes of a document without aliases."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = _MOST_NODES  # what contains itself never ends
+        is_mapping = isinstance(node, yaml.MappingNode)
+        below = [part for pair in node.value for part in pair] if is_mapping else node.value
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in below)
+    return known[id(node)]
+
+
+def _too_large(mark: yaml.Mark) -> yaml.MarkedYAMLError:
+    rule = f"more than {_MOST_NODES} values once aliases are followed, or more than {MOST_LEVELS} levels"
+    return yaml.composer.ComposerError(None, None, f"{rule}: too large to be a configuration", mark)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -112,7 +154,8 @@ def parse(text: str, *, source: str) -> Any:
         mark = error.problem_mark or error.context_mark
         where = f"{source}, line {mark.line + 1}" if mark else source
         raise ConfigError(f"{where}: {error.problem or error.context}") from error
-    except (yaml.YAMLError, ValueError) as error:
+    # PyYAML lets what a tag or an escape leads to through: !!bool maybe is a KeyError.
+    except (yaml.YAMLError, ValueError, KeyError, OverflowError, TypeError, AttributeError) as error:
         raise ConfigError(f"{source}: not readable as YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ConfigError(f"{source}: nested too deeply to be a configuration") from error
@@ -125,7 +168,7 @@ def read(path: Path) -> Any:
         ConfigError: The file cannot be read, or :func:`parse` refuses it.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, max_bytes=MOST_TEXT_BYTES, follow=True).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
     except OSError as error:

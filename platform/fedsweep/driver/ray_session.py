@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -19,10 +21,14 @@ from fedsweep.errors import FedsweepError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
+from fedsweep.fleet.ray_leftovers import lost_process
 from fedsweep.fleet.ray_metrics import RayMetrics
+from fedsweep.runs.folder_lock import write_along
 
 # So often is a server actor that is at work asked what there is to tell, in seconds.
 _LISTEN_EVERY_S = 0.5
+# What it is asked beside its work, it answers within so many seconds, or not at all.
+_ANSWER_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +69,7 @@ class ServerActor:
     ) -> None:
         torch.set_num_threads(1)
         os.umask(settings.umask)  # workers of an embedded cluster inherit the one that keeps its token private
+        write_along(settings.folder)
         own = ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0)
         self._metrics = RayMetrics(
             run=settings.folder.name,
@@ -119,6 +126,24 @@ def make_ray_fleet(experiment: Experiment, reference: Any, fleet: FleetSettings,
     )
 
 
+@contextlib.contextmanager
+def ray_trouble(folder: Path) -> Iterator[None]:
+    """What Ray raises in the driver, as the failure of a run that can be gone on with.
+
+    Args:
+        folder: The run's.
+    """
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        said = (str(error).strip().splitlines() or [""])[0]
+        raise RunError(f"Ray failed ({type(error).__name__}: {said}); {_way_on(folder)}") from error
+
+
+def _way_on(folder: Path) -> str:
+    return f"go on with fedsweep run --resume {folder}"
+
+
 class RemoteSession:
     """A :class:`RunSession` in a server actor, with the session's own methods.
 
@@ -147,6 +172,8 @@ class RemoteSession:
             **{"scheduling_strategy": here, **options},
         ).remote(self._reference, [self._reference], fleet, settings)
         self._audience: Audience | None = None
+        self._folder = settings.folder
+        self._is_lost = False
 
     def listen(self, audience: Audience) -> None:
         self._audience = audience
@@ -158,22 +185,32 @@ class RemoteSession:
         return self._call("step")  # type: ignore[no-any-return]
 
     def save(self) -> int:
-        return ray.get(self._actor.save.options(concurrency_group="control").remote(), timeout=300)  # type: ignore[no-any-return]
+        return self._ask("save")  # type: ignore[no-any-return]
 
     def finish(self, status: str, reason: str | None = None) -> dict[str, Any]:
-        call = self._actor.finish.options(concurrency_group="control").remote(status, reason)
-        return ray.get(call, timeout=300)  # type: ignore[no-any-return]
+        return self._ask("finish", status, reason)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the server and its clients."""
+        if self._is_lost:
+            return
         with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
             ray.get(self._actor.close.options(concurrency_group="control").remote(), timeout=30)
         ray.kill(self._actor)
 
     def _call(self, method: str, **arguments: Any) -> Any:
         done = getattr(self._actor, method).remote(**arguments)
+        return self._answer(done, self._hear_until)
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Beside the work that is under way."""
+        self._check_cluster()
+        done = getattr(self._actor, method).options(concurrency_group="control").remote(*arguments)
+        return self._answer(done, self._wait_for)
+
+    def _answer(self, done: Any, wait: Callable[[Any], None]) -> Any:
         try:
-            self._hear_until(done)
+            wait(done)
             return ray.get(done)
         except ray.exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
@@ -181,16 +218,42 @@ class RemoteSession:
             cause = error.__cause__
             if isinstance(cause, FedsweepError):
                 raise cause from None
-            raise RunError(f"the server actor died ({type(error).__name__}: {str(error).splitlines()[0]})") from error
+            said = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            raise RunError(f"the server actor died ({said}); {_way_on(self._folder)}") from error
+
+    def _check_cluster(self) -> None:
+        """Ends the connection to a cluster that has lost a process it can't do without, before Ray ends the driver.
+
+        Raises:
+            RunError: It has.
+        """
+        lost = "its connection" if self._is_lost else lost_process()
+        if lost is None:
+            return
+        if not self._is_lost:
+            self._is_lost = True
+            ray.shutdown()
+        raise RunError(f"Ray lost {lost}, so the run can't go on by itself; {_way_on(self._folder)}")
+
+    def _wait_for(self, done: Any) -> None:
+        deadline = time.monotonic() + _ANSWER_S
+        while not ray.wait([done], timeout=_LISTEN_EVERY_S)[0]:
+            self._check_cluster()
+            if time.monotonic() > deadline:
+                raise RunError(f"the server actor does not answer; {_way_on(self._folder)}")
 
     def _hear_until(self, done: Any) -> None:
         """Passes on what the server says until a call is done; what is wrong with the server, that call tells."""
         asked: Any = None
-        while self._audience is not None and not ray.wait([done], timeout=_LISTEN_EVERY_S)[0]:
+        while not ray.wait([done], timeout=_LISTEN_EVERY_S)[0]:
+            self._check_cluster()
+            if self._audience is None:
+                continue
             asked = asked or self._actor.news.options(concurrency_group="control").remote()
             if ray.wait([asked], timeout=_LISTEN_EVERY_S)[0]:
                 self._hear(asked)
                 asked = None
+        self._check_cluster()
         if asked is not None:
             self._hear(asked)
 

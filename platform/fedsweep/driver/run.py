@@ -27,6 +27,7 @@ from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.runs.facts import run_facts
+from fedsweep.runs.folder_lock import sole_writer, write_along
 from fedsweep.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -135,6 +136,15 @@ def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
         with _one_thread():
             yield RunSession(plan.experiment, lambda warn: _local_fleet(plan.experiment), settings)
         return
+    from fedsweep.driver.ray_session import ray_trouble
+
+    with ray_trouble(folder):
+        with _remote_session(plan, settings) as session:
+            yield session
+
+
+@contextlib.contextmanager
+def _remote_session(plan: Plan, settings: SessionSettings) -> Iterator[Session]:
     from fedsweep.driver.ray_session import FleetSettings, RemoteSession
 
     runtime = plan.config.runtime
@@ -184,14 +194,14 @@ def _one_thread() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def cluster_for(plan: Plan, *, dashboard: bool = False) -> Iterator[None]:
-    """The Ray cluster of a run, where it needs one."""
+def cluster_for(plan: Plan, folder: Path, *, dashboard: bool = False) -> Iterator[None]:
+    """The Ray cluster of a run, where it needs one; what Ray has to say goes into the run's folder."""
     if not plan.num_actors:
         yield
         return
     from fedsweep.fleet.ray_cluster import ray_cluster
 
-    with ray_cluster(plan.config.runtime.address, _needs(plan), dashboard=dashboard):
+    with ray_cluster(plan.config.runtime.address, _needs(plan), dashboard=dashboard, folder=folder):
         yield
 
 
@@ -254,7 +264,7 @@ def run_plan(
         KeyboardInterrupt: It was interrupted; a checkpoint was written.
     """
     check_experiment(plan.experiment)
-    with cluster_for(plan, dashboard=dashboard):
+    with sole_writer(folder), cluster_for(plan, folder, dashboard=dashboard):
         for observer in observers:
             observer.check()
         if not resume:
@@ -278,14 +288,18 @@ def _drive(
             _tell(observers, step)
             step = session.step()
         _tell(observers, step)
+        return _end(session, observers, "finished", None)
     except KeyboardInterrupt:
-        session.save()
-        _end(session, observers, "killed", "interrupted")
+        try:
+            session.save()
+            _end(session, observers, "killed", "interrupted")
+        except Exception as error:
+            _fail(session, folder, observers, error)
+            raise
         raise
     except Exception as error:
-        _end(session, observers, "failed", str(error))
+        _fail(session, folder, observers, error)
         raise
-    return _end(session, observers, "finished", None)
 
 
 def _audience(observers: Sequence[Observer]) -> Audience:
@@ -311,16 +325,26 @@ def _tell(observers: Sequence[Observer], step: Step) -> None:
 
 
 def _end(session: Session, observers: Sequence[Observer], status: str, reason: str | None) -> dict[str, Any]:
-    result: dict[str, Any] = {"status": status, "reason": reason}
-    try:
-        result = session.finish(status, reason)
-    except Exception:
-        # What made the run fail matters more than that its results can't be written either.
-        if status != "failed":
-            raise
+    result = session.finish(status, reason)
     for observer in observers:
         observer.finished(status, result)
     return result
+
+
+def _fail(session: Session, folder: Path, observers: Sequence[Observer], error: Exception) -> None:
+    """The end of a run that failed; what made it fail matters more than that something can't be written either."""
+    result: dict[str, Any] = {"status": "failed", "reason": str(error)}
+    try:
+        result = session.finish("failed", str(error))
+    except Exception:
+        # Where a server actor is gone the folder is still there, and must say how the run ended.
+        with contextlib.suppress(FedsweepError):
+            os.close(write_along(folder))  # or it is no longer the folder that this run began in
+            run = RunFolder(folder)
+            result |= {"rounds": len(run.read_rounds()) if run.has_rounds() else 0, **run_facts()}
+            run.write_result(result)
+    for observer in observers:
+        observer.finished("failed", result)
 
 
 def _run_info(plan: Plan, folder: Path, opened: Opened, *, resume: bool) -> RunInfo:

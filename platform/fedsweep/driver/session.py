@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import resource
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
 from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.runs.component_pictures import write_pictures
+from fedsweep.runs.folder_guard import FolderGuard
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.targets import targets_reached
 from fedsweep.world.replay import ScenarioTrace
@@ -129,7 +129,8 @@ class RunSession:
         self._trace = ScenarioTrace(
             num_clients=len(experiment.world.profiles), num_classes=experiment.world.data.num_classes
         )
-        self._saving = threading.Lock()
+        self._guard = FolderGuard(settings.folder)
+        self._is_over = False
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -186,14 +187,9 @@ class RunSession:
             return self._go_back(lost)
         if self._stopped_by is not None:
             return Step(record=None, stopped_by=self._stopped_by, messages=self._taken_messages())
-        self._state = state
-        self._write_pictures(state)
         self._stopped_by = self._engine.finished_by(state)
         due = state.round % self._settings.checkpoint_every == 0 and self._stopped_by is None
-        if due:
-            self.save()
-        elif time.monotonic() - self._written > _WRITE_EVERY_S:
-            self._write_rounds(state)
+        self._keep(state, checkpoint=due)
         record = state.records[-1] if state.round > self._reported else None
         self._reported = max(self._reported, state.round)
         return Step(
@@ -202,6 +198,18 @@ class RunSession:
             messages=self._taken_messages(),
             checkpointed=due,
         )
+
+    def _keep(self, state: RunState, *, checkpoint: bool) -> None:
+        """The run is now so far; a run that was ended meanwhile stays as it was written then."""
+        with self._guard.writing():
+            if self._is_over:
+                return
+            self._state = state
+            self._write_pictures(state)
+            if checkpoint:
+                self._save_state(state)
+            elif time.monotonic() - self._written > _WRITE_EVERY_S:
+                self._write_rounds(state)
 
     def _go_back(self, lost: MemoryLost) -> Step:
         """Begin again from the newest checkpoint; rounds that were reported already are not reported again."""
@@ -218,21 +226,23 @@ class RunSession:
 
     def save(self) -> int:
         """Write a checkpoint of the last finished round; returns its number. Safe to call from another thread."""
-        state = self._state
-        if state is None:
-            return 0
-        self._save_state(state)
-        return state.round
+        with self._guard.writing():
+            state = self._state
+            if state is None:
+                return 0
+            self._save_state(state)
+            return state.round
 
     def _save_state(self, state: RunState) -> None:
-        with self._saving:
-            if state.round and state.round != self._saved_round:
-                self._store.save(state, fetch=self._fleet.fetch)
-                self._saved_round = state.round
-                self._write_rounds(state)
+        if state.round and state.round != self._saved_round:
+            self._store.save(state, fetch=self._fleet.fetch)
+            self._saved_round = state.round
+            self._write_rounds(state)
 
     def _save_partial(self, state: RunState) -> None:
-        with self._saving:
+        with self._guard.writing():
+            if self._is_over:
+                return
             self._store.save(state, fetch=self._fleet.fetch)
             self._saved_round = state.round  # or an interrupt would save the round again, without the partial work
             self._write_rounds(state)
@@ -250,6 +260,11 @@ class RunSession:
             status: ``"finished"``, ``"failed"`` or ``"killed"``.
             reason: Why it failed.
         """
+        with self._guard.writing():
+            self._is_over = True
+            return self._write_end(status, reason)
+
+    def _write_end(self, status: str, reason: str | None) -> dict[str, Any]:
         state = self._state
         if state is None:
             early = {"status": status, "reason": reason, "rounds": 0, **self._settings.facts}

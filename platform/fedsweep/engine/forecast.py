@@ -49,10 +49,16 @@ class Forecast:
 def check_first_round(experiment: Experiment) -> None:
     """Plan the first round: what only that brings to light, a budget below the low rate say, is wrong input, too.
 
+    Where a policy judges whole rounds, the next ones are planned as well: a group may be empty at first, and a method
+    synchronises several times only in a later round.
+
     Raises:
         ConfigError: The method can't be planned in this world.
     """
-    Planner(experiment, experiment.layout, CostModel(experiment)).plan(_start(experiment))
+    planner = Planner(experiment, experiment.layout, CostModel(experiment))
+    ahead = _PLANNED if experiment.world.stragglers.judges_rounds else 1
+    for _ in islice(planned_rounds(experiment, planner), ahead):
+        pass
 
 
 def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:

@@ -6,6 +6,7 @@ Everything is drawn at the size at which it is printed.
 
 from __future__ import annotations
 
+import io
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import InputError
 from fedsweep.results.texts import bytes_text
+from fedsweep.runs.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -290,6 +292,8 @@ def save_figure(figure: Figure, target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Without the time of day, the same figures are the same file.
-        figure.savefig(target, metadata=_UNDATED.get(target.suffix.lower()))
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=target.suffix[1:].lower(), metadata=_UNDATED.get(target.suffix.lower()))
+        atomic_write(target, drawn.getvalue())
     except OSError as error:
         raise InputError(f"{target}: cannot be written: {(error.strerror or str(error)).lower()}") from error

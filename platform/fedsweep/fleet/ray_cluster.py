@@ -16,9 +16,12 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from fedsweep.errors import ResourceError
+from fedsweep.errors import InputError, ResourceError
+from fedsweep.fleet.ray_leftovers import keep_what_ray_says, marked_session, remove_session
+from fedsweep.user_modules import worker_settings
 
 _CONNECT_TIMEOUT_S = 5.0
 _LOGGER = logging.getLogger("fedsweep")
@@ -59,7 +62,9 @@ def num_gpus_here() -> int:
 
 
 @contextlib.contextmanager
-def ray_cluster(address: str | None, needs: ClusterNeeds, *, dashboard: bool = False) -> Iterator[Any]:
+def ray_cluster(
+    address: str | None, needs: ClusterNeeds, *, dashboard: bool = False, folder: Path | None = None
+) -> Iterator[Any]:
     """Ray, connected to a cluster that can hold a run; left or ended afterwards.
 
     Where this process is connected to Ray already, that connection is used and kept.
@@ -68,6 +73,7 @@ def ray_cluster(address: str | None, needs: ClusterNeeds, *, dashboard: bool = F
         address: ``"auto"``, ``"host:port"``, or None for a cluster of our own.
         needs: What the run asks for.
         dashboard: Start the dashboard of a cluster of our own, on 127.0.0.1.
+        folder: Where what Ray has to say is kept, in ``ray.log``; None: it is dropped.
 
     Raises:
         ResourceError: No cluster there, or it can't hold the run.
@@ -83,13 +89,31 @@ def ray_cluster(address: str | None, needs: ClusterNeeds, *, dashboard: bool = F
                 _start(ray, needs, dashboard=dashboard)
         elif ours and address is not None:
             _join(ray, address)
+    session = None
+    if ours:
+        keep_what_ray_says(folder)
+        session = marked_session()
     try:
         if not ours or address is not None:
             check_fits([node["Resources"] for node in ray.nodes() if node["Alive"]], needs)
         yield ray
-    finally:
-        if ours:
-            ray.shutdown()
+    except (InputError, KeyboardInterrupt):
+        _end(ray, session, ours=ours)
+        raise
+    except BaseException:
+        _end(ray, None, ours=ours)
+        if session is not None:
+            _LOGGER.info("Ray's own logs are kept in %s (fedsweep doctor --clear removes them)", session / "logs")
+        raise
+    _end(ray, session, ours=ours)
+
+
+def _end(ray: Any, session: Path | None, *, ours: bool) -> None:
+    """Leave or end the cluster; its session folder goes, too, where one is given."""
+    if ours:
+        ray.shutdown()
+    if session is not None:
+        remove_session(session)
 
 
 @contextlib.contextmanager
@@ -157,8 +181,12 @@ def _start(ray: Any, needs: ClusterNeeds, *, dashboard: bool) -> None:
             object_store_memory=max(100 * 2**20, min(needs.store_bytes, int(free * 0.8))),
             log_to_driver=False,
             logging_level="ERROR",
-            runtime_env={"env_vars": worker_environment()},
+            **_worker_settings(),
         )
+    except (RuntimeError, OSError, TimeoutError, ray.exceptions.RayError) as error:
+        ray.shutdown()
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ResourceError(f"no Ray cluster could be started here ({said}); try again") from error
     finally:
         os.umask(mask)
     if dashboard:
@@ -172,12 +200,11 @@ def _check_dashboard() -> None:
         raise ResourceError(f"the Ray dashboard needs an extra: pip install 'fedsweep[dashboard]' ({error})") from error
 
 
-def worker_environment() -> dict[str, str]:
-    """Environment of Ray workers: one thread each, and the driver's import path for users' own modules."""
-    path = os.pathsep.join(
-        dict.fromkeys([os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
-    )
-    return {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": path}
+def _worker_settings() -> dict[str, Any]:
+    """One thread for each worker, and the user's own modules."""
+    settings = worker_settings()
+    settings["runtime_env"]["env_vars"] |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return settings
 
 
 def _join(ray: Any, address: str) -> None:
@@ -185,7 +212,7 @@ def _join(ray: Any, address: str) -> None:
     if address != "auto":
         _check_listening(address, host, port)
     try:
-        ray.init(address=address, namespace="fedsweep", log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, namespace="fedsweep", log_to_driver=False, logging_level="ERROR", **worker_settings())
     except (ConnectionError, RuntimeError, ValueError, OSError, SystemExit) as error:
         raise ResourceError(
             f"runtime.address={address!r}: no Ray cluster could be joined there ({error}); is it up, is its token in"

@@ -28,6 +28,8 @@ from fedsweep.fleet.shared_memory import make_group_files
 from fedsweep.records import State
 
 _POLL_S = 5.0
+# So often may actors that start be replaced before the run fails.
+_MOST_STARTS = 5
 _GROUP_PREFIX = "fedsweep-"
 
 
@@ -98,8 +100,22 @@ class RayFleet(Fleet):
             ResourceError: An actor can't start, or does not within the time.
             RunError: Likewise, for one that takes a lost one's place.
         """
-        if not self._starting:
-            return
+        for _ in range(_MOST_STARTS):
+            if not self._starting:
+                return
+            dead = self._see_started()
+            if not dead:
+                try:
+                    self._form_group()
+                    return
+                except (ray_errors.RayActorError, ray_errors.GetTimeoutError):
+                    dead = self._find_dead()
+            self._warn(f"client actors {dead} died while they started, and are replaced")
+            self._grow(dead)
+        raise RunError(f"client actors died in {_MOST_STARTS} starts running; Ray's logs may say why")
+
+    def _see_started(self) -> list[int]:
+        """Waits for actors that start; returns those that died meanwhile."""
         where, self._starting = self._starting, {}
         _, late = ray.wait(list(where.values()), num_returns=len(where), timeout=self._start_timeout_s)
         if late:
@@ -108,11 +124,15 @@ class RayFleet(Fleet):
                 f"client actors {missing} did not start within {self._start_timeout_s:.0f} s; the cluster has"
                 f" {ray.available_resources()} free"
             )
-        try:
-            self._nodes |= {k: ray.get(ref)[0] for k, ref in where.items()}
-        except ray_errors.RayActorError as error:
-            raise _start_error(error, self._kind_of_start_error) from error
-        self._form_group()
+        dead = []
+        for index, ref in where.items():
+            try:
+                self._nodes[index] = ray.get(ref)[0]
+            except ray_errors.RayActorError as error:
+                if error.__cause__ is not None:  # its own code failed, and would again
+                    raise _start_error(error, self._kind_of_start_error) from error
+                dead.append(index)
+        return dead
 
     @property
     def _kind_of_start_error(self) -> type[FedsweepError]:
@@ -155,6 +175,14 @@ class RayFleet(Fleet):
     def repair(self) -> None:
         if self._closed:
             raise RunError("the run was ended")
+        dead = self._find_dead()
+        try:
+            self._grow(dead) if dead else self._form_group()
+        except (ray_errors.RayActorError, ray_errors.GetTimeoutError):
+            self._drop_group()  # one more has died, as the next call to it will tell
+            self._folds = False
+
+    def _find_dead(self) -> list[int]:
         dead = []
         for index, actor in self._actors.items():
             try:
@@ -162,7 +190,7 @@ class RayFleet(Fleet):
             except (ray_errors.RayError, TimeoutError):
                 ray.kill(actor)
                 dead.append(index)
-        self._grow(dead) if dead else self._form_group()
+        return dead
 
     def close(self) -> None:
         self._closed = True

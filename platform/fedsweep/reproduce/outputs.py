@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedsweep import __version__
+from fedsweep.bounded import parse_json, read_regular
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.reproduce.formats import FORMS
 from fedsweep.reproduce.grid import Grid, GridCell, deviates
@@ -87,15 +88,11 @@ def read_grid(folder: Path) -> Grid:
     """
     path = folder / MEASURED
     try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise OutputError(f"{path}: larger than {_MOST_BYTES} bytes, so no table of fedsweep's")
-        tree = json.loads(data)
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, OutputError):
-            raise
-        raise OutputError(f"{path}: not readable: {error}") from error
+        tree = parse_json(read_regular(path, max_bytes=_MOST_BYTES))
+    except OSError as error:
+        raise OutputError(f"{path}: not readable: {error.strerror or error}") from error
+    except ValueError as error:
+        raise OutputError(f"{path}: not readable as JSON: {error}") from error
     if not isinstance(tree, dict) or tree.get("format") != _FORMAT or tree.get("version") != _VERSION:
         raise OutputError(f"{path}: not a table that fedsweep {__version__} wrote")
     try:

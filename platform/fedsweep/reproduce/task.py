@@ -25,6 +25,7 @@ from fedsweep.reproduce.reproduction import (
     prepare_cells,
     reproduction,
 )
+from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
 if TYPE_CHECKING:
@@ -98,6 +99,10 @@ class Task:
             InputError: Something is wrong or not there.
             KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
         """
+        with sole_writer(self.folder.path):
+            return self._made(run or self._run, said, quiet=quiet)
+
+    def _made(self, run: Callable[[PreparedSweep], object], said: Callable[[str], None], *, quiet: bool) -> Reproduced:
         path = self.folder.path
         pictures: list[Path] = []
         problems: list[str] = []
@@ -112,7 +117,7 @@ class Task:
             prepared = self.prepared()
             if not (self.going_on and prepared.is_done):
                 remove_outputs(path)
-            (run or self._run)(prepared)
+            run(prepared)
             grid = measured_grid(self.found, path)
             pictures, problems = _drawn(self.found, path)
         files = write_outputs(grid, path)

@@ -1,1 +1,1 @@
-"""What a run leaves: its folder, tables, checkpoints and result."""
+"""What a run leaves: its folder and files, and who may write them."""

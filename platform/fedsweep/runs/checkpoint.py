@@ -7,6 +7,7 @@ checkpoints as they were. What did not change since (clients' memories, old rows
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -138,9 +139,10 @@ class CheckpointStore:
         try:
             yield
         except OSError as error:
+            way_out = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to that"
             raise RunError(
                 f"can't write the checkpoint of round {round} to {self._folder}: {error.strerror or error}; the"
-                " checkpoints before it are as they were: make room there, then go on with `fedsweep run --resume"
+                f" checkpoints before it are as they were: {way_out}, then go on with `fedsweep run --resume"
                 f" {self._folder.parent}`"
             ) from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
@@ -12,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsweep.bounded import open_regular
 from fedsweep.errors import DataError, OutputError
 
 TEMPORARY = ".tmp"
@@ -68,25 +68,16 @@ def read_plain(path: Path, *, size: int | None = None, max_size: int | None = No
         DataError: It is missing, can't be read, is no regular file, or has another size.
     """
     try:
-        # Without O_NONBLOCK, opening a pipe would wait for somebody to write to it.
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open_regular(path) as handle:
+            found = os.fstat(handle).st_size
+            if size is not None and found != size:
+                raise DataError(f"size differs ({path.name} has {found} bytes instead of {size})")
+            if max_size is not None and found > max_size:
+                raise DataError(f"{path.name} has {found} bytes, more than {max_size}")
+            with open(handle, "rb", closefd=False) as file:
+                return file.read(found)
     except OSError as error:
-        reason = "it is a link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
-        raise DataError(f"can't read {path.name}: {reason}") from error
-    try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise DataError(f"can't read {path.name}: it is no regular file")
-        if size is not None and found.st_size != size:
-            raise DataError(f"size differs ({path.name} has {found.st_size} bytes instead of {size})")
-        if max_size is not None and found.st_size > max_size:
-            raise DataError(f"{path.name} has {found.st_size} bytes, more than {max_size}")
-        with open(handle, "rb", closefd=False) as file:
-            return file.read(found.st_size)
-    except OSError as error:
-        raise DataError(f"can't read {path.name}: {os.strerror(error.errno or 0)}") from error
-    finally:
-        os.close(handle)
+        raise DataError(f"can't read {path.name}: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True)
@@ -206,7 +197,8 @@ def atomic_write(path: Path, data: bytes) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)  # of a process with this number that was killed
+        with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -20,10 +20,12 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fedsweep.bounded import MOST_LEVELS, MOST_TEXT_BYTES, open_regular, parse_json, read_regular
 from fedsweep.errors import OutputError
 from fedsweep.records import RoundRecord
 from fedsweep.runs.client_table import clients_table
 from fedsweep.runs.round_table import check_round_table, records_to_table, table_to_records
+from fedsweep.runs.table_bounds import MOST_TABLE_BYTES, check_table_size
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,12 +33,15 @@ from fedsweep.runs.files import TEMPORARY, atomic_write
 
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 RESULT, MODEL, CHECKPOINTS, TRACKING = "result.json", "model.safetensors", "checkpoints", "mlflow.json"
-SCENARIO, PICTURES = "scenario.json", "pictures"
+SCENARIO, PICTURES, RAY_LOG = "scenario.json", "pictures", "ray.log"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
-_FILES = (ROUNDS, CLIENTS, SCENARIO, RESULT, MODEL, TRACKING, CONFIG)
+_FILES = (ROUNDS, CLIENTS, SCENARIO, RESULT, MODEL, TRACKING, RAY_LOG, CONFIG)
 # Copies of a run's files lie among the artifacts of a tracking store; they are no runs.
 _NO_RUNS_IN = frozenset({CHECKPOINTS, "mlartifacts", "mlruns"})
+_MOST_BYTES = {ROUNDS: MOST_TABLE_BYTES, CLIENTS: MOST_TABLE_BYTES}
+# Beside its tensors, a model's file has their names.
+_HEADER_BYTES = 10 * 2**20
 
 
 class RunFolder:
@@ -177,8 +182,8 @@ class RunFolder:
         """
         path = self.path / RESULT
         try:
-            result = json.loads(self._read(RESULT))
-        except (ValueError, RecursionError) as error:
+            result = parse_json(self._read(RESULT))
+        except ValueError as error:
             raise OutputError(f"{path}: not readable as JSON: {error}") from error
         status = result.get("status") if isinstance(result, dict) else None
         if not isinstance(result, dict) or status not in STATUSES:
@@ -209,8 +214,11 @@ class RunFolder:
         self._write(MODEL, data)
         return hashlib.sha256(data).hexdigest()
 
-    def read_model(self) -> dict[str, Tensor]:
+    def read_model(self, *, num_values: int) -> dict[str, Tensor]:
         """The model's tensors, by name.
+
+        Args:
+            num_values: Scalars that it should have; a file that is much larger is refused before it is read.
 
         Raises:
             OutputError: The file is missing or damaged, or is not the one that ``result.json`` names.
@@ -218,7 +226,7 @@ class RunFolder:
         from safetensors import SafetensorError
         from safetensors.torch import load
 
-        data = self._read(MODEL)
+        data = self._read(MODEL, most=8 * num_values + _HEADER_BYTES)
         expected = self.read_result().get("model_sha256") if self.has_result() else None
         found = hashlib.sha256(data).hexdigest()
         if expected is not None and found != expected:
@@ -229,9 +237,25 @@ class RunFolder:
             raise OutputError(f"{self.path / MODEL}: not a safetensors file: {error}") from error
         return tensors
 
-    def model_sha256(self) -> str:
-        """The SHA-256 of the model's file as it is, in hexadecimal digits."""
-        return hashlib.sha256(self._read(MODEL)).hexdigest()
+    def model_bytes(self) -> int:
+        """The size of the model's file.
+
+        Raises:
+            OutputError: There is none, or it is no regular file.
+        """
+        try:
+            with open_regular(self.path / MODEL) as handle:
+                return os.fstat(handle).st_size
+        except OSError as error:
+            raise OutputError(f"{self.path / MODEL}: cannot be read: {_reason(error)}") from error
+
+    def model_sha256(self, *, num_bytes: int) -> str:
+        """The SHA-256 of the model's file as it is, in hexadecimal digits.
+
+        Args:
+            num_bytes: Its size; a larger file is refused.
+        """
+        return hashlib.sha256(self._read(MODEL, most=num_bytes)).hexdigest()
 
     def _held(self) -> list[str]:
         return [name for name in (*_FILES, CHECKPOINTS) if os.path.lexists(self.path / name)]
@@ -267,9 +291,9 @@ class RunFolder:
         except OSError as error:
             raise OutputError(f"{self.path / name}: cannot be written: {_reason(error)}") from error
 
-    def _read(self, name: str) -> bytes:
+    def _read(self, name: str, *, most: int | None = None) -> bytes:
         try:
-            return (self.path / name).read_bytes()
+            return read_regular(self.path / name, max_bytes=most or _MOST_BYTES.get(name, MOST_TEXT_BYTES))
         except OSError as error:
             raise OutputError(f"{self.path / name}: cannot be read: {_reason(error)}") from error
 
@@ -289,8 +313,10 @@ class RunFolder:
         try:
             # Not by path: pyarrow would make columns of a folder named "lr=0.1". And without threads: in a process that
             # has imported torch first, every third one with pyarrow's own thread pool aborts when it exits.
-            return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
-        except (pa.ArrowException, OSError) as error:
+            file = pq.ParquetFile(pa.BufferReader(data))
+            check_table_size(file.metadata, self.path / name)
+            return file.read(use_threads=False)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise OutputError(f"{self.path / name}: not a readable parquet file: {error}") from error
 
 
@@ -306,14 +332,19 @@ def find_runs(path: str | Path) -> list[Path]:
     Raises:
         OutputError: There is no such folder.
     """
-    folder = Path(path)
+    return _find_runs(Path(path), 0)
+
+
+def _find_runs(folder: Path, level: int) -> list[Path]:
     if not folder.is_dir():
         raise OutputError(f"{folder}: there is no such folder")
+    if level > MOST_LEVELS:
+        raise OutputError(f"{str(folder)[:200]}...: more than {MOST_LEVELS} folders in one another; name an inner one")
     has_config = (folder / CONFIG).is_file()
     if has_config and any((folder / name).exists() for name in (ROUNDS, RESULT, CLIENTS, CHECKPOINTS)):
         return [folder]
     below = [child for child in sorted(folder.iterdir()) if _may_hold_runs(child)]
-    return [run for child in below for run in find_runs(child)] or ([folder] if has_config else [])
+    return [run for child in below for run in _find_runs(child, level + 1)] or ([folder] if has_config else [])
 
 
 def _may_hold_runs(folder: Path) -> bool:

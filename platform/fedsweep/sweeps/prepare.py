@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from fedsweep.driver.run import plan_run
 from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError, InputError, unknown_name
 from fedsweep.experiment.checks import check_experiment
+from fedsweep.runs.folder_lock import sole_writer
+from fedsweep.runs.links import check_no_link
 from fedsweep.runs.round_table import ROUND_COLUMNS
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.sweeps.fairness import notes, world_of
@@ -117,6 +120,18 @@ class PreparedSweep:
     def is_done(self) -> bool:
         """Whether nothing is left to run."""
         return bool(self.entries) and len(self.entries) >= self.total and not self.unfinished
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around whatever changes the folder, the trials' included.
+
+        Raises:
+            OutputError: Another process writes it, or it leads elsewhere by a link.
+        """
+        for entry in self.entries:
+            check_no_link(self.folder.trial_path(entry.trial))
+        with sole_writer(self.folder.path):
+            yield
 
     def describe(self, entry: Entry) -> dict[str, Any]:
         """A trial as its process gets it."""

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep import __version__
+from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.runs.files import atomic_write
-from fedsweep.runs.run_folder import CONFIG, TRACKING, RunFolder, find_runs
+from fedsweep.runs.run_folder import CONFIG, RAY_LOG, TRACKING, RunFolder, find_runs
 from fedsweep.sweeps.space import Trial, canonical
 
 PLAN, SUMMARY, TABLE, LOGGED = "sweep.json", "summary.json", "summary.parquet", "logged.json"
@@ -120,17 +121,19 @@ class SweepFolder:
         """
         path = self.path / PLAN
         try:
-            body = json.loads(path.read_bytes())
+            body = parse_json(read_regular(path, max_bytes=MOST_DOCUMENT_BYTES))
         except FileNotFoundError:
             raise OutputError(f"{self.path} holds no sweep: {PLAN} is missing") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise OutputError(f"{path}: not readable: {error}") from error
+        except OSError as error:
+            raise OutputError(f"{path}: not readable: {error.strerror or error}") from error
+        except ValueError as error:
+            raise OutputError(f"{path}: not readable as JSON: {error}") from error
         if not isinstance(body, dict) or body.get("format") != _FORMAT or body.get("version") != _VERSION:
             raise OutputError(f"{path}: not a plan that fedsweep {__version__} wrote")
         try:
             trials = tuple(Trial(**entry) for entry in body["trials"])
             for trial in trials:
-                _check_name(trial.folder, path)
+                _check_trial(trial, path)
             return SweepPlan(given=dict(body["given"]), trials=trials, request=dict(body.get("request", {})))
         except (KeyError, TypeError, ValueError) as error:
             raise OutputError(f"{path}: damaged: {error}") from error
@@ -171,7 +174,7 @@ class SweepFolder:
     def read_logged(self) -> set[str]:
         """Folders of the trials that the tracking store has completely."""
         try:
-            found = json.loads((self.path / LOGGED).read_bytes())
+            found = parse_json(read_regular(self.path / LOGGED, max_bytes=MOST_DOCUMENT_BYTES))
         except (OSError, ValueError):
             return set()
         return {str(name) for name in found} if isinstance(found, list) else set()
@@ -197,7 +200,7 @@ class SweepFolder:
             if folder.is_dir() and not folder.is_symlink():
                 shutil.rmtree(folder)
         shutil.rmtree(self.path / TUNE, ignore_errors=True)
-        for name in (SUMMARY, TABLE, LOGGED, TRACKING, CONFIG, PLAN):
+        for name in (SUMMARY, TABLE, LOGGED, TRACKING, RAY_LOG, CONFIG, PLAN):
             (self.path / name).unlink(missing_ok=True)
 
 
@@ -213,6 +216,9 @@ def _without_place(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, section: runtime} if runtime else rest
 
 
-def _check_name(name: Any, path: Path) -> None:
+def _check_trial(trial: Trial, path: Path) -> None:
+    name = trial.folder
+    if type(trial.number) is not int or not isinstance(trial.label, str) or not isinstance(trial.values, dict):
+        raise OutputError(f"{path}: damaged: a trial has a number, a label and values by key")
     if not isinstance(name, str) or name in ("", ".", "..") or os.sep in name or "\0" in name:
         raise OutputError(f"{path}: damaged: {name!r} is no name of a trial's folder")

@@ -18,6 +18,8 @@ from fedsweep.driver.run import Plan, Session, open_session, plan_run
 from fedsweep.driver.session import Step
 from fedsweep.errors import ClientJobError, InputError, InvariantError
 from fedsweep.records import RoundRecord
+from fedsweep.runs.folder_lock import sole_writer
+from fedsweep.runs.links import check_no_link
 from fedsweep.runs.round_table import ROUND_COLUMNS, scalar_figures
 from fedsweep.runs.run_folder import RunFolder
 
@@ -36,6 +38,8 @@ FINISHED = "finished"
 # What the user should know of a round: that a client actor was replaced, say.
 MESSAGES = "messages"
 _CARRIED = "carried_forward"
+# The process that played the trial before may be about to end, where its driver was killed.
+_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +87,7 @@ class ActiveTrial:
         self._session: Session | None = None
         self._config: Config | None = None
         self._is_over = False
+        self._is_ours = False
 
     @property
     def folder(self) -> Path:
@@ -139,12 +144,13 @@ class ActiveTrial:
     # -- beginning and end -----------------------------------------------------------------------------------------
 
     def _open(self) -> Session:
+        check_no_link(self._spec.folder)
+        self._stack.enter_context(sole_writer(self._spec.folder, patience_s=_PATIENCE_S))
+        self._is_ours = True
         config = load_config(self._spec.given)
         plan = plan_run(config, self._find_dataset(config), config_hash=self._spec.config_hash)
         self._config = plan.config
         resume = (self._spec.folder / "config.yaml").is_file()
-        if not resume:
-            self._spec.folder.mkdir(parents=True, exist_ok=True)
         self._folder.write_config(plan.config.to_yaml())
         self._session = self._stack.enter_context(self._make_session(plan, self._spec.folder))
         opened = self._session.open(resume=resume)
@@ -167,7 +173,8 @@ class ActiveTrial:
         with self._stack, contextlib.suppress(*([Exception] if status == "failed" else [])):
             if self._session is not None:
                 return self._session.finish(status, reason)
-            self._write_early_failure(reason)
+            if self._is_ours:
+                self._write_early_failure(reason)
         return {}
 
     def _write_early_failure(self, reason: str | None) -> None:

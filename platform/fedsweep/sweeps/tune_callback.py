@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ray import tune
 
+from fedsweep.errors import OutputError
+from fedsweep.runs.files import atomic_write
+from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.sweeps.prepare import Entry, method_name
 from fedsweep.sweeps.space import TRIAL
@@ -124,7 +128,7 @@ class Watcher(KeptHere, tune.Callback):
         name, known = self._name(trial), self._known.get(self._name(trial))
         if not trial.last_result.get(FINISHED):
             if known is not None and known.folder.is_dir():
-                (known.folder / ENDED_BY_SCHEDULER).touch()
+                atomic_write(known.folder / ENDED_BY_SCHEDULER, b"")
             self._progress.ended(name, "finished", "ended early by the scheduler")
             return  # its folder is complete only when its process has put it away
         self._progress.ended(name, "finished", None)
@@ -156,6 +160,11 @@ def cause_in(text: str) -> str:
 
 def _note_failure(trial: TrackedTrial, cause: str) -> None:
     """A process that died could not write how the trial ended."""
+    with contextlib.suppress(OutputError), sole_writer(trial.folder):
+        _write_failure(trial, cause)
+
+
+def _write_failure(trial: TrackedTrial, cause: str) -> None:
     run = RunFolder(trial.folder)
     try:
         said: Mapping[str, Any] = run.read_result() if run.has_result() else {}

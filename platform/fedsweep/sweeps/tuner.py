@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
+from fedsweep.driver.run import present_umask
+from fedsweep.errors import RunError
 from fedsweep.fleet.ray_cluster import ray_cluster
 from fedsweep.sweeps.prepare import Entry, PreparedSweep, default_folder, make_entry, prepare, worlds
 from fedsweep.sweeps.resources import check_shares, largest
@@ -121,7 +123,11 @@ def run_sweep(
         check_optuna()
     store = 2**29 + 3 * sum(d.train_images.nbytes + d.test_images.nbytes for d in prepared.datasets.values())
     needs = replace(largest(shares).needs, store_bytes=store)
-    with ray_cluster(config.runtime.address, needs, dashboard=dashboard) as ray, _quiet_tune():
+    with (
+        prepared.writing(),
+        ray_cluster(config.runtime.address, needs, dashboard=dashboard, folder=prepared.folder.path) as ray,
+        _quiet_tune(),
+    ):
         check_shares(ray.nodes(), shares)
         if not resume:
             prepared.folder.create(prepared.plan, config_yaml=config.to_yaml(), overwrite=overwrite)
@@ -142,14 +148,15 @@ def conclude(prepared: PreparedSweep) -> Summary:
 
 def log_rest(prepared: PreparedSweep) -> Summary:
     """A sweep of which nothing is left to run: its summary, and what the tracking store lacks of it."""
-    tracker = _make_tracker(prepared)
-    summary = conclude(prepared)
-    names = {entry.trial.folder for entry in prepared.entries}
-    if tracker is not None and names <= tracker.logged:
+    with prepared.writing():
+        tracker = _make_tracker(prepared)
+        summary = conclude(prepared)
+        names = {entry.trial.folder for entry in prepared.entries}
+        if tracker is not None and names <= tracker.logged:
+            return summary
+        with _tracking(prepared, tracker) as ending:
+            ending.summary = summary
         return summary
-    with _tracking(prepared, tracker) as ending:
-        ending.summary = summary
-    return summary
 
 
 # -- Ray Tune ----------------------------------------------------------------------------------------------------------
@@ -165,7 +172,7 @@ def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracke
         _announce(prepared, entry, watcher=watcher, progress=progress)
     interrupted = threading.Event()
     tuner = _make_tuner(prepared, watcher, progress=progress, interrupted=interrupted)
-    return _fit(tuner, interrupted)
+    return _fit(tuner, interrupted, way_on=f"go on with fedsweep sweep --resume --out {prepared.folder.path}")
 
 
 def _announce(prepared: PreparedSweep, entry: Entry, *, watcher: Watcher, progress: SweepProgress) -> None:
@@ -225,7 +232,7 @@ def _trainable(prepared: PreparedSweep, own: Sequence[Mapping[str, Any]]) -> Any
     from fedsweep.sweeps.trainable import References, SweepTrial
 
     datasets = {key: ray.put(dataset) for key, dataset in prepared.datasets.items()}
-    made = tune.with_parameters(SweepTrial, datasets=References(datasets), umask=_umask(), specs=own)
+    made = tune.with_parameters(SweepTrial, datasets=References(datasets), umask=present_umask(), specs=own)
     made.__name__, made.__qualname__ = SweepTrial.__name__, SweepTrial.__qualname__
     return made
 
@@ -249,13 +256,6 @@ def _tune_config(prepared: PreparedSweep, search: Any, count: int) -> Any:
         reuse_actors=all(not entry.share.actors for entry in prepared.samples),
         trial_dirname_creator=lambda trial: f"{trial.trial_id}",
     )
-
-
-def _umask() -> int:
-    """This process's; Ray's processes start with one of their own, and trials' folders are the user's."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgress) -> tuple[Any, int]:
@@ -292,8 +292,10 @@ def _make_stopper(interrupted: threading.Event) -> Any:
     return WhenInterrupted()
 
 
-def _fit(tuner: Any, interrupted: threading.Event) -> ResultGrid:
+def _fit(tuner: Any, interrupted: threading.Event, *, way_on: str) -> ResultGrid:
     """Tune in a thread of its own, so that Ctrl-C comes here and Tune is asked to put all trials away."""
+    from fedsweep.fleet.ray_leftovers import lost_process
+
     outcome: list[Any] = []
     # Not the thread's own join: interrupted, Python 3.11 takes the thread for ended.
     is_over = threading.Event()
@@ -309,7 +311,8 @@ def _fit(tuner: Any, interrupted: threading.Event) -> ResultGrid:
     threading.Thread(target=work, name="fedsweep-tune", daemon=True).start()
     try:
         while not is_over.wait(timeout=0.2):
-            pass
+            if lost := lost_process():
+                raise RunError(f"Ray lost {lost}, so the sweep can't go on by itself; {way_on}")
     except KeyboardInterrupt:
         interrupted.set()
         while not is_over.wait(timeout=0.2):

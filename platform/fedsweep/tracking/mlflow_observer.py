@@ -19,8 +19,8 @@ from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.round_table import scalar_figures
 from fedsweep.runs.run_folder import CLIENTS, CONFIG, MODEL, PICTURES, RESULT, ROUNDS, SCENARIO
 from fedsweep.runs.targets import Crossing, TargetWatch, target_key
-from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, Point, key_text
-from fedsweep.tracking.mlflow_store import PATIENCE_S, check_store, probe_store, redacted
+from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, Point, key_text, note_complete
+from fedsweep.tracking.mlflow_store import PATIENCE_S, check_store, probe_store, reason_of, redacted
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -160,10 +160,16 @@ class MlflowObserver(Observer):
             missing.append("its files and its status")
         else:
             missing += self._end(self._run, self._info, status)
-        self._complete = not missing
+        if not missing:
+            with self._guarded():
+                note_complete(self._info.folder)
+                self._complete = True
         if missing:
             where = f"the MLflow run {self.run_id or '(never begun)'} in {redacted(self._uri)}"
-            self._warn(f"{where} lacks {', '.join(missing)} ({self._trouble}); {self._info.folder} has everything")
+            self._warn(
+                f"{where} lacks {', '.join(missing)} ({self._trouble}); {self._info.folder} has everything, and"
+                f" fedsweep sync {self._info.folder} logs what is missing"
+            )
 
     def _keep(self, record: RoundRecord) -> None:
         self._total_bytes += record.bytes_up + record.bytes_down
@@ -260,8 +266,7 @@ class MlflowObserver(Observer):
             yield outcome
             outcome.ok = True
         except Exception as error:
-            lines = redacted(str(error)).strip().splitlines()
-            self._trouble = lines[0] if lines else type(error).__name__
+            self._trouble = reason_of(error)
 
 
 @dataclass

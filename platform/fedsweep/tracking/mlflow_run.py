@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import re
+import socket
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +18,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
+from fedsweep.errors import ResourceError
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import TRACKING
 from fedsweep.tracking.mlflow_store import experiment_id, open_store, quiet_mlflow, redacted
@@ -29,6 +34,8 @@ _VALUE_CHARACTERS = 6000
 _KEY_CHARACTERS = 250
 _STATUSES = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _GIT_COMMIT = "fedsweep.git_commit"
+_WRITER = "fedsweep.writer"
+_COMPLETE = "complete"
 # What a data set's content does not depend on.
 _PLACES = ("scenario.root", "scenario.download")
 _Item = TypeVar("_Item")
@@ -47,15 +54,20 @@ class Point(NamedTuple):
 class MlflowRun:
     """A run in a store; every method may raise whatever MLflow raises.
 
+    Whoever begins a run takes it over: a tag says who writes, and an earlier writer that is still there, because no
+    lock kept it off, is refused from then on. So no point is there twice.
+
     Attributes:
         client: A client of its store.
         run_id: Its id.
+        writer: What the tag says as long as this is the one who writes.
         params: Keys of the params that it has; these can never change.
         seen: How often each metric has each step already: what an earlier part of the run logged.
     """
 
     client: MlflowClient
     run_id: str
+    writer: str
     params: set[str] = field(default_factory=set)
     seen: dict[str, Counter[int]] = field(default_factory=dict)
 
@@ -71,22 +83,29 @@ class MlflowRun:
             folder: The run's folder; ``mlflow.json`` in it keeps the ids.
         """
         client = open_store(uri)
+        writer = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex}"
         with quiet_mlflow():
             saved = _saved_id(folder, uri)
             found = _find(client, saved) if saved else None
             if found is not None:
+                client.set_tag(
+                    found.info.run_id, _WRITER, writer
+                )  # first: from now on nobody else adds to what is read
                 client.update_run(found.info.run_id, status="RUNNING")
+                _note(folder, complete=False)
                 return cls(
                     client=client,
                     run_id=found.info.run_id,
+                    writer=writer,
                     params=set(found.data.params),
                     seen={key: _steps(client, found.info.run_id, key) for key in found.data.metrics},
                 )
             where = experiment_id(client, experiment, uri=uri, folder=folder)
-            run_id = str(client.create_run(where, run_name=name, tags=_run_tags(tags, folder)).info.run_id)
+            own = _run_tags(tags, folder) | {_WRITER: writer}
+            run_id = str(client.create_run(where, run_name=name, tags=own).info.run_id)
         ids = {"uri": redacted(uri), "experiment": experiment, "experiment_id": where, "run_id": run_id}
         atomic_write(folder / TRACKING, f"{json.dumps(ids, indent=2)}\n".encode())
-        return cls(client=client, run_id=run_id)
+        return cls(client=client, run_id=run_id, writer=writer)
 
     def log_params(self, config: Mapping[str, Any]) -> None:
         """Logs params that the run does not have yet; long values are cut and passwords blotted out."""
@@ -125,6 +144,7 @@ class MlflowRun:
         """
         from mlflow.entities import Metric, RunTag
 
+        self._check_writer()
         known: list[Point] = []
         fresh: list[Metric] = []
         for point in points:
@@ -151,8 +171,15 @@ class MlflowRun:
         Args:
             status: ``finished``, ``failed`` or ``killed``.
         """
+        self._check_writer()
         with quiet_mlflow():
             self.client.set_terminated(self.run_id, _STATUSES[status])
+
+    def _check_writer(self) -> None:
+        with quiet_mlflow():
+            found = self.client.get_run(self.run_id).data.tags.get(_WRITER)
+        if found != self.writer:
+            raise ResourceError(f"another process writes the MLflow run {self.run_id} now ({found or 'unknown'})")
 
     def _take_seen(self, point: Point) -> bool:
         steps = self.seen.get(point.key)
@@ -160,6 +187,17 @@ class MlflowRun:
             return False
         steps[point.step] -= 1
         return True
+
+
+def note_complete(folder: Path) -> None:
+    """Note in a run's folder that its store has everything of it."""
+    _note(folder, complete=True)
+
+
+def is_complete(folder: Path, uri: str) -> bool:
+    """Whether the folder notes that this store has everything of the run."""
+    saved = _saved(folder)
+    return saved.get("uri") == redacted(uri) and saved.get(_COMPLETE) is True
 
 
 def key_text(text: str) -> str:
@@ -185,14 +223,24 @@ def _run_tags(tags: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 def _saved_id(folder: Path, uri: str) -> str | None:
     """The run's id in this store; None where there is none, or the file is unusable: then a new run is made."""
-    try:
-        saved = json.loads((folder / TRACKING).read_bytes())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(saved, dict) or saved.get("uri") != redacted(uri):
+    saved = _saved(folder)
+    if saved.get("uri") != redacted(uri):
         return None
     run_id = saved.get("run_id")
     return run_id if isinstance(run_id, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run_id) else None
+
+
+def _saved(folder: Path) -> dict[str, Any]:
+    try:
+        saved = parse_json(read_regular(folder / TRACKING, max_bytes=MOST_TEXT_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return saved if isinstance(saved, dict) else {}
+
+
+def _note(folder: Path, *, complete: bool) -> None:
+    saved = {**_saved(folder), _COMPLETE: complete}
+    atomic_write(folder / TRACKING, f"{json.dumps(saved, indent=2)}\n".encode())
 
 
 def _find(client: MlflowClient, run_id: str) -> Run | None:

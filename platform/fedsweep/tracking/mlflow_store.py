@@ -107,6 +107,13 @@ def redacted(text: str) -> str:
     return re.sub(r"(://[^/\s:@]*:)[^/\s@]+@", r"\1***@", text)
 
 
+def reason_of(error: Exception) -> str:
+    """Why a store could not be used, in one line: of what MLflow, SQLAlchemy, requests or the system raise."""
+    lines = [line.strip() for line in redacted(str(error)).splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith("(raised as a result of")]
+    return (telling or lines or [type(error).__name__])[0]
+
+
 def check_store(uri: str, *, experiment: str = "fedsweep") -> None:
     """Makes sure, without writing anything, that a run can be tracked.
 
@@ -232,10 +239,8 @@ def _client(uri: str) -> MlflowClient:
 
 
 def _unusable(uri: str, error: Exception) -> ResourceError:
-    lines = [line.strip() for line in redacted(str(error)).splitlines() if line.strip()]
-    reason = lines[0] if lines else type(error).__name__
     way_out = "set tracking.uri to another store, or to none"
-    return ResourceError(f"tracking.uri: the store {redacted(uri)} cannot be used: {reason}; {way_out}")
+    return ResourceError(f"tracking.uri: the store {redacted(uri)} cannot be used: {reason_of(error)}; {way_out}")
 
 
 def _artifact_location(name: str, *, uri: str, folder: Path) -> str | None:

@@ -22,7 +22,7 @@ from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import CONFIG, TRACKING, RunFolder
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_run import MlflowRun, Point, key_text
-from fedsweep.tracking.mlflow_store import check_store, probe_store, quiet_mlflow, redacted
+from fedsweep.tracking.mlflow_store import check_store, probe_store, quiet_mlflow, reason_of, redacted
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -152,8 +152,7 @@ class SweepTracker:
             try:
                 call(*arguments)
             except Exception as error:  # the store's own, SQLAlchemy's, requests': none of them may end a sweep
-                lines = redacted(str(error)).strip().splitlines() or [type(error).__name__]
-                self._troubles.append(lines[0])
+                self._troubles.append(reason_of(error))
 
     def _log_round(self, trial: TrackedTrial, record: RoundRecord) -> None:
         if trial.folder.name in self.logged:

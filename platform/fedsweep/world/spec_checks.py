@@ -5,13 +5,13 @@ Each check states the rule, the value seen and the way out, so that a wrong valu
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Collection
 from numbers import Integral, Real
 from pathlib import Path
 
+from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
 from fedsweep.errors import ConfigError, DataError, unknown_name
 
 
@@ -107,7 +107,7 @@ def read_text(where: str, path: object) -> str:
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"`{where}` must be the path of a file, but got {path!r}; give a path")
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
+        return read_regular(Path(path).expanduser(), max_bytes=MOST_DOCUMENT_BYTES, follow=True).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} (named by `{where}`) is no UTF-8 text ({error}); write the file anew") from error
     except OSError as error:
@@ -135,8 +135,8 @@ def parse_document(text: str, *, source: str, format: str, keys: Collection[str]
         DataError: It is no JSON object, of another format or version, or a key is missing or unknown.
     """
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
+        document = parse_json(text.encode())
+    except ValueError as error:  # also numbers of thousands of digits
         raise DataError(f"{source} is no JSON document ({error}); write it anew") from error
     if not isinstance(document, dict) or document.get("format") != format or document.get("version") != 1:
         raise DataError(f"{source} must be a JSON object with format {format!r} and version 1; write it anew")

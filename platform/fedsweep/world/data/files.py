@@ -17,10 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsweep.bounded import read_regular
 from fedsweep.errors import DataError
 from fedsweep.world.data.torchvision_compat import import_torchvision
 
 _DOWNLOAD_TIMEOUT_SECONDS = 60.0
+# More than any official file has.
+_LARGEST_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +54,7 @@ def read_checked(path: Path, md5: str) -> bytes:
         DataError: the file cannot be read, or its checksum differs.
     """
     try:
-        content = path.read_bytes()
+        content = read_regular(path, max_bytes=_LARGEST_BYTES, follow=True)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     check_md5(content, md5, name=str(path))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsweep.bounded import read_regular
 from fedsweep.errors import DataError
 from fedsweep.streams import Stream
 from fedsweep.world.data.cache import Arrays, cached_arrays, with_progress
@@ -22,6 +23,7 @@ from fedsweep.world.data.record import Dataset
 
 _PLACES = ("femnist", "femnist/data", "leaf/data/femnist/data", ".")
 _SIDE = 28
+_LARGEST_BYTES = 2**30
 _TRAIN_SHARE = 0.8
 
 
@@ -102,7 +104,7 @@ def _read_part(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDAr
     writers: list[NDArray[np.str_]] = [np.empty(0, np.str_)]
     for path in with_progress(sorted(folder.glob("*.json")), label=f"reading {folder.name}"):
         try:
-            content = json.loads(path.read_bytes())
+            content = json.loads(read_regular(path, max_bytes=_LARGEST_BYTES, follow=True))
             for user in content["users"]:
                 user_images, user_labels = _read_user(content["user_data"][user])
                 images.append(user_images)

@@ -1,0 +1,171 @@
+"""One writer per folder: a lock that ends with its process, however that ends.
+
+The kernel holds it (``flock``) on the file ``.lock`` in the folder, and lets it go when the last process that holds it
+is gone. A driver holds it together with the processes that write for it: so a run whose driver was killed is not gone
+on with before its server actor is gone, too. ``filelock`` is of no use here: it knows no shared holding, empties the
+file that says who holds it, and falls back on a file that a dead process leaves behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedsweep.errors import OutputError
+from fedsweep.runs.links import check_no_links
+
+LOCK = ".lock"
+# What a dead driver's actors need to notice and to end.
+_LEFTOVERS_S = 20.0
+_POLL_S = 0.1
+_WHO_BYTES = 300
+
+# Folders that this process holds, with the thread that took each: what it calls may ask again.
+_held: dict[str, int] = {}
+
+
+@contextlib.contextmanager
+def sole_writer(folder: Path, *, patience_s: float = 0.0) -> Iterator[None]:
+    """Be the only one who writes a folder, together with those who join by :func:`write_along`.
+
+    The folder is made where it is not there, and removed again where nothing came into it.
+
+    Args:
+        folder: A run's, sweep's or table's.
+        patience_s: Seconds to wait for whoever holds it; for what a dead process left behind, 20 s in any case.
+
+    Raises:
+        OutputError: Another process holds it; the line names process and machine. Or the folder cannot be written, or
+            leads elsewhere by a link.
+    """
+    name = os.path.realpath(folder)
+    if _held.get(name) == threading.get_ident():
+        yield
+        return
+    made = _make(folder)
+    try:
+        check_no_links(folder)
+        handle = _take(folder, patience_s)
+    except BaseException:
+        _unmake(made)
+        raise
+    _held[name] = threading.get_ident()
+    try:
+        yield
+    finally:
+        del _held[name]
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(handle), os.lstat(folder / LOCK)):
+                (folder / LOCK).unlink()
+        os.close(handle)
+        _unmake(made)
+
+
+def write_along(folder: Path) -> int:
+    """Share the lock of the driver that this process writes for, until this process ends.
+
+    Returns:
+        A file handle; whoever closes it gives its share back.
+
+    Raises:
+        OutputError: The folder is no longer held by that driver.
+    """
+    handle = _open(folder, create=False)
+    if not _flock(handle, fcntl.LOCK_SH):
+        os.close(handle)
+        raise _taken(folder)
+    return handle
+
+
+def _take(folder: Path, patience_s: float) -> int:
+    deadline = time.monotonic() + patience_s
+    leftovers = time.monotonic() + _LEFTOVERS_S
+    while True:
+        handle = _open(folder, create=True)
+        # Alone at first, then shared with our own. Whoever slips in between finds it shared and gives it back.
+        if _flock(handle, fcntl.LOCK_EX) and _is_current(handle, folder):
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+            if _flock(handle, fcntl.LOCK_SH):
+                return handle
+        os.close(handle)
+        now = time.monotonic()
+        if now > deadline and (now > leftovers or not _is_dead(folder)):
+            raise _taken(folder)
+        time.sleep(_POLL_S)
+
+
+def _open(folder: Path, *, create: bool) -> int:
+    path = folder / LOCK
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT if create else 0)
+    try:
+        handle = os.open(path, flags, 0o644)
+    except OSError as error:
+        reason = "it is a link" if error.errno == errno.ELOOP else (error.strerror or str(error)).lower()
+        raise OutputError(f"{path}: cannot be locked: {reason}; choose another --out") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OutputError(f"{path}: cannot be locked: it is no regular file; choose another --out")
+    return handle
+
+
+def _flock(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_current(handle: int, folder: Path) -> bool:
+    """Whether the file is still there by that name: its last holder may have removed it meanwhile."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(handle), os.lstat(folder / LOCK))
+    return False
+
+
+def _who(folder: Path) -> tuple[int, str]:
+    """Process and machine of the holder; 0 where the file does not say."""
+    try:
+        handle = _open(folder, create=False)
+    except OutputError:
+        return 0, ""
+    with open(handle, "rb") as file:
+        words = file.read(_WHO_BYTES).decode("ascii", "replace").split()
+    return (int(words[0]), words[1]) if len(words) == 2 and words[0].isdecimal() else (0, "")
+
+
+def _is_dead(folder: Path) -> bool:
+    process, machine = _who(folder)
+    return process > 0 and machine == socket.gethostname() and not Path(f"/proc/{process}").exists()
+
+
+def _taken(folder: Path) -> OutputError:
+    process, machine = _who(folder)
+    who = f"process {process} on {machine!r}" if process else "another process"
+    return OutputError(f"{folder} is being written by {who}; wait for its end, end it, or choose another --out")
+
+
+def _make(folder: Path) -> list[Path]:
+    """Makes a folder and its parents; returns those that were not there, the innermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise OutputError(f"{folder}: cannot be made a run's folder: {reason}") from error
+    return missing
+
+
+def _unmake(made: list[Path]) -> None:
+    with contextlib.suppress(OSError):
+        for path in made:
+            path.rmdir()

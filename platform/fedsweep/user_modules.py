@@ -1,0 +1,57 @@
+"""Where modules of the user's own are looked for: in the working folder, after everything that is installed.
+
+A run folder may come from others, and whoever looks at it stands in it: a ``yaml.py`` there must not take the place of
+the library. So the working folder is the last on the path, in the driver and in every process of the cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_VARIABLE = "FEDSWEEP_USER_FOLDERS"
+
+
+def look_here_last() -> None:
+    """Move the working folder to the end of this process's import path, wherever it stood."""
+    _look_last([os.getcwd()])
+
+
+def look_there_last() -> None:
+    """The same for the driver's folders in a worker of a cluster, before it has read anything of the run."""
+    _look_last(os.environ.get(_VARIABLE, "").split(os.pathsep))
+
+
+def worker_settings() -> dict[str, Any]:
+    """What ``ray.init`` must be told so that workers find the user's modules, and find them last.
+
+    Ray itself would put the driver's working folder first.
+    """
+    from ray.job_config import JobConfig
+
+    job = JobConfig()
+    job._py_driver_sys_path = _Unchanged()
+    hook = f"{look_there_last.__module__}.{look_there_last.__name__}"
+    variables: Mapping[str, str] = {_VARIABLE: os.pathsep.join(_driver_folders())}
+    return {"job_config": job, "runtime_env": {"worker_process_setup_hook": hook, "env_vars": variables}}
+
+
+def _driver_folders() -> list[str]:
+    """The script's own folder, where there is a script of the user's, and the working folder."""
+    script = os.path.dirname(os.path.realpath(sys.argv[0])) if sys.argv and sys.argv[0] else ""
+    return list(dict.fromkeys([*([script] if script in sys.path else []), os.getcwd()]))
+
+
+def _look_last(folders: Iterable[str]) -> None:
+    last = [folder for folder in dict.fromkeys(folders) if folder]
+    moved = {*last, ""} if os.getcwd() in last else {*last}
+    sys.path[:] = [*(entry for entry in sys.path if entry not in moved), *last]
+
+
+class _Unchanged(list[str]):
+    """A list to which Ray adds its own folders in vain."""
+
+    def extend(self, values: Iterable[str], /) -> None:
+        """Nothing."""

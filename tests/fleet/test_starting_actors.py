@@ -1,0 +1,96 @@
+"""Client actors that die while they start are replaced, as later."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.errors import RunError
+from fedsweep.experiment.experiment import Experiment, experiment_layout
+from fedsweep.fleet.ray_leftovers import dead_sessions, remove_session
+from fedsweep.testing import tiny_experiment
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
+
+    with ray_cluster(None, ClusterNeeds(actors=2, store_bytes=2**28)) as ray:
+        yield ray
+
+
+def made(ray: Any, experiment: Experiment, name: str, warnings: list[str]) -> Any:
+    from fedsweep.fleet.ray_fleet import RayFleet
+
+    layout = experiment_layout(experiment)
+    return RayFleet(
+        ray.put(experiment),
+        num_actors=2,
+        name=name,
+        options=lambda index: {"num_cpus": 1},
+        num_values=layout.num_values,
+        dtype=layout.dtype,
+        capacity=2,
+        warn=warnings.append,
+    )
+
+
+def test_one_that_dies_at_once_is_replaced(cluster: Any) -> None:
+    warnings: list[str] = []
+    fleet = made(cluster, tiny_experiment(fedavg()), "once", warnings)
+    cluster.kill(fleet._actors[1])
+    fleet.ready()
+    assert warnings == ["client actors [1] died while they started, and are replaced"]
+    assert fleet.folds and fleet.num_workers == 2
+    fleet.close()
+
+
+def test_one_that_dies_again_and_again_ends_the_run(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = made(cluster, tiny_experiment(fedavg()), "again", [])
+    grow = fleet._grow
+
+    def grow_and_kill(indices: Any) -> None:
+        grow(indices)
+        for index in indices:
+            cluster.kill(fleet._actors[index])
+
+    monkeypatch.setattr(fleet, "_grow", grow_and_kill)
+    cluster.kill(fleet._actors[0])
+    with pytest.raises(RunError, match="died in 5 starts running"):
+        fleet.ready()
+    fleet.close()
+
+
+def test_session_folder_goes_after_a_clean_end_and_stays_after_a_failure() -> None:
+    code = """
+        import sys
+        from pathlib import Path
+        from fedsweep.errors import RunError
+        from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
+        from fedsweep.fleet.ray_leftovers import dead_sessions, marked_session
+        seen = []
+        for fails in (False, True):
+            try:
+                with ray_cluster(None, ClusterNeeds(actors=1, store_bytes=2**28)):
+                    seen.append(marked_session())
+                    if fails:
+                        raise RunError("x")
+            except RunError:
+                pass
+        print(*[folder.is_dir() for folder in seen], seen[1])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    first, second, folder = done.stdout.split()
+    assert (first, second) == ("False", "True")
+    assert Path(folder) in dead_sessions()
+    remove_session(Path(folder))
+    assert Path(folder) not in dead_sessions()

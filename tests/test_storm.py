@@ -1,0 +1,20 @@
+"""The storm of kills in its short form: a run whose driver, server actor, client actor, raylet or GCS server dies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
+STORM = Path(__file__).resolve().parent.parent / "scripts" / "storm.py"
+
+
+@pytest.mark.parametrize("target", ["driver", "server actor", "client actor", "raylet", "GCS server"])
+def test_run_that_loses_a_process_ends_as_if_it_had_not(target: str) -> None:
+    command = [sys.executable, str(STORM), "--trials", "1", "--seed", "7", "--most-kills", "1", "--targets", target]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 of 1 trials as they must be" in done.stdout

@@ -1,0 +1,83 @@
+"""Files of the working folder never take the place of libraries, and modules of one's own are found all the same."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsweep import user_modules
+from fedsweep.cli import main
+
+LIBRARIES = ("yaml", "jinja2", "pyarrow", "torch", "numpy", "ray", "rich", "typer", "pydantic", "safetensors", "mlflow")
+OWN = """
+from fedsweep.algorithms.fedavg import fedavg
+
+def mine():
+    return fedavg()
+"""
+TINY = """
+name: tiny
+scenario: {clients: 4, partition: {kind: iid}}
+training: {rounds: 1, cohort_size: 2, local_steps: 1}
+tracking: {uri: none}
+"""
+
+
+@pytest.fixture
+def trapped(tmp_path: Path) -> Path:
+    """A folder with modules called like libraries; each of them leaves a file when it is imported."""
+    for name in LIBRARIES:
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('{name} ')\n")
+    return tmp_path
+
+
+def call(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedsweep", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+def test_a_foreign_run_folder_runs_no_code(trapped: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "tiny.yaml").write_text(TINY)
+    words = ["run", str(elsewhere / "tiny.yaml"), "--set", "runtime.backend=local", "--out", str(elsewhere / "run")]
+    assert main([*words, "--quiet"]) == 0
+    shutil.copytree(elsewhere / "run", trapped, dirs_exist_ok=True)
+    for words in (["compare", "."], ["verify", ".", "-q"], ["report", ".", "--out", str(elsewhere / "page.html")]):
+        done = call(*words, folder=trapped)
+        assert done.returncode == 0, done.stderr
+    assert not (trapped / "ran").exists()
+
+
+@pytest.mark.ray
+def test_workers_import_libraries_first_and_find_modules_of_the_working_folder(trapped: Path) -> None:
+    (trapped / "my_methods.py").write_text(OWN)
+    (trapped / "tiny.yaml").write_text(TINY + "runtime: {backend: ray, client_actors: 2}\n")
+    (trapped / "my_nets.py").write_text(NET)
+    own = ["--set", "method={name: 'my_methods:mine'}", "--set", "model={name: 'my_nets:net'}"]
+    done = call("run", "tiny.yaml", *own, "--out", "run", "-q", folder=trapped)
+    assert done.returncode == 0, done.stderr
+    assert not (trapped / "ran").exists()
+    # The driver and at least one actor have built the network.
+    assert len(list(trapped.glob("built-by-*"))) > 1
+
+
+NET = """
+import os, pathlib
+import torch
+
+def net(*, input_shape, num_classes):
+    pathlib.Path(__file__).with_name(f"built-by-{os.getpid()}").touch()
+    size = input_shape[0] * input_shape[1] * input_shape[2]
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(size, num_classes))
+"""
+
+
+def test_the_working_folder_goes_to_the_end_wherever_it_stood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "/a", str(tmp_path), "/b"])
+    user_modules.look_here_last()
+    assert sys.path == ["/a", "/b", str(tmp_path)]

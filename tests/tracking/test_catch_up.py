@@ -1,0 +1,160 @@
+"""Whatever a run could not log, the next command that touches its folder does: each point exactly once."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fedsweep import api
+from fedsweep.cli import main
+from fedsweep.driver.observers import InMemory
+from fedsweep.errors import ResourceError
+from fedsweep.records import RoundRecord
+from fedsweep.tracking import mlflow_observer
+from fedsweep.tracking.mlflow_observer import MlflowObserver
+from fedsweep.tracking.mlflow_run import MlflowRun, Point
+from fedsweep.tracking.mlflow_store import sqlite_uri
+
+TINY = """
+name: tiny
+scenario: {clients: 4, partition: {kind: iid}}
+training: {rounds: 5, cohort_size: 2, local_steps: 2}
+runtime: {backend: local}
+"""
+Keys = Counter[tuple[str, int]]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("tiny.yaml").write_text(TINY)
+    monkeypatch.setattr(mlflow_observer, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(mlflow_observer, "_RETRY_S", 0.01)
+    defaults = {**(MlflowObserver.__init__.__kwdefaults__ or {}), "final_patience_s": 0.0, "flush_s": 0.0}
+    monkeypatch.setattr(MlflowObserver.__init__, "__kwdefaults__", {**defaults, "plots": False})
+
+
+def points(store: Path) -> Keys:
+    """How often each metric has each step."""
+    with contextlib.closing(sqlite3.connect(store)) as base:
+        return Counter(base.execute("SELECT key, step FROM metrics").fetchall())
+
+
+def runs(store: Path) -> list[str]:
+    with contextlib.closing(sqlite3.connect(store)) as base:
+        return [status for (status,) in base.execute("SELECT status FROM runs")]
+
+
+@pytest.fixture(scope="module")
+def whole(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    """The points of an undisturbed run."""
+    folder = tmp_path_factory.mktemp("whole")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    (folder / "tiny.yaml").write_text(TINY)
+    assert main(["run", str(folder / "tiny.yaml"), "--out", str(folder / "run"), "-q"]) == 0
+    return points(folder / "mlflow.db")
+
+
+class Trouble(InMemory):
+    """Spoils the store before a round (0: before the run begins in it), as it would be in the field."""
+
+    def __init__(self, store: Path, kind: str, *, before: int) -> None:
+        super().__init__()
+        self._store, self._kind, self._before = store, kind, before
+        self.stack = contextlib.ExitStack()
+
+    def check(self) -> None:
+        if self._before == 0:
+            self._spoil()
+
+    def round_done(self, record: RoundRecord) -> None:
+        super().round_done(record)
+        if record.round == self._before - 1:
+            self._spoil()
+
+    def _spoil(self) -> None:
+        if self._kind == "locked":
+            other = self.stack.enter_context(contextlib.closing(sqlite3.connect(self._store, isolation_level=None)))
+            other.execute("BEGIN EXCLUSIVE")
+            self.stack.callback(other.execute, "ROLLBACK")
+        elif self._kind == "damaged":
+            self._store.write_bytes(b"no database any more, " * 100)
+        else:
+            self._store.unlink()
+
+
+def in_new_process(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """MLflow keeps connections to a file that was deleted, as long as its process lives."""
+    done = subprocess.run([sys.executable, "-m", "fedsweep", *command], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout
+
+
+def in_this_process(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    return main(list(command)), capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "command"),
+    [
+        ("locked", 0, ("run", "--resume", "run")),
+        ("locked", 3, ("sync", "run")),
+        ("damaged", 3, ("run", "--resume", "run")),
+        ("deleted", 3, ("sync", "run")),
+    ],
+)
+def test_a_store_that_comes_back_gets_all(
+    kind: str,
+    before: int,
+    command: tuple[str, ...],
+    store: Path,
+    empty_store: Path,
+    whole: Keys,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trouble = Trouble(store, kind, before=before)
+    with trouble.stack:
+        api.run("tiny.yaml", out="run", observers=[trouble])
+        if kind != "deleted":
+            assert main(list(command)) == 2  # it is not back yet
+    if kind == "damaged":
+        shutil.copy(empty_store, store)
+    assert not store.exists() or points(store) != whole
+    call = in_new_process if kind == "deleted" else in_this_process
+    capsys.readouterr()
+    code, out = call(command, capsys)
+    assert code == 0 and "MLflow has everything of it now" in out
+    assert points(store) == whole and runs(store) == ["FINISHED"]
+    code, out = call(command, capsys)
+    assert code == 0 and out.endswith("MLflow has everything of it\n")
+    assert points(store) == whole
+
+
+def test_a_second_writer_takes_over_and_nothing_is_there_twice(store: Path, tmp_path: Path) -> None:
+    def begun() -> MlflowRun:
+        return MlflowRun.begin(sqlite_uri(store), experiment="fedsweep", name="x", tags={}, folder=tmp_path)
+
+    first = begun()
+    first.log_points([Point("loss", 1.0, 1000, 1)], {})
+    second = begun()
+    with pytest.raises(ResourceError, match="another process writes the MLflow run"):
+        first.log_points([Point("loss", 0.5, 2000, 2)], {})
+    with pytest.raises(ResourceError, match="another process writes"):
+        first.end("finished")
+    second.log_points([Point("loss", 1.0, 1001, 1), Point("loss", 0.5, 2001, 2)], {})
+    second.end("finished")
+    assert points(store) == {("loss", 1): 1, ("loss", 2): 1}
+
+
+def test_sweeps_are_completed_by_the_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "swept").mkdir()
+    (tmp_path / "swept" / "sweep.json").write_text("{}")
+    assert main(["sync", "swept"]) == 2
+    assert "sweep --resume --out" in capsys.readouterr().err
