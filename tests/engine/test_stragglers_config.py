@@ -44,9 +44,9 @@ def test_the_policy_is_the_worlds(devices: dict[str, Any] | None, policy: object
     ("stragglers", "message"),
     [
         ({"kind": "dedline", "deadline_s": 3}, "scenario.devices.stragglers.*did you mean 'deadline'"),
-        ({"kind": "deadline"}, "`scenario.devices.stragglers` of kind 'deadline' needs `deadline_s`"),
+        ({"kind": "deadline"}, "scenario.devices.stragglers deadline: deadline_s is missing"),
         ({"kind": "deadline", "deadline_s": -1}, "0 < deadline_s"),
-        ("deadline", "`scenario.devices.stragglers` must be a mapping"),
+        ("deadline", "scenario.devices.stragglers must be a mapping with kind"),
     ],
 )
 def test_a_wrong_policy_is_an_error(stragglers: object, message: str) -> None:

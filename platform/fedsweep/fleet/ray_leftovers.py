@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fedsweep.runs.run_folder import RAY_LOG
-
+# What Ray says while it ends; a file of the run's folder.
+RAY_LOG = "ray.log"
 _MARK = ".fedsweep"
 _SESSION = re.compile(r"session_[\d_-]+_(\d+)")
 _VITAL = {"gcs_server": "its GCS server", "raylet": "its raylet"}

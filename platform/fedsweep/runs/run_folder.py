@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedsweep.bounded import MOST_LEVELS, MOST_TEXT_BYTES, open_regular, parse_json, read_regular
 from fedsweep.errors import OutputError
+from fedsweep.fleet.ray_leftovers import RAY_LOG
 from fedsweep.records import RoundRecord
 from fedsweep.runs.client_table import clients_table
 from fedsweep.runs.round_table import check_round_table, records_to_table, table_to_records
@@ -33,7 +34,7 @@ from fedsweep.runs.files import TEMPORARY, atomic_write
 
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 RESULT, MODEL, CHECKPOINTS, TRACKING = "result.json", "model.safetensors", "checkpoints", "mlflow.json"
-SCENARIO, PICTURES, RAY_LOG = "scenario.json", "pictures", "ray.log"
+SCENARIO, PICTURES = "scenario.json", "pictures"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
 _FILES = (ROUNDS, CLIENTS, SCENARIO, RESULT, MODEL, TRACKING, RAY_LOG, CONFIG)

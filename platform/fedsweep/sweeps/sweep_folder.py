@@ -18,8 +18,9 @@ from typing import Any
 from fedsweep import __version__
 from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
+from fedsweep.fleet.ray_leftovers import RAY_LOG
 from fedsweep.runs.files import atomic_write
-from fedsweep.runs.run_folder import CONFIG, RAY_LOG, TRACKING, RunFolder, find_runs
+from fedsweep.runs.run_folder import CONFIG, TRACKING, RunFolder, find_runs
 from fedsweep.sweeps.space import Trial, canonical
 
 PLAN, SUMMARY, TABLE, LOGGED = "sweep.json", "summary.json", "summary.parquet", "logged.json"
