@@ -1,0 +1,1 @@
+"""What several methods share: components and the loops inside them; no builders."""
