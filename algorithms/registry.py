@@ -87,4 +87,9 @@ METHODS: Mapping[str, Entry] = {
         summary="clients keep the units with which their loss fell, others are drawn by scores",
         source="Bouacida et al., INFOCOM workshops 2021",
     ),
+    "heterofl": Entry(
+        builder="fedsweep.algorithms.heterofl:heterofl",
+        summary="clients train the first units of each layer, as many as they can bear",
+        source="Diao, Ding, Tarokh, ICLR 2021",
+    ),
 }
