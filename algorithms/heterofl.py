@@ -28,7 +28,7 @@ from fedsweep.submodel import FULL_MODEL, Covered, SubModel
 from fedsweep.trees import FlatLayout
 
 from .parts.unit_draws import unit_groups_of
-from .parts.width_tiers import Assignment, WidthTiers
+from .parts.width_tiers import Assignment, WidthTiers, width_tiers
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 # s f(x) = f(s x) for s > 0: behind these a factor is as good as before them.
@@ -204,7 +204,7 @@ def heterofl(
     The paper's setting is masked_loss=true with weighting=uniform; the defaults are such that width 1 alone is FedAvg.
 
     Args:
-        widths: Shares of each layer's units, above 0 and at most 1, in descending order; 1 alone is FedAvg bit for bit.
+        widths: Shares of each layer's units, above 0 and at most 1; 1 alone is FedAvg bit for bit.
         assignment: even: dealt to the clients once, each width equally often; speed: likewise, the fastest devices get
             the widest; drawn: each client draws one in each round.
         scaler: In training, outputs of narrowed layers are divided by the width.
@@ -215,8 +215,6 @@ def heterofl(
         name="heterofl",
         source="Diao, Ding, Tarokh (2021), HeteroFL: computation and communication efficient federated learning for"
         " heterogeneous clients",
-        submodels=Widths(
-            tiers=WidthTiers(widths=tuple(widths), assignment=assignment), scaler=scaler, masked_loss=masked_loss
-        ),
+        submodels=Widths(tiers=width_tiers(widths, assignment), scaler=scaler, masked_loss=masked_loss),
         weighting=BySamples() if weighting == "size" else Uniform(),
     )

@@ -92,4 +92,9 @@ METHODS: Mapping[str, Entry] = {
         summary="clients train the first units of each layer, as many as they can bear",
         source="Diao, Ding, Tarokh, ICLR 2021",
     ),
+    "fjord": Entry(
+        builder="fedsweep.algorithms.fjord:fjord",
+        summary="each local step trains the first units of each layer, as many as a drawn width says",
+        source="Horvath et al., NeurIPS 2021",
+    ),
 }

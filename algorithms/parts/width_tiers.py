@@ -30,8 +30,7 @@ class WidthTiers:
         fits = all(0 < width <= 1 for width in self.widths)
         if not self.widths or not fits or any(wide <= narrow for wide, narrow in pairwise(self.widths)):
             raise ConfigError(
-                "method.widths must be distinct numbers above 0 and at most 1, in descending order, but got"
-                f" {list(self.widths)}"
+                f"method.widths must be distinct numbers above 0 and at most 1, but got {list(self.widths)}"
             )
 
     @property
@@ -63,6 +62,15 @@ class WidthTiers:
         draw = {k: context.stream.child("tier", k) for k in context.cohort if k not in fixed}
         drawn = {k: self.widths[int(source.numpy().integers(len(self.widths)))] for k, source in draw.items()}
         return {k: fixed[k] if k in fixed else drawn[k] for k in context.cohort}
+
+
+def width_tiers(widths: Sequence[float], assignment: Assignment) -> WidthTiers:
+    """Tiers of widths in any order.
+
+    Raises:
+        ConfigError: A width is out of range or named twice, or there is none.
+    """
+    return WidthTiers(widths=tuple(sorted((float(width) for width in widths), reverse=True)), assignment=assignment)
 
 
 def _speed(profiles: Sequence[ClientProfile], client: int) -> float:

@@ -264,9 +264,9 @@ def test_networks_without_units_or_a_linear_head_are_refused() -> None:
         check_experiment(tiny_experiment(heterofl(widths=(1.0,), masked_loss=True)))
 
 
-@pytest.mark.parametrize("widths", [(), (1.0, 1.5), (0.5, 1.0), (1.0, 1.0), (1.0, 0.0)])
+@pytest.mark.parametrize("widths", [(), (1.0, 1.5), (1.0, 1.0), (1.0, 0.0)])
 def test_wrong_widths_are_refused(widths: tuple[float, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"method\.widths must be distinct numbers above 0 and at most 1, in desc"):
+    with pytest.raises(ConfigError, match=r"method\.widths must be distinct numbers above 0 and at most 1, but"):
         heterofl(widths=widths)
 
 
