@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.memories import cut_memory, grown_memory
 from fedsweep.client.messages import ClientSide, RoundTotals, Tally, Turn
-from fedsweep.client.narrowed import Narrowed
+from fedsweep.client.narrowed import Narrowed, part_of_step
 from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.client.shards import Shard, batch_order
 from fedsweep.components.local import LocalStep, LocalWork, Memory
@@ -26,7 +26,7 @@ from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.errors import ClientJobError
 from fedsweep.records import LocalJob, Payload, State
 from fedsweep.streams import stream
-from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.submodel import SubModel
 from fedsweep.trees import FlatLayout, ParamTree
 
 
@@ -200,7 +200,7 @@ class LocalSession:
         torch.default_generator.manual_seed(seed)
         if side.device != "cpu":
             torch.cuda.manual_seed(seed)
-        narrow = self._part_of_step(position)
+        narrow = part_of_step(self.submodel, position, slot=self._slot, known=self._narrowed)
         step = LocalStep(
             inputs=inputs,
             targets=targets,
@@ -214,7 +214,10 @@ class LocalSession:
             learning_rate=self._learning_rate,
             whole=None if narrow is None else module,
         )
-        loss = self._step(step) if narrow is None else self._narrow_step(step, narrow)
+        if narrow is None:
+            loss = side.solver.step(self._optimizer.torch, lambda: self._gradient(step))
+        else:
+            loss = self._narrow_step(step, narrow)
         self._position += 1
         self._samples += len(positions)
         for term in side.terms:
@@ -225,31 +228,18 @@ class LocalSession:
             self._hits.append((int((step.logits.argmax(1) == targets).sum()), len(positions)))
         return loss
 
-    def _part_of_step(self, position: int) -> Narrowed | None:
-        """What the step trains of the client's part; None: all of it."""
-        part = self.submodel.at_step(position)
-        if part == FULL_MODEL:
-            return None
-        if part.key() not in self._narrowed:
-            self._narrowed[part.key()] = Narrowed(part, self._slot, self._side.device)
-        return self._narrowed[part.key()]
-
-    def _step(self, step: LocalStep, narrow: Narrowed | None = None) -> Tensor:
-        return self._side.solver.step(self._optimizer.torch, lambda: self._gradient(step, narrow))
-
     def _narrow_step(self, step: LocalStep, narrow: Narrowed) -> Tensor:
         """A step on a part. What lies outside stays as it is, the optimiser's state too, unless the loss read it."""
         values = [self._flat.detach(), *self._optimizer.per_param()]
         before = [value.clone() for value in values]
-        loss = self._step(step, narrow)
+        loss = self._side.solver.step(self._optimizer.torch, lambda: self._gradient(step, narrow))
         if step._whole_logits is None:
-            for value, old in zip(values, before, strict=True):
-                narrow.undo_elsewhere(value, old)
+            narrow.undo_elsewhere(values, before)
         narrow.keep_buffers(self.vector)
         step.params, step.anchor = self._trained, self._anchor_params()
         return loss
 
-    def _gradient(self, step: LocalStep, narrow: Narrowed | None) -> Tensor:
+    def _gradient(self, step: LocalStep, narrow: Narrowed | None = None) -> Tensor:
         """The loss at the present parameters; its gradient lies in the slot's gradient vector."""
         side = self._side
         self._slot.gradient.zero_()
@@ -263,11 +253,13 @@ class LocalSession:
             if extra is not None:
                 loss = loss + extra
         loss.backward()  # type: ignore[no-untyped-call]
-        gradients = self._gradients() if narrow is None else narrow.slot.layout.params(narrow.slot.gradient)
         for term in side.terms:
             step.memory = self._memory(term.name, narrow)
-            for name, value in (term.gradient(step) or {}).items():
-                gradients[name].add_(value)
+            added = term.gradient(step)
+            if added is not None:
+                gradients = self._gradients() if narrow is None else narrow.gradients
+                for name, value in added.items():
+                    gradients[name].add_(value)
         if narrow is not None:
             narrow.add_gradient(self._slot.gradient)
         if side.optimizer.clip_norm is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.memories import cut_memory
-from fedsweep.submodel import SubModel
+from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import ParamTree
 
 
@@ -19,33 +20,33 @@ class Narrowed:
     Args:
         part: It, as a part of the client's own model.
         slot: The client's own module.
-        device: Where it lives.
 
     Attributes:
-        slot: The part's module; its gradient is the part's.
         params: The part's parameters by name.
+        gradients: Their gradients.
     """
 
-    def __init__(self, part: SubModel, slot: ModuleSlot, device: str) -> None:
+    def __init__(self, part: SubModel, slot: ModuleSlot) -> None:
         self._part, self._whole = part, slot.layout
+        device = str(slot.gradient.device)
         layout = part.layout(slot.layout)
-        self.slot = ModuleSlot(part.build(slot.module), layout, device)
+        self._slot = ModuleSlot(part.build(slot.module), layout, device)
         self._vector = torch.zeros(layout.num_values, dtype=layout.dtype, device=device)
         self._views = list(layout.views(self._vector).values())
-        self.params = layout.params(self._vector)
+        self.params, self.gradients = layout.params(self._vector), layout.params(self._slot.gradient)
 
     def module(self) -> nn.Module:
         """The module in training mode, with the part's values."""
-        return self.slot.bind(self._views).train()
+        return self._slot.bind(self._views).train()
 
     def load(self, vector: Tensor) -> None:
         """Take the values from the client's own vector; the gradient starts at zero."""
         self._vector.copy_(self._part.extract(vector, self._whole))
-        self.slot.gradient.zero_()
+        self._slot.gradient.zero_()
 
     def tree(self, vector: Tensor) -> ParamTree:
         """The part's parameters of a vector like the client's own."""
-        return self.slot.layout.params(self._part.extract(vector, self._whole))
+        return self._slot.layout.params(self._part.extract(vector, self._whole))
 
     def memory(self, memory: Any) -> Any:
         """A term's memory as the part sees it."""
@@ -54,7 +55,7 @@ class Narrowed:
     def add_gradient(self, gradient: Tensor) -> None:
         """Add the part's gradient to the client's own [P]."""
         padded = torch.zeros_like(self._vector)
-        padded[: self.slot.layout.num_params] = self.slot.gradient
+        padded[: self._slot.layout.num_params] = self._slot.gradient
         grown = self._part.embed(padded, self._whole).vector[: self._whole.num_params]
         gradient.add_(grown.to(gradient.device))
 
@@ -66,9 +67,28 @@ class Narrowed:
             cover = torch.ones_like(grown.vector, dtype=torch.bool) if grown.cover is None else grown.cover
             vector[own] = torch.where(cover[own].to(vector.device), grown.vector[own].to(vector.device), vector[own])
 
-    def undo_elsewhere(self, values: Tensor, before: Tensor) -> None:
+    def undo_elsewhere(self, values: Sequence[Tensor], before: Sequence[Tensor]) -> None:
         """Put what the part does not hold of values with one entry per parameter [P] back to what it was."""
         cover = self._part.embed(self._vector, self._whole).cover
         if cover is not None:
-            held = cover[: self._whole.num_params].to(values.device)
-            values.copy_(torch.where(held, values, before))
+            held = cover[: self._whole.num_params].to(self._vector.device)
+            for value, old in zip(values, before, strict=True):
+                value.copy_(torch.where(held, value, old))
+
+
+def part_of_step(submodel: SubModel, position: int, *, slot: ModuleSlot, known: dict[str, Narrowed]) -> Narrowed | None:
+    """What a local step trains of a client's part; None: all of it.
+
+    Args:
+        submodel: The client's part.
+        position: The step's number within the round, from 0.
+        slot: The client's own module.
+        known: What earlier steps of the round trained, by key; added to.
+    """
+    part = submodel.at_step(position)
+    if part == FULL_MODEL:
+        return None
+    key = part.key()
+    if key not in known:
+        known[key] = Narrowed(part, slot)
+    return known[key]
