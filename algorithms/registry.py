@@ -37,6 +37,76 @@ METHODS: Mapping[str, Entry] = {
         summary="FedAvg with a pull towards the global model",
         source="Li et al., MLSys 2020",
     ),
+    "fedavgm": Entry(
+        builder="fedsweep.algorithms.fedopt:fedavgm",
+        summary="FedAvg with momentum on the server",
+        source="Hsu et al. 2019",
+    ),
+    "fedadagrad": Entry(
+        builder="fedsweep.algorithms.fedopt:fedadagrad",
+        summary="FedAvg with Adagrad on the server",
+        source="Reddi et al., ICLR 2021",
+    ),
+    "fedadam": Entry(
+        builder="fedsweep.algorithms.fedopt:fedadam",
+        summary="FedAvg with Adam on the server",
+        source="Reddi et al., ICLR 2021",
+    ),
+    "fedyogi": Entry(
+        builder="fedsweep.algorithms.fedopt:fedyogi",
+        summary="FedAvg with Yogi on the server",
+        source="Reddi et al., ICLR 2021",
+    ),
+    "scaffold": Entry(
+        builder="fedsweep.algorithms.scaffold:scaffold",
+        summary="control variates correct each local step; twice the traffic",
+        source="Karimireddy et al., ICML 2020",
+    ),
+    "feddyn": Entry(
+        builder="fedsweep.algorithms.feddyn:feddyn",
+        summary="a penalty that moves with each client's past, and a server that adds it up",
+        source="Acar et al., ICLR 2021",
+    ),
+    "fednova": Entry(
+        builder="fedsweep.algorithms.fednova:fednova",
+        summary="clients' moves are normalised by the steps that they took",
+        source="Wang et al., NeurIPS 2020",
+    ),
+    "fedensemble": Entry(
+        builder="fedsweep.algorithms.fedensemble:fedensemble",
+        summary="FedAvg, tested as the ensemble of the clients' models",
+        source="Zhu et al., ICML 2021",
+    ),
+    "abavg": Entry(
+        builder="fedsweep.algorithms.abavg:abavg",
+        summary="weights by accuracy on the server's validation data",
+        source="Xiao et al., ISPDC 2021",
+    ),
+    "feddf": Entry(
+        builder="fedsweep.algorithms.feddf:feddf",
+        summary="FedAvg; the server distils the clients' ensemble on unlabelled data",
+        source="Lin et al., NeurIPS 2020",
+    ),
+    "fedbe": Entry(
+        builder="fedsweep.algorithms.fedbe:fedbe",
+        summary="FedAvg; the server distils a Bayesian ensemble on unlabelled data",
+        source="Chen and Chao, ICLR 2021",
+    ),
+    "fedgen": Entry(
+        builder="fedsweep.algorithms.fedgen:fedgen",
+        summary="a generator of features, learned from the clients' heads, helps them train",
+        source="Zhu et al., ICML 2021",
+    ),
+    "fedmix": Entry(
+        builder="fedsweep.algorithms.fedmix:fedmix",
+        summary="clients mix their samples with averages of all clients' samples",
+        source="Yoon et al., ICLR 2021",
+    ),
+    "moon": Entry(
+        builder="fedsweep.algorithms.moon:moon",
+        summary="features are contrasted with the received model's and the client's last one's",
+        source="Li et al., CVPR 2021",
+    ),
     "dynamicsgd": Entry(
         builder="fedsweep.algorithms.dynamicfl.two_speed:dynamicsgd",
         summary="all clients are averaged after every step",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -79,3 +80,14 @@ def test_verify_needs_a_finished_run(finished: Path, fedsweep: Command) -> None:
 )
 def test_cells_are_compared_bit_by_bit_and_nan_equals_nan(one: Any, other: Any, same: bool) -> None:
     assert verify._same(one, other) is same
+
+
+@pytest.mark.parametrize("name", ["train_loss", "test_loss", "lr", "local_steps", "flops", "bytes_up"])
+def test_a_changed_figure_of_any_column_is_found(finished: Path, fedsweep: Command, name: str) -> None:
+    shutil.copytree(finished, "run")
+    rounds = pq.read_table("run/rounds.parquet")
+    place, column = rounds.column_names.index(name), rounds.column(name).to_pylist()
+    changed = pa.array([column[0] + 1, *column[1:]], type=rounds.schema.field(name).type)
+    pq.write_table(rounds.set_column(place, rounds.schema.field(name), changed), "run/rounds.parquet")
+    code, out, _ = fedsweep("verify", "run", "-q")
+    assert code == 1 and f"{name}: " in out

@@ -206,7 +206,7 @@ WORLD = [
 ]
 
 DRAWS: dict[str, Read] = {
-    "partition": lambda e: np.concatenate(e.world.indices).tolist(),
+    "partition": lambda e: np.concatenate(built(f"seed={e.seed}").world.indices).tolist(),
     "initial model": lambda e: model_vector(e.build_model(), local_engine(e).layout).tolist(),
     "budgets": lambda e: e.world.budgets.client_budgets(10.0, 1.0).tolist(),
     "devices": lambda e: [p.device.flops_per_s for p in e.world.profiles],

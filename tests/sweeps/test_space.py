@@ -85,3 +85,9 @@ def test_merged_methods_are_named_by_their_parts() -> None:
     both = {"merge": [{"name": "feddh", "floor": 0.02}, {"name": "fedad", "base_rate": 0.1}]}
     config = load_config({"sweep": {"space": {"method": {"grid": [both]}}}})
     assert list_trials(config)[0].label == "method=feddh,floor=0.02+fedad,base_rate=0.1"
+
+
+def test_two_keys_with_the_same_range_are_drawn_apart() -> None:
+    space = {key: {"uniform": [0.1, 0.9]} for key in ("training.cohort_fraction", "training.optimizer.momentum")}
+    for values in listed(space, samples=5):
+        assert values["training.cohort_fraction"] != values["training.optimizer.momentum"]

@@ -131,3 +131,9 @@ def test_runs_that_differ_in_method_alone_meet_the_same_clients_and_split(
     assert [r.cohort for r in first] == [r.cohort for r in second]
     assert folders[0].read_clients().equals(folders[1].read_clients())
     assert first[0].train_loss != second[0].train_loss or first[-1].test_loss != second[-1].test_loss
+
+
+def test_flops_as_a_resource_are_added_up(tmp_path: Path, entry_of: Callable[..., Entry]) -> None:
+    reports = played(trial_of(entry_of({"seed": {"grid": [1]}}), tmp_path / "t", resource="flops"))
+    spent = [row.flops for row in RunFolder(tmp_path / "t").read_rounds()]
+    assert [r["resource"] for r in reports] == [sum(spent[: n + 1]) for n in range(len(spent))] and min(spent) > 0

@@ -215,3 +215,20 @@ def test_wrong_limits_are_refused() -> None:
         ExactGroup(orders=0)
     with pytest.raises(ConfigError, match="but got 9"):
         ExactGroup().choose_size(instance(0, 5, 3, concentration=1.0, budgets=False), 9)
+
+
+def test_a_search_that_went_over_its_limit_never_says_that_it_is_complete() -> None:
+    chosen = instance(3, 11, 6, concentration=0.3, budgets=False)
+    held = chosen.counts_AC.any(axis=0)
+    counts, shares = chosen.counts_AC[:, held].astype(np.float64), chosen.population_C[held]
+    optimum = group_divergence(chosen, ExhaustiveGroup().choose(chosen))
+    centre = centre_at(shares / shares.sum(), counts / counts.sum(axis=1, keepdims=True), shares)
+    whole = Work(max_pairs=None)
+    LevelSearch(counts, LabelDivergence(np.log(shares)), centre=centre, min_size=1, max_size=11).below(
+        1.01 * optimum, whole
+    )
+    for limit in (*range(0, whole.pairs, max(1, whole.pairs // 20)), whole.pairs - 1):
+        search = LevelSearch(counts, LabelDivergence(np.log(shares)), centre=centre, min_size=1, max_size=11)
+        work = Work(max_pairs=limit)
+        found = search.below(1.01 * optimum, work)
+        assert not (found.complete and work.pairs > limit)

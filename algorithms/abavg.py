@@ -1,0 +1,79 @@
+"""ABAVG: a client's weight is its model's accuracy on the server's validation data.
+
+Source: Xiao, Du, Duan, Guo (2021): A novel server-side aggregation strategy for federated learning in non-IID
+situations. ISPDC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedsweep.components.base import ComponentReport
+from fedsweep.components.weighting import Weighting, by_samples
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+
+from .parts.ensembles import ensemble_logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByAccuracy(Weighting):
+    """``A_k / sum_j A_j`` with A_k the accuracy of client k's model; by samples where all are 0.
+
+    Attributes:
+        times_size: ``A_k n_k`` in place of ``A_k``.
+
+    Source: DynaFed's program, which takes the last batch's accuracy alone; here it is that of all validation samples.
+    Reading: the paper's own formula is not known to us, so its size factor is an option.
+    """
+
+    needs_updates: ClassVar[bool] = True
+    times_size: bool = False
+
+    def init(self, context: ServerContext) -> State:
+        """The validation data.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if context.validation_data is None:
+            raise ConfigError(
+                "method abavg needs labelled validation data on the server, but the scenario has none; set"
+                " scenario.server_data.validation=0.05, say"
+            )
+        inputs, targets = context.validation_data
+        return {"inputs": inputs, "targets": targets, "accuracies": None}
+
+    def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
+        hits = ensemble_logits(updates, sync, state["inputs"]).argmax(dim=2) == state["targets"]
+        accuracies = hits.double().mean(dim=1)
+        state = {**state, "accuracies": accuracies}
+        values = accuracies * torch.tensor([float(u.num_samples) for u in updates]) if self.times_size else accuracies
+        total = values.sum()
+        return (values / total if total > 0 else by_samples(updates)), state
+
+    def report(self, state: State) -> ComponentReport:
+        """How far apart the clients' accuracies are."""
+        if state["accuracies"] is None:
+            return ComponentReport()
+        low, high = float(state["accuracies"].min()), float(state["accuracies"].max())
+        return ComponentReport(metrics={"abavg_accuracy_min": low, "abavg_accuracy_max": high})
+
+
+def abavg(*, times_size: bool = False) -> FederatedMethod:
+    """FedAvg with weights by the accuracy of the clients' models on the server's validation data.
+
+    Args:
+        times_size: Weights by accuracy times samples.
+    """
+    return FederatedMethod(
+        name="abavg",
+        source="Xiao et al. (2021), A novel server-side aggregation strategy for federated learning",
+        weighting=ByAccuracy(times_size=times_size),
+    )

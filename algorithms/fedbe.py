@@ -1,0 +1,259 @@
+"""FedBE: the server distils a Bayesian ensemble, models drawn around the clients', into their average.
+
+Source: Chen, Chao (2021): FedBE: making Bayesian model ensemble applicable to federated learning. ICLR. Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedsweep.components.base import ComponentReport
+from fedsweep.components.refinement import Refinement
+from fedsweep.components.weighting import by_samples
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep.streams import Stream
+from fedsweep.submodel import FULL_MODEL
+
+from .parts.distilling import BatchNorm, Student, batches
+from .parts.ensembles import ensemble_logits, model_logits, server_inputs
+
+Posterior = Literal["gaussian", "authors", "dirichlet"]
+
+
+def draws(
+    posterior: Posterior,
+    number: int,
+    *,
+    models_MP: Tensor,
+    samples_M: Tensor,
+    start: Tensor,
+    shapes: Sequence[int],
+    spread: float,
+    stream: Stream,
+) -> Tensor:
+    """Parameters [number, P] drawn around the clients'.
+
+    Args:
+        posterior: ``"gaussian"``: around their mean, each value with their variance; ``"authors"``: per tensor around
+            the mean of their normalised moves, as in the program; ``"dirichlet"``: random convex combinations.
+        number: How many.
+        models_MP: The clients' parameters.
+        samples_M: Their numbers of samples.
+        start: What they started from [P].
+        shapes: Values in each of the model's tensors, in order; they sum to P.
+        spread: Factor of the standard deviation; for ``"dirichlet"`` the concentration.
+        stream: Where the numbers come from.
+
+    Source: Chen and Chao (2021), section 3.2. Reading: in the program the variance of normalised moves is at least
+    1e-5, and a client that did not move counts as a move of 0.
+    """
+    models, shares = models_MP.double(), samples_M.double() / samples_M.sum()
+    if posterior == "dirichlet":
+        mixes = torch.from_numpy(stream.numpy().dirichlet([spread] * len(models), size=number))
+        mixes = mixes * samples_M.double()
+        return (mixes / mixes.sum(dim=1, keepdim=True)) @ models
+    noise = torch.randn(number, models.shape[1], generator=stream.torch(), dtype=torch.float64)
+    if posterior == "gaussian":
+        mean = shares @ models
+        return mean + spread * (shares @ (models - mean).square()).sqrt() * noise
+    parts = []
+    for moves, own in zip((models - start).split(list(shapes), dim=1), noise.split(list(shapes), dim=1), strict=True):  # type: ignore[no-untyped-call]
+        norms = moves.norm(dim=1, keepdim=True)
+        directions = torch.where(norms > 0, moves / norms, 0.0)
+        deviation = directions.var(dim=0, correction=0).clamp_min(1e-5).sqrt()
+        parts.append(norms.mean() * (directions.mean(dim=0) + spread * deviation * own))
+    return start.double() + torch.cat(parts, dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BayesianEnsemble(Refinement):
+    """SGD with averaged weights on ``KL(sharpened mean of the teachers' probabilities || student)``.
+
+    The teachers are models drawn around the clients', the aggregate, and the clients' models.
+
+    Attributes:
+        posterior: See :func:`draws`.
+        samples: Models drawn, at least 0.
+        spread: See :func:`draws`, at least 0; a concentration is above 0.
+        with_average: The aggregate is a teacher.
+        with_clients: The clients' models are teachers.
+        sharpening: The teachers' mean is taken to the power of 1 / this; above 0.
+        epochs: Passes over the server's inputs, at least 1.
+        learning_rate: Above 0.
+        momentum: At least 0 and below 1.
+        weight_decay: At least 0.
+        batch_size: At least 1.
+        average_from: Share of the steps before the student's weights are averaged, 0 to 1.
+        average_every: Steps between two of the averaged weights, at least 1.
+        batch_norm: Whether batch norm's statistics follow the server's inputs; then they are read anew at the end.
+
+    Source: Chen and Chao (2021), Algorithm 1 and section 4; the program's constants. Reading: drawn models have the
+    aggregate's buffers, since drawn variances could be negative; a run too short to be averaged keeps its last weights.
+    """
+
+    needs_updates: ClassVar[bool] = True
+    posterior: Posterior
+    samples: int
+    spread: float
+    with_average: bool
+    with_clients: bool
+    sharpening: float
+    epochs: int
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+    batch_size: int
+    average_from: float
+    average_every: int
+    batch_norm: BatchNorm
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("epochs", "batch_size", "average_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"method.{name} must be at least 1, but got {getattr(self, name)}")
+        for name in ("sharpening", "learning_rate") + (("spread",) if self.posterior == "dirichlet" else ()):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"method.{name} must be a number above 0, but got {getattr(self, name)}")
+        for name in ("samples", "spread", "weight_decay"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"method.{name} must be a number of at least 0, but got {getattr(self, name)}")
+        if not 0 <= self.momentum < 1 or not 0 <= self.average_from <= 1:
+            raise ConfigError(
+                "method.momentum must be at least 0 and below 1 and method.average_from from 0 to 1, but got"
+                f" {self.momentum} and {self.average_from}"
+            )
+        if not (self.samples or self.with_average or self.with_clients):
+            raise ConfigError("fedbe needs teachers; set method.samples, method.with_average or method.with_clients")
+
+    def init(self, context: ServerContext) -> State:
+        return {"inputs": server_inputs(context, "fedbe"), "loss": None}
+
+    def refine(
+        self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        inputs = state["inputs"]
+        targets = self._targets(vector, updates, sync, inputs)
+        student = Student(vector, sync, batch_norm=self.batch_norm)
+        optimizer = torch.optim.SGD(
+            student.module.parameters(),
+            lr=self.learning_rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            foreach=False,
+        )
+        steps = self.epochs * max(1, len(inputs) // self.batch_size)
+        size, total, averaged, losses = sync.layout.num_params, torch.zeros(()), 0, []
+        for step, index in enumerate(islice(batches(len(inputs), self.batch_size, sync.stream), steps), start=1):
+            losses.append(
+                student.step(optimizer, inputs[index], targets[index], temperature=1.0, clip_norm=float("inf"))
+            )
+            if step >= self.average_from * steps and step % self.average_every == 0:
+                total, averaged = total + student.vector()[:size].double(), averaged + 1
+                sync.working(f"distilling: step {step} of {steps}, loss {losses[-1]:.4f}")
+        found = student.vector()
+        if averaged:
+            found[:size] = total / averaged
+            found = student.with_statistics(found, inputs) if self.batch_norm == "proxy" else found
+        return found, {**state, "loss": sum(losses) / len(losses)}
+
+    def _targets(self, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext, inputs: Tensor) -> Tensor:
+        """The teachers' sharpened mean probabilities [B, C]."""
+        logits = [ensemble_logits(updates, sync, inputs)] if self.with_clients else []
+        full = ([vector] if self.with_average else []) + self._drawn(vector, updates, sync)
+        if full:
+            logits.append(model_logits(full, sync, inputs))
+        sharp = torch.cat(logits).softmax(dim=2).mean(dim=0) ** (1 / self.sharpening)
+        return sharp / sharp.sum(dim=1, keepdim=True)
+
+    def _drawn(self, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext) -> list[Tensor]:
+        if not self.samples:
+            return []
+        if any(u.submodel != FULL_MODEL for u in updates):
+            raise ConfigError(
+                "fedbe draws models around the clients' whole models, but some clients trained sub-models; set"
+                " method.samples=0, or leave out the method that gives clients sub-models"
+            )
+        params = slice(sync.layout.num_params)
+        found = draws(
+            self.posterior,
+            self.samples,
+            models_MP=torch.stack([u.vector[params] for u in updates if u.vector is not None]),
+            samples_M=by_samples(updates),
+            start=sync.vector[params],
+            shapes=[value.numel() for value in sync.layout.params(sync.vector).values()],
+            spread=self.spread,
+            stream=sync.stream.child("posterior"),
+        )
+        return [torch.cat([row.to(vector.dtype), vector[params.stop :]]) for row in found]
+
+    def report(self, state: State) -> ComponentReport:
+        """The mean loss of the round's distillation."""
+        return ComponentReport(metrics={} if state["loss"] is None else {"distillation_loss": state["loss"]})
+
+
+def fedbe(
+    *,
+    posterior: Posterior = "gaussian",
+    samples: int = 10,
+    spread: float = 1.0,
+    with_average: bool = True,
+    with_clients: bool = True,
+    sharpening: float = 0.5,
+    epochs: int = 20,
+    learning_rate: float = 1e-3,
+    momentum: float = 0.9,
+    weight_decay: float = 1e-5,
+    batch_size: int = 128,
+    average_from: float = 0.32,
+    average_every: int = 25,
+    batch_norm: BatchNorm = "proxy",
+) -> FederatedMethod:
+    """FedAvg, then distillation of a Bayesian ensemble on the server's unlabelled data.
+
+    Args:
+        posterior: gaussian: around the clients' mean, each value with their variance (the paper); authors: around the
+            mean of their normalised moves, per tensor, with spread 0.1 (the program); dirichlet: random convex
+            combinations of the clients' models.
+        samples: Models drawn from it.
+        spread: Factor of its standard deviation; the concentration of dirichlet.
+        with_average: The average is a teacher, too.
+        with_clients: The clients' models are teachers, too.
+        sharpening: The teachers' mean probabilities are taken to the power of 1 / this.
+        epochs: Passes over the proxy data a round; 0 is FedAvg bit for bit.
+        learning_rate: The server's SGD.
+        momentum: The server's SGD.
+        weight_decay: The server's SGD.
+        batch_size: Proxy samples a step.
+        average_from: Share of the steps before the student's weights are averaged; 0.32 is the authors' 500 of 1,580.
+        average_every: Steps between two of the averaged weights.
+        batch_norm: proxy: batch norm's statistics follow the proxy data; frozen: they stay the clients' mean.
+    """
+    source = "Chen and Chao (2021), FedBE: making Bayesian model ensemble applicable to federated learning"
+    if not epochs:
+        return FederatedMethod(name="fedbe", source=source)
+    refinement = BayesianEnsemble(
+        posterior=posterior,
+        samples=samples,
+        spread=spread,
+        with_average=with_average,
+        with_clients=with_clients,
+        sharpening=sharpening,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        batch_size=batch_size,
+        average_from=average_from,
+        average_every=average_every,
+        batch_norm=batch_norm,
+    )
+    return FederatedMethod(name="fedbe", source=source, refinements=(refinement,))

@@ -1,0 +1,167 @@
+"""FedDF: the server distils the ensemble of the clients' models into their average, on data without labels.
+
+Source: Lin, Kong, Stich, Jaggi (2020): Ensemble distillation for robust model fusion in federated learning. NeurIPS.
+Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedsweep.components.base import ComponentReport
+from fedsweep.components.refinement import Refinement
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+
+from .parts.distilling import BatchNorm, Student, batches, cosine_rate
+from .parts.ensembles import ensemble_logits, server_inputs
+
+Keep = Literal["best", "last"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distilled(Refinement):
+    """Adam steps on ``KL(softmax(mean of the clients' logits / T) || student)`` from the aggregate.
+
+    Attributes:
+        steps: At most this many, at least 1.
+        patience: Steps without a better validation accuracy after which it ends, at least 1.
+        check_every: Steps from one validation to the next, at least 1.
+        learning_rate: Falls to 0 along half a cosine over ``steps``; above 0.
+        batch_size: At least 1.
+        temperature: T, above 0.
+        clip_norm: Greatest norm of a gradient, above 0.
+        keep: The student that was best on the validation data, or the last; None: best where there is such data.
+        batch_norm: Whether batch norm's statistics follow the server's inputs.
+
+    Source: Lin et al. (2020), Algorithm 1, and the authors' program: logits are averaged, not probabilities; no factor
+    T^2; the best student is kept, against which the average itself does not compete. Reading: the last step is
+    validated, too, so that short runs have a best student.
+    """
+
+    needs_updates: ClassVar[bool] = True
+    steps: int
+    patience: int
+    check_every: int
+    learning_rate: float
+    batch_size: int
+    temperature: float
+    clip_norm: float
+    keep: Keep | None
+    batch_norm: BatchNorm
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("steps", "patience", "check_every", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"method.{name} must be at least 1, but got {getattr(self, name)}")
+        for name in ("learning_rate", "temperature", "clip_norm"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"method.{name} must be above 0, but got {getattr(self, name)}")
+
+    def init(self, context: ServerContext) -> State:
+        """The server's inputs, and validation data where it is needed.
+
+        Raises:
+            ConfigError: Data is needed but not there.
+        """
+        validation = context.validation_data
+        if self.keep == "best" and validation is None:
+            raise ConfigError(
+                "method.keep=best needs validation data on the server, but the scenario has none; set"
+                " scenario.server_data.validation=0.05, say, or method.keep=last"
+            )
+        judged = validation is not None and self.keep != "last"
+        return {
+            "inputs": server_inputs(context, "feddf"),
+            "validation": validation if judged else None,
+            "loss": None,
+            "steps": 0,
+        }
+
+    def refine(
+        self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        inputs, validation = state["inputs"], state["validation"]
+        targets = (ensemble_logits(updates, sync, inputs).mean(dim=0) / self.temperature).softmax(dim=1)
+        student = Student(vector, sync, batch_norm=self.batch_norm)
+        optimizer = torch.optim.Adam(student.module.parameters(), lr=self.learning_rate, foreach=False)
+        found, best, best_step, losses = vector, -1.0, 0, []
+        orders = batches(len(inputs), self.batch_size, sync.stream)
+        for step, index in enumerate(islice(orders, self.steps), start=1):
+            optimizer.param_groups[0]["lr"] = self.learning_rate * cosine_rate(step - 1, self.steps)
+            losses.append(
+                student.step(
+                    optimizer,
+                    inputs[index],
+                    targets[index],
+                    temperature=self.temperature,
+                    clip_norm=self.clip_norm,
+                )
+            )
+            if step % self.check_every and step < self.steps:
+                continue
+            sync.working(f"distilling: step {step} of {self.steps}, loss {losses[-1]:.4f}")
+            accuracy = 0.0 if validation is None else student.accuracy(*validation)
+            if validation is None or accuracy > best:
+                found, best, best_step = student.vector(), accuracy, step
+            elif step - best_step >= self.patience:
+                break
+        return found, {**state, "loss": sum(losses) / len(losses), "steps": len(losses)}
+
+    def report(self, state: State) -> ComponentReport:
+        """The mean loss of the round's distillation, and how long it was."""
+        if state["loss"] is None:
+            return ComponentReport()
+        return ComponentReport(metrics={"distillation_loss": state["loss"], "distillation_steps": state["steps"]})
+
+
+def feddf(
+    *,
+    steps: int = 10_000,
+    patience: int = 1_000,
+    check_every: int = 100,
+    learning_rate: float = 1e-3,
+    batch_size: int = 128,
+    temperature: float = 1.0,
+    clip_norm: float = 5.0,
+    keep: Keep | None = None,
+    batch_norm: BatchNorm = "proxy",
+) -> FederatedMethod:
+    """FedAvg, then ensemble distillation on the server's unlabelled data.
+
+    Args:
+        steps: Of the distillation a round, at most; 0 is FedAvg bit for bit. The paper's number is for tens of
+            thousands of proxy samples.
+        patience: Steps without a better validation accuracy after which it ends.
+        check_every: Steps from one validation to the next.
+        learning_rate: Adam's; falls to 0 along half a cosine.
+        batch_size: Proxy samples a step.
+        temperature: Of the softmax, on both sides.
+        clip_norm: Greatest norm of a gradient.
+        keep: best: the student that was best on the validation data; last; null: best where the scenario has
+            validation data.
+        batch_norm: proxy: batch norm's statistics follow the proxy data; frozen: they stay the clients' mean.
+    """
+    source = "Lin et al. (2020), Ensemble distillation for robust model fusion in federated learning"
+    if not steps:
+        return FederatedMethod(name="feddf", source=source)
+    refinement = Distilled(
+        steps=steps,
+        patience=patience,
+        check_every=check_every,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        temperature=temperature,
+        clip_norm=clip_norm,
+        keep=keep,
+        batch_norm=batch_norm,
+    )
+    return FederatedMethod(name="feddf", source=source, refinements=(refinement,))

@@ -1,0 +1,110 @@
+"""FedDyn: a penalty that moves with each client's past makes the clients' optima meet at that of their mean.
+
+Source: Acar et al. (2021): Federated learning based on dynamic regularization. ICLR. Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedsweep.components.base import ComponentReport
+from fedsweep.components.evaluation import GlobalModel
+from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
+from fedsweep.components.server_update import ServerUpdate, mean_of_updates
+from fedsweep.components.weighting import Uniform
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep.trees import ParamTree
+
+from .parts.mean_models import MeanOfModels, Of
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicRegularizer(LocalTerm):
+    """The gradient of ``strength * (<H_k, params> + 1/2 ||params - anchor||^2)``; H_k is the sum of the client's moves.
+
+    Attributes:
+        strength: Above 0.
+
+    Source: Acar et al. (2021), Eq. 1. Reading: H_k is the paper's ``- grad L_k / strength``, so that the memory has
+    the parameters' unit and the strength may change.
+    """
+
+    stateful: ClassVar[bool] = True
+    strength: float
+    name: str = "feddyn"
+
+    def init(self, params: ParamTree) -> Memory:
+        return {name: torch.zeros_like(value, device="cpu") for name, value in params.items()}
+
+    def gradient(self, step: LocalStep) -> ParamTree:
+        return {
+            name: self.strength * (value.detach() - step.anchor[name] + torch.as_tensor(step.memory[name]).to(value))
+            for name, value in step.params.items()
+        }
+
+    def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, dict[str, Tensor]]:
+        moves = {name: (value.detach() - work.anchor[name]).cpu() for name, value in work.params.items()}
+        return {name: torch.as_tensor(memory[name]) + move for name, move in moves.items()}, {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddMeanMove(ServerUpdate):
+    """``w <- mean + H`` with H the mean over all N clients of the sums of their moves; buffers take the mean.
+
+    Source: Acar et al. (2021), Algorithm 1. H is the paper's ``- h / strength``: the strength cancels.
+    """
+
+    needs_updates: ClassVar[bool] = True
+
+    def init(self, context: ServerContext) -> State:
+        return {"moves": torch.zeros_like(context.vector[: context.layout.num_params]), "clients": context.num_clients}
+
+    def apply(
+        self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        vector, size = mean_of_updates(updates, weights, sync), sync.layout.num_params
+        total = torch.zeros(size, dtype=torch.float64)
+        for update in updates:
+            if update.vector is None:
+                raise ValueError("FedDyn's server needs the attendees' models")
+            held = update.submodel.embed(update.vector, sync.layout)
+            move = held.vector[:size].double() - sync.anchors[update.anchor_version][:size]
+            total += move if held.cover is None else move.masked_fill(~held.cover[:size], 0.0)
+        moves = state["moves"] + (total / state["clients"]).to(vector.dtype)
+        vector[:size] += moves
+        return vector, {**state, "moves": moves}
+
+    def report(self, state: State) -> ComponentReport:
+        return ComponentReport(metrics={"feddyn_offset_norm": float(state["moves"].double().norm())})
+
+
+def feddyn(
+    *, strength: float = 0.1, penalty: Literal["dynamic", "none"] = "dynamic", tested: Literal["server", Of] = "server"
+) -> FederatedMethod:
+    """FedDyn; clients count alike whatever their sizes, so the optimum is that of the mean of their losses.
+
+    Args:
+        strength: Of the penalty, at least 0; 0 is FedAvg bit for bit. 0.1 is DynamicFL's choice.
+        penalty: dynamic; or none: the server's side alone, which DynamicFL's program comes to, as its penalties are 0.
+        tested: server; or the mean of the round's clients' (active) or of all clients' last models (all: the authors).
+    """
+    if not 0 <= strength < float("inf"):
+        raise ConfigError(f"method.strength must be a number of at least 0, but got {strength}")
+    source = "Acar et al. (2021), Federated learning based on dynamic regularization"
+    if not strength:
+        return FederatedMethod(name="feddyn", source=source)
+    return FederatedMethod(
+        name="feddyn",
+        source=source,
+        terms=(DynamicRegularizer(strength=strength),) if penalty == "dynamic" else (),
+        weighting=Uniform(),
+        server_update=AddMeanMove(),
+        evaluation=GlobalModel() if tested == "server" else MeanOfModels(of=tested),
+    )

@@ -1,0 +1,72 @@
+"""FedEnsemble: FedAvg, tested as the ensemble of the clients' models.
+
+Source: the baseline of Zhu, Hong, Zhou (2021): Data-free knowledge distillation for heterogeneous federated learning.
+ICML; and of DynamicFL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from fedsweep.components.evaluation import Evaluation
+from fedsweep.method import FederatedMethod
+from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+
+from .parts.ensembles import forward, upload_logits
+
+Members = Literal["participants", "all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumOfLogits(Evaluation):
+    """The sum of the members' logits; the server's model answers where nobody took part.
+
+    Attributes:
+        members: ``"participants"``: the clients of the last aggregation, as in DynamicFL's program; ``"all"``: all
+            clients, as in the authors', where those who did not take part hold the model that the round began with.
+
+    Source: the programs. Reading: raw logits, neither weighted by samples nor turned into probabilities; the loss is
+    that of their sum, as in the authors' program. Each member has its own buffers.
+    """
+
+    needs_updates: ClassVar[bool] = True
+    members: Members = "participants"
+
+    def init(self, context: ServerContext) -> State:
+        return {"num_clients": context.num_clients, "sent": None}
+
+    def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
+        """Keeps the model that was sent last, where it belongs to the ensemble."""
+        if self.members == "participants" or not updates:
+            return state
+        sent = sync.anchors[max(u.anchor_version for u in updates)]
+        return {**state, "sent": {name: value.clone() for name, value in sync.layout.views(sent).items()}}
+
+    def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
+        if not updates:
+            logits: Tensor = model(inputs)
+            return logits
+        total = sum(upload_logits(model, update, inputs) for update in updates)
+        others = state["num_clients"] - len(updates)
+        if state["sent"] is not None and others:
+            sent = {name: value.to(inputs.device) for name, value in state["sent"].items()}
+            total = total + others * forward(model, sent, inputs)
+        return total  # type: ignore[return-value]
+
+
+def fedensemble(*, members: Members = "participants") -> FederatedMethod:
+    """FedAvg; what is tested is the sum of the clients' logits. The models that travel are FedAvg's bit for bit.
+
+    Args:
+        members: participants: the clients of the round's last aggregation (DynamicFL); all: all clients, where those
+            who did not take part hold the model that the round began with (FedGen's authors).
+    """
+    return FederatedMethod(
+        name="fedensemble",
+        source="Zhu et al. (2021), Data-free knowledge distillation for heterogeneous federated learning",
+        evaluation=SumOfLogits(members=members),
+    )

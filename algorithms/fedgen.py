@@ -1,0 +1,394 @@
+"""FedGen: the server learns a generator of features from the clients' heads, and sends it to the clients.
+
+Source: Zhu, Hong, Zhou (2021): Data-free knowledge distillation for heterogeneous federated learning. ICML.
+
+Shape letters: B samples, C classes, D features, E noise, H hidden neurons, M attendees, N clients.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedsweep.components.base import ComponentReport
+from fedsweep.components.local import LocalStep, LocalTerm
+from fedsweep.components.refinement import Refinement
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.models.network import Network
+from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
+from fedsweep.streams import Stream
+from fedsweep.submodel import FULL_MODEL
+from fedsweep.trees import load_vector
+
+Teacher = Literal["clients", "logits", "global"]
+Variant = Literal["authors", "dynamicfl"]
+
+_STATISTICS = ("mean", "variance")
+
+
+def new_generator(noise: int, hidden: int, features: int, num_classes: int, *, stream: Stream) -> dict[str, Tensor]:
+    """Parameters and statistics of an untrained generator: linear to H, batch norm, ReLU, linear to D."""
+    draws = stream.torch()
+
+    def uniform(fan_in: int, *shape: int) -> Tensor:
+        """As torch starts a linear layer."""
+        return torch.empty(*shape).uniform_(-1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=draws)
+
+    inputs = noise + num_classes
+    return {
+        "hidden_weight": uniform(inputs, hidden, inputs),
+        "hidden_bias": uniform(inputs, hidden),
+        "norm_weight": torch.ones(hidden),
+        "norm_bias": torch.zeros(hidden),
+        "feature_weight": uniform(hidden, features, hidden),
+        "feature_bias": uniform(hidden, features),
+        "mean": torch.zeros(hidden),
+        "variance": torch.ones(hidden),
+    }
+
+
+def generated(values: Mapping[str, Tensor], noise_BE: Tensor, labels_B: Tensor, *, training: bool) -> Tensor:
+    """Features [B, D] for noise and labels.
+
+    Args:
+        values: See :func:`new_generator`; the statistics are updated in place where ``training``.
+        noise_BE: Uniform in 0..1.
+        labels_B: Classes.
+        training: Batch norm uses the batch's statistics.
+    """
+    num_classes = values["hidden_weight"].shape[1] - noise_BE.shape[1]
+    joined = torch.cat([noise_BE, F.one_hot(labels_B, num_classes).to(noise_BE)], dim=1)
+    hidden = F.batch_norm(
+        F.linear(joined, values["hidden_weight"], values["hidden_bias"]),
+        values["mean"],
+        values["variance"],
+        values["norm_weight"],
+        values["norm_bias"],
+        training=training,
+    )
+    return F.linear(hidden.relu(), values["feature_weight"], values["feature_bias"])
+
+
+def drawn(size: int, labels_C: Tensor, noise: int, *, stream: Stream, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Noise [size, noise] and labels [size], uniform over the classes that are allowed.
+
+    Args:
+        size: B.
+        labels_C: Which classes are allowed (bool).
+        noise: E.
+        stream: Where the numbers come from.
+        like: Whose type and device the noise has.
+    """
+    generator = stream.torch()
+    found = torch.rand(size, noise, generator=generator, dtype=like.dtype)
+    allowed = torch.nonzero(labels_C.cpu())[:, 0]
+    labels = allowed[torch.randint(len(allowed), (size,), generator=generator)]
+    return found.to(like.device), labels.to(like.device)
+
+
+def diversity(noise_BE: Tensor, features_BD: Tensor) -> Tensor:
+    """``exp(-mean_ij(mean_d |z_i - z_j| * mean_e (e_i - e_j)^2))``: 1 where all features are alike, less the wider."""
+    apart = (features_BD[:, None] - features_BD).abs().mean(dim=2)
+    noise = (noise_BE[:, None] - noise_BE).square().mean(dim=2)
+    return torch.exp(-(apart * noise).mean())
+
+
+def _at_least_0(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"method.{name} must be a number of at least 0, but got {value}")
+
+
+def _factor(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value <= 1:
+            raise ConfigError(f"method.{name} must be above 0 and at most 1, but got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedLatents(LocalTerm):
+    """``a_r CE(head(G(e, y')), y') + b_r KL(softmax(head(G(e, y))) || softmax(f(x)))``, y' drawn, y the batch's labels.
+
+    In round r from 0, ``a_r = max(1e-4, strength * decay^r)`` and ``b_r`` likewise. The second target has no gradient.
+
+    Attributes:
+        strength: Of the first part, at least 0; 0: it is left out.
+        consistency: Of the second part, the same.
+        decay: Above 0, at most 1.
+        noise_width: E.
+
+    Source: Zhu et al. (2021), Algorithm 1, and the authors' program, which has the second part. Reading: as many
+    features are drawn as the batch has samples; in the program both numbers are 32.
+    """
+
+    needs_anchor: ClassVar[bool] = False
+    strength: float
+    consistency: float
+    decay: float
+    noise_width: int
+    name: str = "fedgen"
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _at_least_0(strength=self.strength, consistency=self.consistency)
+        _factor(strength_decay=self.decay)
+
+    def loss(self, step: LocalStep) -> Tensor | None:
+        if "generator/mean" not in step.broadcast:
+            return None
+        values = {
+            name.removeprefix("generator/"): value.to(step.inputs.device)
+            for name, value in step.broadcast.items()
+            if name.startswith("generator/")
+        }
+        num_classes = values["hidden_weight"].shape[1] - self.noise_width
+        allowed = step.broadcast.get("labels", torch.ones(num_classes, dtype=torch.bool))
+        noise, labels = drawn(
+            len(step.targets), allowed, self.noise_width, stream=step.stream.child("fedgen"), like=values["mean"]
+        )
+        # The stream's key has the round; a step has no other word of it.
+        factor = self.decay ** (int(step.stream.key[2]) - 1)
+        total = torch.zeros((), dtype=noise.dtype, device=noise.device)
+        if self.strength:
+            logits = self._head(step, generated(values, noise, labels, training=False))
+            total = total + max(1e-4, self.strength * factor) * F.cross_entropy(logits, labels)
+        if self.consistency:
+            with torch.no_grad():
+                target = self._head(step, generated(values, noise, step.targets, training=False)).softmax(dim=1)
+            divergence = F.kl_div(step.logits.log_softmax(dim=1), target, reduction="batchmean")
+            total = total + max(1e-4, self.consistency * factor) * divergence
+        return total
+
+    def _head(self, step: LocalStep, features: Tensor) -> Tensor:
+        if step.features.shape[1] != features.shape[1]:
+            raise ConfigError(
+                f"fedgen needs clients that train the whole model, but a head reads {step.features.shape[1]} features"
+                f" here and {features.shape[1]} on the server; leave out the method that gives clients sub-models"
+            )
+        return step.head(features)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentGenerator(Refinement):
+    """Trains the generator on the attendees' heads at each round's end; the clients get it from the next round on.
+
+    Attributes:
+        teacher: ``"clients"``: the heads' cross-entropies, weighted by how many samples of the class each client has;
+            ``"logits"``: the cross-entropy of the heads' mean logits (the paper); ``"global"``: the aggregate's head.
+        variant: ``"authors"``, or ``"dynamicfl"``: see :func:`fedgen`.
+        noise_width: E, at least 1.
+        hidden_width: H, at least 1.
+        steps: Of the generator a round, at least 1.
+        batch_size: Features a step, at least 2.
+        learning_rate: Adam's, above 0; in round t times ``decay ** (t - 1)``.
+        decay: Above 0, at most 1.
+        weight_decay: At least 0.
+        diversity: Factor of :func:`diversity`, at least 0.
+
+    Source: Zhu et al. (2021), Eq. 4 and Algorithm 1; the authors' program for weights, constants and the diversity.
+    Reading: each feature's loss has the weight of its own class; in the program the product of losses and weights is
+    a matrix, B by B, so that their means are multiplied. Class counts are those that clients register, not those of
+    the batches that they happened to draw.
+    """
+
+    needs_updates: ClassVar[bool] = True
+    teacher: Teacher
+    variant: Variant
+    noise_width: int
+    hidden_width: int
+    steps: int
+    batch_size: int
+    learning_rate: float
+    decay: float
+    weight_decay: float
+    diversity: float
+
+    def __post_init__(self) -> None:
+        """Check the ranges; messages have the names of :func:`fedgen`'s parameters."""
+        _at_least_0(generator_weight_decay=self.weight_decay, diversity=self.diversity)
+        _factor(generator_decay=self.decay)
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError(f"method.generator_learning_rate must be a number above 0, but got {self.learning_rate}")
+        counts = {"noise_width": self.noise_width, "hidden_width": self.hidden_width, "generator_steps": self.steps}
+        for name, number in (counts | {"generator_batch": self.batch_size}).items():
+            least = 2 if name == "generator_batch" else 1  # batch norm needs two
+            if number < least:
+                raise ConfigError(f"method.{name} must be at least {least}, but got {number}")
+
+    def registration(self) -> tuple[str, ...]:
+        return ("label_counts",)
+
+    def init(self, context: ServerContext) -> State:
+        """An untrained generator.
+
+        Raises:
+            ConfigError: The network does not say where its features are.
+        """
+        model = context.model
+        if not getattr(model, "has_features", False):
+            raise ConfigError(
+                f"fedgen generates what a model's head reads, but model {type(model).__name__} has no features and"
+                " head; use a built-in model or give yours the methods features and head"
+            )
+        sizes = (self.noise_width, self.hidden_width, cast(Network, model).feature_width, context.num_classes)
+        fresh = new_generator(*sizes, stream=context.stream)
+        return {
+            "generator": {name: value.to(context.layout.dtype) for name, value in fresh.items()},
+            "adam": None,
+            "counts": torch.stack([torch.from_numpy(p.label_counts) for p in context.profiles]).double(),
+            "seen": torch.zeros(context.num_clients, context.num_classes, dtype=torch.float64),
+            "sent": self.variant == "dynamicfl",
+            "loss": None,
+        }
+
+    def broadcast(self, state: State, client: int) -> Payload:
+        """The generator, and the classes to draw where those are not all."""
+        if not state["sent"]:
+            return {}
+        counts = state["counts"][client] if self.variant == "dynamicfl" else state["counts"].sum(dim=0)
+        labels = {} if bool((counts > 0).all()) else {"labels": counts > 0}
+        return {f"generator/{name}": value for name, value in state["generator"].items()} | labels
+
+    def refine(
+        self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        if any(u.submodel != FULL_MODEL for u in updates):
+            raise ConfigError("fedgen needs clients that train the whole model; leave out what gives them sub-models")
+        counts = state["counts"][[u.client for u in updates]]
+        if self.variant == "dynamicfl":
+            seen = state["seen"].clone()
+            seen[[u.client for u in updates]] += counts
+            state, counts = {**state, "seen": seen}, seen[[u.client for u in updates]]
+        labels, weights = self._weights(counts)
+        if not bool(labels.any()):
+            return vector, state
+        models = [u.vector for u in updates if u.vector is not None] if self.teacher != "global" else [vector]
+        return vector, {**state, **self._trained(state, models, labels, weights, sync), "sent": True}
+
+    def _weights(self, counts_MC: Tensor) -> tuple[Tensor, Tensor]:
+        """The classes to train on [C], and each head's weight in each class [M, C]."""
+        if self.variant == "dynamicfl":
+            return (counts_MC >= 2).any(dim=0), counts_MC / (counts_MC.sum(dim=0) + 1e-8)
+        return (counts_MC > 0).any(dim=0), (counts_MC + 1) / (counts_MC + 1).sum(dim=0)
+
+    def _trained(
+        self, state: State, models: Sequence[Tensor], labels_C: Tensor, weights_MC: Tensor, sync: SyncContext
+    ) -> State:
+        heads = [_teacher(sync, vector) for vector in models]
+        values = {name: value.to(sync.device, copy=True) for name, value in state["generator"].items()}
+        params = {name: value.requires_grad_() for name, value in values.items() if name not in _STATISTICS}
+        optimizer = torch.optim.Adam(
+            params.values(),
+            lr=self.learning_rate * self.decay ** (sync.round - 1),
+            weight_decay=self.weight_decay,
+            foreach=False,
+        )
+        for name, kept in (state["adam"] or {}).items():
+            # Adam's count of steps stays on the CPU.
+            optimizer.state[params[name]] = {
+                key: value.to("cpu" if key == "step" else sync.device, copy=True) for key, value in kept.items()
+            }
+        weights, total = weights_MC.to(device=sync.device, dtype=values["mean"].dtype), 0.0
+        for number in range(self.steps):
+            noise, labels = drawn(
+                self.batch_size, labels_C, self.noise_width, stream=sync.stream.child(number), like=values["mean"]
+            )
+            loss = self._loss(values, heads, weights, noise, labels)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += float(loss.detach())
+        return {
+            "generator": {name: value.detach().cpu() for name, value in values.items()},
+            "adam": {name: {k: v.cpu() for k, v in optimizer.state[p].items()} for name, p in params.items()},
+            "loss": total / self.steps,
+        }
+
+    def _loss(
+        self, values: Mapping[str, Tensor], heads: Sequence[Network], weights_MC: Tensor, noise: Tensor, labels: Tensor
+    ) -> Tensor:
+        features = generated(values, noise, labels, training=True)
+        logits = torch.stack([head.head(features) for head in heads])
+        if self.teacher == "clients":
+            each = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(heads)), reduction="none")
+            loss = (weights_MC[:, labels] * each.view(len(heads), -1)).mean(dim=1).sum()
+        else:
+            loss = F.cross_entropy(logits.mean(dim=0), labels)
+        return loss + self.diversity * diversity(noise, features) if self.diversity else loss
+
+    def report(self, state: State) -> ComponentReport:
+        """The generator's mean loss in the round."""
+        return ComponentReport(metrics={} if state["loss"] is None else {"generator_loss": state["loss"]})
+
+
+def _teacher(sync: SyncContext, vector: Tensor) -> Network:
+    """A frozen copy of the model under other values, in evaluation mode."""
+    model = copy.deepcopy(sync.model).eval().requires_grad_(False)
+    load_vector(model, sync.layout, vector)
+    return cast(Network, model.to(sync.device))
+
+
+def fedgen(
+    *,
+    strength: float = 10.0,
+    consistency: float = 10.0,
+    strength_decay: float = 0.98,
+    teacher: Teacher = "clients",
+    variant: Variant = "authors",
+    noise_width: int = 32,
+    hidden_width: int = 256,
+    generator_steps: int = 50,
+    generator_batch: int = 32,
+    generator_learning_rate: float = 3e-4,
+    generator_decay: float = 0.98,
+    generator_weight_decay: float = 1e-2,
+    diversity: float = 1.0,
+) -> FederatedMethod:
+    """FedAvg with a generator of features, learned from the clients' heads; defaults of the authors' MNIST runs.
+
+    Args:
+        strength: Of the cross-entropy on generated features; with consistency 0, too, it is FedAvg bit for bit.
+        consistency: Of the divergence between predictions of inputs and of features generated for their labels; the
+            paper has none.
+        strength_decay: Both strengths fall by this factor a round, down to 1e-4.
+        teacher: clients: the heads' cross-entropies weighted by class counts (the authors' program); logits: of their
+            mean logits (the paper); global: of the averaged model's head (DynaFed).
+        variant: authors; or dynamicfl, as DynamicFL's program runs it: clients use the untrained generator in round 1
+            and draw their own classes, class counts add up over rounds and weigh without smoothing, a class needs two
+            samples.
+        noise_width: Noise per feature vector; DynamicFL and the authors have 64 on CIFAR.
+        hidden_width: Neurons of the generator; DynamicFL and the authors have 512 on CIFAR.
+        generator_steps: Adam steps of the generator a round.
+        generator_batch: Feature vectors a step.
+        generator_learning_rate: In the first round; DynamicFL prints 1e-4.
+        generator_decay: It falls by this factor a round.
+        generator_weight_decay: Adam's.
+        diversity: Weight of the term that keeps features of different noise apart.
+    """
+    source = "Zhu et al. (2021), Data-free knowledge distillation for heterogeneous federated learning"
+    if not strength and not consistency:
+        return FederatedMethod(name="fedgen", source=source)
+    latents = GeneratedLatents(
+        strength=strength, consistency=consistency, decay=strength_decay, noise_width=noise_width
+    )
+    generator = LatentGenerator(
+        teacher=teacher,
+        variant=variant,
+        noise_width=noise_width,
+        hidden_width=hidden_width,
+        steps=generator_steps,
+        batch_size=generator_batch,
+        learning_rate=generator_learning_rate,
+        decay=generator_decay,
+        weight_decay=generator_weight_decay,
+        diversity=diversity,
+    )
+    return FederatedMethod(name="fedgen", source=source, terms=(latents,), refinements=(generator,))

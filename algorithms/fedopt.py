@@ -1,0 +1,162 @@
+"""FedAvgM, FedAdagrad, FedAdam and FedYogi: the clients' mean move is a gradient for an optimiser on the server.
+
+Source: Hsu, Qi, Brown (2019): Measuring the effects of non-identical data distribution for federated visual
+classification. Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan (2021): Adaptive federated optimization.
+ICLR. Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedsweep.components.server_update import ServerUpdate, mean_of_updates
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+
+from .parts.server_steps import server_steps
+
+_HSU = "Hsu et al. (2019), Measuring the effects of non-identical data distribution"
+_REDDI = "Reddi et al. (2021), Adaptive federated optimization"
+
+Rule = Literal["adagrad", "adam", "yogi"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveServer(ServerUpdate):
+    """``m <- momentum * m + (1 - momentum) * D``, ``w <- w + rate * m / (sqrt(v) + adaptivity)`` with D = mean - w.
+
+    v becomes ``v + D^2`` (adagrad), ``s v + (1 - s) D^2`` (adam) or ``v - (1 - s) D^2 sign(v - D^2)`` (yogi).
+    Buffers take the mean.
+
+    Attributes:
+        rule: How v follows D.
+        server_learning_rate: Above 0.
+        momentum: At least 0 and below 1.
+        second_momentum: s, at least 0 and below 1; adagrad has none.
+        adaptivity: Above 0; the larger, the closer to a plain server rate.
+
+    Source: Reddi et al. (2021), Algorithm 2. Reading: v starts at adaptivity squared, the least value that the paper
+    allows, and there is no correction for the start, as in the paper; D^2 is the square of this round's move, not of m.
+    """
+
+    needs_updates: ClassVar[bool] = True
+    rule: Rule
+    server_learning_rate: float
+    momentum: float
+    adaptivity: float
+    second_momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("server_learning_rate", "adaptivity"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"method.{name} must be a number above 0, but got {getattr(self, name)}")
+        for name in ("momentum", "second_momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"method.{name} must be at least 0 and below 1, but got {getattr(self, name)}")
+
+    def init(self, context: ServerContext) -> State:
+        """First moment 0, second moment adaptivity squared."""
+        first = torch.zeros(context.layout.num_params, dtype=context.layout.dtype)
+        return {"first": first, "second": torch.full_like(first, self.adaptivity**2)}
+
+    def apply(
+        self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        mean, params = mean_of_updates(updates, weights, sync), slice(sync.layout.num_params)
+        move = mean[params] - sync.vector[params]
+        first = self.momentum * state["first"] + (1 - self.momentum) * move
+        second = self._second(state["second"], move.square())
+        mean[params] = sync.vector[params] + self.server_learning_rate * first / (second.sqrt() + self.adaptivity)
+        return mean, {"first": first, "second": second}
+
+    def _second(self, second: Tensor, square: Tensor) -> Tensor:
+        if self.rule == "adagrad":
+            return second + square
+        if self.rule == "adam":
+            return self.second_momentum * second + (1 - self.second_momentum) * square
+        return second - (1 - self.second_momentum) * square * (second - square).sign()
+
+
+def fedavgm(*, momentum: float = 0.9, server_learning_rate: float = 1.0) -> FederatedMethod:
+    """FedAvg with momentum on the server.
+
+    Args:
+        momentum: Share of the last move that is kept, at least 0 and below 1; with 0 and a rate of 1 it is FedAvg bit
+            for bit.
+        server_learning_rate: Multiplies the server's move, above 0.
+    """
+    update = server_steps(momentum=momentum, server_learning_rate=server_learning_rate)
+    return FederatedMethod(name="fedavgm", source=_HSU, server_update=update)
+
+
+def fedadagrad(
+    *, server_learning_rate: float = 0.1, momentum: float = 0.0, adaptivity: float = 1e-3
+) -> FederatedMethod:
+    """FedAvg with Adagrad on the server.
+
+    Args:
+        server_learning_rate: Of the server's steps, above 0; to be tuned together with the clients'.
+        momentum: Of the first moment, at least 0 and below 1.
+        adaptivity: Added to the root of the second moment, which starts at its square; above 0.
+    """
+    update = AdaptiveServer(
+        rule="adagrad", server_learning_rate=server_learning_rate, momentum=momentum, adaptivity=adaptivity
+    )
+    return FederatedMethod(name="fedadagrad", source=_REDDI, server_update=update)
+
+
+def fedadam(
+    *,
+    server_learning_rate: float = 0.1,
+    momentum: float = 0.9,
+    second_momentum: float = 0.99,
+    adaptivity: float = 1e-3,
+) -> FederatedMethod:
+    """FedAvg with Adam on the server, without correction for the start.
+
+    Args:
+        server_learning_rate: Of the server's steps, above 0; to be tuned together with the clients'.
+        momentum: Of the first moment, at least 0 and below 1.
+        second_momentum: Of the second moment, at least 0 and below 1.
+        adaptivity: Added to the root of the second moment, which starts at its square; above 0.
+    """
+    update = AdaptiveServer(
+        rule="adam",
+        server_learning_rate=server_learning_rate,
+        momentum=momentum,
+        second_momentum=second_momentum,
+        adaptivity=adaptivity,
+    )
+    return FederatedMethod(name="fedadam", source=_REDDI, server_update=update)
+
+
+def fedyogi(
+    *,
+    server_learning_rate: float = 0.1,
+    momentum: float = 0.9,
+    second_momentum: float = 0.99,
+    adaptivity: float = 1e-3,
+) -> FederatedMethod:
+    """FedAvg with Yogi on the server: the second moment moves by the square of the move at most.
+
+    Args:
+        server_learning_rate: Of the server's steps, above 0; to be tuned together with the clients'.
+        momentum: Of the first moment, at least 0 and below 1.
+        second_momentum: Of the second moment, at least 0 and below 1.
+        adaptivity: Added to the root of the second moment, which starts at its square; above 0.
+    """
+    update = AdaptiveServer(
+        rule="yogi",
+        server_learning_rate=server_learning_rate,
+        momentum=momentum,
+        second_momentum=second_momentum,
+        adaptivity=adaptivity,
+    )
+    return FederatedMethod(name="fedyogi", source=_REDDI, server_update=update)

@@ -1,0 +1,133 @@
+"""MOON: a contrast of features pulls a client towards the model that it received and away from its own last one.
+
+Source: Li, He, Song (2021): Model-contrastive federated learning. CVPR. Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
+from fedsweep.components.refinement import Refinement
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.models.network import Network
+from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
+from fedsweep.trees import ParamTree
+
+
+class _Features(nn.Module):
+    """A network's features as a module's forward pass, which a functional call needs."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return cast(Network, self.network).features(inputs)
+
+
+def _frozen_features(model: nn.Module, params: ParamTree, inputs: Tensor) -> Tensor:
+    """Features [B, D] under given params, in evaluation mode and without gradients."""
+    values = {f"network.{name}": value.to(inputs.device) for name, value in params.items()}
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            found: Tensor = torch.func.functional_call(_Features(model), values, (inputs,), strict=False)
+    finally:
+        model.train(was_training)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrastive(LocalTerm):
+    """``strength * mean(-log(exp(cos(z, z_g) / T) / (exp(cos(z, z_g) / T) + exp(cos(z, z_p) / T))))``.
+
+    z are a batch's features under the live params, z_g under those that the client received, z_p under those with
+    which its last job ended; in its first job there is no z_p, and no loss.
+
+    Attributes:
+        strength: Above 0.
+        temperature: T, above 0.
+
+    Source: Li et al. (2021), Eq. 3 and the authors' program. Reading: z is what the model's head reads; the paper's
+    networks have a projection of two layers there.
+    """
+
+    stateful: ClassVar[bool] = True
+    strength: float
+    temperature: float
+    name: str = "moon"
+
+    def loss(self, step: LocalStep) -> Tensor | None:
+        previous = cast("ParamTree | None", step.memory.get("previous"))
+        if previous is None:
+            return None
+        own = step.features
+        received = _frozen_features(step.model, step.anchor, step.inputs)
+        last = _frozen_features(step.model, previous, step.inputs)
+        contrast = torch.stack([F.cosine_similarity(own, other, dim=1) for other in (received, last)], dim=1)
+        nearest = torch.zeros(len(own), dtype=torch.int64, device=own.device)
+        return self.strength * F.cross_entropy(contrast / self.temperature, nearest)
+
+    def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
+        return {"previous": {name: value.detach().cpu().clone() for name, value in work.params.items()}}, {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastNeeds(Refinement):
+    """Changes nothing; refuses networks whose features can't be contrasted before anything starts."""
+
+    def init(self, context: ServerContext) -> State:
+        """Nothing to keep.
+
+        Raises:
+            ConfigError: The network does not say where its features are, or has batch norm.
+        """
+        model = context.model
+        if not getattr(model, "has_features", False):
+            raise ConfigError(
+                f"moon contrasts what a model's head reads, but model {type(model).__name__} has no features and head;"
+                " use a built-in model or give yours the methods features and head"
+            )
+        if context.layout.num_buffers:
+            raise ConfigError(
+                f"moon runs two frozen models beside the client's own, whose batch norm would need statistics of their"
+                f" own, which clients do not keep, but model {type(model).__name__} has {context.layout.num_buffers}"
+                " such values; use a model without batch norm, such as cnn or lenet5"
+            )
+        return {}
+
+    def refine(
+        self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        return vector, state
+
+
+def moon(*, strength: float = 1.0, temperature: float = 0.5) -> FederatedMethod:
+    """FedAvg whose clients contrast features of the model that they received and of their own last one.
+
+    Args:
+        strength: Of the contrast, at least 0; 0 is FedAvg bit for bit. The paper has 5 on CIFAR-10 and 1 on CIFAR-100.
+        temperature: Of the similarities, above 0.
+    """
+    if not 0 <= strength < float("inf"):
+        raise ConfigError(f"method.strength must be a number of at least 0, but got {strength}")
+    if not 0 < temperature < float("inf"):
+        raise ConfigError(f"method.temperature must be a number above 0, but got {temperature}")
+    source = "Li et al. (2021), Model-contrastive federated learning"
+    if not strength:
+        return FederatedMethod(name="moon", source=source)
+    return FederatedMethod(
+        name="moon",
+        source=source,
+        terms=(Contrastive(strength=strength, temperature=temperature),),
+        refinements=(ContrastNeeds(),),
+    )

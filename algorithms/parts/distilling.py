@@ -1,0 +1,122 @@
+"""A student on the server: a copy of the model that learns what teachers say of the server's inputs.
+
+Shape letters: B inputs, C classes, V values of a model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsweep.records import SyncContext
+from fedsweep.streams import Stream
+from fedsweep.trees import load_vector
+
+from .ensembles import in_batches, template
+
+BatchNorm = Literal["proxy", "frozen"]
+
+
+class Student:
+    """A model in training on the server.
+
+    Args:
+        vector: What it starts from [V].
+        sync: Where this is; its stream draws the network's own random numbers.
+        batch_norm: ``"proxy"``: batch norm's statistics follow the server's inputs; ``"frozen"``: they stay.
+    """
+
+    def __init__(self, vector: Tensor, sync: SyncContext, *, batch_norm: BatchNorm) -> None:
+        self._start, self._layout, self._stream = vector, sync.layout, sync.stream.child("student")
+        self._device = torch.device(sync.device)
+        self.module = template(sync)
+        load_vector(self.module, sync.layout, vector)
+        self._frozen = batch_norm == "frozen"
+        self._steps = 0
+
+    def step(
+        self, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, *, temperature: float, clip_norm: float
+    ) -> float:
+        """One step on ``KL(targets || student)``, the mean over the batch; returns it.
+
+        Args:
+            optimizer: Over the module's parameters.
+            inputs: [B, ...].
+            targets: Probabilities [B, C].
+            temperature: The student's logits are divided by it.
+            clip_norm: Greatest 2-norm of the gradient; infinite: no clipping.
+        """
+        self._train()
+        with self._own_draws():
+            logits = self.module(inputs.to(self._device))
+        loss = F.kl_div((logits / temperature).log_softmax(dim=1), targets.to(self._device), reduction="batchmean")
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if math.isfinite(clip_norm):
+            nn.utils.clip_grad_norm_(self.module.parameters(), clip_norm)
+        optimizer.step()
+        self._steps += 1
+        return float(loss.detach())
+
+    @contextlib.contextmanager
+    def _own_draws(self) -> Iterator[None]:
+        """Dropout takes no generator: the global one is keyed for each pass, and as it was after."""
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+            torch.manual_seed(self._stream.child(self._steps).seed(56))
+            yield
+
+    def _train(self) -> None:
+        self.module.train()
+        if self._frozen:
+            for part in self.module.modules():
+                if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                    part.eval()
+
+    def accuracy(self, inputs: Tensor, targets: Tensor) -> float:
+        """Share of the inputs that it gets right, in evaluation mode."""
+        self.module.eval()
+        with torch.no_grad():
+            logits = in_batches(self.module, inputs, self._device)
+        return float((logits.argmax(dim=1) == targets).double().mean())
+
+    def with_statistics(self, vector: Tensor, inputs: Tensor) -> Tensor:
+        """Other parameters [V], with batch norm's statistics read anew from the inputs, at least two."""
+        load_vector(self.module, self._layout, vector)
+        for part in self.module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                part.reset_running_stats()
+                part.momentum = None  # a plain mean over the batches
+        self.module.train()
+        with torch.no_grad(), self._own_draws():
+            in_batches(self.module, inputs, self._device)
+        return self.vector()
+
+    def vector(self) -> Tensor:
+        """Its parameters and float buffers as a new vector [V]; riders are those of the start."""
+        found = self._start.clone()
+        views = self._layout.views(found)
+        with torch.no_grad():
+            for name, value in (*self.module.named_parameters(), *self.module.named_buffers()):
+                if name in views:
+                    views[name].copy_(value)
+        return found
+
+
+def batches(num_inputs: int, batch_size: int, stream: Stream) -> Iterator[Tensor]:
+    """Batches of positions without end: passes in new random orders, each cut to whole batches."""
+    size, number = min(batch_size, num_inputs), 0
+    while True:
+        order = torch.randperm(num_inputs, generator=stream.child("order", number).torch())
+        yield from order[: num_inputs - num_inputs % size].split(size)  # type: ignore[no-untyped-call]
+        number += 1
+
+
+def cosine_rate(step: int, steps: int) -> float:
+    """From 1 at step 0 along half a cosine towards 0 at ``steps``."""
+    return 0.5 * (1 + math.cos(math.pi * step / steps))

@@ -1,0 +1,85 @@
+"""What clients' models say of given inputs, on the server.
+
+Shape letters: B inputs, C classes, M models, V values of a model.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedsweep.errors import ConfigError
+from fedsweep.records import ClientUpdate, ServerContext, SyncContext
+
+# Inputs per forward pass, so that large server sets fit into memory.
+_BATCH = 500
+
+
+def template(sync: SyncContext) -> nn.Module:
+    """A copy of the full model in evaluation mode, where heavy work belongs."""
+    return copy.deepcopy(sync.model).eval().to(sync.device)
+
+
+def forward(model: nn.Module, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    """Logits [B, C] of a template under given parameters and buffers; the template itself stays as it is.
+
+    Riders among the values, optimiser state that moves with the model, are passed over.
+    """
+    known = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    own = {name: value for name, value in values.items() if name in known}
+    logits: Tensor = torch.func.functional_call(model, own, (inputs,), strict=False)
+    return logits
+
+
+def upload_logits(model: nn.Module, update: ClientUpdate, inputs: Tensor) -> Tensor:
+    """Logits [B, C] of a client's model, with its own buffers, in the template's mode.
+
+    Args:
+        model: The full model's template, on the inputs' device.
+        update: With its vector.
+        inputs: [B, ...].
+    """
+    values = {name: value.to(inputs.device) for name, value in update.params.items()}
+    return forward(update.submodel.build(model), values, inputs)
+
+
+def in_batches(predict: Callable[[Tensor], Tensor], inputs: Tensor, device: torch.device | str) -> Tensor:
+    """``predict`` of all inputs, some at a time on the device; logits [B, C] on the CPU."""
+    parts = (inputs[start : start + _BATCH] for start in range(0, len(inputs), _BATCH))
+    return torch.cat([predict(part.to(device)).cpu() for part in parts])
+
+
+def ensemble_logits(updates: Sequence[ClientUpdate], sync: SyncContext, inputs: Tensor) -> Tensor:
+    """Logits [M, B, C] on the CPU of the attendees' models in evaluation mode, each with its own buffers."""
+    model = template(sync)
+    with torch.no_grad():
+        rows = [in_batches(functools.partial(upload_logits, model, u), inputs, sync.device) for u in updates]
+    return torch.stack(rows)
+
+
+def model_logits(vectors: Sequence[Tensor], sync: SyncContext, inputs: Tensor) -> Tensor:
+    """Logits [M, B, C] on the CPU of full models, given as vectors [V], in evaluation mode."""
+    model, rows = template(sync), []
+    with torch.no_grad():
+        for vector in vectors:
+            values = sync.layout.views(vector.to(sync.device))
+            rows.append(in_batches(functools.partial(forward, model, values), inputs, sync.device))
+    return torch.stack(rows)
+
+
+def server_inputs(context: ServerContext, method: str) -> Tensor:
+    """The proxy data's inputs; its labels are not looked at.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if context.proxy_data is None:
+        raise ConfigError(
+            f"method {method} needs data on the server, but the scenario has none; set scenario.server_data.proxy to"
+            " {per_class: 10, labelled: false}, say"
+        )
+    return context.proxy_data[0]

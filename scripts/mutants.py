@@ -1,0 +1,86 @@
+"""Which small faults do the tests notice? Puts faults into a copy of the tree, one at a time, and runs the tests on it.
+
+    .venv/bin/python scripts/mutants.py              all faults, about a quarter of an hour
+    .venv/bin/python scripts/mutants.py cosine rate  those whose name has one of the words
+
+The faults stand in ``scripts/mutants.yaml``: what is replaced by what in which file, and the tests that should notice.
+The text must occur once in its file, so a fault whose code has changed is reported and must be written anew. Run by
+hand, not by the continuous integration.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+_ROOT = Path(__file__).resolve().parent.parent
+_COPIED = ("platform", "algorithms", "tune_configs", "tests", "docs", "scripts", "pyproject.toml", "README.md")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One small fault.
+
+    Attributes:
+        name: What is wrong then.
+        file: Where, from the repository's root.
+        old: What stands there, once.
+        new: What takes its place.
+        tests: Files or folders of tests that should notice.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def main(words: list[str]) -> int:
+    """Put in one fault after another; returns the exit code: 1 if any goes unnoticed or can't be put in."""
+    given = yaml.safe_load((_ROOT / "scripts" / "mutants.yaml").read_text())
+    faults = [Fault(**{**entry, "tests": tuple(entry["tests"])}) for entry in given]
+    faults = [fault for fault in faults if not words or any(word in fault.name for word in words)]
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "fedsweep"
+        for name in _COPIED:
+            source = _ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__", "images"))
+            else:
+                copy.mkdir(exist_ok=True)
+                shutil.copy(source, copy / name)
+        for fault in faults:
+            begun = time.monotonic()
+            verdict = _verdict(copy, fault)
+            missed += verdict != "caught"
+            print(f"{verdict:9} {time.monotonic() - begun:5.1f} s  {fault.name}  ({fault.file})", flush=True)
+    print(f"{len(faults) - missed} of {len(faults)} faults caught")
+    return 1 if missed else 0
+
+
+def _verdict(copy: Path, fault: Fault) -> str:
+    path = copy / fault.file
+    text = path.read_text() if path.is_file() else ""
+    if text.count(fault.old) != 1:
+        return "STALE"
+    path.write_text(text.replace(fault.old, fault.new))
+    marks = "not ray and not gpu"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, *fault.tests]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+    path.write_text(text)
+    if done.returncode not in (0, 1):
+        return "BROKEN"  # no test ran: a wrong path, or an error while tests were collected
+    return "caught" if done.returncode == 1 else "MISSED"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

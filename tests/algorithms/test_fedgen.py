@@ -1,0 +1,301 @@
+"""FedGen: a generator of features."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.feddhad.fedad import fedad
+from fedsweep.algorithms.fedgen import (
+    GeneratedLatents,
+    LatentGenerator,
+    diversity,
+    drawn,
+    fedgen,
+    generated,
+    new_generator,
+)
+from fedsweep.components.local import LocalStep
+from fedsweep.engine.state import RunState
+from fedsweep.errors import ConfigError, FedsweepError
+from fedsweep.experiment.checks import check_experiment
+from fedsweep.method import FederatedMethod, merge
+from fedsweep.models.mlp import Mlp
+from fedsweep.records import SyncContext
+from fedsweep.runs.state_codec import from_bytes, to_bytes
+from fedsweep.streams import stream
+from fedsweep.testing import component_conforms, local_engine, play_round, run_rounds, tiny_experiment
+
+SMALL: dict[str, Any] = {"noise_width": 3, "hidden_width": 5, "generator_steps": 4, "generator_batch": 6}
+# 8 features: (3 + 4) x 5 + 5, norm 2 x 5, 5 x 8 + 8, statistics 2 x 5.
+GENERATOR_VALUES = 40 + 10 + 48 + 10
+
+
+def build() -> nn.Module:
+    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
+
+
+def run(method: FederatedMethod, **options: object) -> RunState:
+    return run_rounds(local_engine(tiny_experiment(method, **({"build": build} | options))))  # type: ignore[arg-type]
+
+
+def server(method: FederatedMethod) -> LatentGenerator:
+    (component,) = method.refinements
+    assert isinstance(component, LatentGenerator)
+    return component
+
+
+def local_step(broadcast: dict[str, Tensor], *, round: int = 2) -> LocalStep:
+    torch.manual_seed(3)
+    model = build().double()
+    inputs = torch.randn(6, 1, 1, 6, dtype=torch.float64)
+    return LocalStep(
+        inputs=inputs,
+        targets=torch.tensor([0, 1, 2, 3, 0, 1]),
+        model=model,
+        params=dict(model.named_parameters()),
+        anchor={},
+        memory={},
+        broadcast=broadcast,
+        stream=stream(0, "method", round, 1, 0),
+        position=0,
+        learning_rate=0.1,
+    )
+
+
+def sent_generator() -> dict[str, Tensor]:
+    values = new_generator(3, 5, 8, 4, stream=stream(0, "test"))
+    return {f"generator/{name}": value.double() for name, value in values.items()}
+
+
+def test_components_conform() -> None:
+    component_conforms(server(fedgen()))
+    assert fedgen().terms == fedgen().terms and hash(fedgen().terms[0])
+
+
+def test_the_generator_is_the_papers_module() -> None:
+    """Linear, batch norm, ReLU, linear; on CIFAR (512, 64, 84 features, 10 classes) it has 82,516 parameters."""
+    values = new_generator(3, 5, 8, 4, stream=stream(0, "test"))
+    module = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 8))
+    names = [
+        "hidden_weight",
+        "hidden_bias",
+        "norm_weight",
+        "norm_bias",
+        "mean",
+        "variance",
+        "feature_weight",
+        "feature_bias",
+    ]
+    floats = [name for name, value in module.state_dict().items() if value.is_floating_point()]
+    module.load_state_dict(dict(zip(floats, (values[name] for name in names), strict=True)), strict=False)
+    noise, labels = torch.rand(6, 3), torch.tensor([0, 1, 2, 3, 0, 1])
+    joined = torch.cat([noise, F.one_hot(labels, 4)], dim=1)
+    for training in (True, False):  # the first pass moves the statistics, the second uses them
+        module.train(training)
+        torch.testing.assert_close(generated(values, noise, labels, training=training), module(joined))
+    torch.testing.assert_close(values["variance"], module[1].running_var)
+    large = new_generator(64, 512, 84, 10, stream=stream(0, "test"))
+    assert sum(v.numel() for v in large.values()) - 2 * 512 == 82_516
+    assert float(large["hidden_weight"].abs().max()) <= 1 / math.sqrt(74)
+
+
+def test_diversity_by_hand() -> None:
+    """Two samples with |z_i - z_j| 3 on average and (e_i - e_j)^2 4: exp(-(0 + 12 + 12 + 0) / 4)."""
+    noise, features = torch.tensor([[0.0, 1.0], [2.0, 3.0]]), torch.tensor([[1.0, 5.0], [3.0, 1.0]])
+    assert float(diversity(noise, features)) == pytest.approx(math.exp(-6), rel=1e-6)
+    assert float(diversity(noise, torch.ones(2, 2))) == 1.0
+
+
+def test_draws_are_uniform_over_the_classes_that_are_allowed() -> None:
+    allowed = torch.tensor([True, False, True, True])
+    noise, labels = drawn(6000, allowed, 2, stream=stream(0, "test"), like=torch.zeros(1))
+    counts = torch.bincount(labels, minlength=4)
+    assert counts[1] == 0 and float((counts[[0, 2, 3]] - 2000).abs().max()) < 150
+    assert 0 <= float(noise.min()) and float(noise.max()) < 1 and noise.shape == (6000, 2)
+
+
+def test_the_clients_loss_by_hand() -> None:
+    """Round 3: both strengths times 0.5^2."""
+    step = local_step(sent_generator(), round=3)
+    found = GeneratedLatents(strength=4.0, consistency=2.0, decay=0.5, noise_width=3).loss(step)
+    values = {name.removeprefix("generator/"): value for name, value in sent_generator().items()}
+    noise, labels = drawn(
+        6, torch.ones(4, dtype=torch.bool), 3, stream=step.stream.child("fedgen"), like=values["mean"]
+    )
+    assert isinstance(step.model, Mlp)
+    logits = step.model.head(generated(values, noise, labels, training=False))
+    expected = 4 * 0.25 * F.cross_entropy(logits, labels)
+    own = step.model.head(generated(values, noise, step.targets, training=False)).softmax(dim=1)
+    expected += 2 * 0.25 * (own * (own.log() - step.logits.log_softmax(dim=1))).sum() / 6
+    assert found is not None and float(found.detach()) == pytest.approx(float(expected.detach()), abs=1e-12)
+
+
+def test_strengths_do_not_fall_below_their_floor() -> None:
+    step = local_step(sent_generator(), round=500)
+    found = GeneratedLatents(strength=4.0, consistency=0.0, decay=0.5, noise_width=3).loss(step)
+    plain = GeneratedLatents(strength=1.0, consistency=0.0, decay=1.0, noise_width=3).loss(step)
+    assert found is not None and plain is not None
+    assert float(found.detach()) == pytest.approx(1e-4 * float(plain.detach()), rel=1e-12)
+
+
+def test_generated_features_teach_the_head_alone_and_the_target_has_no_gradient() -> None:
+    step = local_step(sent_generator())
+    loss = GeneratedLatents(strength=1.0, consistency=0.0, decay=1.0, noise_width=3).loss(step)
+    assert loss is not None
+    loss.backward()  # type: ignore[no-untyped-call]
+    gradients = {name: p.grad for name, p in step.model.named_parameters()}
+    assert gradients["classifier.weight"] is not None and float(gradients["classifier.weight"].norm()) > 0
+    assert all(g is None or not g.any() for name, g in gradients.items() if not name.startswith("classifier"))
+    step = local_step(sent_generator())
+    loss = GeneratedLatents(strength=0.0, consistency=1.0, decay=1.0, noise_width=3).loss(step)
+    assert loss is not None
+    (slope,) = torch.autograd.grad(loss, step.logits)
+    torch.testing.assert_close(slope.sum(dim=1), torch.zeros(6, dtype=torch.float64), rtol=0, atol=1e-15)
+
+
+def test_without_a_generator_there_is_no_loss() -> None:
+    assert GeneratedLatents(strength=1.0, consistency=1.0, decay=1.0, noise_width=3).loss(local_step({})) is None
+
+
+def test_strengths_of_zero_are_fedavg_bit_for_bit() -> None:
+    assert torch.equal(run(fedgen(strength=0, consistency=0, **SMALL)).vector, run(fedavg()).vector)
+
+
+def test_round_one_is_fedavgs_but_in_dynamicfls_variant() -> None:
+    plain = run(fedavg(), rounds=1)
+    assert torch.equal(run(fedgen(**SMALL), rounds=1).vector, plain.vector)
+    assert not torch.equal(run(fedgen(**SMALL, variant="dynamicfl"), rounds=1).vector, plain.vector)
+    assert not torch.equal(run(fedgen(**SMALL), rounds=2).vector, run(fedavg(), rounds=2).vector)
+
+
+def test_the_generator_travels_down_from_round_two_on() -> None:
+    """Tiny clients: 4 classes are there in the federation, so that no list of classes travels."""
+    size = sum(p.numel() for p in build().parameters())
+    state = run(fedgen(**SMALL))
+    assert [r.values_up for r in state.records] == [3 * size] * 3
+    assert [r.values_down for r in state.records] == [3 * size, *[3 * (size + GENERATOR_VALUES)] * 2]
+    assert [r.bytes_down for r in state.records] == [4 * r.values_down for r in state.records]
+
+
+def test_dynamicfls_clients_get_their_own_classes_as_one_byte() -> None:
+    size = sum(p.numel() for p in build().parameters())
+    record = run(fedgen(**SMALL, variant="dynamicfl"), rounds=1).records[0]
+    assert record.values_down == 3 * (size + GENERATOR_VALUES)
+    assert record.bytes_down == 4 * record.values_down + 3
+    component = server(fedgen(variant="dynamicfl"))
+    state = {"sent": True, "generator": {}, "counts": torch.tensor([[2.0, 0.0], [1.0, 1.0]])}
+    assert component.broadcast(state, 0)["labels"].tolist() == [True, False]
+    assert "labels" not in component.broadcast(state, 1)
+
+
+def test_class_weights_by_hand() -> None:
+    """Counts (3, 0, 1) and (1, 0, 0): smoothed 4:2, 1:1, 2:1."""
+    counts = torch.tensor([[3.0, 0.0, 1.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    labels, weights = server(fedgen())._weights(counts)
+    assert labels.tolist() == [True, False, True]
+    np.testing.assert_allclose(weights, [[4 / 6, 0.5, 2 / 3], [2 / 6, 0.5, 1 / 3]], rtol=1e-15)
+    labels, weights = server(fedgen(variant="dynamicfl"))._weights(counts)
+    assert labels.tolist() == [True, False, False]
+    np.testing.assert_allclose(weights, [[0.75, 0.0, 1.0], [0.25, 0.0, 0.0]], rtol=1e-7)
+
+
+@pytest.mark.parametrize("teacher", ["clients", "logits", "global"])
+def test_the_generators_loss_by_hand(teacher: str) -> None:
+    component = server(fedgen(teacher=teacher, diversity=0.5, **SMALL))  # type: ignore[arg-type]
+    values = new_generator(3, 5, 8, 4, stream=stream(0, "test"))
+    torch.manual_seed(5)
+    heads = [build() for _ in range(1 if teacher == "global" else 2)]
+    noise, labels = torch.rand(6, 3), torch.tensor([0, 1, 2, 3, 0, 1])
+    weights = torch.tensor([[0.9, 0.2, 0.5, 0.4], [0.1, 0.8, 0.5, 0.6]])
+    found = component._loss(values, heads, weights, noise, labels)  # type: ignore[arg-type]
+    features = generated(values, noise, labels, training=True)
+    logits = torch.stack([head.head(features) for head in heads])  # type: ignore[operator]
+    if teacher == "clients":
+        picked = -logits.log_softmax(dim=2).gather(2, labels.expand(2, 6)[..., None])[..., 0]
+        expected = (
+            sum(float((weights[k, y] * picked[k, b]).detach()) for k in range(2) for b, y in enumerate(labels)) / 6
+        )
+    else:
+        expected = float(F.cross_entropy(logits.mean(dim=0), labels).detach())
+    expected += 0.5 * float(diversity(noise, features).detach())
+    assert float(found.detach()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_generator_learns_to_make_what_the_heads_take_for_the_class() -> None:
+    state = run(fedgen(**(SMALL | {"generator_steps": 60}), generator_learning_rate=0.01, diversity=0.0), rounds=6)
+    losses = [r.extra["generator_loss"] for r in state.records]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_the_run_goes_on_from_a_checkpoint_to_the_same_bits() -> None:
+    """Adam's moments are part of the state."""
+    engine = local_engine(tiny_experiment(fedgen(**SMALL), build=build, rounds=4))
+    half = run_rounds(engine, rounds=2)
+    restored = dataclasses.replace(half, components={k: from_bytes(to_bytes(v)) for k, v in half.components.items()})
+    ends = [run_rounds(engine, start).components["refinement0"] for start in (half, restored)]
+    assert to_bytes(ends[0]) == to_bytes(ends[1])
+    fresh = dataclasses.replace(half, components=half.components | {"refinement0": ends[0] | {"adam": None}})
+    assert to_bytes(run_rounds(engine, fresh).components["refinement0"]) != to_bytes(ends[0])
+
+
+def test_dynamicfls_counts_add_up_over_rounds() -> None:
+    engine = local_engine(tiny_experiment(fedgen(**SMALL, variant="dynamicfl"), build=build, cohort_size=6))
+    counts = engine.start().components["refinement0"]["counts"]
+    state = run_rounds(engine, rounds=3)
+    assert torch.equal(state.components["refinement0"]["seen"], 3 * counts)
+
+
+def test_clients_count_whatever_their_order() -> None:
+    """Another order of the attendees changes the generator's training by rounding alone."""
+    engine = local_engine(tiny_experiment(fedgen(**SMALL), build=build, double=True))
+    played = play_round(engine)
+    component, start = server(fedgen(**SMALL)), engine.start()
+    sync = SyncContext(
+        round=1,
+        index=0,
+        ends_round=True,
+        vector=start.vector,
+        layout=engine.layout,
+        anchors={0: start.vector},
+        learning_rate=0.1,
+        cohort=(0, 1, 2),
+        model=engine.experiment.build_model(),
+        stream=stream(0, "test"),
+        checkpoint=lambda tree: None,
+    )
+    outs = [
+        component.refine(start.components["refinement0"], played.vector, updates, sync)[1]["generator"]
+        for updates in (played.updates, played.updates[::-1])
+    ]
+    for name, value in outs[0].items():
+        torch.testing.assert_close(value, outs[1][name], rtol=0, atol=1e-7)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="fedgen generates what a model's head reads, but model Sequential has no"):
+        check_experiment(tiny_experiment(fedgen()))
+    with pytest.raises(FedsweepError, match="fedgen needs clients that train the whole model"):
+        run(merge(fedgen(**SMALL), fedad(base_rate=0.4, refresh=(1,))))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"strength": -1.0}, r"method\.strength must be a number of at least 0, but got -1"),
+        ({"strength_decay": 0.0}, r"method\.strength_decay must be above 0 and at most 1, but got 0"),
+        ({"generator_batch": 1}, r"method\.generator_batch must be at least 2, but got 1"),
+        ({"generator_learning_rate": 0.0}, r"method\.generator_learning_rate must be a number above 0, but got 0"),
+    ],
+)
+def test_wrong_values_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        fedgen(**options)

@@ -1,0 +1,115 @@
+"""FedNova: normalised averaging."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.feddhad.fedad import fedad
+from fedsweep.algorithms.fednova import NormalizedAverage, fednova
+from fedsweep.algorithms.fedopt import fedadam
+from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.engine.state import RunState
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod, merge
+from fedsweep.models.mlp import Mlp
+from fedsweep.testing import component_conforms, local_engine, play_round, run_rounds, tiny_experiment
+
+Golden = Callable[..., list[RunState]]
+UNEQUAL = (4, 8, 12, 24, 28, 20)
+
+
+def run(method: FederatedMethod, **options: object) -> RunState:
+    return run_rounds(local_engine(tiny_experiment(method, **options)))  # type: ignore[arg-type]
+
+
+def vector(method: FederatedMethod, **options: object) -> Tensor:
+    return run(method, **options).vector
+
+
+def test_it_conforms() -> None:
+    component_conforms(NormalizedAverage())
+
+
+@pytest.mark.parametrize(
+    ("shares", "first", "limit"),
+    [((0.5, 0.5), 3.39867413248, 5.113051534), ((0.25, 0.75), 6.17734826496, 7.583840817)],
+)
+def test_the_golden_rounds(golden: Golden, shares: tuple[float, ...], first: float, limit: float) -> None:
+    """K = (2, 10), y = (0.81, 9.9455804416): uniform 1 + 6 (0.5 x -0.19 / 2 + 0.5 x 8.9455804416 / 10)."""
+    states = golden(fednova(), rounds=120, steps=(2, 10), shares=shares)
+    assert float(states[1].vector) == pytest.approx(first, abs=1e-12)
+    assert float(states[-1].vector) == pytest.approx(limit, abs=5e-10)
+
+
+@pytest.mark.parametrize(("nesterov", "first"), [(False, 3.66518951605), (True, 3.70094797331)])
+def test_the_golden_rounds_with_momentum(golden: Golden, nesterov: bool, first: float) -> None:
+    """eta 0.01, momentum 0.9: effective steps 2.9 and 41.38105961; with Nesterov's 4.61 and 47.24295365."""
+    states = golden(
+        fednova(),
+        rounds=1,
+        steps=(2, 10),
+        shares=(0.5, 0.5),
+        learning_rate=0.01,
+        optimizer=OptimizerSettings(momentum=0.9, nesterov=nesterov),
+    )
+    assert float(states[1].vector) == pytest.approx(first, abs=5e-12)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_equal_steps_are_fedavg_bit_for_bit(momentum: float) -> None:
+    options = {"sizes": UNEQUAL, "local_steps": 7, "optimizer": OptimizerSettings(momentum=momentum)}
+    assert torch.equal(vector(fednova(), **options), vector(fedavg(), **options))
+
+
+def test_unequal_steps_are_not_fedavg() -> None:
+    assert not torch.equal(vector(fednova(), sizes=UNEQUAL), vector(fedavg(), sizes=UNEQUAL))
+
+
+def test_steps_in_proportion_to_samples_are_the_plain_mean_with_a_server_rate() -> None:
+    """K_k = n_k / 4: t q_k / K_k is the same for all, m sum n^2 / (sum n)^2 of the plain mean's share 1 / m."""
+    options = {"sizes": UNEQUAL, "cohort_size": 6, "rounds": 1, "double": True, "optimizer": OptimizerSettings()}
+    engine = local_engine(tiny_experiment(fednova(), **options))  # type: ignore[arg-type]
+    start = engine.start()
+    found = engine.advance(start)[0].vector - start.vector
+    moves = [u.vector - start.vector for u in play_round(engine, start).updates if u.vector is not None]
+    rate = 6 * sum(n * n for n in UNEQUAL) / sum(UNEQUAL) ** 2
+    torch.testing.assert_close(found, rate * torch.stack(moves).mean(dim=0), rtol=0, atol=1e-14)
+
+
+def test_nothing_but_models_travels() -> None:
+    for record in run(fednova(), sizes=UNEQUAL).records:
+        assert record.values_up == record.values_down == 3 * 28
+
+
+def test_buffers_take_the_mean() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 4))
+
+    options = {"build": build, "rounds": 1, "sizes": UNEQUAL}
+    assert torch.equal(vector(fednova(), **options)[-12:], vector(fedavg(), **options)[-12:])
+
+
+def test_it_goes_with_client_terms_and_sub_models() -> None:
+    def build() -> nn.Module:
+        return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
+
+    method = merge(fednova(), fedprox(mu=0.5), fedad(base_rate=0.4, refresh=(1,)))
+    found = run(method, build=build, rounds=3, sizes=UNEQUAL)
+    assert bool(torch.isfinite(found.vector).all())
+    assert (found.records[-1].fwd_macs_per_sample or 0) < (found.records[0].fwd_macs_per_sample or 0)
+
+
+def test_another_server_update_beside_it_is_refused() -> None:
+    with pytest.raises(ConfigError, match="fednova and fedadam can't be merged: both have a server update"):
+        merge(fednova(), fedadam())
+
+
+def test_adam_on_the_clients_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"effective steps, which Adam has not, but client \d trained with it"):
+        run(fednova(), optimizer=OptimizerSettings(name="adam"))

@@ -1,0 +1,178 @@
+"""MOON: the contrast of features."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.feddhad.fedad import fedad
+from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.algorithms.moon import Contrastive, ContrastNeeds, moon
+from fedsweep.components.local import LocalStep, LocalWork
+from fedsweep.engine.state import RunState
+from fedsweep.errors import ConfigError
+from fedsweep.experiment.checks import check_experiment
+from fedsweep.method import FederatedMethod, merge
+from fedsweep.models.mlp import Mlp
+from fedsweep.models.user_network import adopt
+from fedsweep.streams import stream
+from fedsweep.testing import component_conforms, local_engine, run_rounds, tiny_experiment
+
+
+def build() -> nn.Module:
+    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
+
+
+def run(method: FederatedMethod, **options: object) -> RunState:
+    return run_rounds(local_engine(tiny_experiment(method, **({"build": build} | options))))  # type: ignore[arg-type]
+
+
+class Turned(nn.Module):
+    """Features are the input plus an offset; the head is a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.zeros(2))
+
+    def features(self, inputs: Tensor) -> Tensor:
+        return inputs + self.offset
+
+    def head(self, features: Tensor) -> Tensor:
+        return features
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.features(inputs))
+
+
+def local_step(*, own: list[float], received: list[float], last: list[float] | None) -> LocalStep:
+    """One sample at 0, so that the features are the offsets."""
+    model = Turned()
+    model.offset.data = torch.tensor(own)
+    return LocalStep(
+        inputs=torch.zeros(1, 2),
+        targets=torch.zeros(1, dtype=torch.int64),
+        model=model,
+        params=dict(model.named_parameters()),
+        anchor={"offset": torch.tensor(received)},
+        memory={} if last is None else {"previous": {"offset": torch.tensor(last)}},
+        broadcast={},
+        stream=stream(0, "test"),
+        position=0,
+        learning_rate=0.1,
+    )
+
+
+def test_components_conform() -> None:
+    component_conforms(ContrastNeeds())
+    assert hash(Contrastive(strength=1.0, temperature=0.5)) == hash(Contrastive(strength=1.0, temperature=0.5))
+
+
+@pytest.mark.parametrize(("last", "expected"), [([2.0, 0.0], 0.6931), ([0.0, 3.0], 0.1269), ([-1.0, 0.0], 0.01815)])
+def test_the_contrast_by_hand(last: list[float], expected: float) -> None:
+    """cos(z, z_g) = 1; at T = 0.5 it is log(1 + exp(2 (cos(z, z_p) - 1))) for cos 1, 0 and -1."""
+    term = Contrastive(strength=3.0, temperature=0.5)
+    loss = term.loss(local_step(own=[1.0, 0.0], received=[5.0, 0.0], last=last))
+    assert loss is not None and float(loss.detach()) == pytest.approx(3 * expected, abs=2e-4)
+
+
+def test_the_gradient_leads_to_the_received_model_and_away_from_the_last() -> None:
+    step = local_step(own=[1.0, 1.0], received=[1.0, 0.0], last=[0.0, 1.0])
+    loss = Contrastive(strength=1.0, temperature=0.5).loss(step)
+    assert loss is not None
+    (slope,) = torch.autograd.grad(loss, step.params["offset"])
+    assert float(slope[0]) < 0 < float(slope[1])
+
+
+def test_a_first_job_has_no_contrast() -> None:
+    step = local_step(own=[1.0, 0.0], received=[1.0, 0.0], last=None)
+    assert Contrastive(strength=1.0, temperature=0.5).loss(step) is None
+
+
+def test_the_memory_is_a_copy_of_the_clients_own_model() -> None:
+    live = {"offset": torch.tensor([1.0, 2.0])}
+    work = LocalWork(anchor={}, params=live, steps=1, learning_rate=0.1, num_samples=1, broadcast={})
+    memory, sent = Contrastive(strength=1.0, temperature=0.5).finish({}, work)
+    live["offset"].zero_()
+    assert memory["previous"]["offset"].tolist() == [1.0, 2.0] and sent == {}  # type: ignore[index]
+
+
+def test_frozen_models_have_no_gradient_no_dropout_and_leave_the_mode() -> None:
+    class Dropped(Turned):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def features(self, inputs: Tensor) -> Tensor:
+            return self.drop(inputs + self.offset)
+
+    step = local_step(own=[1.0, 0.0], received=[1.0, 0.0], last=[0.0, 1.0])
+    model = Dropped()
+    model.offset.data = torch.tensor([1.0, 1.0])
+    step.model, step.params, step._features = model, dict(model.named_parameters()), torch.ones(1, 2)
+    losses = {float(Contrastive(strength=1.0, temperature=0.5).loss(step)) for _ in range(20)}  # type: ignore[arg-type]
+    assert len(losses) == 1 and model.training
+
+
+def test_strength_zero_is_fedavg_bit_for_bit() -> None:
+    assert torch.equal(run(moon(strength=0)).vector, run(fedavg()).vector)
+
+
+def test_it_acts_from_a_clients_second_participation_on() -> None:
+    options: dict[str, object] = {"cohort_size": 6, "local_epochs": 2}
+    assert torch.equal(run(moon(), rounds=1, **options).vector, run(fedavg(), rounds=1, **options).vector)
+    state = run(moon(strength=5.0), rounds=2, **options)
+    assert not torch.equal(state.vector, run(fedavg(), rounds=2, **options).vector)
+    kept = {name for memory in state.memories.values() for name in memory["terms"]["moon"]["previous"]}
+    assert kept == {name for name, _ in build().named_parameters()}
+
+
+def test_a_strong_contrast_keeps_features_near_the_received_models() -> None:
+    """The mean move of clients that began from the same model is shorter."""
+    options: dict[str, object] = {"cohort_size": 6, "local_epochs": 4, "rounds": 3}
+    start = local_engine(tiny_experiment(fedavg(), build=build)).start().vector
+    moves = [float((run(m, **options).vector - start).norm()) for m in (fedavg(), moon(strength=20.0))]
+    assert moves[1] < moves[0]
+
+
+def test_nothing_but_models_travels() -> None:
+    size = sum(p.numel() for p in build().parameters())
+    for record in run(moon()).records:
+        assert record.values_up == record.values_down == 3 * size
+
+
+def test_it_goes_with_other_terms_and_with_sub_models() -> None:
+    method = merge(moon(), fedprox(mu=0.1), fedad(base_rate=0.4, refresh=(1,)))
+    assert bool(torch.isfinite(run(method, rounds=5, cohort_size=6).vector).all())
+
+
+def test_networks_that_can_not_be_contrasted_are_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="moon contrasts what a model's head reads, but model Sequential has no"):
+        check_experiment(tiny_experiment(moon()))
+
+    def with_norm() -> nn.Module:
+        class Normed(Turned):
+            def __init__(self) -> None:
+                super().__init__()
+                self.norm = nn.BatchNorm1d(2)
+
+            def features(self, inputs: Tensor) -> Tensor:
+                return self.norm(inputs.flatten(1)[:, :2])
+
+        return adopt(Normed(), name="normed", input_shape=(1, 1, 6), num_classes=2)
+
+    with pytest.raises(ConfigError, match=r"moon runs two frozen models.*has 4 such values; use a model without batch"):
+        check_experiment(tiny_experiment(moon(), build=with_norm))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"strength": -1.0}, r"method\.strength must be a number of at least 0, but got -1"),
+        ({"temperature": 0.0}, r"method\.temperature must be a number above 0, but got 0"),
+    ],
+)
+def test_wrong_values_are_refused(options: dict[str, float], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        moon(**options)

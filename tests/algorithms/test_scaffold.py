@@ -1,0 +1,143 @@
+"""SCAFFOLD: control variates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.fedopt import fedadam
+from fedsweep.algorithms.scaffold import Correction, MeanControl, scaffold
+from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.components.weighting import Uniform
+from fedsweep.engine.state import RunState
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod, merge
+from fedsweep.testing import component_conforms, local_engine, play_round, run_rounds, tiny_experiment
+
+Golden = Callable[..., list[RunState]]
+
+
+def run(method: FederatedMethod, **options: object) -> RunState:
+    return run_rounds(local_engine(tiny_experiment(method, **options)))  # type: ignore[arg-type]
+
+
+def server_control(state: RunState) -> Tensor:
+    return torch.cat([v.reshape(-1) for v in state.components["refinement0"]["control"].values()]).double()
+
+
+def client_controls(state: RunState) -> dict[int, Tensor]:
+    memories = {k: m["terms"]["scaffold"] for k, m in state.memories.items()}
+    return {k: torch.cat([torch.as_tensor(v).reshape(-1) for v in m.values()]).double() for k, m in memories.items()}
+
+
+def test_components_conform() -> None:
+    component_conforms(MeanControl(by_size=False))
+    assert hash(Correction()) == hash(Correction())
+
+
+def test_the_golden_rounds(golden: Golden) -> None:
+    """c_1 after round 1 is (1 - 0.59049) / 0.5, c_2 is (1 - 9.30016) / 0.5, c their mean."""
+    states = golden(scaffold(), rounds=60)
+    values = [float(state.vector) for state in states]
+    assert values[1] == pytest.approx(4.945325, abs=1e-12)
+    assert values[2:4] == pytest.approx([7.042854439, 7.843186324], abs=5e-10)
+    assert values[-1] == pytest.approx(8.0, abs=1e-10)
+    assert float(server_control(states[1])) == pytest.approx(-7.89065, abs=1e-12)
+    assert [float(c) for c in client_controls(states[1]).values()] == pytest.approx([0.81902, -16.60032], abs=1e-12)
+    assert [float(c) for c in client_controls(states[-1]).values()] == pytest.approx([8.0, -8.0], abs=1e-9)
+
+
+def test_the_optimum_is_reached_with_unequal_steps_and_in_part(golden: Golden) -> None:
+    assert float(golden(scaffold(), rounds=100, steps=(2, 10))[-1].vector) == pytest.approx(8.0, abs=1e-10)
+    five = ((1.0, 4.0, 2.0, 0.5, 3.0), (0.0, 10.0, -3.0, 4.0, 1.0))
+    optimum = float(np.dot(*five) / np.sum(five[0]))
+    found = golden(scaffold(), rounds=600, steps=(3, 5, 4, 2, 6), problem=five, cohort_size=2, learning_rate=0.02)
+    assert float(found[-1].vector) == pytest.approx(optimum, abs=1e-9)
+
+
+def test_by_size_the_optimum_is_that_of_the_weighted_losses(golden: Golden) -> None:
+    """n = (2, 10): (2 x 1 x 0 + 10 x 4 x 10) / (2 x 1 + 10 x 4)."""
+    states = golden(scaffold(weighting="size"), rounds=200, steps=(2, 10))
+    assert float(states[-1].vector) == pytest.approx(400 / 42, abs=1e-9)
+
+
+def test_one_whole_gradient_is_the_variate(golden: Golden) -> None:
+    """K = 1: c_k = a_k (1 - b_k) = 1 and -36."""
+    states = golden(scaffold(), rounds=1, steps=(1, 1))
+    assert [float(c) for c in client_controls(states[1]).values()] == pytest.approx([1.0, -36.0], abs=1e-12)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "size"])
+def test_the_servers_variate_is_the_mean_of_the_clients(weighting: str) -> None:
+    sizes = (4, 8, 12, 24, 28, 20)
+    method = scaffold(weighting=weighting)  # type: ignore[arg-type]
+    state = run(method, rounds=5, cohort_size=2, sizes=sizes, double=True)
+    shares = [n / 96 if weighting == "size" else 1 / 6 for n in sizes]
+    total = sum(shares[k] * c for k, c in client_controls(state).items())
+    torch.testing.assert_close(server_control(state), total, rtol=0, atol=1e-14)
+    assert float(server_control(state).norm()) > 0.01
+
+
+def test_the_first_round_is_uniform_fedavgs() -> None:
+    options = {"rounds": 1, "sizes": (4, 8, 12, 24, 28, 20)}
+    plain = replace(fedavg(), weighting=Uniform())
+    assert torch.equal(run(scaffold(), **options).vector, run(plain, **options).vector)
+    options["rounds"] = 2
+    assert not torch.equal(run(scaffold(), **options).vector, run(plain, **options).vector)
+
+
+def test_the_server_rate_scales_the_first_move() -> None:
+    start = local_engine(tiny_experiment(fedavg(), double=True)).start().vector
+    plain, scaled = (
+        run(scaffold(server_learning_rate=rate), rounds=1, double=True).vector - start for rate in (1.0, 0.5)
+    )
+    torch.testing.assert_close(scaled, 0.5 * plain, rtol=0, atol=1e-15)
+
+
+def test_two_models_travel_each_way() -> None:
+    """W = 28 values of model and 28 of variate, 3 clients, both ways."""
+    for record in run(scaffold(), rounds=2).records:
+        assert record.values_up == record.values_down == 3 * 2 * 28
+        assert record.bytes_up == record.bytes_down == 4 * record.values_up
+
+
+@pytest.mark.parametrize("pacing", [dynamicsgd(), dynamicfl(high_interval=1, low_interval=2)], ids=lambda m: m.name)
+def test_with_several_sync_points_a_round_the_variates_still_agree(pacing: FederatedMethod) -> None:
+    state = run(merge(scaffold(), pacing), local_steps=6, cohort_size=4, double=True)
+    assert state.records[-1].sync_points == 5
+    mean = torch.stack(list(client_controls(state).values())).sum(dim=0) / 6
+    torch.testing.assert_close(server_control(state), mean, rtol=0, atol=1e-14)
+
+
+def test_what_a_client_sends_is_the_change_of_its_variate() -> None:
+    engine = local_engine(tiny_experiment(scaffold(), num_clients=2, cohort_size=2, double=True))
+    before = run_rounds(engine, rounds=2)
+    after, _ = engine.advance(before)
+    for update in play_round(engine, before).updates:
+        sent = torch.cat([value.reshape(-1) for value in update.extras.values()])
+        change = client_controls(after)[update.client] - client_controls(before)[update.client]
+        torch.testing.assert_close(sent, change, rtol=0, atol=1e-14)
+
+
+def test_it_takes_a_server_optimiser_unless_it_has_a_rate_of_its_own() -> None:
+    assert not torch.equal(run(merge(scaffold(), fedadam())).vector, run(scaffold()).vector)
+    with pytest.raises(ConfigError, match="scaffold and fedadam can't be merged: both have a server update"):
+        merge(scaffold(server_learning_rate=0.5), fedadam())
+
+
+@pytest.mark.parametrize("optimizer", [OptimizerSettings(momentum=0.9), OptimizerSettings(name="adam")])
+def test_other_steps_than_plain_sgd_are_refused(optimizer: OptimizerSettings) -> None:
+    with pytest.raises(ConfigError, match=r"scaffold needs clients with plain SGD, but 4 steps of client \d count as"):
+        run(scaffold(), optimizer=optimizer, local_steps=4)
+
+
+def test_a_wrong_rate_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"method\.server_learning_rate must be a number above 0, but got 0"):
+        scaffold(server_learning_rate=0.0)
