@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.fjord import NestedWidths, SelfDistillation, fjord, ordered_part, part_of_part
+from fedsweep.algorithms.moon import moon
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.engine.engine import Engine
@@ -242,6 +243,20 @@ def test_without_a_client_of_full_width_the_outer_bands_stay() -> None:
 def test_distillation_changes_the_model() -> None:
     plain, distilled = (run_rounds(engine_of(fjord(distillation=d))).vector for d in (False, True))
     assert not torch.equal(plain, distilled)
+
+
+def test_moon_with_fjord_contrasts_at_the_steps_width() -> None:
+    """At width 1 alone it is MOON, without contrast FjORD; otherwise neither, whatever the order of merging."""
+    options: dict[str, Any] = {"cohort_size": 6, "rounds": 2}
+
+    def end(method: FederatedMethod) -> Tensor:
+        return run_rounds(engine_of(method, **options)).vector
+
+    assert torch.equal(end(merge(moon(), fjord(widths=(1.0,)))), end(moon()))
+    assert torch.equal(end(merge(moon(strength=0.0), fjord())), end(fjord()))
+    both = end(merge(moon(), fjord()))
+    assert torch.equal(both, end(merge(fjord(), moon())))
+    assert not torch.equal(both, end(fjord())) and not torch.equal(both, end(moon()))
 
 
 # -- cost --------------------------------------------------------------------------------------------------------
