@@ -32,12 +32,15 @@ class Narrowed:
         layout = part.layout(slot.layout)
         self._slot = ModuleSlot(part.build(slot.module), layout, device)
         self._vector = torch.zeros(layout.num_values, dtype=layout.dtype, device=device)
+        cover = part.embed(self._vector, slot.layout).cover
+        self._cover = None if cover is None else cover.to(device)
         self._views = list(layout.views(self._vector).values())
         self.params, self.gradients = layout.params(self._vector), layout.params(self._slot.gradient)
 
     def module(self) -> nn.Module:
         """The module in training mode, with the part's values."""
-        return self._slot.bind(self._views).train()
+        module = self._slot.bind(self._views)
+        return module if module.training else module.train()
 
     def load(self, vector: Tensor) -> None:
         """Take the values from the client's own vector; the gradient starts at zero."""
@@ -63,17 +66,15 @@ class Narrowed:
         """Put the part's buffers, which a forward pass may change, into the client's own vector."""
         own = slice(self._whole.num_params, self._whole.num_params + self._whole.num_buffers)
         if self._whole.num_buffers:
-            grown = self._part.embed(self._vector, self._whole)
-            cover = torch.ones_like(grown.vector, dtype=torch.bool) if grown.cover is None else grown.cover
-            vector[own] = torch.where(cover[own].to(vector.device), grown.vector[own].to(vector.device), vector[own])
+            grown = self._part.embed(self._vector, self._whole).vector[own].to(vector.device)
+            vector[own] = grown if self._cover is None else torch.where(self._cover[own], grown, vector[own])
 
     def undo_elsewhere(self, values: Sequence[Tensor], before: Sequence[Tensor]) -> None:
         """Put what the part does not hold of values with one entry per parameter [P] back to what it was."""
-        cover = self._part.embed(self._vector, self._whole).cover
-        if cover is not None:
-            held = cover[: self._whole.num_params].to(self._vector.device)
+        if self._cover is not None:
+            held = self._cover[: self._whole.num_params]
             for value, old in zip(values, before, strict=True):
-                value.copy_(torch.where(held, value, old))
+                torch.where(held, value, old, out=value)
 
 
 def part_of_step(submodel: SubModel, position: int, *, slot: ModuleSlot, known: dict[str, Narrowed]) -> Narrowed | None:
