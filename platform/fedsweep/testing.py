@@ -18,7 +18,7 @@ from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.round import Played
 from fedsweep.engine.state import RunState
-from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World, client_side, experiment_layout
+from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World, client_side
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientProfile, RoundContext, RoundRecord, State
@@ -182,8 +182,8 @@ def local_engine(experiment: Experiment) -> Engine:
     worker = Worker(
         client_side(experiment),
         experiment.world.data,
-        experiment.build_model(),
-        layout=experiment_layout(experiment),
+        experiment.new_model(),
+        layout=experiment.layout,
     )
     return Engine(experiment, LocalFleet(worker))
 

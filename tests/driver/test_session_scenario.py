@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.catalog import bind_spec
 from fedsweep.client.worker import Worker
 from fedsweep.driver.session import RunSession, SessionSettings
-from fedsweep.experiment.experiment import Experiment, client_side, experiment_layout
+from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.testing import tiny_experiment
-from fedsweep.world.availability import CapabilityAvailability, build_availability
-from fedsweep.world.drift import CosineRotation, build_drift
+from fedsweep.world.availability import CapabilityAvailability
+from fedsweep.world.drift import CosineRotation
 from fedsweep.world.replay import ScenarioTrace
 
 DRIFT = CosineRotation(num_classes=4, num_rounds=6, min_classes=2, max_classes=3)
@@ -24,7 +25,7 @@ def experiment(**world: Any) -> Experiment:
 
 
 def session(one: Experiment, folder: Path) -> RunSession:
-    worker = Worker(client_side(one), one.world.data, one.build_model(), layout=experiment_layout(one))
+    worker = Worker(client_side(one), one.world.data, one.build_model(), layout=one.layout)
     settings = SessionSettings(folder=folder, checkpoint_every=2, checkpoint_keep=1, facts={})
     return RunSession(one, lambda warn: LocalFleet(worker), settings)
 
@@ -53,8 +54,9 @@ def test_a_run_writes_the_scenario_that_it_met(tmp_path: Path) -> None:
 def test_replaying_the_file_gives_the_same_model(tmp_path: Path) -> None:
     first = run(experiment(drift=DRIFT, availability=AVAILABILITY), tmp_path / "first")
     file = str(tmp_path / "first" / "scenario.json")
-    drift = build_drift({"kind": "replay", "file": file}, num_classes=4, num_rounds=6, num_clients=6)
-    availability = build_availability({"kind": "replay", "file": file}, num_rounds=6, num_clients=6)
+    sizes = {"num_classes": 4, "num_rounds": 6, "num_clients": 6}
+    drift = bind_spec("scenario.drift", {"kind": "replay", "file": file}).build(**sizes)
+    availability = bind_spec("scenario.availability", {"kind": "replay", "file": file}).build(**sizes)
     assert run(experiment(drift=drift, availability=availability), tmp_path / "second") == first
     assert (tmp_path / "second" / "scenario.json").read_bytes() == Path(file).read_bytes()
 

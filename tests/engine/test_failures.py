@@ -24,7 +24,7 @@ from fedsweep.components.probes import Probe
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError, RunError, WorkerLost
-from fedsweep.experiment.experiment import Experiment, client_side, experiment_layout
+from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.fleet.fleet import Fleet, Handle, LocalFleet, SegmentResult, combine
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import RoundRecord
@@ -37,7 +37,7 @@ def worker_of(experiment: Experiment, index: int = 0) -> Worker:
         client_side(experiment),
         experiment.world.data,
         experiment.build_model(),
-        layout=experiment_layout(experiment),
+        layout=experiment.layout,
         index=index,
     )
 

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from fedsweep.driver.news import Audience, News
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.errors import FedsweepError, RunError
-from fedsweep.experiment.experiment import Experiment, experiment_layout
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
@@ -104,7 +104,7 @@ class ServerActor:
 
 def make_ray_fleet(experiment: Experiment, reference: Any, fleet: FleetSettings, warn: Callable[[str], None]) -> Fleet:
     """The client actors of an experiment."""
-    layout = experiment_layout(experiment)
+    layout = experiment.layout
     return RayFleet(
         reference,
         num_actors=fleet.num_actors,

@@ -20,7 +20,7 @@ class CostModel:
     """
 
     def __init__(self, experiment: Experiment) -> None:
-        self.model = experiment.build_model()
+        self.model = experiment.template
         shape = experiment.world.data.images.shape[1:]
         self._shape = (int(shape[0]), int(shape[1]), int(shape[2]))
         self._full = layout_of(self.model)

@@ -12,8 +12,7 @@ from fedsweep.engine.ledger import BYTES_PER_VALUE
 from fedsweep.engine.plan import Planner, RoundPlan, alike
 from fedsweep.engine.row import Recorder
 from fedsweep.engine.state import RunState
-from fedsweep.experiment.experiment import Experiment, experiment_layout, server_context
-from fedsweep.trees import model_vector
+from fedsweep.experiment.experiment import Experiment
 
 # Rounds that are planned one by one; longer runs are extrapolated.
 _PLANNED = 50
@@ -53,7 +52,7 @@ def check_first_round(experiment: Experiment) -> None:
     Raises:
         ConfigError: The method can't be planned in this world.
     """
-    Planner(experiment, experiment_layout(experiment), CostModel(experiment)).plan(_start(experiment))
+    Planner(experiment, experiment.layout, CostModel(experiment)).plan(_start(experiment))
 
 
 def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
@@ -65,7 +64,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
         experiment: The experiment.
         num_actors: Client actors that the clients are laid on.
     """
-    layout, costs = experiment_layout(experiment), CostModel(experiment)
+    layout, costs = experiment.layout, CostModel(experiment)
     planner = Planner(experiment, layout, costs)
     recorder = Recorder(experiment, planner, costs, layout)
     rounds = experiment.training.rounds
@@ -124,14 +123,12 @@ def steps_by_client(plan: RoundPlan) -> dict[int, int]:
 
 
 def _start(experiment: Experiment) -> RunState:
-    layout = experiment_layout(experiment)
-    vector = model_vector(experiment.build_model(), layout)
-    components = {
-        seam: component.init(server_context(experiment, layout, seam, vector))
-        for seam, component in experiment.method.server_components()
-    }
     has_devices = experiment.world.profiles[0].device is not None
-    return RunState(vector=vector, components=components, clock=0.0 if has_devices else None)
+    return RunState(
+        vector=experiment.initial_vector,
+        components=dict(experiment.initial_states),
+        clock=0.0 if has_devices else None,
+    )
 
 
 def _memory_mb(experiment: Experiment, *, num_values: int, num_actors: int) -> float:

@@ -14,7 +14,7 @@ from fedsweep.client.messages import Arrays, Segment, SegmentReply
 from fedsweep.client.worker import Alone, Worker
 from fedsweep.components.probes import Probe
 from fedsweep.errors import ResourceError, RunError
-from fedsweep.experiment.experiment import Experiment, client_side, experiment_layout
+from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.fleet.shared_memory import SharedMemoryExchange
 from fedsweep.records import State
 
@@ -37,8 +37,8 @@ class ClientActor:
         self._worker = Worker(
             client_side(experiment),
             experiment.world.data,
-            experiment.build_model(),
-            layout=experiment_layout(experiment),
+            experiment.new_model(),
+            layout=experiment.layout,
             index=index,
         )
 

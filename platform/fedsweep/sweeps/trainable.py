@@ -25,7 +25,7 @@ from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.schema import Config
 from fedsweep.driver.run import Plan, Session, open_session
 from fedsweep.driver.session import RunSession, SessionSettings
-from fedsweep.experiment.experiment import Experiment, experiment_layout
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
@@ -129,10 +129,11 @@ class SweepTrial(tune.Trainable):
 
     def _show(self, report: Mapping[str, Any]) -> None:
         """On Ray's metrics endpoint; a trial that has finished before has nothing to show."""
-        if not self._active.is_open:
+        config = self._active.config
+        if config is None:
             return
         if self._metrics is None:
-            config, share = self._active.config, Share(**self._described[TRIAL][SHARE])
+            share = Share(**self._described[TRIAL][SHARE])
             self._metrics = RayMetrics(
                 run=self._active.folder.name,
                 sweep=self._active.folder.parent.name,
@@ -208,7 +209,7 @@ def _fleet_in_group(plan: Plan, warn: Any) -> Fleet:
         return {**shares, "scheduling_strategy": place}
 
     experiment: Experiment = plan.experiment
-    layout = experiment_layout(experiment)
+    layout = experiment.layout
     return RayFleet(
         ray.put(experiment),
         num_actors=plan.num_actors,
