@@ -36,9 +36,8 @@ class Script:
 
     def __init__(self, policy: ScoredUnits) -> None:
         made = tiny_experiment(FederatedMethod(name="x", source="", submodels=policy), build=net)
-        layout = layout_of(net())
         self.policy, self.round = policy, 0
-        self.state: State = policy.init(server_context(made, layout, "submodels", torch.zeros(layout.num_values)))
+        self.state: State = policy.init(server_context(made, "submodels"))
 
     def play(self, losses: dict[int, float], *, lost: tuple[int, ...] = ()) -> dict[int, Tensor]:
         """Each participant's units (bool [16]); members that are lost report nothing."""
