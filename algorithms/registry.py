@@ -142,4 +142,29 @@ METHODS: Mapping[str, Entry] = {
         summary="clients train without some units, drawn by their scores and the devices' speed",
         source="Liu et al. 2025, FedDHAD",
     ),
+    "federated_dropout": Entry(
+        builder="fedsweep.algorithms.federated_dropout:federated_dropout",
+        summary="clients train a fixed number of each layer's units, drawn at random in each round",
+        source="Caldas et al. 2018",
+    ),
+    "feddrop": Entry(
+        builder="fedsweep.algorithms.feddrop:feddrop",
+        summary="clients train without some hidden neurons, drawn by one rate or by what the device can do",
+        source="Wen, Jeon, Huang, IEEE WCL 2022",
+    ),
+    "afd": Entry(
+        builder="fedsweep.algorithms.afd:afd",
+        summary="clients keep the units with which their loss fell, others are drawn by scores",
+        source="Bouacida et al., INFOCOM workshops 2021",
+    ),
+    "heterofl": Entry(
+        builder="fedsweep.algorithms.heterofl:heterofl",
+        summary="clients train the first units of each layer, as many as they can bear",
+        source="Diao, Ding, Tarokh, ICLR 2021",
+    ),
+    "fjord": Entry(
+        builder="fedsweep.algorithms.fjord:fjord",
+        summary="each local step trains the first units of each layer, as many as a drawn width says",
+        source="Horvath et al., NeurIPS 2021",
+    ),
 }

@@ -7,6 +7,7 @@ shape together with which coordinates it covers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -53,6 +54,18 @@ class SubModel(ABC):
     def index_bytes(self) -> int:
         """Bytes of masks or index lists that travel down with the part, as packed."""
         return 0
+
+    def at_step(self, position: int) -> SubModel:
+        """What a local step trains of this part, as a part of the part's own model; the full model: all of it.
+
+        Args:
+            position: The step's number within the round, from 0.
+        """
+        return FULL_MODEL
+
+    def trained(self) -> Sequence[tuple[SubModel, float]]:
+        """What a sample goes through in training: parts of the full model, and how often each, in the round's mean."""
+        return ((self, 1.0),)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.memories import cut_memory, grown_memory
 from fedsweep.client.messages import ClientSide, RoundTotals, Tally, Turn
+from fedsweep.client.narrowed import Narrowed, part_of_step
 from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.client.shards import Shard, batch_order
 from fedsweep.components.local import LocalStep, LocalWork, Memory
@@ -75,6 +76,7 @@ class LocalSession:
         self._broadcast: Payload = {}
         self._extras: dict[str, np.ndarray] = {}
         self._anchor: Tensor | None = None
+        self._narrowed: dict[str, Narrowed] = {}
         self._restore(turn, memory or {})
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -198,19 +200,24 @@ class LocalSession:
         torch.default_generator.manual_seed(seed)
         if side.device != "cpu":
             torch.cuda.manual_seed(seed)
+        narrow = part_of_step(self.submodel, position, slot=self._slot, known=self._narrowed)
         step = LocalStep(
             inputs=inputs,
             targets=targets,
-            model=module,
-            params=self._trained,
-            anchor=self._anchor_params(),
+            model=module if narrow is None else narrow.module(),
+            params=self._trained if narrow is None else narrow.params,
+            anchor=self._anchor_params(narrow),
             memory={},
             broadcast=self._broadcast,
             stream=stream(side.seed, "method", self._round, self.client, position),
             position=position,
             learning_rate=self._learning_rate,
+            whole=None if narrow is None else module,
         )
-        loss = side.solver.step(self._optimizer.torch, lambda: self._gradient(step))
+        if narrow is None:
+            loss = side.solver.step(self._optimizer.torch, lambda: self._gradient(step))
+        else:
+            loss = self._narrow_step(step, narrow)
         self._position += 1
         self._samples += len(positions)
         for term in side.terms:
@@ -221,34 +228,55 @@ class LocalSession:
             self._hits.append((int((step.logits.argmax(1) == targets).sum()), len(positions)))
         return loss
 
-    def _gradient(self, step: LocalStep) -> Tensor:
+    def _narrow_step(self, step: LocalStep, narrow: Narrowed) -> Tensor:
+        """A step on a part. What lies outside stays as it is, the optimiser's state too, unless the loss read it."""
+        values = [self._flat.detach(), *self._optimizer.per_param()]
+        before = [value.clone() for value in values]
+        loss = self._side.solver.step(self._optimizer.torch, lambda: self._gradient(step, narrow))
+        if step._whole_logits is None:
+            narrow.undo_elsewhere(values, before)
+        narrow.keep_buffers(self.vector)
+        step.params, step.anchor = self._trained, self._anchor_params()
+        return loss
+
+    def _gradient(self, step: LocalStep, narrow: Narrowed | None = None) -> Tensor:
         """The loss at the present parameters; its gradient lies in the slot's gradient vector."""
         side = self._side
         self._slot.gradient.zero_()
-        step._features = step._logits = None  # a solver may come back with other parameters
+        if narrow is not None:
+            narrow.load(self.vector)
+        step._features = step._logits = step._whole_logits = None  # a solver may come back with other parameters
         loss = side.objective.loss(step)
         for term in side.terms:
-            step.memory = self._memories[term.name]
+            step.memory = self._memory(term.name, narrow)
             extra = term.loss(step)
             if extra is not None:
                 loss = loss + extra
         loss.backward()  # type: ignore[no-untyped-call]
         for term in side.terms:
-            step.memory = self._memories[term.name]
+            step.memory = self._memory(term.name, narrow)
             added = term.gradient(step)
             if added is not None:
-                gradients = self._gradients()
+                gradients = self._gradients() if narrow is None else narrow.gradients
                 for name, value in added.items():
                     gradients[name].add_(value)
+        if narrow is not None:
+            narrow.add_gradient(self._slot.gradient)
         if side.optimizer.clip_norm is not None:
             nn.utils.clip_grad_norm_([self._flat], side.optimizer.clip_norm)
         return loss.detach()
 
+    def _memory(self, name: str, narrow: Narrowed | None) -> Memory:
+        memory = self._memories[name]
+        return memory if narrow is None else narrow.memory(memory)
+
     def _gradients(self) -> ParamTree:
         return self.layout.params(self._slot.gradient)
 
-    def _anchor_params(self) -> ParamTree:
-        return {} if self._anchor is None else self.layout.params(self._anchor)
+    def _anchor_params(self, narrow: Narrowed | None = None) -> ParamTree:
+        if self._anchor is None:
+            return {}
+        return self.layout.params(self._anchor) if narrow is None else narrow.tree(self._anchor)
 
     def _replace(self, params: ParamTree | None) -> None:
         for name, value in (params or {}).items():

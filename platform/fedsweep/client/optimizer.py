@@ -98,6 +98,11 @@ class ClientOptimizer:
             for name, whole in _slots(self._settings)
         }
 
+    def per_param(self) -> list[Tensor]:
+        """The state tensors with a value per parameter [P], live."""
+        state = self.torch.state.get(self._flat, {})
+        return [state[name] for name, whole in _slots(self._settings) if whole]
+
     def effective_steps(self, steps: int) -> float:
         """Sum of the weights of this many further steps' gradients in the move; NaN where there is no such number.
 

@@ -29,7 +29,8 @@ class LocalStep:
     Attributes:
         inputs: The batch [B, ...], transformed.
         targets: Its labels [B].
-        model: The module with the client's live params; forward passes carry gradients.
+        model: The module with the client's live params; forward passes carry gradients. Where the step trains a part
+            of what the client has, it is that part's, and so are params, anchor and memory until the step is done.
         params: The live params by name (views; not to be changed in place).
         anchor: The params that the client last received; empty where no term asks for it.
         memory: The client's memory slot of the term that is being called.
@@ -37,6 +38,7 @@ class LocalStep:
         stream: Random numbers of this client at this step.
         position: The step's number within the round, from 0.
         learning_rate: The round's rate.
+        whole: The module of all that the client has, where the step trains a part of it.
     """
 
     inputs: Tensor
@@ -49,8 +51,10 @@ class LocalStep:
     stream: Stream
     position: int
     learning_rate: float
+    whole: nn.Module | None = None
     _features: Tensor | None = None
     _logits: Tensor | None = None
+    _whole_logits: Tensor | None = None
 
     @property
     def features(self) -> Tensor:
@@ -73,6 +77,15 @@ class LocalStep:
         """Logits of other inputs under the live params."""
         logits: Tensor = self.model(inputs)
         return logits
+
+    @property
+    def whole_logits(self) -> Tensor:
+        """Logits for the batch of all that the client has [B, C], which the step then trains too."""
+        if self.whole is None:
+            return self.logits
+        if self._whole_logits is None:
+            self._whole_logits = self.whole(self.inputs)
+        return self._whole_logits
 
     def head(self, features: Tensor) -> Tensor:
         """Logits of given features [B, D] under the live params."""

@@ -32,7 +32,10 @@ class CostModel:
         return layer_costs(self.model, self._shape)  # a forward pass, which planning without devices can do without
 
     def macs(self, submodel: SubModel, *, count_batch_norm: bool = False) -> int:
-        """Multiply-accumulates of one sample's forward pass."""
+        """Multiply-accumulates of one sample's forward pass; the mean where a round's steps train several parts."""
+        return round(sum(times * self._of_part(part, count_batch_norm) for part, times in submodel.trained()))
+
+    def _of_part(self, submodel: SubModel, count_batch_norm: bool) -> int:
         key = (submodel.key(), count_batch_norm)
         if key not in self._macs:
             macs = self._scaled(submodel, count_batch_norm)

@@ -48,8 +48,11 @@ class UnitSubModel(SubModel):
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def key(self) -> str:
-        text = repr((tuple((g.name, g.size) for g in self.groups), self.kept, self.scales))
-        return "units " + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        if "_key" not in vars(self):
+            text = repr((tuple((g.name, g.size) for g in self.groups), self.kept, self.scales))
+            digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+            object.__setattr__(self, "_key", f"units {digest}")
+        return cast(str, vars(self)["_key"])
 
     def layout(self, full: FlatLayout) -> FlatLayout:
         known = vars(self).get("_layout")

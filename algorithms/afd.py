@@ -1,0 +1,176 @@
+"""AFD, adaptive federated dropout: sub-models that made a client's loss fall are kept, others are drawn by scores.
+
+Source: Bouacida et al. (2021): Adaptive federated dropout: improving communication efficiency and generalization for
+federated learning. INFOCOM workshops.
+
+Shape letters: U units of the network, groups one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsweep.components.base import ComponentReport
+from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.models.slicing import ordered_width
+from fedsweep.models.unit_groups import UnitGroup
+from fedsweep.models.unit_submodel import unit_submodel
+from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
+from fedsweep.submodel import FULL_MODEL, SubModel
+
+from .parts.complete_net import Aggregate, aggregation
+from .parts.unit_draws import check_share, drawn_of_each, unit_groups_of
+
+ScoreMaps = Literal["client", "shared"]
+
+_EVERYBODY = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredUnits(SubModelPolicy):
+    """Units of a client (or of all) by a score map: reused while the training loss falls, else drawn anew.
+
+    A loss below the last one gives the units that were trained a score, the loss's relative fall, and they are reused.
+    Otherwise as many units of each group are drawn without replacement, with chances that follow the scores.
+
+    Attributes:
+        keep: Share of each group's units, above 0 and at most 1.
+        scores: ``"client"``: each client has a map, a loss and units of its own; ``"shared"``: all have the same ones,
+            and the loss is the participants' mean.
+        accumulate: Falls add up; otherwise the last one stands.
+        score_floor: What is added to each score in a draw, above 0.
+
+    Source: Bouacida et al. (2021), Algorithms 1 and 2 (multi-model, single-model). Reading: a client's loss is the mean
+    over all local steps of its round, taken on the units that it had; a first loss is only noted. Reading: the paper
+    does not say what chance a unit without a score has; here it is that of the floor. The paper's quantised downlink
+    and compressed uplink are left out.
+    """
+
+    keep: float
+    scores: ScoreMaps = "client"
+    accumulate: bool = False
+    score_floor: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_share("method.keep", self.keep)
+        if not 0 < self.score_floor < float("inf"):
+            raise ConfigError(f"method.score_floor must be a number above 0, but got {self.score_floor}")
+
+    def init(self, context: ServerContext) -> State:
+        """No losses and no scores yet.
+
+        Raises:
+            ConfigError: The network lists no units that can be left out.
+        """
+        if self.keep < 1:
+            unit_groups_of(context.model, method="afd")
+        return {"known": {}, "drawn": {}, "reused": 0.0}
+
+    def _owner(self, client: int) -> int:
+        return client if self.scores == "client" else _EVERYBODY
+
+    # -- sub-models ----------------------------------------------------------------------------------------------
+
+    def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
+        if self.keep == 1 or not context.cohort:
+            return dict.fromkeys(context.cohort, FULL_MODEL), {**state, "drawn": {}, "reused": 0.0}
+        groups, known = unit_groups_of(context.model, method="afd"), state["known"]
+        drawn: dict[int, Tensor] = {}
+        for owner in dict.fromkeys(self._owner(k) for k in context.cohort):
+            old = known.get(owner)
+            if old is not None and old["reuse"]:
+                drawn[owner] = old["units"]
+            else:
+                generator = context.stream.child("units", owner).numpy()
+                drawn[owner] = self._draw(groups, None if old is None else old["scores"], generator)
+        parts = {owner: unit_submodel(groups, _units_by_group(groups, units)) for owner, units in drawn.items()}
+        reused = sum(1.0 for owner in drawn if owner in known and known[owner]["reuse"]) / len(drawn)
+        return {k: parts[self._owner(k)] for k in context.cohort}, {**state, "drawn": drawn, "reused": reused}
+
+    def _draw(self, groups: Sequence[UnitGroup], scores_U: Tensor | None, generator: np.random.Generator) -> Tensor:
+        """Which units are in (bool [U])."""
+        sizes = [group.size for group in groups]
+        scores = np.zeros(sum(sizes)) if scores_U is None else scores_U.numpy()
+        weights = np.split(scores + self.score_floor, np.cumsum(sizes)[:-1])
+        counts = [ordered_width(size, self.keep) for size in sizes]
+        kept = drawn_of_each(groups, counts, generator=generator, weights=weights)
+        chosen = [torch.zeros(size, dtype=torch.bool) for size in sizes]
+        for group, units in zip(groups, chosen, strict=True):
+            units[list(kept[group.name])] = True
+        return torch.cat(chosen)
+
+    # -- what losses say -----------------------------------------------------------------------------------------
+
+    def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
+        """Compare each owner's loss with its last one."""
+        told = [u for u in updates if isfinite(u.train_loss)]
+        if not sync.ends_round or not told:
+            return state
+        known = dict(state["known"])
+        for owner, units in state["drawn"].items():
+            own = [u for u in told if self._owner(u.client) == owner]
+            if own:
+                samples = sum(u.num_samples for u in own)
+                loss = sum(u.train_loss * (u.num_samples / samples) for u in own)
+                known[owner] = self._judged(known.get(owner), units, loss)
+        return {**state, "known": known}
+
+    def _judged(self, old: State, units_U: Tensor, loss: float) -> State:
+        """An owner's map, units and loss after a round."""
+        if old is None:
+            return {
+                "scores": torch.zeros(len(units_U), dtype=torch.float64),
+                "units": units_U,
+                "loss": loss,
+                "reuse": False,
+            }
+        scores, fell = old["scores"], loss < old["loss"]
+        if fell:
+            gain = (old["loss"] - loss) / abs(old["loss"]) if old["loss"] else 0.0
+            scores = torch.where(units_U, scores * self.accumulate + gain, scores)
+        return {"scores": scores, "units": units_U, "loss": loss, "reuse": fell}
+
+    def report(self, state: State) -> ComponentReport:
+        """The share of the round's clients that train the units of their last round again."""
+        return ComponentReport(metrics={"dropout_reused": state["reused"]})
+
+
+def _units_by_group(groups: Sequence[UnitGroup], units_U: Tensor) -> dict[str, tuple[int, ...]]:
+    parts = torch.split(units_U, [group.size for group in groups])
+    return {g.name: tuple(int(i) for i in part.nonzero().flatten()) for g, part in zip(groups, parts, strict=True)}
+
+
+def afd(
+    *,
+    keep: float = 0.75,
+    scores: ScoreMaps = "client",
+    accumulate: bool = False,
+    score_floor: float = 0.01,
+    aggregate: Aggregate = "masked",
+) -> FederatedMethod:
+    """FedAvg on sub-models that follow the clients' losses: units are reused while it falls, else drawn by scores.
+
+    Args:
+        keep: Share of each layer's units that a client trains, above 0 and at most 1; 1 is FedAvg bit for bit.
+        scores: client: each client has a score map of its own; shared: one for all, better where clients rarely repeat.
+        accumulate: Scores add up over the rounds; otherwise the last fall of the loss stands.
+        score_floor: Added to each score in a draw, above 0: the larger, the more even the draw.
+        aggregate: masked: each value is the mean over the clients that hold it; complete: clients that do not hold a
+            value count with the server's.
+    """
+    return FederatedMethod(
+        name="afd",
+        source="Bouacida et al. (2021), Adaptive federated dropout: improving communication efficiency and"
+        " generalization for federated learning",
+        submodels=ScoredUnits(keep=keep, scores=scores, accumulate=accumulate, score_floor=score_floor),
+        server_update=aggregation(aggregate),
+    )

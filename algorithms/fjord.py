@@ -1,0 +1,198 @@
+"""FjORD: each local step trains the network at a width drawn anew, up to the widest that the client can bear.
+
+Source: Horvath et al. (2021): FjORD: fair and accurate federated learning under heterogeneous targets with ordered
+dropout. NeurIPS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsweep.components.base import ComponentReport
+from fedsweep.components.local import CrossEntropy, LocalStep, Objective
+from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.models.slicing import ordered_kept, ordered_width
+from fedsweep.models.unit_groups import UnitGroup
+from fedsweep.models.unit_submodel import unit_submodel
+from fedsweep.records import ClientWork, RoundContext, ServerContext, State
+from fedsweep.submodel import Covered, SubModel
+from fedsweep.trees import FlatLayout
+
+from .parts.unit_draws import unit_groups_of
+from .parts.width_tiers import Assignment, WidthTiers, width_tiers
+
+
+@dataclass(frozen=True, kw_only=True)
+class NestedWidths(SubModel):
+    """The widest part of a client, which alone travels, and the narrower one that each of its steps trains.
+
+    Attributes:
+        widest: The part that the client has.
+        inner: Parts of that part, the widest itself as the full model.
+        steps: For each local step of the round the number of its inner part.
+        passes: Parts of the full model and how often a sample goes through each, in the round's mean.
+    """
+
+    widest: SubModel
+    inner: tuple[SubModel, ...]
+    steps: tuple[int, ...]
+    passes: tuple[tuple[SubModel, float], ...]
+
+    def key(self) -> str:
+        text = repr((self.widest.key(), [part.key() for part in self.inner], self.steps))
+        return "widths " + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def layout(self, full: FlatLayout) -> FlatLayout:
+        return self.widest.layout(full)
+
+    def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
+        return self.widest.extract(vector, full)
+
+    def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
+        return self.widest.embed(vector, full)
+
+    def build(self, model: nn.Module) -> nn.Module:
+        return self.widest.build(model)
+
+    def index_bytes(self) -> int:
+        return self.widest.index_bytes()
+
+    def at_step(self, position: int) -> SubModel:
+        return self.inner[self.steps[position]]
+
+    def trained(self) -> Sequence[tuple[SubModel, float]]:
+        return self.passes
+
+
+def ordered_part(groups: Sequence[UnitGroup], width: float) -> SubModel:
+    """The first units of each group at a width; the full model at width 1."""
+    return unit_submodel(groups, {name: units.tolist() for name, units in ordered_kept(groups, width).items()})
+
+
+def part_of_part(groups: Sequence[UnitGroup], width: float, widest: float) -> SubModel:
+    """The same as a part of the network at the widest width."""
+    smaller = [replace(group, size=ordered_width(group.size, widest)) for group in groups]
+    return unit_submodel(smaller, {group.name: range(ordered_width(group.size, width)) for group in groups})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderedDropout(SubModelPolicy):
+    """Clients have the widths of their tiers, and each step draws one of the widths up to the client's.
+
+    Attributes:
+        tiers: Who has which widest width.
+        distillation: Each step trains the widest width, too, see :class:`SelfDistillation`; the costs need to know.
+
+    Source: Horvath et al. (2021), section 3. Reading: one width for all layers in a step, all widths alike. Reading:
+    batch norm would need statistics for each width, so networks with batch norm are refused.
+    """
+
+    tiers: WidthTiers
+    distillation: bool = False
+
+    def init(self, context: ServerContext) -> State:
+        """The clients' widest widths.
+
+        Raises:
+            ConfigError: The network can't be narrowed so, or there are no devices to go by.
+        """
+        if self.tiers.cuts:
+            unit_groups_of(context.model, method="fjord")
+            if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in context.model.modules()):
+                raise ConfigError(
+                    f"fjord would need batch norm's statistics for each width, but {type(context.model).__name__} has"
+                    " batch norm; choose a model with group norm or without norms"
+                )
+        return {"widths": self.tiers.fixed(context), "mean_width": 1.0}
+
+    def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
+        widths = self.tiers.of_round(state["widths"], context)
+        if not context.cohort or not self.tiers.cuts:
+            groups: Sequence[UnitGroup] = ()
+        else:
+            groups = unit_groups_of(context.model, method="fjord")
+        parts, means = {}, []
+        for client, widest in widths.items():
+            allowed = [width for width in self.tiers.widths if width <= widest]
+            work = context.work[client]
+            source = context.stream.child("steps", client).numpy()
+            drawn = source.integers(len(allowed), size=work.steps)
+            shares = _sample_shares(drawn, len(allowed), work)
+            parts[client] = self._part(groups, allowed, tuple(int(number) for number in drawn), shares)
+            means.append(float(np.dot(shares, allowed)))
+        return parts, {**state, "mean_width": float(np.mean(means)) if means else 1.0}
+
+    def _part(
+        self, groups: Sequence[UnitGroup], allowed: Sequence[float], steps: tuple[int, ...], shares: Sequence[float]
+    ) -> SubModel:
+        widest = ordered_part(groups, allowed[0])
+        if len(allowed) == 1:
+            return widest
+        passes = [(ordered_part(groups, width), share) for width, share in zip(allowed, shares, strict=True)]
+        if self.distillation:
+            passes[0] = (widest, 1.0)
+        return NestedWidths(
+            widest=widest,
+            inner=tuple(part_of_part(groups, width, allowed[0]) for width in allowed),
+            steps=steps,
+            passes=tuple(passes),
+        )
+
+    def report(self, state: State) -> ComponentReport:
+        """The mean width that the round's clients trained at."""
+        return ComponentReport(metrics={"submodel_width": state["mean_width"]})
+
+
+def _sample_shares(drawn: np.ndarray, count: int, work: ClientWork) -> list[float]:
+    """What share of the round's samples goes through each width."""
+    reached = np.array([work.samples_in(steps) for steps in range(work.steps + 1)])
+    samples = np.bincount(drawn, weights=np.diff(reached), minlength=count)
+    return [float(share) for share in samples / max(samples.sum(), 1.0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfDistillation(Objective):
+    """``CE(widest) + KL(widest || drawn)``; the cross-entropy alone where the widest width itself was drawn.
+
+    The teacher, the widest width, learns from the labels alone.
+
+    Source: Horvath et al. (2021), section 3.3, with weight and temperature 1, which did best there.
+    """
+
+    def loss(self, step: LocalStep) -> Tensor:
+        learned = F.cross_entropy(step.whole_logits, step.targets)
+        if step.whole is None:
+            return learned
+        teacher = step.whole_logits.detach().log_softmax(dim=1)
+        return learned + F.kl_div(step.logits.log_softmax(dim=1), teacher, reduction="batchmean", log_target=True)
+
+
+def fjord(
+    *,
+    widths: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0),
+    assignment: Assignment = "even",
+    distillation: bool = False,
+) -> FederatedMethod:
+    """FedAvg with ordered dropout: each step trains the first units of every layer, as many as a drawn width says.
+
+    Args:
+        widths: Shares of each layer's units, above 0 and at most 1; 1 alone is FedAvg bit for bit.
+        assignment: Who has which widest width. even: dealt to the clients once, each equally often; speed: likewise,
+            the fastest devices get the widest; drawn: each client draws one in each round.
+        distillation: Each step trains the client's widest width too, and the drawn one learns from it.
+    """
+    return FederatedMethod(
+        name="fjord",
+        source="Horvath et al. (2021), FjORD: fair and accurate federated learning under heterogeneous targets with"
+        " ordered dropout",
+        objective=SelfDistillation() if distillation else CrossEntropy(),
+        submodels=OrderedDropout(tiers=width_tiers(widths, assignment), distillation=distillation),
+    )

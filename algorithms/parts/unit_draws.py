@@ -1,0 +1,64 @@
+"""What methods share that give each client some units of the network: which units there are, and draws of a number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import nn
+
+from fedsweep.errors import ConfigError
+from fedsweep.models.unit_groups import UnitGroup
+
+
+def unit_groups_of(model: nn.Module | None, *, method: str) -> tuple[UnitGroup, ...]:
+    """The network's groups of units, from the input on.
+
+    Args:
+        model: The full network.
+        method: Who asks, for the message.
+
+    Raises:
+        ConfigError: The network lists no units that can be left out.
+    """
+    listed = getattr(model, "unit_groups", None)
+    groups: tuple[UnitGroup, ...] = () if listed is None else tuple(listed())
+    if not groups:
+        raise ConfigError(
+            f"{method} leaves out channels, neurons and heads, but model {type(model).__name__} lists no unit groups;"
+            " use a built-in model or give yours a method unit_groups"
+        )
+    return groups
+
+
+def check_share(name: str, value: float) -> None:
+    """Refuse a share of units that is not above 0 and at most 1.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not 0 < value <= 1:
+        raise ConfigError(f"{name} must be above 0 and at most 1, but got {value}")
+
+
+def drawn_of_each(
+    groups: Sequence[UnitGroup],
+    counts: Sequence[int],
+    *,
+    generator: np.random.Generator,
+    weights: Sequence[np.ndarray] | None = None,
+) -> dict[str, tuple[int, ...]]:
+    """So many units of each group, without replacement: group -> units, ascending.
+
+    Args:
+        groups: The groups, in order.
+        counts: For each how many units, 1 .. size.
+        generator: Random numbers.
+        weights: For each group the units' chances in each draw [size], above 0, up to a factor; equal by default.
+    """
+    found = {}
+    for number, (group, count) in enumerate(zip(groups, counts, strict=True)):
+        chances = None if weights is None else weights[number] / weights[number].sum()
+        units = generator.choice(group.size, size=count, replace=False, p=chances)
+        found[group.name] = tuple(sorted(int(unit) for unit in units))
+    return found

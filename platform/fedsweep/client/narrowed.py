@@ -1,0 +1,95 @@
+"""A local step that trains a part of what the client has: its module, its values, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsweep.client.flat_module import ModuleSlot
+from fedsweep.client.memories import cut_memory
+from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.trees import ParamTree
+
+
+class Narrowed:
+    """A part of a client's part, as big as it is.
+
+    Args:
+        part: It, as a part of the client's own model.
+        slot: The client's own module.
+
+    Attributes:
+        params: The part's parameters by name.
+        gradients: Their gradients.
+    """
+
+    def __init__(self, part: SubModel, slot: ModuleSlot) -> None:
+        self._part, self._whole = part, slot.layout
+        device = str(slot.gradient.device)
+        layout = part.layout(slot.layout)
+        self._slot = ModuleSlot(part.build(slot.module), layout, device)
+        self._vector = torch.zeros(layout.num_values, dtype=layout.dtype, device=device)
+        cover = part.embed(self._vector, slot.layout).cover
+        self._cover = None if cover is None else cover.to(device)
+        self._views = list(layout.views(self._vector).values())
+        self.params, self.gradients = layout.params(self._vector), layout.params(self._slot.gradient)
+
+    def module(self) -> nn.Module:
+        """The module in training mode, with the part's values."""
+        module = self._slot.bind(self._views)
+        return module if module.training else module.train()
+
+    def load(self, vector: Tensor) -> None:
+        """Take the values from the client's own vector; the gradient starts at zero."""
+        self._vector.copy_(self._part.extract(vector, self._whole))
+        self._slot.gradient.zero_()
+
+    def tree(self, vector: Tensor) -> ParamTree:
+        """The part's parameters of a vector like the client's own."""
+        return self._slot.layout.params(self._part.extract(vector, self._whole))
+
+    def memory(self, memory: Any) -> Any:
+        """A term's memory as the part sees it."""
+        return cut_memory(memory, self._part, self._whole)
+
+    def add_gradient(self, gradient: Tensor) -> None:
+        """Add the part's gradient to the client's own [P]."""
+        padded = torch.zeros_like(self._vector)
+        padded[: self._slot.layout.num_params] = self._slot.gradient
+        grown = self._part.embed(padded, self._whole).vector[: self._whole.num_params]
+        gradient.add_(grown.to(gradient.device))
+
+    def keep_buffers(self, vector: Tensor) -> None:
+        """Put the part's buffers, which a forward pass may change, into the client's own vector."""
+        own = slice(self._whole.num_params, self._whole.num_params + self._whole.num_buffers)
+        if self._whole.num_buffers:
+            grown = self._part.embed(self._vector, self._whole).vector[own].to(vector.device)
+            vector[own] = grown if self._cover is None else torch.where(self._cover[own], grown, vector[own])
+
+    def undo_elsewhere(self, values: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+        """Put what the part does not hold of values with one entry per parameter [P] back to what it was."""
+        if self._cover is not None:
+            held = self._cover[: self._whole.num_params]
+            for value, old in zip(values, before, strict=True):
+                torch.where(held, value, old, out=value)
+
+
+def part_of_step(submodel: SubModel, position: int, *, slot: ModuleSlot, known: dict[str, Narrowed]) -> Narrowed | None:
+    """What a local step trains of a client's part; None: all of it.
+
+    Args:
+        submodel: The client's part.
+        position: The step's number within the round, from 0.
+        slot: The client's own module.
+        known: What earlier steps of the round trained, by key; added to.
+    """
+    part = submodel.at_step(position)
+    if part == FULL_MODEL:
+        return None
+    key = part.key()
+    if key not in known:
+        known[key] = Narrowed(part, slot)
+    return known[key]

@@ -1,0 +1,265 @@
+"""What holds for every method that gives clients a part of the network: limits, traffic, networks, actors, resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedsweep.algorithms.afd import afd
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.feddhad.feddh import feddh
+from fedsweep.algorithms.feddrop import feddrop
+from fedsweep.algorithms.federated_dropout import federated_dropout
+from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.algorithms.fjord import NestedWidths, fjord
+from fedsweep.algorithms.heterofl import heterofl
+from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
+from fedsweep.engine.engine import Engine
+from fedsweep.engine.state import RunState
+from fedsweep.errors import ConfigError
+from fedsweep.experiment.checks import check_experiment
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
+from fedsweep.method import FederatedMethod, merge
+from fedsweep.models.mlp import Mlp
+from fedsweep.models.registry import build_model
+from fedsweep.models.unit_submodel import UnitSubModel
+from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.streams import stream
+from fedsweep.testing import (
+    component_conforms,
+    local_engine,
+    play_round,
+    run_rounds,
+    tiny_device,
+    tiny_experiment,
+    tiny_pictures,
+    with_devices,
+)
+
+torch.set_num_threads(1)
+
+DEVICES = (tiny_device(1e4), tiny_device(3e4), tiny_device(2e5))
+PARAMS = 6 * 8 + 8 + 8 * 8 + 8 + 8 * 4 + 4
+SIZES = (6, 10, 14, 18, 22, 26)
+
+# Each method where nothing is left out, and where half the units are.
+WHOLE: dict[str, Callable[[], FederatedMethod]] = {
+    "federated_dropout": partial(federated_dropout, keep=1.0),
+    "federated_dropout, complete": partial(federated_dropout, keep=1.0, aggregate="complete", shared=True),
+    "feddrop": partial(feddrop, rate=0.0),
+    "feddrop, complete": partial(feddrop, rate=0.0, aggregate="complete"),
+    "feddrop, time enough": partial(feddrop, rate=0.5, budget_s=1e9),
+    "afd": partial(afd, keep=1.0),
+    "heterofl": partial(heterofl, widths=(1.0,)),
+    "fjord": partial(fjord, widths=(1.0,)),
+    "fjord, distilled": partial(fjord, widths=(1.0,), distillation=True),
+}
+HALF: dict[str, Callable[[], FederatedMethod]] = {
+    "federated_dropout": partial(federated_dropout, keep=0.5),
+    "federated_dropout, complete": partial(federated_dropout, keep=0.5, aggregate="complete"),
+    "feddrop": partial(feddrop, rate=0.5),
+    "afd": partial(afd, keep=0.5),
+    "afd, shared": partial(afd, keep=0.5, scores="shared", aggregate="complete"),
+    "heterofl": partial(heterofl, widths=(0.75, 0.25), scaler=False),
+    "fjord": partial(fjord, widths=(0.75, 0.5, 0.25)),
+}
+
+
+def net() -> nn.Module:
+    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
+
+
+def experiment(method: FederatedMethod, **more: Any) -> Experiment:
+    made = tiny_experiment(method, **({"build": net, "local_epochs": 2, "sizes": SIZES} | more))
+    return with_devices(made, DEVICES)
+
+
+def run(method: FederatedMethod, **more: Any) -> RunState:
+    return run_rounds(local_engine(experiment(method, **more)))
+
+
+def comparable(state: RunState) -> list[tuple[object, ...]]:
+    return [
+        (r.test_accuracy, r.train_loss, r.bytes_up, r.bytes_down, r.flops, r.fwd_macs_per_sample, r.sim_time_s)
+        for r in state.records
+    ]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("more", [{}, {"keep": "persist"}, {"keep": "average"}], ids=["reset", "persist", "average"])
+def test_where_nothing_is_left_out_it_is_fedavg_bit_for_bit(name: str, more: dict[str, Any]) -> None:
+    """Models, traffic, FLOPs and the clock, with momentum and weight decay and clients of unequal size."""
+    optimizer = OptimizerSettings(momentum=0.9, weight_decay=0.01, **more)
+    found, expected = (run(m, optimizer=optimizer) for m in (WHOLE[name](), fedavg()))
+    assert torch.equal(found.vector, expected.vector)
+    assert comparable(found) == comparable(expected)
+    assert found.clock == expected.clock is not None
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_half_the_units_change_the_model_but_not_who_trains_on_what(name: str) -> None:
+    dropped, plain = run(HALF[name]()), run(fedavg())
+    assert [r.cohort for r in dropped.records] == [r.cohort for r in plain.records]
+    assert [r.local_steps for r in dropped.records] == [r.local_steps for r in plain.records]
+    assert not torch.equal(dropped.vector, plain.vector)
+    for cut, whole in zip(dropped.records, plain.records, strict=True):
+        assert cut.bytes_up < whole.bytes_up and cut.flops < whole.flops
+    assert dropped.clock is not None and plain.clock is not None and dropped.clock < plain.clock
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_bytes_are_those_of_the_slices_and_packed_masks(name: str) -> None:
+    """Recounted from what the clients sent: 4 bytes a value, a byte for the 8 units of each cut layer, factors.
+
+    The first so many units of a layer are said by their number.
+    """
+    engine = local_engine(experiment(HALF[name]()))
+    state = engine.start()
+    for _ in range(2):
+        played = play_round(engine, state)
+        state = run_rounds(engine, state, rounds=1)
+        values = sum(len(u.vector) for u in played.updates if u.vector is not None)
+        masks = 0
+        for update in played.updates:
+            part = update.submodel.widest if isinstance(update.submodel, NestedWidths) else update.submodel
+            assert isinstance(part, UnitSubModel)
+            masks += sum(units != tuple(range(len(units))) for _, units in part.kept)
+            masks += 4 * 2 if name == "feddrop" else 0
+        record = state.records[-1]
+        assert record.values_up == record.values_down == values < 3 * PARAMS
+        assert record.bytes_up == 4 * values
+        assert record.bytes_down == 4 * values + masks
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_what_nobody_holds_stays_bit_for_bit(name: str) -> None:
+    engine = local_engine(experiment(HALF[name](), cohort_size=1, optimizer=OptimizerSettings(weight_decay=0.1)))
+    start = engine.start()
+    played = play_round(engine, start)
+    update = played.updates[0]
+    assert update.vector is not None
+    cover = update.submodel.embed(update.vector, engine.layout).cover
+    assert cover is not None and not bool(cover.all())
+    assert torch.equal(played.vector[~cover], start.vector[~cover])
+    assert not torch.equal(played.vector[cover], start.vector[cover])
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_it_combines_with_other_methods(name: str) -> None:
+    """A pull towards the anchor, learned weights and two speeds; the order of merging does not matter."""
+    options: dict[str, Any] = {"local_epochs": 1, "local_steps": 4, "equal_steps": True}
+    for other in (fedprox(mu=0.1), feddh(), dynamicfl(high_interval=1, low_interval=2)):
+        merged = run(merge(HALF[name](), other), **options)
+        assert torch.equal(merged.vector, run(merge(other, HALF[name]()), **options).vector)
+        assert not torch.equal(merged.vector, run(HALF[name](), **options).vector)
+
+
+# -- networks ----------------------------------------------------------------------------------------------------
+
+# Name, size of its pictures, and whether it has hidden neurons.
+NETWORKS = {
+    "lenet5": (32, True),
+    "feddhad_cnn": (32, True),
+    "resnet18": (8, False),
+    "feddhad_resnet18": (9, False),
+    "vit_tiny": (8, True),
+}
+
+
+REFUSED = [("heterofl", "feddhad_resnet18"), ("fjord", "feddhad_resnet18")]  # batch norm, see their own tests
+
+
+@pytest.mark.parametrize(("name", "network"), [(m, n) for n in NETWORKS for m in HALF if (m, n) not in REFUSED])
+def test_every_network_trains_in_parts(name: str, network: str) -> None:
+    """FedDrop finds no neurons in residual networks, which it trains whole."""
+    size, has_neurons = NETWORKS[network]
+    images, labels = tiny_pictures(4, size=size)
+
+    def build() -> nn.Module:
+        return build_model(network, input_shape=(3, size, size), num_classes=10, stream=stream(0, "m"))
+
+    made = tiny_experiment(
+        HALF[name](),
+        build=build,
+        images=images,
+        labels=labels,
+        num_clients=2,
+        cohort_size=2,
+        sizes=(2, 2),
+        rounds=1,
+        learning_rate=1e-3,
+    )
+    engine = local_engine(made)
+    start = engine.start()
+    played = play_round(engine, start)
+    sent = [len(u.vector) for u in played.updates if u.vector is not None]
+    assert torch.isfinite(played.vector).all() and not torch.equal(played.vector, start.vector)
+    if name == "feddrop" and not has_neurons:
+        assert sent == [engine.layout.num_values] * 2
+    else:
+        assert max(sent) < engine.layout.num_values
+
+
+def test_a_network_without_units_is_refused_before_the_first_round() -> None:
+    for name, method in HALF.items():
+        with pytest.raises(ConfigError, match=f"{name.split(',')[0]} leaves out .* but model Sequential lists no unit"):
+            check_experiment(tiny_experiment(method()))
+    for name in ("federated_dropout", "feddrop", "afd", "heterofl", "fjord"):
+        check_experiment(tiny_experiment(WHOLE[name]()))
+
+
+# -- the same run everywhere -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_policies_conform(name: str) -> None:
+    for _, component in HALF[name]().server_components():
+        component_conforms(component)
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_a_resumed_run_is_the_unbroken_one(name: str, tmp_path: Path) -> None:
+    made = experiment(HALF[name](), rounds=4, optimizer=OptimizerSettings(momentum=0.9, keep="persist"))
+    whole, engine = run_rounds(local_engine(made)), local_engine(made)
+    CheckpointStore(tmp_path, keep=1, config_hash="x").save(run_rounds(engine, rounds=2), fetch=engine.fleet.fetch)
+    again = local_engine(made)
+    found = CheckpointStore(tmp_path, keep=1, config_hash="x").newest(keep_handle=again.fleet.keep).state
+    assert found is not None
+    end = run_rounds(again, found)
+    assert torch.equal(end.vector, whole.vector)
+    assert comparable(end)[2:] == comparable(whole)[2:]
+
+
+@pytest.fixture(scope="module")
+def ray_module() -> Iterator[Any]:
+    with ray_cluster(None, ClusterNeeds(actors=2)) as ray:
+        yield ray
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("name", ["federated_dropout, complete", "feddrop", "afd", "heterofl", "fjord"])
+def test_two_actors_give_the_bits_of_one_process(name: str, ray_module: Any) -> None:
+    def local_net() -> nn.Module:  # pickled by value
+        from fedsweep.models.mlp import Mlp
+
+        return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
+
+    work = experiment(HALF[name](), build=local_net, optimizer=OptimizerSettings(momentum=0.9, keep="persist"))
+    expected = run_rounds(local_engine(work))
+    settings = FleetSettings(num_actors=2, name="parts", options={"num_cpus": 1})
+    fleet = make_ray_fleet(work, ray_module.put(work), settings, print)
+    try:
+        found = run_rounds(Engine(work, fleet))
+    finally:
+        fleet.close()
+    assert found.vector.numpy().tobytes() == expected.vector.numpy().tobytes()
+    assert comparable(found) == comparable(expected)
