@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.evaluation import Evaluation, GlobalModel
@@ -80,6 +81,31 @@ class FederatedMethod:
         for number, refinement in enumerate(self.refinements):
             yield f"refinement{number}", refinement
         yield "evaluation", self.evaluation
+
+    @cached_property
+    def folds(self) -> bool:
+        """Whether workers may go through a round's sync points among themselves, as far as the method has a say.
+
+        Then nobody on the server could tell the difference: the mean is all that is made of the models, no component
+        reads or learns from them before the round ends, and no term has anything to add to them.
+        """
+        inner = [component for _, component in self.server_components() if component not in self.refinements]
+        return (
+            self.server_update.plain_mean
+            and not any(component.needs_updates for component in inner)
+            and not any(component.has_own("learn") for _, component in self.server_components())
+            and all(refinement.when == "round_end" for refinement in self.refinements)
+            and not any(term.sends for term in self.terms)
+        )
+
+    @cached_property
+    def exchanges(self) -> tuple[str, ...]:
+        """What may send more than models in a round, in words; a component with such a hook may yet send nothing."""
+        sending = [f"its term {term.name} sends" for term in self.terms if term.sends]
+        for seam, component in self.server_components():
+            if component.has_own("probes", "broadcast"):
+                sending.append(f"its {seam} ({type(component).__name__}) exchanges")
+        return tuple(sending)
 
     @property
     def registration(self) -> tuple[str, ...]:

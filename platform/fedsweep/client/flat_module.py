@@ -15,6 +15,10 @@ class ModuleSlot:
         module: Taken over by the slot.
         layout: How its values lie in a vector.
         device: Where it lives.
+
+    Attributes:
+        gradient: Where backward passes leave the gradient [P].
+        gradients: The same by name, as views.
     """
 
     def __init__(self, module: nn.Module, layout: FlatLayout, device: str) -> None:
@@ -22,7 +26,8 @@ class ModuleSlot:
         self.layout = layout
         self.gradient = torch.zeros(layout.num_params, dtype=layout.dtype, device=device)
         self._tensors: list[Tensor] = list(self.module.parameters())
-        for parameter, view in zip(self._tensors, layout.params(self.gradient).values(), strict=True):
+        self.gradients = layout.params(self.gradient)
+        for parameter, view in zip(self._tensors, self.gradients.values(), strict=True):
             parameter.grad = view
         self._tensors += [b for b in self.module.buffers() if b.is_floating_point()]
         self._bound: list[Tensor] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,19 +18,19 @@ from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.memories import cut_memory, grown_memory
-from fedsweep.client.messages import ClientSide, RoundTotals, Tally, Turn
+from fedsweep.client.messages import ClientSide, Reply, RoundTotals, Tally, Turn
 from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.client.shards import Shard, batch_order
-from fedsweep.components.local import LocalStep, LocalWork, Memory
+from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.errors import ClientJobError
+from fedsweep.errors import ClientJobError, InvariantError
 from fedsweep.records import LocalJob, Payload, State
 from fedsweep.streams import stream
 from fedsweep.submodel import SubModel
 from fedsweep.trees import FlatLayout, ParamTree
 
 
-class LocalSession:
+class LocalRound:
     """One client's work in one round.
 
     Args:
@@ -73,8 +74,9 @@ class LocalSession:
         self._tally = Tally()
         self._fresh = True
         self._broadcast: Payload = {}
-        self._extras: dict[str, np.ndarray] = {}
+        self._extras: Payload = {}
         self._anchor: Tensor | None = None
+        self._anchor_params: ParamTree = {}
         self._restore(turn, memory or {})
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -105,7 +107,11 @@ class LocalSession:
             self._optimizer.momentum_weight = turn.held.momentum_weight
             self.vector.copy_(torch.from_numpy(np.array(memory["held"])))
             if "anchor" in memory:
-                self._anchor = torch.from_numpy(np.array(memory["anchor"])).to(device)
+                self._see(torch.from_numpy(np.array(memory["anchor"])).to(device))
+
+    def _see(self, anchor: Tensor) -> None:
+        """Make an anchor the one that terms and probes see. Its views are made once: they hold as long as it does."""
+        self._anchor, self._anchor_params = anchor, self.layout.params(anchor)
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
@@ -133,7 +139,8 @@ class LocalSession:
             self._tally = Tally(anchor_version=version, samples=self._work.num_samples, classes=classes)
             self._broadcast = broadcast
             if probes or any(term.needs_anchor for term in self._side.terms):
-                self._anchor = self.vector.clone()
+                # A new tensor each time: a term may keep the one before.
+                self._see(self.vector.clone())
         elif self._fresh is False and self._position == 0:
             self._tally = _joined(self._tally, self._work.num_samples, self._work.classes)
         self._prepare_terms()
@@ -148,8 +155,18 @@ class LocalSession:
                 self._memories[term.name] = (
                     term.init(self._trained) if stored is None else cut_memory(stored, self.submodel, self._full)
                 )
-            self._memories[term.name], params = term.prepare(self._memories[term.name], self._anchor_params())
+            memory, params = term.prepare(self._memories[term.name], self._anchor_params)
+            self._remember(term, memory)
             self._replace(params)
+
+    def _remember(self, term: LocalTerm, memory: Memory) -> None:
+        if memory and not term.stateful:
+            # It would be dropped at the round's end, and the method would run on as another one.
+            raise InvariantError(
+                f"the term {term.name!r} ({type(term).__name__}) returned memory ({', '.join(memory)}), but is not"
+                " declared stateful, so the memory would be lost; set stateful = True on the class"
+            )
+        self._memories[term.name] = memory
 
     def advance(self, probes: tuple[Probe, ...] = ()) -> None:
         """Take the steps that are due; then let terms and probes finish."""
@@ -203,7 +220,7 @@ class LocalSession:
             targets=targets,
             model=module,
             params=self._trained,
-            anchor=self._anchor_params(),
+            anchor=self._anchor_params,
             memory={},
             broadcast=self._broadcast,
             stream=stream(side.seed, "method", self._round, self.client, position),
@@ -215,7 +232,8 @@ class LocalSession:
         self._samples += len(positions)
         for term in side.terms:
             step.memory = self._memories[term.name]
-            self._memories[term.name], params = term.after_step(step, self._gradients())
+            memory, params = term.after_step(step, self._slot.gradients)
+            self._remember(term, memory)
             self._replace(params)
         if side.track_accuracy:
             self._hits.append((int((step.logits.argmax(1) == targets).sum()), len(positions)))
@@ -237,18 +255,11 @@ class LocalSession:
             step.memory = self._memories[term.name]
             added = term.gradient(step)
             if added is not None:
-                gradients = self._gradients()
                 for name, value in added.items():
-                    gradients[name].add_(value)
+                    self._slot.gradients[name].add_(value)
         if side.optimizer.clip_norm is not None:
             nn.utils.clip_grad_norm_([self._flat], side.optimizer.clip_norm)
         return loss.detach()
-
-    def _gradients(self) -> ParamTree:
-        return self.layout.params(self._slot.gradient)
-
-    def _anchor_params(self) -> ParamTree:
-        return {} if self._anchor is None else self.layout.params(self._anchor)
 
     def _replace(self, params: ParamTree | None) -> None:
         for name, value in (params or {}).items():
@@ -258,7 +269,7 @@ class LocalSession:
         if not self._side.terms:
             return
         work = LocalWork(
-            anchor=self._anchor_params(),
+            anchor=self._anchor_params,
             params=self._trained,
             steps=self._job_steps,
             learning_rate=self._learning_rate,
@@ -266,10 +277,24 @@ class LocalSession:
             broadcast=self._broadcast,
         )
         for term in self._side.terms:
-            self._memories[term.name], payload = term.finish(self._memories[term.name], work)
+            memory, payload = term.finish(self._memories[term.name], work)
+            self._remember(term, memory)
+            if payload and not term.sends:
+                # Where a round folds, nobody would ask for it.
+                raise InvariantError(
+                    f"the term {term.name!r} ({type(term).__name__}) returned a payload ({', '.join(payload)}), but is"
+                    " not declared to send one, so it may be lost; set sends = True on the class"
+                )
             self._keep_extras(term.name, payload)
 
-    def _measure(self, probes: list[Probe]) -> None:
+    def measured_at(self, anchor: Tensor, probes: Sequence[Probe]) -> Payload:
+        """What the client measures at a model [V full] that it does not train."""
+        self.vector.copy_(self.submodel.extract(anchor, self._full))
+        self._see(self.vector)
+        self._measure(probes)
+        return self._extras
+
+    def _measure(self, probes: Sequence[Probe]) -> None:
         if not probes:
             return
         module = self._slot.bind(self._views)
@@ -282,7 +307,7 @@ class LocalSession:
                 inputs=inputs,
                 targets=targets,
                 num_classes=self._num_classes,
-                anchor=self._anchor_params(),
+                anchor=self._anchor_params,
                 params=self._trained,
                 model=module,
                 forward_with=lambda params, x: torch.func.functional_call(module, params, (x,), strict=False),
@@ -294,7 +319,8 @@ class LocalSession:
 
     def _keep_extras(self, owner: str, payload: Payload) -> None:
         for name, value in payload.items():
-            self._extras[f"{owner}/{name}"] = value.detach().cpu().numpy()
+            # A copy, since the value may be a view of the params, which go on changing.
+            self._extras[f"{owner}/{name}"] = value.detach().cpu().clone()
 
     # -- results -------------------------------------------------------------------------------------------------
 
@@ -303,10 +329,15 @@ class LocalSession:
         """The local step of this round that was begun last, from 1; 0 before the first."""
         return self._reached
 
-    def send(self) -> tuple[Tally, dict[str, np.ndarray]]:
-        """What travels at a sync point beside the vector."""
+    def reply(self, *, leaves: bool) -> Reply:
+        """What travels at a sync point.
+
+        Args:
+            leaves: The round ends with it, so the vector itself may go; otherwise the client goes on in it.
+        """
         extras, self._extras = self._extras, {}
-        return self._tally, extras
+        vector = self.vector.cpu() if leaves else self.vector.cpu().clone()
+        return Reply(client=self.client, vector=vector, tally=self._tally, extras=extras)
 
     def close(self, *, attended: bool) -> tuple[RoundTotals, State]:
         """End the round.

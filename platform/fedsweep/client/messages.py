@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalTerm, Objective
 from fedsweep.components.probes import Probe
 from fedsweep.components.solver import LocalSolver
-from fedsweep.records import ClientWork, State, SyncPoint
+from fedsweep.records import ClientWork, Payload, SyncPoint
 from fedsweep.submodel import SubModel
 
-Arrays = dict[str, np.ndarray]
+Handle = Any  # what a fleet gives for a client's memory: the memory itself, or a reference to it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,7 @@ class Segment:
     weights: tuple[tuple[float, ...], ...]
     turns: tuple[Turn, ...]
     version: int
-    broadcasts: Mapping[int, Arrays] = field(default_factory=dict)
+    broadcasts: Mapping[int, Payload] = field(default_factory=dict)
     probes: tuple[Probe, ...] = ()
     closes: bool = False
     workers: Mapping[int, int] = field(default_factory=dict)
@@ -120,17 +122,19 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """A client's answer at the last sync point of a segment, without its vector.
+    """A client's answer at the last sync point of a segment.
 
     Attributes:
         client: Its id.
+        vector: Its model [V of its sub-model].
         tally: What it has done since it last received a model.
         extras: What it sends beside the model.
     """
 
     client: int
+    vector: Tensor
     tally: Tally
-    extras: Arrays = field(default_factory=dict)
+    extras: Payload = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,18 +158,17 @@ class RoundTotals:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentReply:
-    """What a worker answers to a segment.
+    """What a worker, or a whole fleet, answers to a segment.
 
     Attributes:
-        replies: One per attendee of the last point that is on this worker, ascending.
-        vectors: Their models, each [V] of its sub-model.
+        replies: One per attendee of the last point that has worked, ascending.
         totals: By client, when the round closes.
         memories: By client, when the round closes and the client remembers something.
-        aggregate: The server's model after the last folded point, from the one worker that is asked for it.
+        aggregate: The server's model [V] after the last folded point, from the one worker that is asked for it; None
+            where none was folded.
     """
 
     replies: tuple[Reply, ...]
-    vectors: tuple[np.ndarray, ...]
     totals: Mapping[int, RoundTotals]
-    memories: Mapping[int, State]
-    aggregate: np.ndarray | None = None
+    memories: Mapping[int, Handle]
+    aggregate: Tensor | None = None

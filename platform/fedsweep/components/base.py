@@ -45,6 +45,11 @@ class ServerComponent(ABC):
     needs_updates: ClassVar[bool] = False
     observes_start: ClassVar[bool] = False
 
+    @classmethod
+    def has_own(cls, *hooks: str) -> bool:
+        """Whether the component's class brings one of these optional hooks with it, whatever it comes to in a round."""
+        return any(getattr(cls, hook) is not getattr(ServerComponent, hook) for hook in hooks)
+
     def registration(self) -> tuple[str, ...]:
         """Names of what clients send once before round 1 for this component (``"label_counts"``)."""
         return ()

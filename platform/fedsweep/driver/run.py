@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from fedsweep.client.worker import Worker
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.news import Audience
@@ -23,7 +22,7 @@ from fedsweep.engine.forecast import check_first_round
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.experiment.build import build_experiment, resolve_config
 from fedsweep.experiment.checks import check_experiment
-from fedsweep.experiment.experiment import Experiment, client_side, experiment_layout
+from fedsweep.experiment.experiment import Experiment, experiment_layout
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.run_folder import PICTURES, RunFolder
@@ -131,7 +130,7 @@ def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
     )
     if not plan.num_actors:
         with _one_thread():
-            yield RunSession(plan.experiment, lambda warn: _local_fleet(plan.experiment), settings)
+            yield RunSession(plan.experiment, lambda warn: LocalFleet(plan.experiment), settings)
         return
     from fedsweep.driver.ray_session import FleetSettings, RemoteSession
 
@@ -157,16 +156,6 @@ def present_umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _local_fleet(experiment: Experiment) -> LocalFleet:
-    worker = Worker(
-        client_side(experiment),
-        experiment.world.data,
-        experiment.build_model(),
-        layout=experiment_layout(experiment),
-    )
-    return LocalFleet(worker)
 
 
 @contextlib.contextmanager

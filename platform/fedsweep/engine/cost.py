@@ -1,4 +1,4 @@
-"""What training costs: MACs and FLOPs of a sub-model."""
+"""What a sub-model costs: MACs, FLOPs, and what a message that carries it counts."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 
-from fedsweep.experiment.experiment import Experiment
-from fedsweep.models.cost import fwd_macs_per_sample, layer_costs
+from fedsweep.experiment.experiment import Experiment, experiment_layout
+from fedsweep.models.cost import BYTES_PER_VALUE, fwd_macs_per_sample, layer_costs, training_flops
 from fedsweep.submodel import SubModel
-from fedsweep.trees import layout_of
+from fedsweep.trees import FlatLayout
 
 
 class CostModel:
-    """Forward MACs of each sub-model, counted once.
+    """Costs of sub-models; the forward MACs of each are counted once.
 
     Args:
         experiment: Gives the model and the shape of its inputs.
+
+    Attributes:
+        model: A template of the full model.
+        layout: How the full model lies in its vector.
     """
 
     def __init__(self, experiment: Experiment) -> None:
         self.model = experiment.build_model()
         shape = experiment.world.data.images.shape[1:]
         self._shape = (int(shape[0]), int(shape[1]), int(shape[2]))
-        self._full = layout_of(self.model)
-        self._sizes = dict(zip(self._full.names, self._full.shapes, strict=True))
+        self.layout = experiment_layout(experiment)
+        self._sizes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
         self._macs: dict[tuple[str, bool], int] = {}
 
     @cached_property
@@ -47,7 +51,7 @@ class CostModel:
 
         Spares a forward pass for each of the sub-models that are drawn anew in every round.
         """
-        own = submodel.layout(self._full)
+        own = submodel.layout(self.layout)
         shapes = dict(zip(own.names, own.shapes, strict=True))
         total = 0
         for name, (macs, norm) in self._layers.items():
@@ -58,5 +62,22 @@ class CostModel:
         return total
 
     def flops(self, submodel: SubModel, samples: int) -> int:
-        """Training FLOPs: a sample costs three forward passes, a MAC two operations."""
-        return 6 * self.macs(submodel) * samples
+        """Training FLOPs of this many samples."""
+        return training_flops(self.macs(submodel), samples)
+
+    def message(self, submodel: SubModel) -> Mapping[str, int]:
+        """Scalars of a message that carries the sub-model, by kind."""
+        return model_message(submodel.layout(self.layout))
+
+    def values(self, submodel: SubModel) -> int:
+        """The same in total."""
+        return sum(self.message(submodel).values())
+
+    def bits(self, submodel: SubModel) -> int:
+        """Bits of that message, without the masks that come with it once a round."""
+        return 8 * BYTES_PER_VALUE * self.values(submodel)
+
+
+def model_message(layout: FlatLayout) -> Mapping[str, int]:
+    """Scalars of a message that carries a model, by kind."""
+    return {"params": layout.num_params, "buffers": layout.num_buffers, "optimizer": layout.num_riders}

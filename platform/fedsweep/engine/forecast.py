@@ -8,11 +8,11 @@ from itertools import islice
 
 from fedsweep.client.messages import Tally
 from fedsweep.engine.cost import CostModel
-from fedsweep.engine.ledger import BYTES_PER_VALUE
 from fedsweep.engine.plan import Planner, RoundPlan, alike
-from fedsweep.engine.row import Recorder
+from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment, experiment_layout, server_context
+from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.trees import model_vector
 
 # Rounds that are planned one by one; longer runs are extrapolated.
@@ -53,7 +53,7 @@ def check_first_round(experiment: Experiment) -> None:
     Raises:
         ConfigError: The method can't be planned in this world.
     """
-    Planner(experiment, experiment_layout(experiment), CostModel(experiment)).plan(_start(experiment))
+    Planner(experiment, CostModel(experiment)).plan(_start(experiment))
 
 
 def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
@@ -65,9 +65,8 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
         experiment: The experiment.
         num_actors: Client actors that the clients are laid on.
     """
-    layout, costs = experiment_layout(experiment), CostModel(experiment)
-    planner = Planner(experiment, layout, costs)
-    recorder = Recorder(experiment, planner, costs, layout)
+    costs = CostModel(experiment)
+    planner, rows, layout = Planner(experiment, costs), RowMaker(experiment, costs), costs.layout
     rounds = experiment.training.rounds
     planned = min(rounds, _PLANNED)
     steps = values = flops = 0
@@ -79,9 +78,9 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
         values += plan.values
         clock = plan.clock
         for client, count in taken.items():
-            samples = planner.samples_of_steps(plan.context.work[client], count)
+            samples = plan.context.work[client].samples_in(count)
             flops += costs.flops(plan.context.submodels[client], samples)
-        ratio = recorder.group_figures(plan, plan.components, cost=plan.values).comm_ratio
+        ratio = rows.group_figures(plan, plan.components, cost=plan.values).comm_ratio
         if ratio is not None:
             ratios.append(ratio)
     scale = rounds / planned

@@ -21,7 +21,7 @@ from fedsweep.streams import stream
 from fedsweep.trees import FlatLayout, layout_of
 from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
-from fedsweep.world.drift import Drift
+from fedsweep.world.drift import Drift, round_classes
 from fedsweep.world.stragglers import StragglerPolicy, WaitForAll
 
 
@@ -138,6 +138,13 @@ class Experiment:
             return value
         low, high = value
         return int(stream(self.seed, purpose, 0, client).numpy().integers(low, high + 1))
+
+    def classes(self, round: int) -> dict[int, tuple[int, ...]]:
+        """Under drift, all clients' classes of a round; empty without."""
+        drift = self.world.drift
+        if drift is None:
+            return {}
+        return round_classes(drift, seed=self.seed, num_clients=len(self.world.profiles), round=round)
 
     def equal_steps(self) -> int:
         """Local steps of every client where all take the same number.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
+from fedsweep.driver.run import present_umask
 from fedsweep.fleet.ray_cluster import ray_cluster
 from fedsweep.sweeps.prepare import Entry, PreparedSweep, default_folder, make_entry, prepare, worlds
 from fedsweep.sweeps.resources import check_shares, largest
@@ -225,7 +226,8 @@ def _trainable(prepared: PreparedSweep, own: Sequence[Mapping[str, Any]]) -> Any
     from fedsweep.sweeps.trainable import References, SweepTrial
 
     datasets = {key: ray.put(dataset) for key, dataset in prepared.datasets.items()}
-    made = tune.with_parameters(SweepTrial, datasets=References(datasets), umask=_umask(), specs=own)
+    # Ray's processes start with a umask of their own, and trials' folders are the user's.
+    made = tune.with_parameters(SweepTrial, datasets=References(datasets), umask=present_umask(), specs=own)
     made.__name__, made.__qualname__ = SweepTrial.__name__, SweepTrial.__qualname__
     return made
 
@@ -249,13 +251,6 @@ def _tune_config(prepared: PreparedSweep, search: Any, count: int) -> Any:
         reuse_actors=all(not entry.share.actors for entry in prepared.samples),
         trial_dirname_creator=lambda trial: f"{trial.trial_id}",
     )
-
-
-def _umask() -> int:
-    """This process's; Ray's processes start with one of their own, and trials' folders are the user's."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgress) -> tuple[Any, int]:
