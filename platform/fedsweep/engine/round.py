@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -195,8 +196,8 @@ class Round:
             broadcasts={k: payload for k in sent if (payload := self._broadcast(k))},
             probes=self._probes(),
             closes=self._passed + len(points) == len(self.plan.points),
-            workers=self._fleet.place(self._loads()),
-            remembers=self._remembers(),
+            workers=self._workers,
+            remembers=self._remembers,
         )
 
     def _inner_weights(self, points: tuple[SyncPoint, ...]) -> Iterator[tuple[float, ...]]:
@@ -210,6 +211,7 @@ class Round:
                 known[point.attend] = tuple(weights.tolist())
             yield known[point.attend]
 
+    @cached_property
     def _remembers(self) -> bool:
         """Whether clients have something to keep after the round."""
         last_seen: dict[int, bool] = {}
@@ -219,16 +221,15 @@ class Round:
         keeps_optimizer = self._tools.experiment.training.optimizer.keep == "persist"
         return keeps_optimizer or any(term.stateful for term in self._method.terms) or not all(last_seen.values())
 
-    def _loads(self) -> dict[int, tuple[int, float]]:
-        """How often each client synchronises, and its steps times its batch."""
-        context = self.plan.context
-        syncs = dict.fromkeys(context.cohort, 0)
+    @cached_property
+    def _workers(self) -> dict[int, int]:
+        """Which worker each client is on, by how often it synchronises and its steps times its batch."""
+        work = self.plan.context.work
+        syncs = {client: 0 for client in self.plan.context.cohort if client not in self.plan.lost}
         for point in self.plan.points:
-            for client in point.attend:
-                if client in syncs:
-                    syncs[client] += 1
-        work = context.work
-        return {k: (syncs[k], float(work[k].steps * work[k].batch_size)) for k in syncs if k not in self.plan.lost}
+            for client in syncs.keys() & set(point.attend):
+                syncs[client] += 1
+        return self._fleet.place({k: (n, float(work[k].steps * work[k].batch_size)) for k, n in syncs.items()})
 
     def _memories_of(self, segment: Segment) -> dict[int, Handle]:
         known = self.state.memories
