@@ -108,6 +108,11 @@ class FederatedMethod:
         return tuple(sending)
 
     @property
+    def needs_share(self) -> bool:
+        """Whether clients are told the federation's mean number of samples."""
+        return any(part.needs_share for part in (self.objective, *self.terms))
+
+    @property
     def registration(self) -> tuple[str, ...]:
         """What clients send once before round 1 beside their number of samples."""
         return tuple(sorted({name for _, c in self.server_components() for name in c.registration()}))

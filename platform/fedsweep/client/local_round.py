@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
-from fedsweep.client.memories import cut_memory, grown_memory
 from fedsweep.client.messages import ClientSide, Reply, RoundTotals, Tally, Turn
 from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.client.shards import Shard, batch_order
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
+from fedsweep.client.terms import ClientTerms
+from fedsweep.components.local import ClientFacts, LocalStep, LocalWork
 from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.errors import ClientJobError, InvariantError
+from fedsweep.errors import ClientJobError
 from fedsweep.records import LocalJob, Payload, State
 from fedsweep.streams import stream
 from fedsweep.submodel import SubModel
@@ -64,10 +64,19 @@ class LocalRound:
         self._side, self._round, self._learning_rate = side, round, learning_rate
         self._slot, self._shard, self._full, self._num_classes = slot, shard, full, num_classes
         self._work = turn.work
+        self._facts = ClientFacts(
+            client=turn.client,
+            round=round,
+            num_samples=turn.work.num_samples,
+            label_counts=torch.bincount(shard.targets.cpu(), minlength=num_classes),
+            work=turn.work,
+            submodel=turn.submodel,
+            told_share=side.share(turn.client),
+        )
         self._batches = batch_order(turn.work, stream(side.seed, "batches", round, turn.client))
         self._position = self._reached = 0
         self._due = 0
-        self._job_steps = 0
+        self._job_steps, self._job_effective_steps = 0, 0.0
         self._loss_sum = 0.0
         self._samples = 0
         self._hits: list[tuple[int, int]] = []
@@ -76,7 +85,7 @@ class LocalRound:
         self._broadcast: Payload = {}
         self._extras: Payload = {}
         self._anchor: Tensor | None = None
-        self._anchor_params: ParamTree = {}
+        self._anchor_tree: ParamTree = {}
         self._restore(turn, memory or {})
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -85,7 +94,7 @@ class LocalRound:
         settings, layout, device = self._side.optimizer, self.layout, self._side.device
         self.vector = torch.zeros(layout.num_values, dtype=layout.dtype, device=device)
         self._params = layout.views(self.vector)
-        self._trained = layout.params(self.vector)
+        self._trained, self._values = layout.params(self.vector), layout.model(self.vector)
         self._views = list(self._params.values())
         self._flat = nn.Parameter(self.vector[: layout.num_params])
         self._flat.grad = self._slot.gradient
@@ -100,8 +109,7 @@ class LocalRound:
             riders={name: self._params[name] for name in layout.names if name.startswith("optimizer.")},
             kept=memory.get("optimizer") if goes_on else None,
         )
-        self._memories: dict[str, Memory] = {}
-        self._stored_memories: dict[str, Memory] = dict(memory.get("terms", {}))
+        self._terms = ClientTerms(self._side.terms, memory.get("terms", {}), self._facts, self._full)
         if turn.held is not None:
             self._tally, self._fresh = turn.held, False
             self._optimizer.momentum_weight = turn.held.momentum_weight
@@ -111,7 +119,7 @@ class LocalRound:
 
     def _see(self, anchor: Tensor) -> None:
         """Make an anchor the one that terms and probes see. Its views are made once: they hold as long as it does."""
-        self._anchor, self._anchor_params = anchor, self.layout.params(anchor)
+        self._anchor, self._anchor_tree = anchor, self.layout.model(anchor)
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
@@ -143,30 +151,11 @@ class LocalRound:
                 self._see(self.vector.clone())
         elif self._fresh is False and self._position == 0:
             self._tally = _joined(self._tally, self._work.num_samples, self._work.classes)
-        self._prepare_terms()
+        for replacing in self._terms.prepare(self._trained, self._anchor_tree):
+            self._replace(replacing)
         self._measure([p for p in probes if p.when == "start"])
         self._due += job.steps
-        self._job_steps = job.steps
-
-    def _prepare_terms(self) -> None:
-        for term in self._side.terms:
-            if term.name not in self._memories:
-                stored = self._stored_memories.get(term.name)
-                self._memories[term.name] = (
-                    term.init(self._trained) if stored is None else cut_memory(stored, self.submodel, self._full)
-                )
-            memory, params = term.prepare(self._memories[term.name], self._anchor_params)
-            self._remember(term, memory)
-            self._replace(params)
-
-    def _remember(self, term: LocalTerm, memory: Memory) -> None:
-        if memory and not term.stateful:
-            # It would be dropped at the round's end, and the method would run on as another one.
-            raise InvariantError(
-                f"the term {term.name!r} ({type(term).__name__}) returned memory ({', '.join(memory)}), but is not"
-                " declared stateful, so the memory would be lost; set stateful = True on the class"
-            )
-        self._memories[term.name] = memory
+        self._job_steps, self._job_effective_steps = job.steps, 0.0
 
     def advance(self, probes: tuple[Probe, ...] = ()) -> None:
         """Take the steps that are due; then let terms and probes finish."""
@@ -194,10 +183,11 @@ class LocalRound:
             raise self._error(step, "its loss is not finite; lower the learning rate or clip the gradient")
         self._loss_sum += loss_sum
         steps = len(losses)
+        self._job_effective_steps = self._optimizer.effective_steps(steps)
         self._tally = dataclasses.replace(
             self._tally,
             steps=self._tally.steps + steps,
-            effective_steps=self._tally.effective_steps + self._optimizer.effective_steps(steps),
+            effective_steps=self._tally.effective_steps + self._job_effective_steps,
             momentum_weight=self._optimizer.momentum_weight,
             loss_sum=self._tally.loss_sum + loss_sum,
         )
@@ -220,21 +210,20 @@ class LocalRound:
             targets=targets,
             model=module,
             params=self._trained,
-            anchor=self._anchor_params,
+            anchor=self._anchor_tree,
             memory={},
             broadcast=self._broadcast,
             stream=stream(side.seed, "method", self._round, self.client, position),
             position=position,
             learning_rate=self._learning_rate,
+            client=self._facts,
+            _twin=self._slot.twin,
         )
         loss = side.solver.step(self._optimizer.torch, lambda: self._gradient(step))
         self._position += 1
         self._samples += len(positions)
-        for term in side.terms:
-            step.memory = self._memories[term.name]
-            memory, params = term.after_step(step, self._slot.gradients)
-            self._remember(term, memory)
-            self._replace(params)
+        for replacing in self._terms.after_step(step, self._slot.gradients):
+            self._replace(replacing)
         if side.track_accuracy:
             self._hits.append((int((step.logits.argmax(1) == targets).sum()), len(positions)))
         return loss
@@ -245,14 +234,12 @@ class LocalRound:
         self._slot.gradient.zero_()
         step._features = step._logits = None  # a solver may come back with other parameters
         loss = side.objective.loss(step)
-        for term in side.terms:
-            step.memory = self._memories[term.name]
+        for term in self._terms.at(step):
             extra = term.loss(step)
             if extra is not None:
                 loss = loss + extra
         loss.backward()  # type: ignore[no-untyped-call]
-        for term in side.terms:
-            step.memory = self._memories[term.name]
+        for term in self._terms.at(step):
             added = term.gradient(step)
             if added is not None:
                 for name, value in added.items():
@@ -269,23 +256,18 @@ class LocalRound:
         if not self._side.terms:
             return
         work = LocalWork(
-            anchor=self._anchor_params,
+            anchor=self._anchor_tree,
             params=self._trained,
+            values=self._values,
             steps=self._job_steps,
+            effective_steps=self._job_effective_steps,
             learning_rate=self._learning_rate,
             num_samples=self._work.num_samples,
             broadcast=self._broadcast,
+            client=self._facts,
         )
-        for term in self._side.terms:
-            memory, payload = term.finish(self._memories[term.name], work)
-            self._remember(term, memory)
-            if payload and not term.sends:
-                # Where a round folds, nobody would ask for it.
-                raise InvariantError(
-                    f"the term {term.name!r} ({type(term).__name__}) returned a payload ({', '.join(payload)}), but is"
-                    " not declared to send one, so it may be lost; set sends = True on the class"
-                )
-            self._keep_extras(term.name, payload)
+        for name, payload in self._terms.finish(work):
+            self._keep_extras(name, payload)
 
     def measured_at(self, anchor: Tensor, probes: Sequence[Probe]) -> Payload:
         """What the client measures at a model [V full] that it does not train."""
@@ -307,7 +289,7 @@ class LocalRound:
                 inputs=inputs,
                 targets=targets,
                 num_classes=self._num_classes,
-                anchor=self._anchor_params,
+                anchor={name: self._anchor_tree[name] for name in self._trained if self._anchor_tree},
                 params=self._trained,
                 model=module,
                 forward_with=lambda params, x: torch.func.functional_call(module, params, (x,), strict=False),
@@ -358,16 +340,7 @@ class LocalRound:
             pass_accuracies=self._pass_accuracies(),
         )
         memory: dict[str, Any] = {}
-        terms = {
-            term.name: grown_memory(
-                self._memories[term.name],
-                self._stored_memories.get(term.name),
-                submodel=self.submodel,
-                full=self._full,
-            )
-            for term in self._side.terms
-            if term.stateful
-        }
+        terms = self._terms.kept()
         if terms:
             memory["terms"] = terms
         if self._side.optimizer.keep == "persist" or not attended:

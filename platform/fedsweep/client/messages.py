@@ -43,6 +43,12 @@ class ClientSide:
     device: str = "cpu"
     track_accuracy: bool = False
 
+    def share(self, client: int) -> float | None:
+        """A client's number of samples over the clients' mean; None where nobody asks for it."""
+        if not any(part.needs_share for part in (self.objective, *self.terms)):
+            return None
+        return len(self.indices[client]) * len(self.indices) / sum(map(len, self.indices))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:

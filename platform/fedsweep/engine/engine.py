@@ -132,8 +132,8 @@ class Engine:
 
     @property
     def registration_bytes(self) -> int:
-        """Bytes that clients send once: number of samples, label counts where a component reads them."""
-        per_client = 1
+        """Bytes that travel once: number of samples, label counts where a component reads them; their mean, back."""
+        per_client = 1 + self.experiment.method.needs_share
         if "label_counts" in self.experiment.method.registration:
             per_client += self.experiment.world.data.num_classes
         return BYTES_PER_VALUE * per_client * len(self.experiment.world.profiles)
