@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.evaluation import Evaluation, GlobalModel
@@ -86,12 +87,13 @@ class FederatedMethod:
     def folds(self) -> bool:
         """Whether workers may go through a round's sync points among themselves, as far as the method has a say.
 
-        Then nobody on the server could tell the difference: the mean is all that is made of the models, no component
+        Then nobody on the server could tell the difference: their mean is all that is made of the models, no component
         reads or learns from them before the round ends, and no term has anything to add to them.
         """
         inner = [component for _, component in self.server_components() if component not in self.refinements]
         return (
             self.server_update.plain_mean
+            and self.moves_from is None
             and not any(component.needs_updates for component in inner)
             and not any(component.has_own("learn") for _, component in self.server_components())
             and all(refinement.when == "round_end" for refinement in self.refinements)
@@ -106,6 +108,13 @@ class FederatedMethod:
             if component.has_own("probes", "broadcast"):
                 sending.append(f"its {seam} ({type(component).__name__}) exchanges")
         return tuple(sending)
+
+    @property
+    def moves_from(self) -> Literal["server", "anchor"] | None:
+        """What the weighting's steps are counted from; None: its weights are shares of a mean."""
+        if self.weighting.from_anchor:
+            return "anchor"
+        return None if self.weighting.sums_to_one else "server"
 
     @property
     def needs_share(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -250,6 +250,8 @@ class SyncContext:
         learning_rate: The round's rate.
         cohort: The round's clients.
         classes: Under drift, all clients' classes of this round; empty without.
+        moves_from: None: the weights are shares of a mean. Otherwise they are steps, from the server's model or from
+            the one that each client started from.
         model: A template on the CPU for forward passes.
         stream: Random numbers of this component at this sync point.
         checkpoint: ``checkpoint(tree)`` keeps work that takes minutes; ``resumed`` holds what was kept.
@@ -275,6 +277,7 @@ class SyncContext:
     working: Callable[[str], None] = lambda text: None
     device: str = "cpu"
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    moves_from: Literal["server", "anchor"] | None = None
 
     @cached_property
     def params(self) -> ParamTree:

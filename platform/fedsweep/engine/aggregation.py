@@ -29,10 +29,12 @@ class Aggregator:
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         """Checked weights [M] of a sync point's attendees, and the weighting's new state."""
         weights, state = self._method.weighting.weigh(state, updates, self._for("weighting", sync))
-        fits = weights.shape == (len(updates),) and bool(torch.isfinite(weights).all())
-        if not fits or float(weights.min()) < 0 or abs(float(weights.sum()) - 1) > 1e-6:
+        weighting = self._method.weighting
+        fits = weights.shape == (len(updates),) and bool(torch.isfinite(weights).all()) and float(weights.min()) >= 0
+        if not fits or (weighting.sums_to_one and abs(float(weights.sum()) - 1) > 1e-6):
+            rule = " that sum to 1" if weighting.sums_to_one else ""
             raise InvariantError(
-                f"{type(self._method.weighting).__name__} must give {len(updates)} non-negative weights that sum to 1,"
+                f"{type(weighting).__name__} must give {len(updates)} non-negative weights{rule},"
                 f" but gave {weights.tolist()} in round {sync.round}"
             )
         return weights, state

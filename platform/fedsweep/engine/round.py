@@ -379,6 +379,7 @@ class Round:
             learning_rate=self.learning_rate,
             cohort=context.cohort,
             classes=context.classes,
+            moves_from=self._method.moves_from,
             model=tools.model,
             message=tools.message,
             working=tools.working,
