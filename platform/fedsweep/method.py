@@ -105,7 +105,7 @@ class FederatedMethod:
         """What may send more than models in a round, in words; a component with such a hook may yet send nothing."""
         sending = [f"its term {term.name} sends" for term in self.terms if term.sends]
         for seam, component in self.server_components():
-            if component.has_own("probes", "broadcast"):
+            if component.has_own("probes", "broadcast", "publish"):
                 sending.append(f"its {seam} ({type(component).__name__}) exchanges")
         return tuple(sending)
 

@@ -26,9 +26,13 @@ Payload = dict[str, Tensor]
 State = Any  # a tree of dicts, lists, tuples, tensors, arrays, numbers, strings and None
 
 
-def late_field() -> Any:
-    """A record's field that files of an older version lack; read from such a file it is None."""
-    return field(default=None, metadata={"late": True})
+def late_field(missing: Callable[[], Any] = lambda: None) -> Any:
+    """A record's field that files of an older version lack.
+
+    Args:
+        missing: Makes what it is when read from such a file.
+    """
+    return field(default_factory=missing, metadata={"late": True})
 
 
 def late_fields(record: Any) -> frozenset[str]:

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.components.base import Published
 from fedsweep.components.local import LocalTerm, Objective
 from fedsweep.components.probes import Probe
 from fedsweep.components.solver import LocalSolver
@@ -106,6 +107,7 @@ class Segment:
         turns: Clients whose first job of the round starts in this segment, on any worker.
         version: Version of the server's model at the first point; each aggregation adds one.
         broadcasts: Named payloads by client, for jobs that start from the server's model.
+        published: Contents that all of them get.
         probes: This round's extra measurements.
         closes: The round ends with this segment: clients finish what is left and hand back their memories.
         workers: Which worker each client is on.
@@ -120,6 +122,7 @@ class Segment:
     turns: tuple[Turn, ...]
     version: int
     broadcasts: Mapping[int, Payload] = field(default_factory=dict)
+    published: Mapping[str, Published] = field(default_factory=dict)
     probes: tuple[Probe, ...] = ()
     closes: bool = False
     workers: Mapping[int, int] = field(default_factory=dict)

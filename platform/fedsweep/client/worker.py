@@ -18,6 +18,7 @@ from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.local_round import LocalRound
 from fedsweep.client.messages import ClientSide, RoundTotals, Segment, SegmentReply, Turn
 from fedsweep.client.shards import Shard, TrainingData
+from fedsweep.components.base import Published
 from fedsweep.components.probes import Probe
 from fedsweep.errors import ClientJobError, InvariantError
 from fedsweep.records import ClientWork, Payload, State, SyncPoint
@@ -133,7 +134,7 @@ class Worker:
                     raise InvariantError(f"client {client} has a job in round {segment.round} but no turn")
                 self._guard(segment, client, lambda k=client: self._open(segment, turns[k], memories.get(k)))
             session = self._sessions[client]
-            broadcast = segment.broadcasts.get(client, {})
+            broadcast = segment.broadcasts.get(client, {}) | self._given(segment.published, session.submodel)
             self._attended.discard(client)
             self._guard(
                 segment,
@@ -142,6 +143,21 @@ class Worker:
                     j, None if j.resume else current, version=version, broadcast=b, probes=segment.probes
                 ),
             )
+
+    def _given(self, contents: Mapping[str, Published], submodel: SubModel) -> Payload:
+        """What is published, as a client with this part of the model has it; views where nothing is cut."""
+        given: Payload = {}
+        for name, content in contents.items():
+            if content.like is None:
+                given[name] = content.value
+                continue
+            part, values = submodel.layout(self._layout), content.value
+            if submodel != FULL_MODEL:
+                whole = values.new_zeros(self._layout.num_values)
+                whole[: self._layout.num_params] = values
+                values = submodel.extract(whole, self._layout)
+            given |= {f"{name}/{param}": value for param, value in part.params(values).items()}
+        return given
 
     def _open(self, segment: Segment, turn: Turn, memory: State) -> None:
         self._sessions[turn.client] = self._local_round(

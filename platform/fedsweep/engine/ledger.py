@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import Payload
@@ -62,3 +64,19 @@ class Ledger:
     def client_values(self, client: int) -> int:
         """Scalars of one client, both ways."""
         return sum(size for (who, _, _), size in self.values.items() if who == client)
+
+
+class Versions:
+    """Names tensors by their content: what is sent again only once it is another."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Tensor, str]] = {}
+
+    def of(self, value: Tensor) -> str:
+        """A short name; a tensor that was named before is not read again, since content is never changed in place."""
+        if id(value) not in self._known:
+            content = value.detach().cpu().contiguous()
+            digest = hashlib.blake2b(content.numpy().tobytes(), digest_size=16)
+            digest.update(f"{content.dtype} {tuple(content.shape)}".encode())
+            self._known[id(value)] = (value, digest.hexdigest())  # held, so that no other tensor gets its id
+        return self._known[id(value)][1]

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
-from fedsweep.client.messages import Handle, Reply, RoundTotals, Segment, SegmentReply, Tally, Turn
+from fedsweep.client.messages import Handle, RoundTotals, Segment, SegmentReply, Turn
+from fedsweep.components.base import Published
 from fedsweep.components.probes import Probe
 from fedsweep.engine.aggregation import Aggregator
 from fedsweep.engine.cost import CostModel
-from fedsweep.engine.ledger import Ledger
+from fedsweep.engine.ledger import Ledger, Versions
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.state import RunState
+from fedsweep.engine.updates import announced, answered, kept
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State, SyncContext, SyncPoint
-from fedsweep.submodel import FULL_MODEL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +75,7 @@ class Round:
         anchors: The server's models of this round by version.
         server_time_s: Seconds that the server spent aggregating.
         attended: Clients whose work reached the server.
+        published: Which versions of published content clients have, where that changed.
     """
 
     def __init__(self, plan: RoundPlan, state: RunState, tools: RoundTools, attempt: int = 0) -> None:
@@ -96,6 +96,8 @@ class Round:
         self.attended: set[int] = set()
         self._passed = 0  # sync points gone through
         self._opened: set[int] = set()  # clients whose part in the round has begun
+        self.published: dict[int, dict[str, str]] = {}
+        self._versions = Versions()
         self._masked: set[int] = set()  # clients that have got their sub-model's masks, which travel once a round
 
     def play(self) -> Round:
@@ -143,6 +145,7 @@ class Round:
             clock=self.plan.clock,
             total_bytes=before.total_bytes + self.ledger.total_bytes,
             setup_bytes=before.setup_bytes,
+            published=dict(sorted((before.published | self.published).items())),
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
             records=(*before.records, record),
         )
@@ -194,6 +197,7 @@ class Round:
             ),
             version=self.version,
             broadcasts={k: payload for k in sent if (payload := self._broadcast(k))},
+            published=self._published(),
             probes=self._probes(),
             closes=self._passed + len(points) == len(self.plan.points),
             workers=self._workers,
@@ -252,12 +256,22 @@ class Round:
                 joined[name] = value.detach().cpu()
         return joined
 
+    def _published(self) -> dict[str, Published]:
+        joined: dict[str, Published] = {}
+        for seam, component in self._method.server_components():
+            for name, content in component.publish(self.components[seam]).items():
+                if name in joined:
+                    raise InvariantError(f"two components publish something called {name!r}")
+                joined[name] = content
+        return joined
+
     # -- what travels --------------------------------------------------------------------------------------------
 
     def _charge_lost(self) -> None:
         """What clients that drop out move; their work is not done, since nobody would see it."""
         for client, work in self.plan.lost.items():
             self._charge_download(client, self._broadcast(client))
+            self._charge_published(client, self._published())
             if work.sends:
                 self._charge_upload(client)
 
@@ -266,6 +280,7 @@ class Round:
             for job in point.start:
                 if not job.resume:
                     self._charge_download(job.client, segment.broadcasts.get(job.client, {}))
+                    self.published[job.client] = self._charge_published(job.client, segment.published)
 
     def _charge_download(self, client: int, broadcast: Payload) -> None:
         submodel = self.plan.submodel(client)
@@ -274,6 +289,20 @@ class Round:
             self.ledger.packed("down", submodel.index_bytes())
             self._masked.add(client)
         self.ledger.payload(client, "down", broadcast)
+
+    def _charge_published(self, client: int, contents: Mapping[str, Published]) -> dict[str, str]:
+        """Charge what the client has not got yet; returns what it then has, by name.
+
+        A client that drops out forgets the round, and this with it.
+        """
+        has = self.published.get(client, self.state.published.get(client, {}))
+        submodel, got = self.plan.submodel(client), {}
+        for name, content in contents.items():
+            got[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
+            if has.get(name) != got[name]:
+                size = submodel.layout(self._costs.layout).num_params if content.like else content.value.numel()
+                self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
+        return got
 
     def _charge_upload(self, client: int) -> None:
         self.ledger.model(client, "up", self._costs.message(self.plan.submodel(client)))
@@ -301,7 +330,7 @@ class Round:
         # Ascending by client: floating-point sums depend on their order, and who answers first is chance.
         for client in sorted({*point.attend, *point.idle}):
             if client in answers:
-                updates.append(self._update(answers[client]))
+                updates.append(answered(self._announced(client), answers[client], self.plan.submodel(client)))
             elif client in point.idle:
                 idle = self._announced(client)
                 updates.append(replace(idle, vector=self.state.vector, anchor_version=self.state.version))
@@ -318,53 +347,19 @@ class Round:
         self.weights = tuple(weights.tolist())
         self.updates = tuple(updates)
 
-    def _update(self, reply: Reply) -> ClientUpdate:
-        submodel = self.plan.submodel(reply.client)
-        update = replace(
-            self._announced(reply.client),
-            vector=reply.vector,
-            layout=submodel.layout(self._costs.layout),
-            submodel=submodel,
-            extras=reply.extras,
-        )
-        return _with_tally(update, reply.tally)
+    def _announced(self, client: int) -> ClientUpdate:
+        work, layout = self.plan.context.work[client], self._costs.layout
+        return announced(client, work, layout=layout, version=self.version, learning_rate=self.learning_rate)
 
     def _held_update(self, client: int) -> ClientUpdate:
-        """The update of a client that worked in earlier rounds only; it sends what it kept then."""
-        if client not in self.state.held:
+        before = self.state
+        if client not in before.held:
             raise InvariantError(f"client {client} attends a sync point, but it has neither a job nor earlier work")
-        tally = self.state.held[client]
-        memory = self._fleet.fetch(self.state.memories[client])
-        update = ClientUpdate(
-            client=client,
-            vector=torch.from_numpy(np.array(memory["held"])),
-            layout=self._costs.layout,
-            submodel=FULL_MODEL,
-            anchor_version=tally.anchor_version,
-            num_samples=tally.samples,
-            steps=0,
-            effective_steps=0.0,
-            learning_rate=self._tools.experiment.training.schedule(self.state.round),
-            samples_since_anchor=tally.samples,
+        memory, rate = (
+            self._fleet.fetch(before.memories[client]),
+            self._tools.experiment.training.schedule(before.round),
         )
-        return _with_tally(update, tally)
-
-    def _announced(self, client: int) -> ClientUpdate:
-        """What is known of an attendee before it has worked."""
-        work = self.plan.context.work[client]
-        return ClientUpdate(
-            client=client,
-            vector=None,
-            layout=self._costs.layout,
-            submodel=FULL_MODEL,
-            anchor_version=self.version,
-            num_samples=work.num_samples,
-            steps=0,
-            effective_steps=0.0,
-            learning_rate=self.learning_rate,
-            samples_since_anchor=work.num_samples,
-            classes_since_anchor=work.classes,
-        )
+        return kept(client, before.held[client], memory, layout=self._costs.layout, learning_rate=rate)
 
     def _sync(self, index: int, *, ends_round: bool) -> SyncContext:
         """A sync point of the round, by its number."""
@@ -389,16 +384,3 @@ class Round:
     def _keep(self, call: str, tree: State) -> None:
         """Save a refinement's unfinished work with the state that the round began from: the rest is done anew."""
         self._tools.keep(replace(self.state, partial={**self.state.partial, call: tree}))
-
-
-def _with_tally(update: ClientUpdate, tally: Tally) -> ClientUpdate:
-    """The update with what its client has done since it last received a model."""
-    return replace(
-        update,
-        anchor_version=tally.anchor_version,
-        steps=tally.steps,
-        effective_steps=tally.effective_steps,
-        samples_since_anchor=tally.samples,
-        classes_since_anchor=tally.classes,
-        train_loss=tally.loss_sum / tally.steps if tally.steps else float("nan"),
-    )

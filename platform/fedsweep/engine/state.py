@@ -28,6 +28,7 @@ class RunState:
         total_bytes: Bytes both ways so far, registration apart.
         setup_bytes: Bytes of the one-off exchange before round 1; None in a checkpoint of a version that did not keep
             them.
+        published: Which version of each published content clients have.
         wall_time_s: Seconds of all rounds so far, resumed parts included.
         records: One per round.
         partial: What a refinement kept in the middle of the next round's work.
@@ -44,6 +45,7 @@ class RunState:
     clock: float | None = None
     total_bytes: int = 0
     setup_bytes: int | None = late_field()
+    published: Mapping[int, Mapping[str, str]] = late_field(dict)
     wall_time_s: float = 0.0
     records: tuple[RoundRecord, ...] = ()
     partial: Mapping[str, State] = field(default_factory=dict)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from fedsweep.components.probes import Probe
 from fedsweep.errors import ResourceError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import make_worker
-from fedsweep.fleet.ray_wire import Arrays, SentSegment, sent_answer, to_arrays, to_tensor, to_tensors
+from fedsweep.fleet.ray_wire import Arrays, SentSegment, received_segment, sent_answer, to_arrays, to_tensor
 from fedsweep.fleet.shared_memory import SharedMemoryExchange
 from fedsweep.records import State
 
@@ -79,9 +78,10 @@ class ClientActor:
             keepers: Whose memories are asked for.
             memories: What those clients remember.
         """
-        segment = replace(sent.segment, broadcasts={k: to_tensors(arrays) for k, arrays in sent.broadcasts.items()})
         try:
-            answer = self._worker.run(segment, to_tensor(anchor), dict(zip(clients, memories, strict=True)))
+            answer = self._worker.run(
+                received_segment(sent), to_tensor(anchor), dict(zip(clients, memories, strict=True))
+            )
         except BaseException:
             # The others wait for this actor at the next sync point: let them see that it will not come.
             self._close_exchange()

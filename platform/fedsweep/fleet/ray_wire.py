@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsweep.client.messages import Reply, Segment, SegmentReply, Tally
+from fedsweep.components.base import Published
 from fedsweep.records import Payload
 
 Arrays = dict[str, np.ndarray]
@@ -24,12 +26,14 @@ class SentSegment:
     """A segment on its way.
 
     Attributes:
-        segment: Without its broadcasts.
+        segment: Without its broadcasts and published contents.
         broadcasts: Those, by client.
+        published: Those, by name, each with how it lies.
     """
 
     segment: Segment
     broadcasts: Mapping[int, Arrays]
+    published: Mapping[str, tuple[np.ndarray, Literal["params"] | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +54,18 @@ class SentAnswer:
 def sent_segment(segment: Segment) -> SentSegment:
     """The segment, ready to be sent."""
     broadcasts = {client: to_arrays(tensors) for client, tensors in segment.broadcasts.items()}
-    return SentSegment(segment=replace(segment, broadcasts={}), broadcasts=broadcasts)
+    published = {name: (content.value.numpy(), content.like) for name, content in segment.published.items()}
+    rest = replace(segment, broadcasts={}, published={})
+    return SentSegment(segment=rest, broadcasts=broadcasts, published=published)
+
+
+def received_segment(sent: SentSegment) -> Segment:
+    """The segment that was sent."""
+    return replace(
+        sent.segment,
+        broadcasts={client: to_tensors(arrays) for client, arrays in sent.broadcasts.items()},
+        published={name: Published(value=to_tensor(v), like=like) for name, (v, like) in sent.published.items()},
+    )
 
 
 def sent_answer(answer: SegmentReply) -> SentAnswer:
