@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -12,13 +12,15 @@ from fedsweep.components.base import ServerComponent
 from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.components.local import CrossEntropy, LocalTerm, Objective
 from fedsweep.components.pacing import OncePerRound, Pacing
+from fedsweep.components.probes import Probe
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.selection import Selection, UniformSelection
 from fedsweep.components.server_update import Replace, ServerUpdate
 from fedsweep.components.solver import LocalSolver, OptimizerSteps
 from fedsweep.components.submodels import SubModelPolicy, WholeModel
 from fedsweep.components.weighting import BySamples, Weighting
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ConfigError, InvariantError
+from fedsweep.records import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +119,31 @@ class FederatedMethod:
         return None if self.weighting.sums_to_one else "server"
 
     @property
+    def passes(self) -> float:
+        """What a local step costs a sample, in forward passes."""
+        return self.objective.passes + sum(term.passes for term in self.terms)
+
+    @property
     def needs_share(self) -> bool:
         """Whether clients are told the federation's mean number of samples."""
         return any(part.needs_share for part in (self.objective, *self.terms))
+
+    def probes(self, components: Mapping[str, State], round: int) -> tuple[Probe, ...]:
+        """A round's measurements, by name.
+
+        Args:
+            components: The components' states.
+            round: From 1.
+
+        Raises:
+            InvariantError: Two different ones have one name.
+        """
+        found: dict[str, Probe] = {}
+        for seam, component in self.server_components():
+            for probe in component.probes(components[seam], round):
+                if found.setdefault(probe.name, probe) != probe:
+                    raise InvariantError(f"two different probes of a round are called {probe.name!r}")
+        return tuple(found[name] for name in sorted(found))
 
     @property
     def registration(self) -> tuple[str, ...]:

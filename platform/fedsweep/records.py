@@ -170,6 +170,7 @@ class RoundContext:
         submodels: Each cohort member's sub-model.
         in_flight: Clients that hold results nobody has aggregated yet.
         clock: Virtual seconds at the round's start.
+        ready: When clients whose work went on over a round's end are done, in virtual seconds.
         durations: Virtual seconds that each member would need; empty without devices.
         num_values: |W|, scalars of the full model.
         budgets: Who affords what; None: no limits.
@@ -189,6 +190,7 @@ class RoundContext:
     submodels: Mapping[int, SubModel] = field(default_factory=dict)
     in_flight: tuple[int, ...] = ()
     clock: float = 0.0
+    ready: Mapping[int, float] = field(default_factory=dict)
     durations: Mapping[int, float] = field(default_factory=dict)
     num_values: int = 0
     budgets: BudgetPlan | None = None

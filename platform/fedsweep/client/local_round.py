@@ -79,6 +79,7 @@ class LocalRound:
         self._job_steps, self._job_effective_steps = 0, 0.0
         self._loss_sum = 0.0
         self._samples = 0
+        self._probed = 0.0
         self._hits: list[tuple[int, int]] = []
         self._tally = Tally()
         self._fresh = True
@@ -296,6 +297,7 @@ class LocalRound:
                 stream=stream(self._side.seed, f"probe {probe.name}", self._round, self.client),
             )
             self._keep_extras(probe.name, probe.measure(view))
+            self._probed += probe.passes * len(targets)
         # A probe may have run backward passes; what it left must not reach the next step.
         self._slot.gradient.zero_()
 
@@ -338,6 +340,7 @@ class LocalRound:
             loss_sum=self._loss_sum,
             held=None if attended else self._tally,
             pass_accuracies=self._pass_accuracies(),
+            probed=self._probed,
         )
         memory: dict[str, Any] = {}
         terms = self._terms.kept()

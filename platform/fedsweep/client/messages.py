@@ -156,6 +156,7 @@ class RoundTotals:
         loss_sum: Sum of the steps' losses.
         held: The client goes on next round from its own params; what it has done since its anchor.
         pass_accuracies: Training accuracy of each pass over the data, where the scenario asks for it.
+        probed: Forward passes of one sample that its measurements took.
     """
 
     steps: int
@@ -163,6 +164,7 @@ class RoundTotals:
     loss_sum: float
     held: Tally | None = None
     pass_accuracies: tuple[float, ...] = ()
+    probed: float = 0
 
 
 @dataclass(frozen=True, kw_only=True)

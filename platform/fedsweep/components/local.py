@@ -180,6 +180,11 @@ class Objective(ABC):
 
     needs_share: ClassVar[bool] = False
 
+    @property
+    def passes(self) -> float:
+        """What a step costs a sample, in forward passes: one forward and a backward that costs two."""
+        return 3
+
     @abstractmethod
     def loss(self, step: LocalStep) -> Tensor:
         """A differentiable scalar, the mean over the batch."""
@@ -211,6 +216,11 @@ class LocalTerm(ABC):
     stateful: ClassVar[bool] = False
     needs_share: ClassVar[bool] = False
     name: str
+
+    @property
+    def passes(self) -> float:
+        """What the term adds to a step's cost, in forward passes per sample; 1 for a teacher that is asked."""
+        return 0
 
     def init(self, params: ParamTree) -> Memory:
         """The client's memory before its first job."""

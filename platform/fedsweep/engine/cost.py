@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from fedsweep.experiment.experiment import Experiment, experiment_layout
-from fedsweep.models.cost import BYTES_PER_VALUE, fwd_macs_per_sample, layer_costs, training_flops
+from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
 from fedsweep.submodel import SubModel
 from fedsweep.trees import FlatLayout
 
@@ -29,6 +29,7 @@ class CostModel:
         self._shape = (int(shape[0]), int(shape[1]), int(shape[2]))
         self.layout = experiment_layout(experiment)
         self._sizes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        self._passes = experiment.method.passes
         self._macs: dict[tuple[str, bool], int] = {}
 
     @cached_property
@@ -61,9 +62,23 @@ class CostModel:
             total += (macs + norm * count_batch_norm) * math.prod(part) // math.prod(whole)
         return total
 
-    def flops(self, submodel: SubModel, samples: int) -> int:
-        """Training FLOPs of this many samples."""
-        return training_flops(self.macs(submodel), samples)
+    def flops(self, submodel: SubModel, samples: int, *, probed: float = 0) -> int:
+        """FLOPs of a client's work.
+
+        Args:
+            submodel: What it trains.
+            samples: Samples that go through a step, repeats included.
+            probed: Forward passes of one sample that its measurements take.
+        """
+        macs = self.macs(submodel)
+        return training_flops(macs, samples, passes=self._passes) + training_flops(macs, probed, passes=1)
+
+    def forward_macs(self, submodel: SubModel) -> float:
+        """MACs of a sample's forward pass, batch norms included; teachers' in the proportion that they add to a step.
+
+        Source: FedDHAD's column "MLPs", which leaves open what a teacher counts.
+        """
+        return self.macs(submodel, count_batch_norm=True) * self._passes / PASSES_OF_A_STEP
 
     def message(self, submodel: SubModel) -> Mapping[str, int]:
         """Scalars of a message that carries the sub-model, by kind."""

@@ -79,7 +79,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
         clock = plan.clock
         for client, count in taken.items():
             samples = plan.context.work[client].samples_in(count)
-            flops += costs.flops(plan.context.submodels[client], samples)
+            flops += costs.flops(plan.context.submodels[client], samples, probed=_probed(plan, client))
         ratio = rows.group_figures(plan, plan.components, cost=plan.values).comm_ratio
         if ratio is not None:
             ratios.append(ratio)
@@ -110,7 +110,9 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
         yield plan
         delivered = {k for point in plan.points for k in point.attend} | set(plan.lost)
         held = {k: Tally() for k in sorted({*state.held, *steps_by_client(plan)} - delivered)}
-        state = replace(state, round=state.round + 1, components=plan.components, clock=plan.clock, held=held)
+        state = replace(
+            state, round=state.round + 1, components=plan.components, clock=plan.clock, ready=plan.ready, held=held
+        )
 
 
 def steps_by_client(plan: RoundPlan) -> dict[int, int]:
@@ -120,6 +122,16 @@ def steps_by_client(plan: RoundPlan) -> dict[int, int]:
         for job in point.start:
             taken[job.client] += times * job.steps
     return taken
+
+
+def _probed(plan: RoundPlan, client: int) -> float:
+    """Forward passes of one sample that a client's measurements will take."""
+    if not plan.probes:
+        return 0.0
+    jobs = sum(times for point, times in alike(plan.points) for job in point.start if job.client == client)
+    each = sum(probe.passes for probe in plan.probes if probe.when != "round_end")
+    once = sum(probe.passes for probe in plan.probes if probe.when == "round_end")
+    return plan.context.work[client].num_samples * (jobs * each + bool(jobs) * once)
 
 
 def _start(experiment: Experiment) -> RunState:

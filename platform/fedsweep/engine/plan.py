@@ -8,6 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
+from fedsweep.components.probes import Probe
 from fedsweep.engine import clock
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round
@@ -31,6 +32,8 @@ class RoundPlan:
         points: The sync points.
         components: The components' states after planning.
         clock: Virtual seconds at the round's end; None without devices.
+        ready: When clients whose work goes on over that end will be done.
+        probes: The round's measurements, as far as planning knows them.
         values: Scalars that models will move, both ways; payloads come on top.
         index_bytes: Bytes of sub-models' masks, down: with each client's first download.
         lost: Members of the cohort that drop out; the sync points are without them.
@@ -43,6 +46,8 @@ class RoundPlan:
     values: int
     index_bytes: int
     lost: Mapping[int, LostWork] = field(default_factory=dict)
+    ready: Mapping[int, float] = field(default_factory=dict)
+    probes: tuple[Probe, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -94,17 +99,19 @@ class Planner:
             components["submodels"], replace(context, stream=self._seam("submodels", context.round))
         )
         context = replace(context, submodels=submodels)
-        seed = self._experiment.seed
-        durations = clock.durations(context, self._costs, seed=seed)
+        prices = clock.Prices(
+            costs=self._costs, seed=self._experiment.seed, probes=method.probes(components, context.round)
+        )
+        durations = clock.durations(context, prices)
         context = replace(context, durations=durations, stream=self._seam("pacing", context.round))
         points: tuple[SyncPoint, ...] = ()
         if context.cohort or context.in_flight:
             points, components["pacing"] = method.pacing.plan(components["pacing"], context)
         self._check(points, context)
-        end = None if state.clock is None else clock.round_end(points, context, self._costs, seed=seed)
-        closing = self._closing(points, context)
+        end, ready = (None, {}) if state.clock is None else clock.round_end(points, context, prices)
+        closing = self._closing(points, context, prices)
         if closing is not None:
-            points, end = self._closed(points, context, closing)
+            points, end = self._closed(points, context, closing, prices)
         lost = {} if closing is None else closing.lost
         values, index_bytes = self._traffic(points, context, lost=lost)
         return RoundPlan(
@@ -115,6 +122,8 @@ class Planner:
             values=values,
             index_bytes=index_bytes,
             lost=lost,
+            ready=ready,
+            probes=prices.probes,
         )
 
     def _seam(self, name: str, round: int) -> Stream:
@@ -140,6 +149,7 @@ class Planner:
             profiles=world.profiles,
             in_flight=tuple(sorted(state.held)),
             clock=state.clock or 0.0,
+            ready=state.ready,
             num_values=self._costs.layout.num_values,
             budgets=world.budgets,
             params=self._costs.layout.params(state.vector),
@@ -177,7 +187,7 @@ class Planner:
 
     # -- cost ----------------------------------------------------------------------------------------------------
 
-    def _closing(self, points: tuple[SyncPoint, ...], context: RoundContext) -> Closing | None:
+    def _closing(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: clock.Prices) -> Closing | None:
         """Who drops out of the round, and when it ends; None where everybody is always waited for.
 
         Members of the cohort without a job get nothing and send nothing, so they can't be lost.
@@ -191,21 +201,21 @@ class Planner:
             return None
         return close_round(
             world.stragglers,
-            {k: clock.whole_round(k, context, self._costs, seed=seed) for k in devices},
+            {k: clock.whole_round(k, context, prices) for k in devices},
             context.work,
             fails=lambda k: fails(devices[k], seed=seed, round=context.round, client=k),
             wanted=min(self._experiment.training.cohort_size, len(context.available)),
         )
 
     def _closed(
-        self, points: tuple[SyncPoint, ...], context: RoundContext, closing: Closing
+        self, points: tuple[SyncPoint, ...], context: RoundContext, closing: Closing, prices: clock.Prices
     ) -> tuple[tuple[SyncPoint, ...], float]:
         """The sync points without those who drop out, and the clock at the round's end."""
         check_points(self._experiment.world.stragglers, self._experiment.method, points)
         left = closing.kept(points)
         if len(points) > 1 and left:
             # Whoever is alive is waited for.
-            return left, clock.round_end(left, context, self._costs, seed=self._experiment.seed)
+            return left, clock.round_end(left, context, prices)[0]
         return left, context.clock + closing.duration_s
 
     def _traffic(

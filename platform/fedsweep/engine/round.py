@@ -143,6 +143,7 @@ class Round:
             anchors={version: anchors[version] for version in sorted(versions) if version in anchors},
             accuracies=dict(sorted(accuracies.items())),
             clock=self.plan.clock,
+            ready=self.plan.ready,
             total_bytes=before.total_bytes + self.ledger.total_bytes,
             setup_bytes=before.setup_bytes,
             published=dict(sorted((before.published | self.published).items())),
@@ -240,12 +241,7 @@ class Round:
         return {turn.client: known[turn.client] for turn in segment.turns if turn.client in known}
 
     def _probes(self) -> tuple[Probe, ...]:
-        found: dict[str, Probe] = {}
-        for seam, component in self._method.server_components():
-            for probe in component.probes(self.components[seam], self.plan.context.round):
-                if found.setdefault(probe.name, probe) != probe:
-                    raise InvariantError(f"two different probes of a round are called {probe.name!r}")
-        return tuple(found[name] for name in sorted(found))
+        return self._method.probes(self.components, self.plan.context.round)
 
     def _broadcast(self, client: int) -> Payload:
         joined: Payload = {}

@@ -135,12 +135,15 @@ class RowMaker:
         return sum(int(round.ledger.client_values(k) > limits[k]) for k in context.cohort)
 
     def _flops(self, plan: RoundPlan, totals: Mapping[int, RoundTotals], lost_steps: Mapping[int, int]) -> int:
-        samples = {k: total.samples for k, total in totals.items()}
-        samples |= {k: plan.context.work[k].samples_in(steps) for k, steps in lost_steps.items()}
-        return sum(self._costs.flops(plan.submodel(k), count) for k, count in samples.items())
+        did = {
+            k: self._costs.flops(plan.submodel(k), total.samples, probed=total.probed) for k, total in totals.items()
+        }
+        lost = {k: plan.context.work[k].samples_in(steps) for k, steps in lost_steps.items()}
+        did |= {k: self._costs.flops(plan.submodel(k), samples) for k, samples in lost.items()}
+        return sum(did.values())
 
     def _macs(self, plan: RoundPlan, trained: list[int]) -> float | None:
         if not trained:
             return None
-        macs = [self._costs.macs(plan.submodel(k), count_batch_norm=True) for k in trained]
+        macs = [self._costs.forward_macs(plan.submodel(k)) for k in trained]
         return sum(macs) / len(macs)

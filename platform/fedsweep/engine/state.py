@@ -25,6 +25,7 @@ class RunState:
         anchors: Earlier models that held clients started from, by version.
         accuracies: Training accuracies of each client's last passes, where the scenario asks for them.
         clock: Virtual seconds; None without devices.
+        ready: When clients whose work went on over the round's end are done, in virtual seconds.
         total_bytes: Bytes both ways so far, registration apart.
         setup_bytes: Bytes of the one-off exchange before round 1; None in a checkpoint of a version that did not keep
             them.
@@ -43,6 +44,7 @@ class RunState:
     anchors: Mapping[int, Tensor] = field(default_factory=dict)
     accuracies: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     clock: float | None = None
+    ready: Mapping[int, float] = late_field(dict)
     total_bytes: int = 0
     setup_bytes: int | None = late_field()
     published: Mapping[int, Mapping[str, str]] = late_field(dict)
