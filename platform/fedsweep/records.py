@@ -265,6 +265,8 @@ class SyncContext:
         message: Takes a sentence for the user, heard at once.
         working: Takes a line on how far work that takes minutes is; each replaces the one before, none is kept.
         device: Where heavy work belongs: ``"cpu"`` or ``"cuda"``; all that is handed in and out lies on the CPU.
+        proxy_data: As in ``ServerContext``: read here, they need no place in a state, and so in no checkpoint.
+        validation_data: Likewise.
     """
 
     round: int
@@ -284,6 +286,8 @@ class SyncContext:
     device: str = "cpu"
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     moves_from: Literal["server", "anchor"] | None = None
+    proxy_data: tuple[Tensor, Tensor | None] | None = None
+    validation_data: tuple[Tensor, Tensor] | None = None
 
     @cached_property
     def params(self) -> ParamTree:

@@ -81,13 +81,12 @@ def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
         samples = work.samples_in(leg.after + leg.steps) - work.samples_in(leg.after)
     probed = leg.probes * context.work[leg.client].num_samples if leg.probes else 0
     costs = prices.costs
-    bits = costs.bits(submodel)
     return client_time(
         jittered(device, seed=prices.seed, round=context.round, client=leg.client),
         steps=leg.steps,
         flops=costs.flops(submodel, samples, probed=probed),
-        bits_down=(bits + 8 * submodel.index_bytes() * leg.masked) if leg.down else 0,
-        bits_up=bits if leg.up else 0,
+        bits_down=(costs.bits(submodel, "down") + 8 * submodel.index_bytes() * leg.masked) if leg.down else 0,
+        bits_up=costs.bits(submodel, "up") if leg.up else 0,
     )
 
 

@@ -8,8 +8,7 @@ from functools import cached_property
 
 from fedsweep.experiment.experiment import Experiment, experiment_layout
 from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
-from fedsweep.submodel import SubModel
-from fedsweep.trees import FlatLayout
+from fedsweep.submodel import Direction, SubModel
 
 
 class CostModel:
@@ -80,19 +79,14 @@ class CostModel:
         """
         return self.macs(submodel, count_batch_norm=True) * self._passes / PASSES_OF_A_STEP
 
-    def message(self, submodel: SubModel) -> Mapping[str, int]:
+    def message(self, submodel: SubModel, direction: Direction) -> Mapping[str, int]:
         """Scalars of a message that carries the sub-model, by kind."""
-        return model_message(submodel.layout(self.layout))
+        return submodel.message(self.layout, direction)
 
-    def values(self, submodel: SubModel) -> int:
+    def values(self, submodel: SubModel, direction: Direction) -> int:
         """The same in total."""
-        return sum(self.message(submodel).values())
+        return sum(self.message(submodel, direction).values())
 
-    def bits(self, submodel: SubModel) -> int:
+    def bits(self, submodel: SubModel, direction: Direction) -> int:
         """Bits of that message, without the masks that come with it once a round."""
-        return 8 * BYTES_PER_VALUE * self.values(submodel)
-
-
-def model_message(layout: FlatLayout) -> Mapping[str, int]:
-    """Scalars of a message that carries a model, by kind."""
-    return {"params": layout.num_params, "buffers": layout.num_buffers, "optimizer": layout.num_riders}
+        return 8 * BYTES_PER_VALUE * self.values(submodel, direction)

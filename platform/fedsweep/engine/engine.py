@@ -24,7 +24,7 @@ from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.errors import RunError, WorkerLost
 from fedsweep.experiment.checks import check_world
-from fedsweep.experiment.experiment import Experiment, server_context
+from fedsweep.experiment.experiment import Experiment, server_context, server_tensors
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State
@@ -69,6 +69,7 @@ class Engine:
             ),
             costs=self.costs,
             model=experiment.build_model(),
+            server_tensors=server_tensors(experiment.world, self.layout.dtype),
             keep=on_partial,
             message=on_repair,
             working=on_working,

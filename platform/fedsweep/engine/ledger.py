@@ -6,15 +6,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import Payload
-
-Direction = Literal["up", "down"]
+from fedsweep.submodel import Direction
 
 
 @dataclass(kw_only=True)

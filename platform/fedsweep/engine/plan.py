@@ -19,7 +19,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import ClientWork, RoundContext, State, SyncPoint
 from fedsweep.streams import Stream, stream
-from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.submodel import FULL_MODEL, Direction, SubModel
 from fedsweep.world.devices import fails
 
 
@@ -221,15 +221,16 @@ class Planner:
     def _traffic(
         self, points: tuple[SyncPoint, ...], context: RoundContext, *, lost: Mapping[int, LostWork]
     ) -> tuple[int, int]:
-        def message(client: int) -> int:
-            return self._costs.values(context.submodels.get(client, FULL_MODEL))
+        def message(client: int, direction: Direction) -> int:
+            return self._costs.values(context.submodels.get(client, FULL_MODEL), direction)
 
-        values = sum(message(client) * (2 if work.sends else 1) for client, work in lost.items())
+        values = sum(message(client, "down") + work.sends * message(client, "up") for client, work in lost.items())
         sent = set(lost)
         for point, times in alike(points):
             down = [job.client for job in point.start if not job.resume]
             sent.update(down)
-            values += times * sum(map(message, (*down, *point.attend)))
+            values += times * sum(message(client, "down") for client in down)
+            values += times * sum(message(client, "up") for client in point.attend)
         return values, sum(context.submodels.get(k, FULL_MODEL).index_bytes() for k in sent)
 
     def _check(self, points: tuple[SyncPoint, ...], context: RoundContext) -> None:

@@ -19,7 +19,7 @@ from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.state import RunState
 from fedsweep.engine.updates import announced, answered, kept
 from fedsweep.errors import InvariantError
-from fedsweep.experiment.experiment import Experiment
+from fedsweep.experiment.experiment import Experiment, ServerTensors
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State, SyncContext, SyncPoint
 
@@ -34,6 +34,7 @@ class RoundTools:
         aggregator: The method's server side.
         costs: What messages count.
         model: A template for the components' forward passes.
+        server_tensors: Proxy and validation data, as components see them.
         keep: Called with a state that holds a refinement's unfinished work.
         message: Takes a component's sentences for the user.
         working: Takes a component's lines on how far long work is.
@@ -44,6 +45,7 @@ class RoundTools:
     aggregator: Aggregator
     costs: CostModel
     model: nn.Module
+    server_tensors: ServerTensors = (None, None)
     keep: Callable[[RunState], None] = lambda state: None
     message: Callable[[str], None] = lambda text: None
     working: Callable[[str], None] = lambda text: None
@@ -280,7 +282,7 @@ class Round:
 
     def _charge_download(self, client: int, broadcast: Payload) -> None:
         submodel = self.plan.submodel(client)
-        self.ledger.model(client, "down", self._costs.message(submodel))
+        self.ledger.model(client, "down", self._costs.message(submodel, "down"))
         if client not in self._masked:
             self.ledger.packed("down", submodel.index_bytes())
             self._masked.add(client)
@@ -301,7 +303,7 @@ class Round:
         return got
 
     def _charge_upload(self, client: int) -> None:
-        self.ledger.model(client, "up", self._costs.message(self.plan.submodel(client)))
+        self.ledger.model(client, "up", self._costs.message(self.plan.submodel(client), "up"))
 
     # -- aggregate -----------------------------------------------------------------------------------------------
 
@@ -375,6 +377,8 @@ class Round:
             message=tools.message,
             working=tools.working,
             device=tools.experiment.server_device,
+            proxy_data=tools.server_tensors[0],
+            validation_data=tools.server_tensors[1],
         )
 
     def _keep(self, call: str, tree: State) -> None:

@@ -216,9 +216,11 @@ def experiment_layout(experiment: Experiment) -> FlatLayout:
     return layout_of(model, optimizer_riders(settings, layout_of(model).num_params))
 
 
-def server_context(experiment: Experiment, layout: FlatLayout, seam: str, vector: torch.Tensor) -> ServerContext:
-    """What the component of a seam may know when it makes its state."""
-    world, dtype = experiment.world, layout.dtype
+ServerTensors = tuple[tuple[Tensor, Tensor | None] | None, tuple[Tensor, Tensor] | None]
+
+
+def server_tensors(world: World, dtype: torch.dtype) -> ServerTensors:
+    """The server's proxy and validation data as components see them: inputs, transformed, and labels."""
     proxy = validation = None
     if world.proxy is not None:
         images, labels = world.proxy
@@ -226,6 +228,13 @@ def server_context(experiment: Experiment, layout: FlatLayout, seam: str, vector
     if world.validation is not None:
         images, labels = world.validation
         validation = (transformed(world, images, dtype), torch.from_numpy(np.array(labels)))
+    return proxy, validation
+
+
+def server_context(experiment: Experiment, layout: FlatLayout, seam: str, vector: torch.Tensor) -> ServerContext:
+    """What the component of a seam may know when it makes its state."""
+    world = experiment.world
+    proxy, validation = server_tensors(world, layout.dtype)
     return ServerContext(
         num_clients=len(world.profiles),
         num_classes=world.data.num_classes,
