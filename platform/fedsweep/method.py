@@ -126,7 +126,7 @@ class FederatedMethod:
     @property
     def needs_share(self) -> bool:
         """Whether clients are told the federation's mean number of samples."""
-        return any(part.needs_share for part in (self.objective, *self.terms))
+        return self.objective.needs_share or any(term.needs_share for term in self.terms)
 
     def probes(self, components: Mapping[str, State], round: int) -> tuple[Probe, ...]:
         """A round's measurements, by name.

@@ -46,7 +46,7 @@ class ClientSide:
 
     def share(self, client: int) -> float | None:
         """A client's number of samples over the clients' mean; None where nobody asks for it."""
-        if not any(part.needs_share for part in (self.objective, *self.terms)):
+        if not (self.objective.needs_share or any(term.needs_share for term in self.terms)):
             return None
         return len(self.indices[client]) * len(self.indices) / sum(map(len, self.indices))
 

@@ -148,7 +148,7 @@ class Round:
             ready=self.plan.ready,
             total_bytes=before.total_bytes + self.ledger.total_bytes,
             setup_bytes=before.setup_bytes,
-            published=dict(sorted((before.published | self.published).items())),
+            published=dict(sorted({**before.published, **self.published}.items())),
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
             records=(*before.records, record),
         )
