@@ -129,14 +129,7 @@ def tiny_experiment(
     sizes = list(sizes) if sizes is not None else [len(labels) // num_clients] * num_clients
     starts = np.concatenate([[0], np.cumsum(sizes)])
     indices = tuple(order[starts[k] : starts[k + 1]] for k in range(num_clients))
-    profiles = tuple(
-        ClientProfile(
-            client=k,
-            num_samples=len(indices[k]),
-            label_counts=np.bincount(labels[indices[k]], minlength=num_classes),
-        )
-        for k in range(num_clients)
-    )
+    profiles = _profiles(indices, labels, num_classes)
     data = TrainingData(images=images, labels=labels, transform=AsIs(), num_classes=num_classes)
     return Experiment(
         seed=seed,
@@ -163,6 +156,11 @@ def tiny_experiment(
             stop=stop or StopLimits(),
         ),
     )
+
+
+def _profiles(indices: tuple[np.ndarray, ...], labels: np.ndarray, num_classes: int) -> tuple[ClientProfile, ...]:
+    counts = [np.bincount(labels[own], minlength=num_classes) for own in indices]
+    return tuple(ClientProfile(client=k, num_samples=len(own), label_counts=counts[k]) for k, own in enumerate(indices))
 
 
 @dataclass(frozen=True)
