@@ -54,7 +54,7 @@ def _is_builder(node: ast.FunctionDef | ast.AsyncFunctionDef, path: Path, *, is_
     return is_public and (returns in _BUILT or returns.endswith("Method"))
 
 
-_BUILT = ("FederatedMethod", "Drift", "Availability", "ModelOptions")
+_BUILT = ("FederatedMethod", "Drift", "Availability", "DeviceFleet", "ModelOptions")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fedsweep.catalog import method_builder
+from fedsweep.catalog import TABLES
 from fedsweep.config.base import Section
 from fedsweep.config.explain import allowed, schema_at
 from fedsweep.config.schema import Config
@@ -29,12 +29,6 @@ from fedsweep.config.signatures import ParameterRow, describe
 from fedsweep.config.sweep import SpaceEntry
 from fedsweep.config.training import Adam, CosineSchedule, ExponentialSchedule, Sgd
 from fedsweep.models.registry import MODELS
-from fedsweep.world.availability import build_availability
-from fedsweep.world.budgets import build_budget
-from fedsweep.world.device_profiles import PROFILE_NAMES
-from fedsweep.world.devices import build_devices
-from fedsweep.world.drift import build_drift
-from fedsweep.world.partitions import PARTITIONS
 
 _ROOT = Path(__file__).resolve().parent.parent
 PAGE = _ROOT / "docs" / "configuration.md"
@@ -96,13 +90,6 @@ Schema, which editors use to complete and check keys.
 _METHOD = """\
 `{name: ...}` with the method's parameters beside the name, or `{merge: [{name: ...}, ...]}` for several at once. A
 method's parameters are its builder's keyword parameters; `fedsweep show NAME` prints the same."""
-
-_WORLD: dict[str, Callable[..., Any]] = {
-    "scenario.drift": build_drift,
-    "scenario.availability": build_availability,
-    "scenario.budgets": build_budget,
-    "scenario.devices": build_devices,
-}
 
 
 def page() -> str:
@@ -170,12 +157,18 @@ def _summary(item: Any) -> str:
 
 
 def _scenario() -> list[str]:
-    parts = ["### Kinds of `scenario.partition`"]
-    for name, kind in PARTITIONS.items():
-        parts += [f"**`{name}`**: {_summary(kind)} ({kind.source})", *_parameters(describe(kind))]
-    for key, builder in _WORLD.items():
-        spec = next(row for row in describe(builder) if row.name == "spec")
-        parts += [f"### `{key}`", spec.doc.replace(":data:`PROFILE_NAMES`", ", ".join(PROFILE_NAMES))]
+    parts = []
+    for key, table in TABLES.items():
+        if not key.startswith("scenario.") or table.positional:
+            continue
+        names = [""] if table.selector is None else list(table.names())
+        parts.append(f"### Kinds of `{key}`" if table.selector is not None else f"### `{key}`")
+        for name in names:
+            builder = table.builder(name)
+            source = getattr(builder, "source", "")
+            title = f"**`{name}`**: " if name else ""
+            parts.append(f"{title}{_summary(builder)}{f' ({source})' if source else ''}")
+            parts += _parameters(describe(builder, provided=table.provided))
     return parts
 
 
@@ -213,7 +206,7 @@ def _methods() -> Iterator[str]:
     registry = importlib.import_module("fedsweep.algorithms.registry").METHODS
     for name, entry in registry.items():
         yield f"**`{name}`**: {entry.summary} ({entry.source})"
-        yield from _parameters(describe(method_builder(name)))
+        yield from _parameters(describe(TABLES["method"].builder(name)))
 
 
 def _parameters(rows: tuple[ParameterRow, ...]) -> list[str]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedsweep.catalog import build_method, method_builder, method_names, resolve_method
+from fedsweep.catalog import bind_spec, build_method, method_builder, method_names, resolve
+from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, MethodSettings
 
@@ -53,7 +54,7 @@ def test_own_method_is_built_from_its_module() -> None:
 
 @pytest.mark.usefixtures("user_module")
 def test_resolved_method_lists_every_parameter() -> None:
-    assert resolve_method({"name": "users_methods:own"}) == {
+    assert bind_spec("method", {"name": "users_methods:own"}).spec() == {
         "name": "users_methods:own",
         "local_steps": 3,
         "weight": 0.5,
@@ -64,7 +65,8 @@ def test_resolved_method_lists_every_parameter() -> None:
 def test_methods_are_merged_with_their_own_parameters() -> None:
     spec = {"merge": [{"name": "users_methods:own", "local_steps": 2}, {"name": "users_methods:equal"}]}
     assert build_method(spec).settings == MethodSettings(local_steps=2, equal_steps=True)
-    assert resolve_method(spec)["merge"][1] == {"name": "users_methods:equal", "equal_steps": True}
+    resolved = resolve(load_config({"method": spec}))
+    assert resolved.method["merge"][1] == {"name": "users_methods:equal", "equal_steps": True}
 
 
 @pytest.mark.usefixtures("user_module")
@@ -73,7 +75,7 @@ def test_methods_are_merged_with_their_own_parameters() -> None:
     [
         ({"name": "users_methods:owns"}, "did you mean 'own'"),
         ({"name": "users_methods:number"}, "must be callable"),
-        ({"name": "users_methods:wrong"}, "must return a FederatedMethod, but returned 3"),
+        ({"name": "users_methods:wrong"}, "must give a FederatedMethod, but gives a int"),
         ({"name": "no_such_module:x"}, "cannot be imported"),
         ({"name": "users_methods:own", "local_step": 2}, "did you mean 'local_steps'"),
         ({"name": "users_methods:own", "local_steps": "2"}, "local_steps must be an integer, but got '2'"),

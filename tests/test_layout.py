@@ -15,7 +15,7 @@ import fedsweep
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "platform" / "fedsweep"
 ALGORITHMS = ROOT / "algorithms"
-HEAVY = {"ray", "mlflow", "torchvision", "matplotlib", "sklearn", "pyarrow"}
+HEAVY = {"ray", "mlflow", "torchvision", "matplotlib", "plotly", "sklearn", "pyarrow"}
 
 
 def modules() -> list[Path]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fedsweep.method import FederatedMethod, merge
     from fedsweep.models.network import Network
     from fedsweep.models.unit_groups import unit_group
+    from fedsweep.reproduce.reproduction import TableRequest
+    from fedsweep.reproduce.task import reproduce_table
     from fedsweep.streams import Stream, stream
     from fedsweep.sweeps import sweep
     from fedsweep.world.data.record import Dataset
@@ -32,10 +34,12 @@ __all__ = [
     "Partition",
     "Result",
     "Stream",
+    "TableRequest",
     "__version__",
     "load",
     "load_model",
     "merge",
+    "reproduce_table",
     "run",
     "stream",
     "sweep",
@@ -52,9 +56,11 @@ _HOME = {
     "Partition": "fedsweep.world.partition_base",
     "Result": "fedsweep.api",
     "Stream": "fedsweep.streams",
+    "TableRequest": "fedsweep.reproduce.reproduction",
     "load": "fedsweep.api",
     "load_model": "fedsweep.api",
     "merge": "fedsweep.method",
+    "reproduce_table": "fedsweep.reproduce.task",
     "run": "fedsweep.api",
     "stream": "fedsweep.streams",
     "sweep": "fedsweep.sweeps",

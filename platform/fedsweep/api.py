@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fedsweep.catalog import bound
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.observers import Observer
@@ -132,5 +133,5 @@ def _model_of(config: Config, result: Mapping[str, Any], path: Path) -> nn.Modul
         input_shape=(sizes[0], sizes[1], sizes[2]),
         num_classes=int(num_classes or 0),
         stream=stream(config.seed, "model"),
-        **config.model.parameters,
+        **bound(config, "model").parameters,
     )

@@ -1,83 +1,311 @@
-"""Finds methods by name and builds them from a configuration.
+"""Everything that a configuration can name: looked up, its parameters checked against its builder, and built.
 
-The registry lies in ``fedsweep.algorithms``, which nothing here imports: it is looked up by name, when it is needed.
+Each key that names something has a :class:`Table`: where the builders with names of their own stand, and what the
+program adds to a builder's parameters. The tables' modules are imported when a key is asked for, so that a command
+that only lists names does not wait for the rest.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.config.base import Component
+from fedsweep.config.load import with_sections
+from fedsweep.config.schema import Config
 from fedsweep.config.signatures import bind
 from fedsweep.errors import ConfigError
-from fedsweep.plugins import find_plugin, resolve_reference
+from fedsweep.plugins import call_builder, find_plugin, resolve_reference
 
 if TYPE_CHECKING:
     from fedsweep.method import FederatedMethod
 
-_REGISTRY = "fedsweep.algorithms.registry"
+Builder = Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """What a key of the configuration can name.
+
+    Attributes:
+        word: What is named, e.g. ``"partition"``; installed packages add to it by entry points ``fedsweep.<word>s``.
+        builders: ``module:attribute`` of a mapping from name to builder, to an entry with a ``builder``, or of the only
+            builder where there are no names.
+        gives: ``module:attribute`` of what a builder gives.
+        selector: The key beside the parameters that holds the name; None: there are no names.
+        provided: Arguments that the program adds and a configuration can't set; a builder takes those that it names.
+        null_is_default: Whether a parameter that is null keeps its default.
+        positional: Whether builders take what the program adds by position, and have no parameters of their own.
+    """
+
+    word: str
+    builders: str
+    gives: str
+    selector: str | None = "kind"
+    provided: tuple[str, ...] = ()
+    null_is_default: bool = False
+    positional: bool = False
+
+    def names(self) -> Mapping[str, Any]:
+        """The built-in names."""
+        found: Mapping[str, Any] = _attribute(self.builders)
+        return found
+
+    def builder(self, name: str) -> Builder:
+        """The builder of that name.
+
+        Args:
+            name: A built-in name, ``package.module:callable``, or an installed package's entry point.
+
+        Raises:
+            ConfigError: There is none; the message gives the nearest name.
+        """
+        if self.selector is None:
+            only: Builder = _attribute(self.builders)
+            return only
+        known = self.names()
+        if name not in known:
+            return find_plugin(self.word, name, known)
+        found = getattr(known[name], "builder", known[name])
+        return resolve_reference(self.word, found) if isinstance(found, str) else found
+
+
+TABLES: Mapping[str, Table] = {
+    "scenario.partition": Table(
+        word="partition",
+        builders="fedsweep.world.partitions:PARTITIONS",
+        gives="fedsweep.world.partition_base:Partition",
+    ),
+    "scenario.drift": Table(
+        word="drift",
+        builders="fedsweep.world.drift:DRIFTS",
+        gives="fedsweep.world.drift:Drift",
+        provided=("num_classes", "num_rounds", "num_clients"),
+        null_is_default=True,
+    ),
+    "scenario.availability": Table(
+        word="availability",
+        builders="fedsweep.world.availability:AVAILABILITIES",
+        gives="fedsweep.world.availability:Availability",
+        provided=("num_rounds", "num_clients"),
+        null_is_default=True,
+    ),
+    "scenario.budgets": Table(
+        word="budget",
+        builders="fedsweep.world.budgets:BUDGETS",
+        gives="fedsweep.world.budgets:Budget",
+        null_is_default=True,
+    ),
+    "scenario.devices": Table(
+        word="devices",
+        builders="fedsweep.world.devices:build_devices",
+        gives="fedsweep.world.devices:DeviceFleet",
+        selector=None,
+        provided=("num_clients", "run_seed"),
+        null_is_default=True,
+    ),
+    "scenario.devices.stragglers": Table(
+        word="straggler",
+        builders="fedsweep.world.stragglers:STRAGGLERS",
+        gives="fedsweep.world.stragglers:StragglerPolicy",
+        null_is_default=True,
+    ),
+    "model": Table(
+        word="model",
+        builders="fedsweep.models.registry:MODELS",
+        gives="torch.nn:Module",
+        selector="name",
+        provided=("input_shape", "num_classes"),
+    ),
+    "method": Table(
+        word="method",
+        builders="fedsweep.algorithms.registry:METHODS",
+        gives="fedsweep.method:FederatedMethod",
+        selector="name",
+    ),
+    "training.schedule": Table(
+        word="schedule",
+        builders="fedsweep.experiment.schedules:SCHEDULES",
+        gives="collections.abc:Callable",
+        provided=("rate", "num_rounds"),
+    ),
+    "scenario.transform": Table(
+        word="transform",
+        builders="fedsweep.world.transforms:TRANSFORMS",
+        gives="fedsweep.world.transforms:Transform",
+        positional=True,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A builder with its parameters, checked.
+
+    Attributes:
+        key: The configuration's.
+        name: What is named there; empty where there are no names.
+        builder: Its builder.
+        parameters: Every parameter that a configuration can set, defaults filled in.
+    """
+
+    key: str
+    name: str
+    builder: Builder
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def spec(self) -> dict[str, Any]:
+        """As the configuration has it."""
+        selector = TABLES[self.key].selector
+        return {**({} if selector is None else {selector: self.name}), **self.parameters}
+
+    def build(self, *args: Any, **provided: Any) -> Any:
+        """What the builder gives.
+
+        Args:
+            args: Handed on as they are.
+            provided: What the program adds; a builder gets what it names.
+
+        Raises:
+            ConfigError: The builder refuses a value, fails, or gives something else.
+        """
+        table = TABLES[self.key]
+        taken = inspect.signature(self.builder).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+        given = {name: value for name, value in provided.items() if takes_any or name in taken}
+        call = partial(self.builder, *args, **self.parameters, **given)
+        return call_builder(table.word, self.name, call, gives=_attribute(table.gives))
+
+
+def bind_spec(key: str, spec: Mapping[str, Any]) -> Bound:
+    """What a mapping names, with every parameter checked.
+
+    Args:
+        key: One of :data:`TABLES`.
+        spec: ``{name or kind: ..., parameters}``.
+
+    Raises:
+        ConfigError: The name or a parameter is unknown, or a value is of the wrong type.
+    """
+    table = TABLES[key]
+    name = "" if table.selector is None else spec[table.selector]
+    try:
+        builder = table.builder(name)
+    except ConfigError as error:
+        raise ConfigError(f"{key if table.positional else f'{key}.{table.selector}'}: {error}") from error
+    if table.positional:
+        return Bound(key=key, name=name, builder=builder)
+    given = {k: v for k, v in spec.items() if k != table.selector and not (table.null_is_default and v is None)}
+    beside = [other.rsplit(".", 1)[1] for other in TABLES if other.startswith(f"{key}.")]
+    parameters = bind(key, name, builder, given, provided=table.provided, beside=beside)
+    return Bound(key=key, name=name, builder=builder, parameters=parameters)
+
+
+def bound(config: Config, key: str) -> Any:
+    """What a key of a configuration names: bound once, however often it is asked for.
+
+    Args:
+        config: A loaded configuration.
+        key: One of :data:`TABLES`.
+
+    Returns:
+        A :class:`Bound`; for methods that are merged, a tuple of them; None where the key is null.
+
+    Raises:
+        ConfigError: The name or a parameter is unknown, or a value is of the wrong type.
+    """
+    if key not in config.bound:
+        spec = _section(config, key)
+        if spec is None:
+            config.bound[key] = None
+        elif "merge" in spec:
+            config.bound[key] = tuple(bind_spec(key, part) for part in spec["merge"])
+        else:
+            config.bound[key] = bind_spec(key, spec)
+    return config.bound[key]
+
+
+def resolve(config: Config) -> Config:
+    """The configuration with every parameter of what it names; what a run keeps and repeats.
+
+    Args:
+        config: What :func:`~fedsweep.config.load_config` gave.
+
+    Raises:
+        ConfigError: A name or a parameter is unknown, or a value is of the wrong type.
+    """
+    found = {key: bound(config, key) for key in _RESOLVED}
+    changes = {
+        key: {"merge": [part.spec() for part in item]} if isinstance(item, tuple) else item.spec()
+        for key, item in found.items()
+        if item is not None
+    }
+    return with_sections(config, changes)
+
+
+def build_method(spec: Mapping[str, Any] | Config) -> FederatedMethod:
+    """The method that the section ``method`` describes.
+
+    Args:
+        spec: ``{name: ..., parameters}``, ``{merge: [{name: ..., parameters}, ...]}``, or a whole configuration.
+
+    Raises:
+        ConfigError: A name, a parameter or a value is wrong, or methods can't be merged.
+    """
+    from fedsweep.method import merge
+
+    found = bound(spec if isinstance(spec, Config) else Config(method=dict(spec)), "method")
+    method: FederatedMethod = merge(*(part.build() for part in found)) if isinstance(found, tuple) else found.build()
+    return method
 
 
 def method_names() -> tuple[str, ...]:
     """The built-in methods' names and those of installed packages (entry points ``fedsweep.methods``), sorted."""
     installed = (point.name for point in entry_points(group="fedsweep.methods"))
-    return tuple(sorted({*_registry(), *installed}))
+    return tuple(sorted({*TABLES["method"].names(), *installed}))
 
 
 def method_builder(name: str) -> Callable[..., FederatedMethod]:
     """The function that builds the method of that name.
 
-    Args:
-        name: A registered name, or ``package.module:callable``.
-
     Raises:
         ConfigError: There is no such method; the message names the nearest one.
     """
-    known = _registry()
-    if name in known:
-        return resolve_reference("method", known[name].builder)
-    return find_plugin("method", name, known)
+    return TABLES["method"].builder(name)
 
 
-def resolve_method(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The section ``method`` with every parameter of what it names, checked and defaults filled in.
-
-    Args:
-        spec: ``{name: ..., parameters}`` or ``{merge: [{name: ..., parameters}, ...]}``.
-
-    Raises:
-        ConfigError: A name or a parameter is unknown, or a value is of the wrong type.
-    """
-    if "merge" in spec:
-        return {"merge": [resolve_method(part) for part in spec["merge"]]}
-    name = spec["name"]
-    parameters = {key: value for key, value in spec.items() if key != "name"}
-    return {"name": name, **bind("method", name, method_builder(name), parameters)}
+# A transform and a schedule have no parameters beside those that the schema knows.
+_RESOLVED = (
+    "scenario.partition",
+    "scenario.drift",
+    "scenario.availability",
+    "scenario.budgets",
+    "scenario.devices",
+    "scenario.devices.stragglers",
+    "model",
+    "method",
+)
 
 
-def build_method(spec: Mapping[str, Any]) -> FederatedMethod:
-    """The method that the section ``method`` describes.
-
-    Args:
-        spec: As for :func:`resolve_method`.
-
-    Raises:
-        ConfigError: A name, a parameter or a value is wrong, or methods can't be merged.
-    """
-    from fedsweep.method import FederatedMethod, merge
-
-    if "merge" in spec:
-        return merge(*(build_method(part) for part in spec["merge"]))
-    resolved = resolve_method(spec)
-    name = resolved.pop("name")
-    method = method_builder(name)(**resolved)
-    if not isinstance(method, FederatedMethod):
-        raise ConfigError(f"method {name}: its builder must return a FederatedMethod, but returned {method!r}")
-    return method
+def _section(config: Config, key: str) -> Mapping[str, Any] | None:
+    """The mapping that stands under a key."""
+    place: Any = config
+    for part in key.split("."):
+        place = None if place is None else getattr(place, part)
+    if place is None or isinstance(place, dict):
+        return place
+    if isinstance(place, str):
+        return {"kind": place}
+    selector = TABLES[key].selector
+    below = place.parameters if isinstance(place, Component) else place.model_dump(exclude={"kind"})
+    return {**({} if selector is None else {selector: getattr(place, selector)}), **below}
 
 
-def _registry() -> Mapping[str, Any]:
-    methods: Mapping[str, Any] = importlib.import_module(_REGISTRY).METHODS
-    return methods
+def _attribute(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)

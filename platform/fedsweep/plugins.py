@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from typing import Any
 
-from fedsweep.errors import ConfigError, unknown_name
+from fedsweep.errors import ConfigError, DataError, FedsweepError, unknown_name
 
 
 def is_reference(name: str) -> bool:
@@ -68,3 +68,29 @@ def find_plugin(kind: str, name: str, known: Iterable[str]) -> Callable[..., Any
     raise ConfigError(
         f"{unknown_name(kind, name, [*known, *installed])}; your own is given as 'package.module:callable'"
     )
+
+
+def call_builder(
+    kind: str, name: str, builder: Callable[[], Any], *, gives: type, error: type[ConfigError | DataError] = ConfigError
+) -> Any:
+    """What a builder gives, its failures as errors that name it.
+
+    Args:
+        kind: What is built, e.g. ``"partition"``; for messages.
+        name: Its name in the configuration.
+        builder: Called without arguments.
+        gives: What it must give.
+        error: What to raise.
+
+    Raises:
+        ConfigError: (or ``error``) It failed, or gave something else. The package's own errors pass as they are.
+    """
+    try:
+        made = builder()
+    except FedsweepError:
+        raise
+    except Exception as failure:
+        raise error(f"{kind} {name!r} cannot be built ({type(failure).__name__}: {failure})") from failure
+    if not isinstance(made, gives):
+        raise error(f"{kind} {name!r} must give a {gives.__name__}, but gives a {type(made).__name__}")
+    return made

@@ -13,7 +13,7 @@ import torch
 from fedsweep.algorithms.fedstg import SamplesSpeedRarity, StagnationAware, fedstg
 from fedsweep.components.weighting import by_samples
 from fedsweep.errors import ConfigError
-from fedsweep.experiment.schedules import FedStgSchedule
+from fedsweep.experiment.schedules import HalfCosineWithDrops
 from fedsweep.records import (
     ClientProfile,
     ClientUpdate,
@@ -271,7 +271,7 @@ def test_reduced_interval_divides_the_round_numbers() -> None:
 
 
 def test_learning_rates_are_those_of_the_authors_log() -> None:
-    rate = FedStgSchedule(rate=1e-3, num_rounds=100)
+    rate = HalfCosineWithDrops(rate=1e-3, num_rounds=100)
     expected = {1: 0.00099988, 50: 0.00075, 75: 0.00057322, 76: 0.00042582, 91: 0.00019122, 100: 0.0001875}
     for round, value in expected.items():
         assert rate(round) == pytest.approx(value, abs=5e-9)

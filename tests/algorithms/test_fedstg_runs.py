@@ -22,7 +22,7 @@ from fedsweep.config.load import load_config
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.experiment.schedules import FedStgSchedule
+from fedsweep.experiment.schedules import HalfCosineWithDrops
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import RoundRecord
 from fedsweep.runs.checkpoint import CheckpointStore
@@ -197,7 +197,7 @@ def test_one_client_with_all_classes_is_centralised_sgd_with_the_same_schedule()
         double=True,
         drift=drift,
     )
-    schedule = FedStgSchedule(rate=0.5, num_rounds=6)
+    schedule = HalfCosineWithDrops(rate=0.5, num_rounds=6)
     one = dataclasses.replace(one, training=dataclasses.replace(one.training, schedule=schedule))
     engine = local_engine(one)
     model: nn.Module = one.build_model()

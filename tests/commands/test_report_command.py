@@ -61,5 +61,15 @@ def test_an_experiment_is_found_by_its_name_in_the_local_store(config: Path, fed
 def test_figures_stand_in_the_page_as_json(finished: Path, fedsweep: Command) -> None:
     fedsweep("report", finished, "--out", "page.html")
     _, _, rest = Path("page.html").read_text().partition('<script type="application/json" id="data">')
-    (run,) = json.loads(rest.partition("</script>")[0])["runs"]
-    assert run["label"] == "tiny" and run["curve"]["round"] == [1, 2]
+    curves = json.loads(rest.partition("</script>")[0])["curves"]
+    rounds = curves["choices"]["against"][0]
+    assert rounds["label"] == "round" and rounds["data"]["x"] == [[1, 2]]
+    assert [trace["meta"]["label"] for trace in curves["data"]] == ["tiny"]
+
+
+def test_the_script_that_draws_can_stand_beside_the_page(finished: Path, fedsweep: Command) -> None:
+    code, out, _ = fedsweep("report", finished, "--out", "pages/page.html", "--script", "beside")
+    assert code == 0 and "page.html" in out
+    assert Path("pages/plotly.min.js").stat().st_size > 1e6 > Path("pages/page.html").stat().st_size
+    code, _, err = fedsweep("report", finished, "--out", "page.html", "--script", "elsewhere")
+    assert code == 2 and "must be inside or beside" in err

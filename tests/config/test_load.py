@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from fedsweep.config import load_config, resolve
-from fedsweep.config.load import check_key, with_values
+from fedsweep.catalog import resolve
+from fedsweep.config import load_config
+from fedsweep.config.load import check_key
 from fedsweep.errors import ConfigError
 
 
@@ -230,17 +231,6 @@ def test_given_is_what_the_user_gave() -> None:
     assert load_config({"seed": 1}, ["training.rounds=3"]).given == {"seed": 1, "training": {"rounds": 3}}
 
 
-def test_trial_values_are_laid_over_what_was_given() -> None:
-    config = load_config({"method": {"name": "x", "mu": 1}, "training": {"rounds": 3}})
-    trial = with_values(config, {"method": {"name": "y"}, "training.cohort_size": 4, "training.optimizer.lr": 0.5})
-    assert trial.method == {"name": "y"}
-    assert (trial.training.rounds, trial.training.cohort_size, trial.training.cohort_fraction) == (3, 4, None)
-    assert trial.training.optimizer.lr == 0.5
-    assert config.training.cohort_size is None
-    with pytest.raises(ConfigError, match=r"training\.rounds"):
-        with_values(config, {"training.rounds": 0})
-
-
 @pytest.mark.parametrize("key", ["seed", "training.optimizer.lr", "method.anything", "scenario.partition.x", "model"])
 def test_known_and_open_keys_can_be_set(key: str) -> None:
     check_key(key)
@@ -254,20 +244,21 @@ def test_key_that_can_not_be_set_is_an_error_with_the_nearest(key: str, near: st
         check_key(key)
 
 
-def dirichlet(*, dirichlet_alpha: float, min_samples: int = 10) -> None:
-    """A stand-in for a partition."""
-
-
 def test_resolve_fills_in_the_parameters_of_what_is_named() -> None:
     config = load_config({"scenario": {"partition": {"kind": "dirichlet", "dirichlet_alpha": 1}}})
-    resolved = resolve(config, {"scenario.partition": lambda name: dirichlet, "scenario.drift": lambda name: dirichlet})
-    assert resolved.scenario.partition.parameters == {"dirichlet_alpha": 1.0, "min_samples": 10}
+    resolved = resolve(config)
+    assert resolved.scenario.partition.parameters == {
+        "dirichlet_alpha": 1.0,
+        "min_samples": 5,
+        "max_draws": 1000,
+        "repair": False,
+    }
     assert resolved.method == {"name": "fedavg"}
     assert resolved.given == config.given
-    assert resolve(resolved, {"scenario.partition": lambda name: dirichlet}) == resolved
+    assert resolve(resolved) == resolved == resolve(load_config(resolved.tree()))
 
 
 def test_resolve_names_the_unknown_parameter_and_its_section() -> None:
     config = load_config({}, ["scenario.partition.dirichlet_alhpa=1"])
     with pytest.raises(ConfigError, match=r"scenario\.partition dirichlet: unknown parameter 'dirichlet_alhpa'"):
-        resolve(config, {"scenario.partition": lambda name: dirichlet})
+        resolve(config)

@@ -24,8 +24,8 @@ def experiment(sizes: list[int], *overrides: str) -> Experiment:
         images=np.zeros((samples, 1, 1, 1), dtype=np.float32),
         labels=np.zeros(samples, dtype=np.int64),
     )
-    section = load_config({}, overrides).training
-    return replace(small, training=build_training(section, num_clients=len(sizes)))
+    config = load_config({"scenario": {"clients": len(sizes)}}, overrides)
+    return replace(small, training=build_training(config))
 
 
 @pytest.mark.parametrize("how", ["training.local_steps=auto", "training.equal_steps=true"])

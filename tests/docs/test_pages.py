@@ -13,6 +13,7 @@ import typer
 import yaml
 
 from fedsweep.algorithms.registry import METHODS
+from fedsweep.catalog import resolve
 from fedsweep.cli import app, main
 from fedsweep.components import (
     base,
@@ -27,7 +28,7 @@ from fedsweep.components import (
     submodels,
     weighting,
 )
-from fedsweep.config.load import load_config, resolve
+from fedsweep.config.load import load_config
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
 NAMES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{page.name}" for page in sorted(_DOCS.glob("*.md")))]

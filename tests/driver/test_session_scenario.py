@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.catalog import bind_spec
 from fedsweep.driver.session import RunSession, SessionSettings
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.testing import tiny_experiment
-from fedsweep.world.availability import CapabilityAvailability, build_availability
-from fedsweep.world.drift import CosineRotation, build_drift
+from fedsweep.world.availability import CapabilityAvailability
+from fedsweep.world.drift import CosineRotation
 from fedsweep.world.replay import ScenarioTrace
 
 DRIFT = CosineRotation(num_classes=4, num_rounds=6, min_classes=2, max_classes=3)
@@ -51,8 +52,9 @@ def test_a_run_writes_the_scenario_that_it_met(tmp_path: Path) -> None:
 def test_replaying_the_file_gives_the_same_model(tmp_path: Path) -> None:
     first = run(experiment(drift=DRIFT, availability=AVAILABILITY), tmp_path / "first")
     file = str(tmp_path / "first" / "scenario.json")
-    drift = build_drift({"kind": "replay", "file": file}, num_classes=4, num_rounds=6, num_clients=6)
-    availability = build_availability({"kind": "replay", "file": file}, num_rounds=6, num_clients=6)
+    sizes = {"num_classes": 4, "num_rounds": 6, "num_clients": 6}
+    drift = bind_spec("scenario.drift", {"kind": "replay", "file": file}).build(**sizes)
+    availability = bind_spec("scenario.availability", {"kind": "replay", "file": file}).build(**sizes)
     assert run(experiment(drift=drift, availability=availability), tmp_path / "second") == first
     assert (tmp_path / "second" / "scenario.json").read_bytes() == Path(file).read_bytes()
 

@@ -22,6 +22,7 @@ from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.testing import local_engine, run_rounds
 from fedsweep.trees import model_vector
+from fedsweep.world.stragglers import Deadline
 
 Read = Callable[[Experiment], Any]
 SMALL = ["scenario.clients=8"]
@@ -118,6 +119,11 @@ EFFECTS: dict[str, tuple[list[str], Read, Any]] = {
         ["scenario.devices={profile: phone-wifi, drop_probability: 0.125}"],
         lambda e: {p.device.drop_probability for p in e.world.profiles},
         {0.125},
+    ),
+    "scenario.devices.stragglers.kind": (
+        ["scenario.devices={profile: phone-wifi, stragglers: {kind: deadline, deadline_s: 3}}"],
+        lambda e: e.world.stragglers,
+        Deadline(deadline_s=3.0),
     ),
     "model.name": (["model={name: mlp, hidden_width: 7}"], lambda e: next(e.build_model().parameters()).shape[0], 7),
     "method": (["method={name: fedprox, mu: 0.5}"], lambda e: e.method.terms[0].mu, 0.5),

@@ -1,4 +1,4 @@
-"""Pictures: what is drawn, that every run can be told apart, and which files come out."""
+"""Pictures: what is drawn, that every setting can be told apart, and which files come out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -18,6 +19,7 @@ from fedsweep.figures import partition as partition_picture
 from fedsweep.figures.curves import plot_accuracy_against_bytes, plot_learning_curves
 from fedsweep.figures.of_run import plot_run
 from fedsweep.figures.partition import plot_partition
+from fedsweep.figures.style import COLOURS
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 
@@ -64,48 +66,71 @@ def write_run(path: Path, *, name: str, seed: int = 0, rounds: int = 4, status: 
     return path
 
 
+def legend_texts(figure: Figure) -> list[str]:
+    return [text.get_text().replace("\n", " ") for legend in figure.legends for text in legend.get_texts()]
+
+
 def test_accuracy_is_drawn_against_all_bytes_so_far(tmp_path: Path, figures: list[Figure]) -> None:
     write_run(tmp_path / "a", name="a")
     plot_accuracy_against_bytes([tmp_path], tmp_path / "plot.png")
     (axes,) = figures[0].axes
     (line,) = axes.lines
-    assert np.asarray(line.get_xydata()).tolist() == [[100.0, 0.1], [300.0, 0.3]]
-    assert axes.get_xscale() == "log"
+    assert np.allclose(np.asarray(line.get_xydata()), [[100.0, 10.0], [300.0, 30.0]])
+    assert axes.get_xscale() == "log" and not axes.collections
+    ticks = [label.get_text() for label in axes.get_xticklabels(which="both")]
+    assert {text for text in ticks if text} >= {"100 B", "200 B"} and not any("10^" in text for text in ticks)
     assert (tmp_path / "plot.png").read_bytes().startswith(PNG)
 
 
-def test_every_run_has_a_line_of_its_own_look(tmp_path: Path, figures: list[Figure]) -> None:
+def test_every_setting_has_a_look_of_its_own_and_a_band_over_its_seeds(tmp_path: Path, figures: list[Figure]) -> None:
     for name, seed in (("a", 0), ("a", 1), ("b", 0), ("c", 0)):
         write_run(tmp_path / f"{name}{seed}", name=name, seed=seed, status=None if name == "c" else "finished")
     plot_accuracy_against_bytes([tmp_path], tmp_path / "plot.png")
-    lines = figures[0].axes[0].lines
-    labels = ["a (seed 0), fedavg", "a (seed 1), fedavg", "b, fedavg", "c, fedavg, unfinished"]
-    assert [line.get_label() for line in lines] == labels
-    looks = [(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines]
-    assert len(set(looks)) == 4
-    assert looks[0][:2] == looks[1][:2] and looks[0][2] != looks[1][2]
-    assert len({look[0] for look in looks}) == 3
+    (axes,) = figures[0].axes
+    assert legend_texts(figures[0]) == ["a, fedavg", "b, fedavg", "c, fedavg, unfinished"]
+    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 3
+    assert len(axes.lines) == 3 and len(axes.collections) == 1
 
 
-def test_many_runs_are_told_apart_by_markers_too(tmp_path: Path, figures: list[Figure]) -> None:
-    for number in range(10):
-        write_run(tmp_path / f"{number:02}", name=f"fedavg-{number}")
+def test_a_setting_looks_alike_in_both_panels_whatever_came_before_it(tmp_path: Path, figures: list[Figure]) -> None:
+    write_run(tmp_path / "0", name="nothing-yet", rounds=0, status=None)
+    write_run(tmp_path / "1", name="b")
     plot_learning_curves([tmp_path], tmp_path / "plot.png")
     left, right = figures[0].axes
-    assert len({(line.get_color(), line.get_marker()) for line in left.lines}) == 10
-    assert right.get_ylabel() == "train loss"  # no test loss in these runs
-    legend = right.get_legend()
-    assert legend is not None and len(legend.get_texts()) == 10
+    assert [line.get_color() for line in left.lines] == [line.get_color() for line in right.lines] == [COLOURS[1]]
+    assert right.get_ylabel() == "training loss"  # no test loss in these runs
+
+
+def test_many_settings_are_told_apart_by_markers_too_and_the_picture_stays_as_wide_as_a_column(
+    tmp_path: Path, figures: list[Figure]
+) -> None:
+    for number in range(10):
+        write_run(tmp_path / f"{number:02}", name=f"fedavg-with-a-name-that-takes-more-than-one-line-{number}")
+    plot_accuracy_against_bytes([tmp_path], tmp_path / "plot.pdf")
+    (axes,) = figures[0].axes
+    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 10
+    (legend,) = figures[0].legends
     box = legend.get_window_extent()
-    assert box.x0 >= right.get_window_extent().x1 and box.x1 <= figures[0].bbox.x1
+    assert len(legend.get_texts()) == 10
+    assert box.y1 <= axes.get_window_extent().y0 and box.x0 >= 0 and box.x1 <= figures[0].bbox.x1
+    assert figures[0].get_size_inches()[0] == pytest.approx(3.4)
+    assert b"/Type3" not in (tmp_path / "plot.pdf").read_bytes()
 
 
 def test_a_run_without_rounds_is_named_all_the_same(tmp_path: Path, figures: list[Figure]) -> None:
     write_run(tmp_path / "a", name="fedavg", rounds=0, status="failed")
     plot_accuracy_against_bytes([tmp_path], tmp_path / "plot.png")
-    axes = figures[0].axes[0]
-    assert axes.lines[0].get_label() == "fedavg, failed"
-    assert [text.get_text() for text in axes.texts] == ["nothing measured yet"]
+    assert figures[0].get_suptitle() == "fedavg, failed"
+    assert [text.get_text() for text in figures[0].axes[0].texts] == ["nothing measured yet"]
+
+
+def test_a_picture_changes_none_of_matplotlibs_settings(tmp_path: Path) -> None:
+    before = dict(matplotlib.rcParams)
+    plot_partition(np.ones((2, 2)), tmp_path / "plot.svg")
+    first = (tmp_path / "plot.svg").read_bytes()
+    plot_partition(np.ones((2, 2)), tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").read_bytes() == first
+    assert dict(matplotlib.rcParams) == before
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", PNG), (".pdf", b"%PDF"), (".SVG", b"<?xml")])

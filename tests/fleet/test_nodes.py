@@ -39,10 +39,9 @@ def nodes() -> Iterator[tuple[Any, Any, Any]]:
 
 
 def session(ray: Any, experiment: Experiment, folder: Path, options: Any) -> RunSession:
-    from fedsweep.experiment.experiment import experiment_layout
     from fedsweep.fleet.ray_fleet import RayFleet
 
-    layout = experiment_layout(experiment)
+    layout = experiment.layout
 
     def make(warn: Any) -> RayFleet:
         return RayFleet(

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedsweep.catalog import bind_spec
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import Network
-from fedsweep.models.registry import MODELS, build_model, model_names, model_options
+from fedsweep.models.registry import MODELS, build_model, model_names
 from fedsweep.models.slicing import build_submodel_module
 from fedsweep.streams import Stream
 
@@ -82,7 +83,8 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def build(name: str, *, stream: Stream = STREAM, num_classes: int = 3, **options: Any) -> Network:
-    return build_model(name, input_shape=SHAPE, num_classes=num_classes, stream=stream, **options)
+    checked = bind_spec("model", {"name": name, **options}).parameters
+    return build_model(name, input_shape=SHAPE, num_classes=num_classes, stream=stream, **checked)
 
 
 def same_values(one: Network, other: Network) -> bool:
@@ -122,9 +124,9 @@ def test_global_generator_is_put_back_after_an_error() -> None:
 
 
 def test_options_come_from_the_signature_and_act() -> None:
-    assert {key: value.default for key, value in model_options("mlp").items()} == {"hidden_width": 128}
-    assert {key: value.default for key, value in model_options("fedstg_cnn").items()} == {"dropout": 0.5}
-    assert model_options("lenet5") == {}
+    assert bind_spec("model", {"name": "mlp"}).parameters == {"hidden_width": 128}
+    assert bind_spec("model", {"name": "fedstg_cnn"}).parameters == {"dropout": 0.5}
+    assert bind_spec("model", {"name": "lenet5"}).parameters == {}
     assert build("mlp", hidden_width=4).feature_width == 4
     assert build("convnet3", width=4).feature_width == 4
     assert build("fedstg_cnn", dropout=0).get_submodule("dropout").p == 0
@@ -133,11 +135,11 @@ def test_options_come_from_the_signature_and_act() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("lenet", {}, "model.name: unknown model 'lenet'; did you mean 'lenet5'"),
-        ("mlp", {"hiden_width": 4}, "unknown option 'hiden_width'; did you mean 'hidden_width'"),
-        ("resnet18", {"width": 4}, "model 'resnet18': unknown option 'width' .it takes none"),
-        ("mlp", {"hidden_width": 4.5}, "model.hidden_width of model 'mlp' must be of type int, but got 4.5"),
-        ("mlp", {"hidden_width": True}, "must be of type int, but got True"),
+        ("lenet", {}, "unknown model 'lenet'; did you mean 'lenet5'"),
+        ("mlp", {"hiden_width": 4}, "model mlp: unknown parameter 'hiden_width'; did you mean 'hidden_width'"),
+        ("resnet18", {"width": 4}, "model resnet18: has no parameter 'width'"),
+        ("mlp", {"hidden_width": 4.5}, "model mlp: hidden_width must be an integer, but got 4.5"),
+        ("mlp", {"hidden_width": True}, "hidden_width must be an integer, but got true"),
         ("mlp", {"hidden_width": 0}, "model.hidden_width must be at least 1, but got 0"),
         ("convnet3", {"width": 0}, "model.width must be at least 1, but got 0"),
         ("fedstg_cnn", {"dropout": 1.0}, "0 <= model.dropout < 1 must hold, but got 1.0"),
@@ -177,10 +179,10 @@ def test_user_module_without_features_has_its_logits_as_features(user_module: st
         ("tied", {}, "must not tie parameters, but 'module.1.weight' and 'module.2.weight' are the same"),
         ("parametrized", {}, "must not use torch's parametrizations"),
         ("no_module", {}, "must return a torch.nn.Module, but returned a int"),
-        ("wrong_call", {}, r"must be callable as f\(input_shape=, num_classes=, \*\*options\)"),
+        ("wrong_call", {}, r"shape is missing; .* \(beside input_shape, num_classes, which are given to it\)"),
         ("not_callable", {}, "must be callable, but is a int"),
         ("splitt", {}, "'splitt'; did you mean 'split'"),
-        ("split", {"widht": 4}, "unknown option 'widht'; did you mean 'width'"),
+        ("split", {"widht": 4}, "unknown parameter 'widht'; did you mean 'width'"),
     ],
 )
 def test_unfit_user_modules_are_explained(
@@ -196,5 +198,5 @@ def test_user_module_that_cannot_take_the_inputs_is_explained(user_module: str) 
 
 
 def test_missing_user_module_is_explained() -> None:
-    with pytest.raises(ConfigError, match=r"model\.name: can't import 'no_such_package_here'"):
+    with pytest.raises(ConfigError, match="the module 'no_such_package_here' cannot be imported"):
         build("no_such_package_here:model")

@@ -12,9 +12,10 @@ import pytest
 from rich.console import Console
 
 from fedsweep.errors import InputError
-from fedsweep.reports.compare import CompareRow, compare_rows, render_table
+from fedsweep.reports.compare import compared_runs, print_runs, print_settings
+from fedsweep.results.settings import ReportRun
 from fedsweep.results.texts import bytes_text, seconds_text
-from fedsweep.results.view import load_runs, run_labels
+from fedsweep.results.view import RunView, load_runs, run_labels
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 
@@ -39,9 +40,9 @@ def write_run(
     return path
 
 
-def table(rows: list[CompareRow], **options: Any) -> list[str]:
+def table(runs: list[ReportRun], *, by_setting: bool = False, **options: Any) -> list[str]:
     console = Console(file=io.StringIO(), **options)
-    render_table(rows, console)
+    (print_settings if by_setting else print_runs)(runs, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -53,40 +54,48 @@ def test_a_row_says_what_the_rounds_say(tmp_path: Path) -> None:
         {"test_accuracy": 0.7, "bytes_up": 0},
         {},
     )
-    (row,) = compare_rows([write_run(tmp_path / "a", *rounds, seed=3, status=None)])
-    assert (row.name, row.method, row.seed, row.status, row.rounds) == ("run", "fedavg", 3, "unfinished", 4)
+    (row,) = compared_runs([write_run(tmp_path / "a", *rounds, seed=3, status=None)])
+    assert (row.label, row.method, row.view.seed, row.status, row.num_rounds) == ("run", "fedavg", 3, "unfinished", 4)
     assert (row.test_accuracy, row.best_test_accuracy) == (0.7, 0.75)
     assert (row.total_bytes, row.comm_ratio) == (5000, 0.5)
     assert (row.sim_time_s, row.wall_time_s, row.folder) == (30.0, 6.0, tmp_path / "a")
 
 
-def test_the_result_comes_before_the_rounds(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "a", {"test_accuracy": 0.5}, total_bytes=7, best_test_accuracy=0.9, test_accuracy=None)
-    (row,) = compare_rows([path])
-    assert (row.total_bytes, row.best_test_accuracy, row.test_accuracy) == (7, 0.9, 0.5)
+def test_what_the_rounds_do_not_have_is_looked_for_in_the_result(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", {}, total_bytes=7, best_test_accuracy=0.9, test_accuracy=None)
+    (row,) = compared_runs([tmp_path])
+    assert (row.total_bytes, row.best_test_accuracy, row.test_accuracy) == (1500, 0.9, None)
+
+
+def test_what_is_not_a_number_in_the_end_is_no_figure(tmp_path: Path) -> None:
+    """The last loss before a run diverged would make it the best of all."""
+    columns: dict[str, list[Any]] = {"round": [1, 2, 3], "train_loss": [1.0, math.inf, math.nan]}
+    view = RunView(folder=tmp_path, config={}, result={}, columns=columns)
+    assert view.figure("train_loss") is None and view.over("train_loss", "mean") is None
+    assert view.over("train_loss", "first") == 1.0
 
 
 def test_runs_without_a_round_have_a_row(tmp_path: Path) -> None:
     write_run(tmp_path / "a", status="failed")
     write_run(tmp_path / "b", status=None)
-    first, second = compare_rows([tmp_path])
-    assert (first.status, first.rounds, first.test_accuracy, first.total_bytes) == ("failed", 0, None, 0)
+    first, second = compared_runs([tmp_path])
+    assert (first.status, first.num_rounds, first.test_accuracy, first.total_bytes) == ("failed", 0, None, None)
     assert second.status == "unfinished"
 
 
 def test_nan_is_never_the_best(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", {"test_accuracy": math.nan}, {"test_accuracy": 0.1}, status=None)
-    assert compare_rows([path])[0].best_test_accuracy == 0.1
+    assert compared_runs([path])[0].best_test_accuracy == 0.1
 
 
 def test_merged_methods_are_named_together(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", method="{merge: [{name: feddh}, {name: fedad}]}")
-    assert compare_rows([path])[0].method == "feddh+fedad"
+    assert compared_runs([path])[0].method == "feddh+fedad"
 
 
 def test_a_run_named_twice_has_one_row(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a")
-    assert len(compare_rows([tmp_path, path])) == 1
+    assert len(compared_runs([tmp_path, path])) == 1
 
 
 @pytest.mark.parametrize("name", ["empty", "missing"])
@@ -94,14 +103,14 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     write_run(tmp_path / "a")
     with pytest.raises(InputError, match=str(tmp_path / name)):
-        compare_rows([tmp_path / "a", tmp_path / name])
+        compared_runs([tmp_path / "a", tmp_path / name])
 
 
 @pytest.mark.parametrize("text", ["- 1\n", "a: [\n"])
 def test_a_damaged_configuration_is_named(tmp_path: Path, text: str) -> None:
     (write_run(tmp_path / "a") / "config.yaml").write_text(text)
     with pytest.raises(InputError, match=str(tmp_path / "a" / "config.yaml")):
-        compare_rows([tmp_path])
+        compared_runs([tmp_path])
 
 
 def test_labels_grow_only_as_far_as_runs_need_to_be_told_apart(tmp_path: Path) -> None:
@@ -113,13 +122,13 @@ def test_labels_grow_only_as_far_as_runs_need_to_be_told_apart(tmp_path: Path) -
     assert run_labels(runs, with_seeds=False) == ["one", "two", "two"]
     write_run(tmp_path / "4", name="two", seed=1)
     assert run_labels(load_runs([tmp_path])) == ["one", "two (seed 0)", "3", "4"]
-    assert [row.label for row in compare_rows([tmp_path])] == ["one", "two", "3", "4"]
+    assert [row.label for row in compared_runs([tmp_path])] == ["one", "two", "3", "4"]
 
 
 def test_the_table_is_aligned_and_cuts_nothing_without_a_terminal(tmp_path: Path) -> None:
     write_run(tmp_path / "a", {"test_accuracy": 0.12345, "comm_ratio": 0.5}, name="short")
     write_run(tmp_path / "b", {"test_accuracy": 1.0}, name="long-" * 30 + "end", seed=123456, status="killed")
-    header, first, second = table(compare_rows([tmp_path]), width=40)
+    header, first, second = table(compared_runs([tmp_path]), width=40)
     assert header.split() == "run method acc best bytes ratio sim wall seed status rounds".split()
     assert first.split() == "short fedavg 12.35% 12.35% 1.5 kB 0.500 - 1.5s 0 finished 1".split()
     assert second.startswith("long-" * 30 + "end ") and "…" not in second and second.endswith("1")
@@ -131,21 +140,32 @@ def test_the_table_is_aligned_and_cuts_nothing_without_a_terminal(tmp_path: Path
 
 def test_a_narrow_terminal_loses_the_last_columns_first(tmp_path: Path) -> None:
     write_run(tmp_path / "a", {"test_accuracy": 0.5}, name="n" * 50)
-    header, line = table(compare_rows([tmp_path]), width=40, force_terminal=True, no_color=True, color_system=None)
-    assert header.split()[:4] == ["run", "method", "acc", "best"] and "rounds" not in header
-    assert max(len(header), len(line)) <= 40
+    lines = table(compared_runs([tmp_path]), width=40, force_terminal=True, no_color=True, color_system=None)
+    assert lines[0].split()[:4] == ["run", "method", "acc", "best"] and "rounds" not in lines[0]
+    assert max(map(len, lines)) <= 40
+    assert sum(line.count("n") for line in lines[1:]) == 50 and "50.00%" in lines[1]
+
+
+def test_settings_are_means_over_their_seeds(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((0.5, 0.7)):
+        write_run(tmp_path / str(seed), {"test_accuracy": accuracy}, name="two", seed=seed)
+    write_run(tmp_path / "lost", name="lost", status="failed")
+    header, first, second = table(compared_runs([tmp_path]), by_setting=True)
+    assert header.split()[:5] == ["setting", "method", "acc", "sd", "95%"]
+    assert first.split() == "two fedavg 60.00% 14.14% 50.00% to 70.00% 60.00% 1.5 kB - - 1.5s 2 -".split()
+    assert second.split() == "lost fedavg - - - - - - - - 0 1".split()
 
 
 def test_wide_letters_keep_the_columns_aligned(tmp_path: Path) -> None:
     write_run(tmp_path / "a", {"test_accuracy": 0.5}, name="実験")
     write_run(tmp_path / "b", {"test_accuracy": 0.5}, name="abcd")
-    _, wide, plain = table(compare_rows([tmp_path]))
+    _, wide, plain = table(compared_runs([tmp_path]))
     assert plain.index("fedavg") == wide.index("fedavg") + 2
 
 
 def test_a_name_with_markup_or_control_characters_is_only_text(tmp_path: Path) -> None:
     write_run(tmp_path / "a", name='"[red]x\\e[2J"')
-    assert "[red]x?[2J" in table(compare_rows([tmp_path]), force_terminal=True, width=100, color_system=None)[1]
+    assert "[red]x [2J" in table(compared_runs([tmp_path]), force_terminal=True, width=100, color_system=None)[1]
 
 
 @pytest.mark.parametrize(

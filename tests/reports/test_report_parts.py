@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,18 @@ import numpy as np
 import pytest
 
 from fedsweep.errors import OutputError
-from fedsweep.reports import client_maps as report_clients
+from fedsweep.reports import client_maps as maps_module
+from fedsweep.reports.charts import Chart, plain, wrapped
 from fedsweep.reports.client_maps import (
-    class_map,
+    class_chart,
     client_maps,
     interesting_first,
-    pack,
-    participation,
-    split_tree,
+    label_chart,
+    participation_charts,
+    split_chart,
 )
 from fedsweep.results.config_table import config_table, flat_config, setting_key
-from fedsweep.results.curves import Curve, curve_json, finite, mean_curve, short, thinned
+from fedsweep.results.curves import Curve, finite, mean_curve, short, thinned
 from fedsweep.results.texts import clean
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
@@ -78,9 +80,8 @@ def test_a_thinned_curve_ends_with_the_last_evaluation() -> None:
             "train_loss": (1.0,) * 100,
         },
     )
-    tree = curve_json(sparse, points=8)
-    assert tree["round"][-1] == 100 and 98 in tree["round"]
-    assert tree["figures"]["test_accuracy"][tree["round"].index(98)] == 0.5
+    places = thinned(sparse, points=8)
+    assert places[-1] == 99 and 97 in places
 
 
 @pytest.mark.parametrize(
@@ -129,47 +130,58 @@ def test_text_on_the_page_is_one_printable_line() -> None:
     assert len(clean("x" * 1000)) == 200
 
 
+def cells(chart: Chart) -> list[list[Any]]:
+    """The numbers of a map, row by row."""
+    (trace,) = chart.data
+    return [list(row) for row in trace["z"]]
+
+
+def words(chart: Chart) -> list[list[str]]:
+    """What a map of states says of each cell."""
+    (trace,) = chart.data
+    return [[trace["meta"]["words"][state] for state in row] for row in trace["z"]]
+
+
+def test_labels_are_shown_letter_by_letter() -> None:
+    assert plain("<b>&amp;%{x}%") == "&lt;b&gt;&amp;amp;&#37;{x}%"
+    long = "dynamicfl,high_interval=a,low_interval=g,group=random"
+    assert wrapped(long) == "dynamicfl,high_interval=a,<br>low_interval=g,group=random"
+    assert wrapped("x" * 70) == f"{'x' * 34}<br>{'x' * 34}<br>xx" and wrapped("") == ""
+
+
 def test_a_split_holds_each_sample_once_however_many_clients_there_are() -> None:
-    small = split_tree(np.array([[2, 0], [0, 3]]))
-    assert small["cells"] == [2, 0, 0, 3] and (small["per_client"], small["per_class"]) == (1, 1)
-    assert "2 clients with 2 to 3 samples (mean 2.5) of 1 to 1 of 2 classes" in small["facts"]
-    large = split_tree(np.ones((1001, 300), dtype=int))
-    assert large["per_client"] == 7 and large["per_class"] == 2
-    assert len(large["cells"]) == 143 * 150 and sum(large["cells"]) == 1001 * 300
+    small = split_chart(np.array([[2, 0, 1], [0, 3, 0]]))
+    assert cells(small) == [[2, 0], [0, 3], [1, 0]]  # a row for each class
+    assert "2 clients with 3 to 3 samples (mean 3.0) of 1 to 2 of 3 classes" in small.hint
+    large = split_chart(np.ones((1001, 300), dtype=int))
+    assert np.array(cells(large)).shape == (150, 143) and np.sum(cells(large)) == 1001 * 300
+    assert list(large.data[0]["x"])[:3] == [0, 7, 14] and "7 to a cell" in large.layout["xaxis"]["title"]["text"]
 
 
 def test_participation_is_a_map_of_clients_by_rounds() -> None:
     run = view(round=[1, 2, 3], cohort=[[0, 2], [2], [1]], high_frequency=[[2], None, []])
-    part = participation(run, 3)
-    assert part is not None
-    assert (part["rounds"], part["clients"], part["per_round"], part["per_client"]) == (3, 3, 1, 1)
-    assert unpacked(part["cohort"]) == [9, 0, 0, 0, 0, 9, 9, 9, 0]
-    assert unpacked(part["high"]) == [0, 0, 0, 0, 0, 0, 9, 0, 0]
-    assert part["has_high"] is True
+    (chart,) = participation_charts(run, 3)
+    idle, cohort, high = "there, did not train", "trained and aggregated", "in the high-frequency group"
+    assert words(chart) == [[cohort, idle, idle], [idle, idle, cohort], [high, cohort, idle]]
+    assert list(chart.data[0]["x"]) == [1, 2, 3] and [text for text, _ in chart.key] == [idle, cohort, high]
+    colours = dict(chart.data[0]["colorscale"])
+    assert {colour for _, colour in chart.key} <= set(colours.values())
 
 
 def test_many_clients_and_rounds_share_cells() -> None:
     rounds = 1000
     run = view(round=list(range(1, rounds + 1)), cohort=[[0]] * rounds, high_frequency=[None] * rounds)
-    part = participation(run, 320)
-    assert part is not None and (part["per_client"], part["per_round"]) == (2, 5)
-    # Of the first cell's two clients one was there in all of its rounds: a half of nine levels, rounded up.
-    assert unpacked(part["cohort"]) == [5] * 200 + [0] * (159 * 200)
-    assert len(part["cohort"]) < 2000 and part["has_high"] is False
+    (chart,) = participation_charts(run, 320)
+    # Of the first cell's two clients one was there in all of its rounds: a half.
+    assert cells(chart) == [[50] * 200] + [[0] * 200] * 159
+    assert list(chart.data[0]["x"])[:2] == [1, 6] and chart.title == "Who was in the cohort"
 
 
 def test_clients_that_cannot_be_are_passed_over() -> None:
-    run = view(round=[1], cohort=[[-1, 1, 10**18]], high_frequency=[None])
-    part = participation(run, None)
-    assert part is not None and part["clients"] == 2 and unpacked(part["cohort"]) == [0, 9]
-    assert participation(view(round=[1], cohort=[[10**18]], high_frequency=[None]), None) is None
-    assert participation(view(), 5) is None
-
-
-def test_packing_can_be_undone() -> None:
-    levels = np.array([[0, 9, 0, 0], [3, 0, 0, 0]])
-    assert pack(levels) == "a9b3c"
-    assert unpacked(pack(np.zeros((7, 9), dtype=int))) == [0] * 63
+    (chart,) = participation_charts(view(round=[1], cohort=[[-1, 1, 10**18]], high_frequency=[None]), None)
+    assert words(chart) == [["there, did not train"], ["trained and aggregated"]]
+    assert participation_charts(view(round=[1], cohort=[[10**18]], high_frequency=[None]), None) == []
+    assert participation_charts(view(), 5) == []
 
 
 def test_the_best_of_each_setting_comes_first() -> None:
@@ -177,37 +189,32 @@ def test_the_best_of_each_setting_comes_first() -> None:
     assert interesting_first(accuracies, [[0, 1], [2, 3]]) == [1, 3, 0, 2]
 
 
-def unpacked(text: str) -> list[int]:
-    levels: list[int] = []
-    for character in text:
-        levels += [int(character)] if character.isdigit() else [0] * (ord(character) - ord("a") + 1)
-    return levels
-
-
-def test_maps_beyond_what_a_page_has_room_for_are_left_out_and_noted(
+def test_charts_beyond_what_a_page_has_room_for_are_left_out_and_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The first two runs' maps are "b9" with "c" and "9b9" with "d" (columns of clients): seven characters.
-    monkeypatch.setattr(report_clients, "_BUDGET", 5)
     runs = [
         RunView(
             folder=tmp_path, config={}, result={}, columns={"round": [1], "cohort": [cohort], "high_frequency": [None]}
         )
         for cohort in ([0, 3], [1], [2])
     ]
+    monkeypatch.setattr(maps_module, "_BUDGET", 1.5 * client_maps(runs[:1], [0]).size)
     maps = client_maps(runs, [2, 0, 1])
-    assert list(maps.views) == [2, 0] and maps.layers == ["b9", "c", "9b9", "d"]
+    assert list(maps.views) == [2, 0] and len(maps.charts) == 2
     assert maps.notes == ["1 runs have no pictures of their clients here: the page would become too large"]
 
 
-def test_presence_and_aggregation_have_maps_of_their_own_where_they_tell_more() -> None:
+def test_presence_and_aggregation_are_told_apart_where_they_differ() -> None:
     rounds: dict[str, Any] = {"round": [1, 2], "cohort": [[0], [1]], "high_frequency": [None, None]}
-    same = participation(view(**rounds, attendees=[[0], [1]], present=[None, None]), 3)
-    assert same is not None and not {"present", "attended", "aggregated"} & same.keys()
-    more = participation(view(**rounds, attendees=[[], [0, 1]], present=[[0, 2], [1]]), 3)
-    assert more is not None and more["aggregated"] == 1
-    assert unpacked(more["present"]) == [9, 0, 0, 9, 9, 0]
-    assert unpacked(more["attended"]) == [0, 9, 0, 9, 0, 0]
+    (same,) = participation_charts(view(**rounds, attendees=[[0], [1]], present=[None, None]), 3)
+    assert {text for text, _ in same.key} == {"there, did not train", "trained and aggregated"} and same.hint == ""
+    (more,) = participation_charts(view(**rounds, attendees=[[], [0, 1]], present=[[0, 2], [1]]), 3)
+    assert more.hint == "1 of 2 rounds aggregated."
+    assert words(more) == [
+        ["trained, not aggregated", "absent, earlier work aggregated"],
+        ["absent", "trained and aggregated"],
+        ["there, did not train", "absent"],
+    ]
 
 
 def drifting(folder: Path, *, num_classes: int = 2, rounds: int = 2) -> RunView:
@@ -222,24 +229,69 @@ def drifting(folder: Path, *, num_classes: int = 2, rounds: int = 2) -> RunView:
 
 
 def test_a_map_of_classes_has_a_band_for_each_client(tmp_path: Path) -> None:
-    found = class_map(drifting(tmp_path), (2, 2))
-    assert found is not None and (found["clients"], found["of"], found["most"]) == ([0, 1], 2, 1.0)
-    # Nine levels of a share of 1; the second client has both classes, a half each. Each band ends with an empty row.
-    assert found["cells"].tolist() == [[[9, 0], [0, 9], [0, 0]], [[5, 5], [5, 5], [0, 0]]]
+    found = class_chart(drifting(tmp_path), (2, 2))
+    assert found is not None
+    # The second client has both classes, a half each. Each band ends with an empty row.
+    assert cells(found) == [[100, 0], [0, 100], [None, None], [50, 50], [50, 50], [None, None]]
+    assert found.data[0]["y"][:2] == ["client 0, class 0", "client 0, class 1"]
+    assert list(found.layout["yaxis"]["ticktext"]) == ["0", "1"] and "up to 100 %" in found.hint
 
 
 def test_many_classes_and_rounds_share_cells_of_the_map(tmp_path: Path) -> None:
-    found = class_map(drifting(tmp_path, num_classes=100, rounds=450), (2, 100))
-    assert found is not None and (found["per_class"], found["per_round"]) == (4, 3)
-    assert found["cells"].shape == (2, 26, 150)
-    assert found["cells"][0, 0].min() == found["cells"][0, 0].max() == 9
-    assert not found["cells"][0, 1:].any() and not found["cells"][:, -1].any()
+    found = class_chart(drifting(tmp_path, num_classes=100, rounds=450), (2, 100))
+    assert found is not None and found.data[0]["y"][0] == "client 0, class 0 to 3"
+    assert len(cells(found)) == 2 * 26 and {len(row) for row in cells(found)} == {150}
+    assert set(cells(found)[0]) == {100} and set(cells(found)[1]) == {0}
 
 
 def test_runs_under_drift_have_their_classes_in_the_report_and_damaged_files_a_note(tmp_path: Path) -> None:
     runs = [drifting(tmp_path / "good"), drifting(tmp_path / "bad")]
     (tmp_path / "bad" / "scenario.json").write_text("[]")
     maps = client_maps(runs, [0, 1])
-    assert unpacked(maps.layers[maps.views[0]["drift"]["cells"]]) == [9, 0, 0, 9, 0, 0, 5, 5, 5, 5, 0, 0]
-    assert "drift" not in maps.views[1] and "split" in maps.views[1]
+    titles = {index: [maps.charts[name].title for name in names] for index, names in maps.views.items()}
+    assert titles == {0: ["What clients hold", "Which classes clients had"], 1: ["What clients hold"]}
     assert len(maps.notes) == 1 and "scenario.json" in maps.notes[0]
+
+
+COUNTS = np.array([[4, 0], [0, 4], [2, 2], [6, 2]])
+
+
+def grouped(folder: Path = Path("/nowhere"), **columns: Any) -> RunView:
+    whole = {"round": [1, 2], "cohort": [[0, 1, 2], [0, 3]], "high_frequency": [[2], [0, 3]], **columns}
+    return RunView(folder=folder, config={}, result={}, columns=whole)
+
+
+def test_the_groups_shares_of_labels_are_summed_up_over_rounds() -> None:
+    found = label_chart(grouped(), COUNTS)
+    assert found is not None and found.hint.startswith("Over 2 rounds")
+    population, low, _, thin, thick = found.data
+    assert list(population["y"]) == [0.6, 0.4] and list(low["y"]) == [0.5, 0.5]
+    assert low["error_y"]["array"] == [0, 0]
+    assert list(thin["y"]) == [0.6667, 0.3333]  # of 1/2 and 10/12, 1/2 and 2/12
+    assert [round(y + up, 4) for y, up in zip(thin["y"], thin["error_y"]["array"], strict=True)] == [0.8, 0.4666]
+    assert [round(y - down, 4) for y, down in zip(thin["y"], thin["error_y"]["arrayminus"], strict=True)] == [
+        0.5334,
+        0.2,
+    ]
+    assert thick["error_y"]["array"][0] < thin["error_y"]["array"][0]
+
+
+def test_runs_without_a_group_or_with_too_many_classes_have_no_chart_of_labels() -> None:
+    assert label_chart(grouped(high_frequency=[None, None]), COUNTS) is None
+    assert label_chart(grouped(high_frequency=[[], []]), COUNTS) is None
+    many = np.ones((4, maps_module._MOST_CLASSES + 1), dtype=np.int64)
+    assert label_chart(grouped(), many) is None
+    assert label_chart(grouped(), many[:, :-1]) is not None
+
+
+def test_the_page_has_the_groups_labels_beside_the_maps(tmp_path: Path) -> None:
+    for name in ("with", "damaged"):
+        RunFolder.create(tmp_path / name, overwrite=False).write_clients(
+            num_samples=COUNTS.sum(axis=1).tolist(), label_counts=COUNTS.tolist()
+        )
+    damaged = grouped(tmp_path / "damaged", high_frequency=[[2], [9]], cohort=[[0, 1, 2], [0, 9]])
+    maps = client_maps([grouped(tmp_path / "with"), damaged, grouped(high_frequency=[None, None])], [0, 1, 2])
+    titles = [[maps.charts[name].title for name in maps.views[index]] for index in range(3)]
+    assert [title for title in titles if "What labels the high-frequency group holds" in title] == titles[:1]
+    assert len(maps.notes) == 1 and "round 2 names client 9" in maps.notes[0]
+    assert maps.size == sum(len(chart.title + json.dumps(chart.tree())) for chart in maps.charts.values())

@@ -7,8 +7,9 @@ import pytest
 
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
-from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen_rows, is_papers
+from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen_rows, standing_of
 from fedsweep.reproduce.table_file import TableFile, read_table
+from fedsweep.sweeps.trainable import overlaid
 
 Changed = Callable[[str, str], Path]
 
@@ -69,10 +70,8 @@ table:
     )
     table = read_table(tmp_path / "t.yaml")
     (cell,) = cells_of(table, "smoke")
-    from fedsweep.config.load import with_values
-
     assert cell.values[key] == value
-    assert with_values(load_config(base_of(table)), cell.values) == cell.config and cell.config.seed == 0
+    assert load_config(overlaid(base_of(table), cell.values)) == cell.config and cell.config.seed == 0
 
 
 def test_patterns_go_by_name_in_either_case_and_take_the_place_of_the_scales_choice(table: TableFile) -> None:
@@ -110,10 +109,9 @@ def test_cells_are_equal_by_row_column_and_seed(table: TableFile) -> None:
 
 
 def test_only_what_the_full_scale_has_is_the_papers_setting(table: TableFile) -> None:
-    assert is_papers(table, one(table, "full", "FedProx", "K=2"))
-    assert not is_papers(table, one(table, "smoke", "FedProx", "K=2"))
+    assert standing_of(table, one(table, "full", "FedProx", "K=2")) == "paper"
     fewer_rounds = one(table, "smoke", "FedAvg", "K=2")
-    assert not is_papers(table, fewer_rounds) and is_papers(table, fewer_rounds, costs_alone=True)
-    assert not is_papers(table, one(table, "smoke", "FedProx", "K=2"), costs_alone=True)
-    assert not is_papers(table, one(table, "full", "FedAvg", "even", overrides=["scenario.clients=7"]))
-    assert is_papers(table, one(table, "full", "FedAvg", "even", overrides=["runtime.backend=local"]))
+    assert standing_of(table, fewer_rounds) == "costs"
+    assert standing_of(table, one(table, "smoke", "FedProx", "K=2")) == "other"
+    assert standing_of(table, one(table, "full", "FedAvg", "even", overrides=["scenario.clients=7"])) == "other"
+    assert standing_of(table, one(table, "full", "FedAvg", "even", overrides=["runtime.backend=local"])) == "paper"

@@ -29,7 +29,6 @@ from fedsweep.figures.style import label_outer, legend_below, looks, panels, pap
 from fedsweep.reproduce import figures, figures_runs
 from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.figures import draw
-from fedsweep.reproduce.figures_runs import curve_over_seeds
 from fedsweep.reproduce.table_file import TableFile
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
@@ -147,16 +146,6 @@ def test_curves_are_means_over_seeds_with_a_band_of_their_range(drawn: list[Figu
     assert [(round(b[:, 1].min(), 6), round(b[:, 1].max(), 6)) for b in bands] == [(15.0, 32.0), (35.0, 72.0)]
     assert len(axes.get_xticks()) <= 7  # their texts are long
     assert axes.get_xlabel() == "bytes sent, both ways" and axes.get_ylabel() == "test accuracy (%)"
-
-
-def test_curves_are_over_the_rounds_that_all_seeds_have() -> None:
-    runs = [run_view(accuracy=[0.1, 0.2, 0.3]), run_view(accuracy=[0.3, None]), run_view(accuracy=[])]
-    two = curve_over_seeds(runs[:2], x="round", y="test_accuracy")
-    assert np.allclose(two, [[1], [20], [10], [30]])
-    assert curve_over_seeds(runs, x="round", y="test_accuracy").shape == (4, 0)
-    assert curve_over_seeds([], x="round", y="test_accuracy").shape == (4, 0)
-    walled = run_view(accuracy=[0.1, 0.2], wall_time_s=[2.0, 3.0])
-    assert curve_over_seeds([walled], x="wall_time_s", y="test_accuracy")[0].tolist() == [2.0, 5.0]
 
 
 PRINTED = {"A": {"K=1": {"accuracy": 12.5}}, "B": {"K=2": {"accuracy": [70.0, 1.0]}}}

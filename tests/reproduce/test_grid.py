@@ -36,7 +36,8 @@ def measure(**given: Any) -> Measure:
         ({"of": "comm_ratio", "over": "last5"}, 0.8),
         ({"of": "flops", "over": "sum"}, 21),
         ({"of": "group_size", "over": "mean"}, 1.5),
-        ({"of": "total_bytes"}, 77),
+        ({"of": "total_bytes"}, 90),
+        ({"of": "registration_bytes"}, 77),
         ({"of": "best_test_accuracy"}, 0.5),
         ({"of": "round", "target": 0.4}, 2),
         ({"of": "total_bytes", "target": 0.4}, 30),
@@ -47,7 +48,7 @@ def measure(**given: Any) -> Measure:
     ],
 )
 def test_a_run_comes_to_one_figure(given: Any, value: float | None, tmp_path: Path, make_run: MakeRun) -> None:
-    run = load_run(make_run(tmp_path / "r", columns=ROUNDS, total_bytes=77, best_test_accuracy=0.5))
+    run = load_run(make_run(tmp_path / "r", columns=ROUNDS, registration_bytes=77, best_test_accuracy=0.5))
     assert value_of(run, measure(**given)) == (None if value is None else pytest.approx(value))
 
 

@@ -17,7 +17,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.figures_runs import KINDS
 from fedsweep.reproduce.grid import measured
-from fedsweep.reproduce.loss_gap import ClientGaps, client_gaps, correlation, gaps_of, ranks
+from fedsweep.reproduce.loss_gap import ClientGaps, client_gaps, correlation, gaps_of
 from fedsweep.reproduce.scene import scene_of
 from fedsweep.reproduce.table_file import read_table
 from fedsweep.results.view import load_run
@@ -56,7 +56,12 @@ def test_correlation_is_pearsons() -> None:
 
 
 def test_equal_values_share_a_rank() -> None:
-    assert ranks(np.array([3.0, 1.0, 3.0, 2.0])).tolist() == [2.5, 0.0, 2.5, 1.0]
+    """The gaps are 2, 1, 0 and 3; the two largest divergences share ranks 2 and 3."""
+    gaps = ClientGaps(
+        num_samples=np.ones(4), divergence=np.array([0.3, 0.1, 0.3, 0.2]), loss=np.array([0.0, 1.0, 2.0, 5.0])
+    )
+    expected = np.corrcoef([2.5, 0, 2.5, 1], [2, 1, 0, 3])[0, 1]
+    assert gaps.figures()["gap_spearman"] == pytest.approx(float(expected))
 
 
 def test_the_gap_is_to_the_loss_over_all_samples() -> None:

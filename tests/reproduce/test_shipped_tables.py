@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedsweep.experiment.build import resolve_config
+from fedsweep.catalog import resolve
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.formats import table_text
 from fedsweep.reproduce.table_file import FULL, GAP_FIGURES, SCALES, TableFile, listed_tables, read_table, table_names
@@ -38,7 +38,7 @@ def test_every_cell_is_a_configuration_at_every_scale(table: TableFile) -> None:
         first = {cell.label: cell for cell in cells_of(table, scale)}
         assert first, scale
         for cell in first.values():
-            resolve_config(cell.config)
+            resolve(cell.config)
 
 
 def test_smoke_needs_no_data_of_others_and_small_only_what_is_small(table: TableFile) -> None:

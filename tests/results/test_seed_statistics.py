@@ -8,25 +8,23 @@ import pytest
 from fedsweep.results.seed_statistics import differences, estimate
 from fedsweep.streams import stream
 
-KEY = stream(0, "test")
-
 
 def test_estimate_by_hand() -> None:
     """Of 1, 2, 3: mean 2, sd 1; the bootstrap's mean lies between the smallest and the largest."""
-    found = estimate([1.0, 2.0, 3.0], stream=KEY)
+    found = estimate([1.0, 2.0, 3.0])
     assert (found.count, found.mean, found.sd) == (3, 2.0, 1.0)
     assert 1.0 <= found.low < 2.0 < found.high <= 3.0
 
 
 def test_estimate_leaves_out_what_is_not_known() -> None:
-    assert estimate([math.nan, 4.0], stream=KEY).mean == 4.0
-    assert math.isnan(estimate([4.0], stream=KEY).sd)
-    assert estimate([math.nan], stream=KEY).count == 0
+    assert estimate([math.nan, 4.0]).mean == 4.0
+    assert math.isnan(estimate([4.0]).sd)
+    assert estimate([math.nan]).count == 0
 
 
-def test_same_stream_gives_the_same_interval() -> None:
+def test_the_same_values_give_the_same_interval() -> None:
     values = [0.1, 0.5, 0.4, 0.8]
-    assert estimate(values, stream=KEY) == estimate(values, stream=KEY)
+    assert estimate(values) == estimate(values)
 
 
 def test_a_steady_gap_is_a_difference_though_seeds_scatter_more_than_it() -> None:
@@ -34,7 +32,7 @@ def test_a_steady_gap_is_a_difference_though_seeds_scatter_more_than_it() -> Non
     base = [0.0, 1.0, 2.0, 3.0, 4.0]
     gaps = [0.1, 0.105, 0.095, 0.1, 0.102]
     first = {seed: value + gap for seed, (value, gap) in enumerate(zip(base, gaps, strict=True))}
-    [found] = differences([first, dict(enumerate(base))], stream=KEY)
+    [found] = differences([first, dict(enumerate(base))])
     assert found.is_real and found.pairs == 5
     assert found.mean == pytest.approx(0.1004)
     assert found.low > 0
@@ -44,7 +42,7 @@ def test_chance_is_called_a_difference_in_about_one_case_in_twenty_at_most() -> 
     called = 0
     for trial in range(200):
         draws = stream(trial, "chance").numpy().normal(size=(2, 5))
-        [found] = differences([dict(enumerate(draws[0])), dict(enumerate(draws[1]))], stream=KEY.child(trial))
+        [found] = differences([dict(enumerate(draws[0])), dict(enumerate(draws[1]))])
         called += found.is_real
     assert called <= 20
 
@@ -52,24 +50,24 @@ def test_chance_is_called_a_difference_in_about_one_case_in_twenty_at_most() -> 
 def test_many_comparisons_are_corrected_for() -> None:
     """p of the paired t test for gaps 1 +- 0.7 over five seeds is 0.03: real alone, not among ten comparisons."""
     gap = np.array([0.2, 1.8, 0.6, 1.4, 1.0])
-    alone = differences([dict(enumerate(gap)), dict.fromkeys(range(5), 0.0)], stream=KEY)
+    alone = differences([dict(enumerate(gap)), dict.fromkeys(range(5), 0.0)])
     assert alone[0].is_real
     noise = [dict(enumerate(stream(k, "noise").numpy().normal(size=5))) for k in range(3)]
-    among = differences([dict(enumerate(gap)), dict.fromkeys(range(5), 0.0), *noise], stream=KEY)
+    among = differences([dict(enumerate(gap)), dict.fromkeys(range(5), 0.0), *noise])
     assert among[0].p_value > alone[0].p_value
 
 
 def test_two_seeds_say_nothing() -> None:
-    [found] = differences([{0: 1.0, 1: 1.0}, {0: 0.0, 1: 0.0}], stream=KEY)
+    [found] = differences([{0: 1.0, 1: 1.0}, {0: 0.0, 1: 0.0}])
     assert not found.is_real and math.isnan(found.p_value)
 
 
 def test_equal_settings_do_not_differ() -> None:
     same = {0: 0.5, 1: 0.6, 2: 0.7}
-    [found] = differences([same, same], stream=KEY)
+    [found] = differences([same, same])
     assert not found.is_real and found.p_value == 1.0
 
 
 def test_only_shared_seeds_are_paired() -> None:
-    [found] = differences([{0: 1.0, 1: 2.0}, {1: 1.0, 2: 5.0}], stream=KEY)
+    [found] = differences([{0: 1.0, 1: 2.0}, {1: 1.0, 2: 5.0}])
     assert (found.pairs, found.mean) == (1, 1.0)

@@ -22,7 +22,7 @@ from fedsweep.records import RoundRecord
 from fedsweep.runs import facts
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.files import atomic_write
-from fedsweep.runs.round_table import cumulative_bytes, records_to_table, scalar_figures
+from fedsweep.runs.round_table import records_to_table, scalar_figures
 from fedsweep.runs.run_folder import RunFolder, find_runs
 from fedsweep.testing import tiny_record
 
@@ -184,10 +184,6 @@ def test_scalar_figures_leave_out_lists_and_what_is_not_there() -> None:
     figures = scalar_figures(record(1, extra={"rank": 2.0}))
     assert figures["flops"] == 3e12 and figures["rank"] == 2.0
     assert not {"round", "timestamp_ms", "cohort", "sim_time_s"} & set(figures)
-
-
-def test_bytes_add_up_over_both_ways() -> None:
-    assert cumulative_bytes([record(1), record(2, bytes_up=0, bytes_down=1)]) == [120, 121]
 
 
 def test_clients_carry_their_divergence_from_the_population(tmp_path: Path) -> None:

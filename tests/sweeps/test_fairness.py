@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from fedsweep.config.load import load_config, with_values
+from fedsweep.config.load import load_config
+from fedsweep.config.schema import Config
 from fedsweep.sweeps.fairness import notes, world_of
 from fedsweep.sweeps.space import Trial, list_trials
+from fedsweep.sweeps.trainable import overlaid
 
 METHODS = {"grid": [{"name": "fedavg"}, {"name": "fedprox", "mu": 0.1}]}
+
+
+def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+    return load_config(overlaid(config.given, values))
 
 
 def said(space: dict[str, Any], **sweep: Any) -> list[str]:

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from fedsweep.config.load import load_config, with_values
+from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
 from fedsweep.sweeps.space import check_space, list_trials, short_names
+from fedsweep.sweeps.trainable import overlaid
 
 
 def listed(space: dict[str, Any], **sweep: Any) -> list[dict[str, Any]]:
@@ -41,7 +42,7 @@ def test_a_trial_drawn_twice_is_listed_once() -> None:
 def test_a_key_comes_before_those_below_it() -> None:
     found = listed({"method.mu": {"grid": [0.5]}, "method": {"grid": [{"name": "fedprox"}]}})[0]
     assert list(found) == ["method", "method.mu"]
-    config = with_values(load_config({}), found)
+    config = load_config(overlaid({}, found))
     assert config.method == {"name": "fedprox", "mu": 0.5}
 
 
@@ -85,6 +86,18 @@ def test_merged_methods_are_named_by_their_parts() -> None:
     both = {"merge": [{"name": "feddh", "floor": 0.02}, {"name": "fedad", "base_rate": 0.1}]}
     config = load_config({"sweep": {"space": {"method": {"grid": [both]}}}})
     assert list_trials(config)[0].label == "method=feddh,floor=0.02+fedad,base_rate=0.1"
+
+
+def test_trial_values_are_laid_over_what_was_given() -> None:
+    config = load_config({"method": {"name": "x", "mu": 1}, "training": {"rounds": 3}})
+    values = {"method": {"name": "y"}, "training.cohort_size": 4, "training.optimizer.lr": 0.5}
+    trial = load_config(overlaid(config.given, values))
+    assert trial.method == {"name": "y"}
+    assert (trial.training.rounds, trial.training.cohort_size, trial.training.cohort_fraction) == (3, 4, None)
+    assert trial.training.optimizer.lr == 0.5
+    assert config.training.cohort_size is None
+    with pytest.raises(ConfigError, match=r"training\.rounds"):
+        load_config(overlaid(config.given, {"training.rounds": 0}))
 
 
 def test_two_keys_with_the_same_range_are_drawn_apart() -> None:

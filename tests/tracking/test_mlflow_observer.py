@@ -56,7 +56,7 @@ class Watched:
     def __init__(self, store: Path, **options: Any) -> None:
         self.now = 0.0
         self.warnings: list[str] = []
-        options = {"plots": False, "final_patience_s": 0.0, **options}
+        options = {"final_patience_s": 0.0, **options}
         self.observer = MlflowObserver(
             sqlite_uri(store), experiment="fedsweep", warn=self.warnings.append, clock=lambda: self.now, **options
         )
@@ -167,8 +167,8 @@ def test_the_same_world_is_the_same_input(store: Path, tmp_path: Path) -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_files_and_plots_become_artifacts_beside_the_store(store: Path, folder: Path) -> None:
-    observer = Watched(store, plots=True).start(folder)
+def test_files_and_pictures_become_artifacts_beside_the_store(store: Path, folder: Path) -> None:
+    observer = Watched(store).start(folder)
     observer.round_done(record(1))
     RunFolder(folder).write_rounds([record(1)])
     RunFolder(folder).write_result({"status": "finished"})
@@ -177,9 +177,8 @@ def test_files_and_plots_become_artifacts_beside_the_store(store: Path, folder: 
     observer.finished("finished", {})
     client, run = stored(store, observer)
     names = {item.path for item in client.list_artifacts(run.info.run_id)}
-    assert names == {"config.yaml", "result.json", "rounds.parquet", "plots", "pictures"}
-    plots = {item.path for item in client.list_artifacts(run.info.run_id, "plots")}
-    assert plots == {"plots/learning_curves.png", "plots/accuracy_against_bytes.png"}
+    assert names == {"config.yaml", "result.json", "rounds.parquet", "pictures"}
+    assert [item.path for item in client.list_artifacts(run.info.run_id, "pictures")] == ["pictures/groups.png"]
     assert str(run.info.artifact_uri).startswith(str(store.parent / "mlartifacts" / "fedsweep"))
 
 

@@ -19,7 +19,7 @@ RECORDS = [
 
 def log(store: Path, folder: Path, *, done: int) -> MlflowObserver:
     """A run of which ``done`` rounds came from a checkpoint."""
-    observer = MlflowObserver(sqlite_uri(store), experiment="tests", plots=False, flush_s=0.0)
+    observer = MlflowObserver(sqlite_uri(store), experiment="tests", flush_s=0.0)
     targets = (0.5, 0.95)
     info = RunInfo(
         name="run", folder=folder, config={"seed": 0}, planned_rounds=3, records=RECORDS[:done], targets=targets

@@ -8,17 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsweep.catalog import bind_spec
 from fedsweep.errors import ConfigError
 from fedsweep.streams import Stream, stream
 from fedsweep.world.availability import (
     AlwaysAvailable,
+    Availability,
     CapabilityAvailability,
-    build_availability,
     capabilities,
 )
 from fedsweep.world.replay import ScenarioTrace
 
 KINDS = capabilities(20)
+
+
+def build_availability(spec: dict[str, object], *, num_rounds: int, num_clients: int = 20) -> Availability:
+    found: Availability = bind_spec("scenario.availability", spec).build(num_rounds=num_rounds, num_clients=num_clients)
+    return found
 
 
 def capability(num_rounds: int = 100, **spec: object) -> CapabilityAvailability:
@@ -127,8 +133,8 @@ def test_draws_come_with_their_probability_and_are_common_to_methods() -> None:
 
 
 def test_everybody_is_there_without_an_availability() -> None:
-    always = build_availability(None, num_rounds=5)
-    assert always == AlwaysAvailable() == build_availability({"kind": "always"}, num_rounds=5)
+    always = build_availability({"kind": "always"}, num_rounds=5)
+    assert always == AlwaysAvailable()
 
     def refuse(client: int) -> Stream:
         raise AssertionError("no random number is needed")
@@ -146,15 +152,14 @@ def test_explicit_parameters_beat_the_profile() -> None:
     [
         ({"kind": "capabilty"}, "did you mean 'capability'"),
         ({"kind": "capability", "bas": 0.5}, "did you mean 'base'"),
-        ({"kind": "capability", "num_rounds": 5}, "unknown key"),
+        ({"kind": "capability", "num_rounds": 5}, "unknown parameter"),
         ({"kind": "capability", "profile": "codes"}, "did you mean 'code'"),
         ({"kind": "capability", "decay": "linea"}, "did you mean 'linear'"),
-        ({"kind": "capability", "perf": "max"}, "unknown perf"),
+        ({"kind": "capability", "perf": "max"}, "perf: unknown value|perf must be"),
         ({"kind": "capability", "base": 1.2}, "0 <= base <= 1"),
         ({"kind": "capability", "floor": 0.9, "ceiling": 0.5}, "floor=0.9, ceiling=0.5"),
         ({"kind": "capability", "adaptive": "no"}, "true or false"),
         ({"kind": "replay", "file": "/nowhere/trace.json"}, "must name a readable file"),
-        ([], "must be a mapping"),
     ],
 )
 def test_wrong_availability_keys_are_refused(spec: dict[str, object], words: str) -> None:

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsweep.catalog import bind_spec
 from fedsweep.errors import ConfigError, DataError, InvariantError
 from fedsweep.streams import stream
 from fedsweep.world.label_stats import label_counts
 from fedsweep.world.partition_draws import doubly_stochastic, log_dirichlet, repaired
-from fedsweep.world.partitions import PARTITIONS, Partition, build_partition, check_parts
+from fedsweep.world.partitions import PARTITIONS, Partition, check_parts
 
 SPECS: list[dict[str, Any]] = [
     {"kind": "iid"},
@@ -21,6 +22,11 @@ SPECS: list[dict[str, Any]] = [
 ]
 LABELS = np.random.default_rng(0).permutation(np.arange(2000) % 10)
 WRITERS = np.arange(2000) // 50
+
+
+def build_partition(spec: dict[str, Any]) -> Partition:
+    partition: Partition = bind_spec("scenario.partition", spec).build()
+    return partition
 
 
 def split(spec: dict[str, Any], labels: np.ndarray = LABELS, clients: int = 20, seed: int = 0, **more: Any) -> Any:
@@ -186,18 +192,17 @@ def test_ten_thousand_clients_are_split(spec: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({}, "needs a kind"),
         ({"kind": "dirchlet"}, "did you mean 'dirichlet'"),
-        ({"kind": "dirichlet"}, "needs dirichlet_alpha"),
+        ({"kind": "dirichlet"}, "dirichlet_alpha is missing"),
         ({"kind": "dirichlet", "dirichlet_alfa": 1.0}, "did you mean 'dirichlet_alpha'"),
-        ({"kind": "iid", "min_samples": 1}, "has no parameters"),
+        ({"kind": "iid", "min_samples": 1}, "has no parameter"),
         ({"kind": "dirichlet", "dirichlet_alpha": 0}, "> 0, but is 0"),
         ({"kind": "dirichlet", "dirichlet_alpha": float("nan")}, "finite"),
         ({"kind": "dirichlet", "dirichlet_alpha": "0.1"}, "'0.1'"),
         ({"kind": "dirichlet_balanced", "dirichlet_alpha": -1.0}, "> 0"),
         ({"kind": "dirichlet", "dirichlet_alpha": 1.0, "min_samples": 0}, "min_samples must be an integer >= 1"),
         ({"kind": "dirichlet", "dirichlet_alpha": 1.0, "repair": 1}, "true or false"),
-        ({"kind": "classes", "classes_per_client": 1.5}, "integer >= 1"),
+        ({"kind": "classes", "classes_per_client": 1.5}, "an integer"),
         ({"kind": "no_such_module_here:Thing"}, "cannot be imported"),
     ],
 )
@@ -254,7 +259,7 @@ def test_a_partition_of_one_s_own_is_built_by_reference(tmp_path: Path, monkeypa
     assert partition.split(LABELS, 2, stream(0, "partition"), num_classes=10)[1][:3].tolist() == [1, 3, 5]
     with pytest.raises(ConfigError, match="gives a int"):
         build_partition({"kind": "own_partition_module:wrong"})
-    with pytest.raises(ConfigError, match="cannot be built"):
+    with pytest.raises(ConfigError, match="did you mean 'width'"):
         build_partition({"kind": "own_partition_module:Stripes", "wdth": 2})
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from itertools import accumulate
 
 import pytest
 
+from fedsweep.catalog import bind_spec
 from fedsweep.errors import ConfigError
 from fedsweep.world.stragglers import (
     ClientRun,
@@ -16,11 +16,9 @@ from fedsweep.world.stragglers import (
     PartialWork,
     StragglerPolicy,
     WaitForAll,
-    build_straggler_policy,
     local_steps,
     round_time,
     server_time,
-    time_to_target,
 )
 
 
@@ -107,22 +105,18 @@ def test_partial_work_stops_after_the_last_full_epoch_in_time() -> None:
 
 
 def test_policies_are_built_from_their_mappings() -> None:
-    assert build_straggler_policy(None) == WaitForAll()
-    assert build_straggler_policy({"kind": "wait"}) == WaitForAll()
-    assert build_straggler_policy({"kind": "deadline", "deadline_s": 3}) == Deadline(deadline_s=3)
-    assert build_straggler_policy({"kind": "over_select", "over_selection": 1.5}).num_selected(4) == 6
+    def policy(spec: dict[str, object]) -> StragglerPolicy:
+        found: StragglerPolicy = bind_spec("scenario.devices.stragglers", spec).build()
+        return found
+
+    assert policy({"kind": "wait"}) == WaitForAll()
+    assert policy({"kind": "deadline", "deadline_s": 3}) == Deadline(deadline_s=3)
+    assert policy({"kind": "over_select", "over_selection": 1.5}).num_selected(4) == 6
     with pytest.raises(ConfigError, match="did you mean 'deadline'"):
-        build_straggler_policy({"kind": "dedline"})
-    with pytest.raises(ConfigError, match="needs `deadline_s`"):
-        build_straggler_policy({"kind": "partial"})
-    with pytest.raises(ConfigError, match="unknown key"):
-        build_straggler_policy({"kind": "wait", "over_selection": 2})
+        policy({"kind": "dedline"})
+    with pytest.raises(ConfigError, match="deadline_s is missing"):
+        policy({"kind": "partial"})
+    with pytest.raises(ConfigError, match="has no parameter"):
+        policy({"kind": "wait", "over_selection": 2})
     with pytest.raises(ConfigError, match="1 <= over_selection"):
         OverSelect(over_selection=0.5)
-
-
-def test_target_time_is_the_first_crossing_and_nan_without_one() -> None:
-    times = [10.0, 20.0, 30.0, 40.0]
-    assert time_to_target(times, [0.1, None, 0.6, 0.9], target=0.5) == 30.0
-    assert time_to_target(times, [0.1, 0.5, 0.2, 0.3], target=0.5) == 20.0
-    assert math.isnan(time_to_target(times, [0.1, math.nan, 0.2, 0.3], target=0.5))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsweep.catalog import bind_spec
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.world.data.record import Dataset
 from fedsweep.world.transforms import (
@@ -20,8 +21,12 @@ from fedsweep.world.transforms import (
     _crop_boxes,
     _resized_crop,
     _rotated,
-    build_transform,
 )
+
+
+def build_transform(name: str, data: Dataset) -> Transform:
+    transform: Transform = bind_spec("scenario.transform", {"kind": name}).build(data)
+    return transform
 
 
 def dataset(name: str = "own", channels: int = 3, side: int = 8) -> Dataset:

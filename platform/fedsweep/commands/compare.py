@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,29 +12,46 @@ from fedsweep.commands.options import Plot, examples
 
 EXAMPLES = examples(
     "fedsweep compare runs",
+    "fedsweep compare runs/intervals --by setting",
     "fedsweep compare runs/fedavg runs/dynamicfl --plot accuracy.png",
 )
+
+
+class By(StrEnum):
+    """What a line of the table stands for."""
+
+    RUN = "run"
+    SETTING = "setting"
 
 
 def compare(
     folders: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders with run folders below them.")
     ],
+    by: Annotated[
+        By,
+        typer.Option(
+            "--by", show_default=False, help="A line per run, or per setting with means over its seeds. [dim]run[/dim]"
+        ),
+    ] = By.RUN,
     plot: Plot = None,
 ) -> None:
     """Put runs side by side: accuracy, bytes, communication ratio, simulated and wall time.
 
-    The picture shows test accuracy against the bytes sent.
+    By setting, accuracies are means over seeds with their sample standard deviation and the 95% bootstrap interval.
+    The picture shows test accuracy against the bytes sent: a line per setting, the mean over its seeds with a band
+    from the lowest to the highest.
     """
     from fedsweep.commands.output import make_console
-    from fedsweep.reports.compare import compare_rows, render_table
+    from fedsweep.reports.compare import compared_runs, print_runs, print_settings
 
     if plot is not None:
         from fedsweep.figures.curves import plot_accuracy_against_bytes
         from fedsweep.figures.style import checked_path
 
         checked_path(plot)  # before the table
-    render_table(compare_rows(folders), make_console())
+    runs = compared_runs(folders)
+    (print_settings if by is By.SETTING else print_runs)(runs, make_console())
     if plot is not None:
         plot_accuracy_against_bytes(folders, plot)
         print(f"picture: {plot.absolute()}")

@@ -33,14 +33,24 @@ def report(
             help="The store with the experiments. [dim]runs/mlflow.db or mlflow.db, in this folder[/dim]",
         ),
     ] = None,
+    script: Annotated[
+        str,
+        typer.Option(
+            "--script",
+            metavar="inside|beside",
+            help="Where the script that draws goes: into the page (5 MB), or once beside all pages of the folder.",
+        ),
+    ] = "inside",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", metavar="", help="Replace --out even where it is no report.")
     ] = False,
 ) -> None:
     """Write one HTML file that shows runs side by side and needs nothing beside itself.
 
-    Table of runs, learning curves over rounds, bytes and simulated time, accuracy against communication with its
-    Pareto front and the best under each budget, clients, configuration differences, provenance.
+    Tables of settings and runs, which differences are more than chance, learning curves over rounds, bytes and
+    simulated time, accuracy against communication with its Pareto front and the best under each budget, parallel
+    coordinates over what varies, clients, configuration differences, provenance. Charts can be zoomed and taken away
+    as SVG and CSV.
     """
     from fedsweep.commands.output import note
     from fedsweep.commands.ui import local_store
@@ -49,7 +59,7 @@ def report(
     from fedsweep.tracking.mlflow_store import resolve_uri
 
     store = resolve_uri(uri, out=local_store())
-    written = write_report(sources, out, uri=store, overwrite=overwrite)
+    written = write_report(sources, out, uri=store, overwrite=overwrite, script=script)
     for text in written.notes:
         note(f"note: {text}")
     runs = f"{written.num_runs} run{'' if written.num_runs == 1 else 's'}"

@@ -98,7 +98,7 @@ def _carry_out(
     quiet: bool,
 ) -> int:
     from fedsweep.commands.output import note
-    from fedsweep.commands.trials import run_trials
+    from fedsweep.commands.trials import run_trials, tell_interrupted
     from fedsweep.sweeps.prepare import prepare
 
     prepared = prepare(config, folder, resume=going_on)
@@ -112,7 +112,7 @@ def _carry_out(
             prepared, going_on=going_on, overwrite=overwrite, dashboard=dashboard, quiet=quiet, called="trials"
         )
     except KeyboardInterrupt:
-        _tell_interrupted(folder)
+        tell_interrupted(folder, "sweep", what="the sweep")
         return INTERRUPTED
     return _tell(summary, folder, quiet=quiet)
 
@@ -132,15 +132,6 @@ def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:
         best = f", best {summary.metrics[0]}: {first.figures[summary.metrics[0]].mean:.4g} ({first.label})"
     print(f"{counts}{best}; in {folder.path}; compare: {command('compare', folder.path)}", flush=True)
     return _FAILED if failed else 0
-
-
-def _tell_interrupted(folder: SweepFolder) -> None:
-    from fedsweep.commands.output import command, note
-
-    if folder.has_plan:
-        note(f"interrupted; this goes on with the sweep: {command('sweep', '--resume', '--out', folder.path)}")
-    else:
-        note("interrupted before the sweep began; nothing was written")
 
 
 def _print_trials(prepared: PreparedSweep) -> None:

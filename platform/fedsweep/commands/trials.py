@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedsweep.commands.interrupts import is_interrupted
@@ -10,6 +10,7 @@ from fedsweep.commands.interrupts import is_interrupted
 if TYPE_CHECKING:
     from fedsweep.sweeps.prepare import Entry, PreparedSweep
     from fedsweep.sweeps.summary import Summary
+    from fedsweep.sweeps.sweep_folder import SweepFolder
 
 
 def print_trials(entries: Sequence[Entry], *, heading: str) -> None:
@@ -42,7 +43,6 @@ def run_trials(
     dashboard: bool,
     quiet: bool,
     called: str,
-    before: Callable[[], None] = lambda: None,
 ) -> Summary:
     """Runs what is left, with progress in the terminal; where nothing is, the tracking store gets what it lacks.
 
@@ -53,7 +53,6 @@ def run_trials(
         dashboard: Start Ray's dashboard.
         quiet: Without progress.
         called: What the trials are called in messages, in the plural.
-        before: Called before anything is run.
 
     Raises:
         InputError: The folder, the cluster or a store can't be used.
@@ -68,7 +67,22 @@ def run_trials(
             f"{prepared.folder.path}: all {len(prepared.entries)} {called} have finished already; nothing is run",
         )
         return log_rest(prepared)
-    before()
     progress = make_sweep_progress(prepared.metrics[0], quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted)
     with progress:
         return run_sweep(prepared, progress, resume=going_on, overwrite=overwrite, dashboard=dashboard).summary
+
+
+def tell_interrupted(folder: SweepFolder, *words: str, what: str) -> None:
+    """How to go on after an interrupt.
+
+    Args:
+        folder: Where the trials are.
+        words: The command that was interrupted.
+        what: What had not begun where nothing was written.
+    """
+    from fedsweep.commands.output import command, note
+
+    if folder.has_plan:
+        note(f"interrupted; this goes on with it: {command(*words, '--resume', '--out', folder.path)}")
+    else:
+        note(f"interrupted before {what} began; nothing was written")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,11 @@ from pydantic import ValidationError
 
 from fedsweep.config import yaml12
 from fedsweep.config.explain import all_keys, branches, explain, schema_at
-from fedsweep.config.overrides import apply_overrides, set_value
+from fedsweep.config.overrides import apply_overrides
 from fedsweep.config.presets import find_preset, list_presets
 from fedsweep.config.schema import Config
-from fedsweep.config.signatures import bind
 from fedsweep.config.training import EXCLUSIVE_KEYS, NO_NUMBER
 from fedsweep.errors import ConfigError, unknown_name
-
-Lookup = Callable[[str], Callable[..., Any]]
 
 # Where a given mapping without the selector joins the default, and one with it replaces the default.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -46,51 +43,23 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     return _build(apply_overrides(given, overrides))
 
 
-def with_values(config: Config, values: Mapping[str, Any]) -> Config:
-    """The configuration with other values for some dotted keys, as a sweep's trial has it.
-
-    The values are laid over what the user gave, not over what was resolved: so a value displaces the default of a key
-    that it excludes, and a mapping with ``name`` or ``kind`` replaces what was there.
+def with_sections(config: Config, sections: Mapping[str, Any]) -> Config:
+    """The configuration with other values for some dotted keys, and what was given and bound as it was.
 
     Args:
         config: What :func:`load_config` gave.
-        values: Dotted key -> value.
-
-    Raises:
-        ConfigError: A key is unknown, or a value is not allowed.
+        sections: Dotted key -> what stands there; a key comes after those that hold it.
     """
-    tree = apply_overrides(config.given, ())
-    for key, value in values.items():
-        set_value(tree, key, value=_plain(value, (key,)))
-    return _build(tree)
-
-
-def resolve(config: Config, lookups: Mapping[str, Lookup] | None = None) -> Config:
-    """The configuration with every parameter of what it names: checked, and defaults filled in.
-
-    Args:
-        config: What :func:`load_config` gave.
-        lookups: For more sections than ``method``: dotted key, e.g. ``"scenario.partition"`` -> a function from a name
-            to the builder of that name, whose signature is the schema.
-
-    Raises:
-        ConfigError: A name or a parameter is unknown, or a value is of the wrong type.
-    """
-    from fedsweep.catalog import resolve_method
-
-    tree = {**config.tree(), "method": resolve_method(config.method)}
-    for key, lookup in (lookups or {}).items():
+    tree = config.tree()
+    for key, value in sections.items():
         *above, last = key.split(".")
         place = tree
         for part in above:
             place = place[part]
-        if place[last] is None:
-            continue
-        selector = "name" if "name" in place[last] else "kind"
-        name = place[last][selector]
-        parameters = {parameter: value for parameter, value in place[last].items() if parameter != selector}
-        place[last] = {selector: name, **bind(key, name, lookup(name), parameters)}
-    return _keep_given(_validate(_plain(tree, ())), config.given)
+        place[last] = _plain(value, (key,))
+    found = _validate(tree)
+    found._given, found._bound = config.given, config.bound
+    return found
 
 
 def check_key(key: str, *, kind: str = "key") -> None:
@@ -161,10 +130,6 @@ def _build(given: dict[str, Any]) -> Config:
         if key.split(".")[0] == "sweep":
             raise ConfigError(f"sweep.space: a sweep can't vary its own section, but has {key!r}")
         check_key(key, kind="key of sweep.space")
-    return _keep_given(config, given)
-
-
-def _keep_given(config: Config, given: dict[str, Any]) -> Config:
     config._given = given
     return config
 

@@ -43,6 +43,16 @@ def _default_partition() -> KindComponent:
     return KindComponent.model_validate({"kind": "dirichlet", "dirichlet_alpha": 0.3, "min_samples": 5})
 
 
+class Devices(Component):
+    """The simulated fleet; what it takes beside ``stragglers`` is declared in :mod:`fedsweep.world.devices`."""
+
+    stragglers: KindComponent | None = Field(
+        default=None,
+        description="When the server stops waiting: {kind: wait} (as null), deadline, over_select, drop_out or"
+        " partial.",
+    )
+
+
 class Scenario(Section):
     """The world that every method faces alike."""
 
@@ -77,7 +87,7 @@ class Scenario(Section):
         description="Who affords the high rate: {kind: fixed or dynamic, budget_fraction: 0.3} or {kind: values,"
         " clients: N or a list, server: N}; null: no limit.",
     )
-    devices: Component | None = Field(
+    devices: Devices | None = Field(
         default=None,
         description="The simulated fleet: {profile, seed, ...} with profile phone-slow, phone-lte, phone-wifi,"
         " edge-accel, flash-tiers or homogeneous, or {file: ...}; null: no virtual times.",

@@ -52,6 +52,7 @@ class Config(Section):
     sweep: Sweep = Field(default_factory=Sweep, description="What fedsweep sweep tries.")
 
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _bound: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Config) and self.tree() == other.tree()
@@ -60,6 +61,11 @@ class Config(Section):
     def given(self) -> dict[str, Any]:
         """What the user gave, before defaults: file and overrides as one tree."""
         return self._given
+
+    @property
+    def bound(self) -> dict[str, Any]:
+        """What :mod:`fedsweep.catalog` has bound of it so far, by key: a configuration never changes."""
+        return self._bound
 
     @field_validator("name")
     @classmethod

@@ -38,37 +38,49 @@ class ParameterRow:
 
 
 def bind(
-    kind: str, name: str, builder: Callable[..., Any], params: Mapping[str, Any], *, provided: Collection[str] = ()
+    kind: str,
+    name: str,
+    builder: Callable[..., Any],
+    params: Mapping[str, Any],
+    *,
+    provided: Collection[str] = (),
+    beside: Collection[str] = (),
 ) -> dict[str, Any]:
     """The parameters that a builder is called with: those given, checked, and the defaults of the others.
 
     Args:
         kind: What is built, e.g. ``"method"``; for messages.
-        name: Its name in the configuration.
+        name: Its name in the configuration; empty where it has none.
         builder: A function or class; its keyword parameters, their annotations and defaults are the schema.
         params: What the configuration gives beside the name.
         provided: Parameters that the caller adds and a configuration cannot set.
+        beside: Keys that may stand there, too; for the message on an unknown one.
 
     Returns:
         Parameter -> value in the signature's order, lists as tuples where the annotation says so. A default that is no
         plain data is left to the builder.
 
     Raises:
-        ConfigError: A parameter is unknown or missing, or a value is of the wrong type or not finite.
+        ConfigError: A parameter is unknown or missing, or a value is of the wrong type or not finite (infinity is
+            admitted where it is the default).
     """
+    where = f"{kind} {name}".strip()
     parameters = _parameters(builder, provided)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(builder).parameters.values())
     unknown = [key for key in params if key not in parameters]
     if unknown and not takes_any:
-        reason = unknown_name("parameter", unknown[0], parameters) if parameters else f"has no parameter {unknown[0]!r}"
-        raise ConfigError(f"{kind} {name}: {reason}")
+        known = [*parameters, *beside]
+        reason = unknown_name("parameter", unknown[0], known) if known else f"has no parameter {unknown[0]!r}"
+        raise ConfigError(f"{where}: {reason}")
     hints = _hints(builder)
     bound: dict[str, Any] = {}
     for key, parameter in parameters.items():
         if key in params:
-            bound[key] = _checked(f"{kind} {name}: {key}", params[key], annotation=hints.get(key, Any))
+            _check_finite(f"{where}: {key}", params[key], default=parameter.default)
+            bound[key] = _checked(f"{where}: {key}", params[key], annotation=hints.get(key, Any))
         elif parameter.default is inspect.Parameter.empty:
-            raise ConfigError(f"{kind} {name}: {key} is missing; it must be {_allowed(hints.get(key, Any))}")
+            beside = f" (beside {', '.join(provided)}, which are given to it)" if provided else ""
+            raise ConfigError(f"{where}: {key} is missing; it must be {_allowed(hints.get(key, Any))}{beside}")
         elif _is_plain(parameter.default):
             bound[key] = parameter.default
     return bound | {key: params[key] for key in unknown}
@@ -110,10 +122,14 @@ def _hints(builder: Callable[..., Any]) -> dict[str, Any]:
         raise ConfigError(f"{builder!r} has an annotation that can't be resolved: {error}") from error
 
 
+def _check_finite(where: str, value: Any, *, default: Any) -> None:
+    # A parameter that is infinite by default may be infinite; whoever takes it refuses NaN.
+    if default != math.inf and not _is_finite(value):
+        raise ConfigError(f"{where} must be finite, but got {shown(value)}")
+
+
 def _checked(where: str, value: Any, *, annotation: Any) -> Any:
     adapter = _adapter(annotation)
-    if not _is_finite(value):
-        raise ConfigError(f"{where} must be finite, but got {shown(value)}")
     if adapter is None:
         return value
     try:
@@ -171,6 +187,8 @@ def _type_text(annotation: Any) -> str:
 def _default_text(default: Any) -> str:
     if isinstance(default, tuple):
         default = list(default)
+    if default == math.inf:
+        return ".inf"
     return shown(default) if not isinstance(default, str) else default
 
 

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from fedsweep.driver.news import Audience, News
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.errors import FedsweepError, RunError
-from fedsweep.experiment.experiment import Experiment, experiment_layout
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
@@ -114,7 +114,7 @@ def make_ray_fleet(
         warn: Takes a sentence when something falls back.
         options: Further Ray options for each actor's number.
     """
-    layout = experiment_layout(experiment)
+    layout = experiment.layout
 
     def all_options(index: int) -> Mapping[str, Any]:
         return {**fleet.options, **(options(index) if options is not None else {})}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.news import Audience
@@ -20,12 +21,12 @@ from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.engine.forecast import check_first_round
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
-from fedsweep.experiment.build import build_experiment, resolve_config
+from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_experiment
-from fedsweep.experiment.experiment import Experiment, experiment_layout
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.runs.facts import run_facts
-from fedsweep.runs.run_folder import PICTURES, RunFolder
+from fedsweep.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from fedsweep.fleet.ray_cluster import ClusterNeeds
@@ -69,23 +70,24 @@ class Plan:
     num_actors: int
 
 
-def plan_run(config: Config, dataset: Dataset | None = None) -> Plan:
+def plan_run(config: Config, dataset: Dataset | None = None, *, config_hash: str | None = None) -> Plan:
     """Check everything that can be checked before something is written.
 
     Args:
         config: The configuration.
         dataset: The scenario's data set, where it is loaded already.
+        config_hash: Names checkpoints instead of the configuration's own hash.
 
     Raises:
         InputError: Something that the configuration names is not there or does not fit.
     """
-    config = resolve_config(config)
+    config = resolve(config)
     if config.training.stop.sim_time_s is not None and config.scenario.devices is None:
         raise ConfigError(
             "training.stop.sim_time_s needs scenario.devices, which give the virtual clock, but that is null; name a"
             " profile, e.g. scenario.devices={profile: edge-accel}, or leave the limit out"
         )
-    experiment = build_experiment(config, dataset)
+    experiment = build_experiment(config, dataset, config_hash=config_hash)
     check_first_round(experiment)
     return Plan(config=config, experiment=experiment, num_actors=choose_actors(config, experiment))
 
@@ -205,7 +207,7 @@ def _needs(plan: Plan) -> ClusterNeeds:
 
     runtime = plan.config.runtime
     data = plan.experiment.world.data
-    model_bytes = 8 * experiment_layout(plan.experiment).num_values
+    model_bytes = 8 * plan.experiment.layout.num_values
     return ClusterNeeds(
         actors=plan.num_actors,
         cpus_per_client=runtime.cpus_per_client,
@@ -247,12 +249,7 @@ def run_plan(
         if not resume:
             RunFolder.create(folder, overwrite=overwrite).write_config(plan.config.to_yaml())
         with open_session(plan, folder) as session:
-            result = _drive(plan, session, folder, observers=observers, resume=resume)
-    if plan.experiment.world.drift is not None or plan.experiment.world.availability is not None:
-        from fedsweep.figures.scenario import plot_scenario
-
-        plot_scenario(folder, folder / PICTURES)
-    return result
+            return _drive(plan, session, folder, observers=observers, resume=resume)
 
 
 def _drive(

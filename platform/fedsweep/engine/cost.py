@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 
-from fedsweep.experiment.experiment import Experiment, experiment_layout
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
 from fedsweep.submodel import Direction, SubModel
 
@@ -23,10 +23,10 @@ class CostModel:
     """
 
     def __init__(self, experiment: Experiment) -> None:
-        self.model = experiment.build_model()
+        self.model = experiment.template
         shape = experiment.world.data.images.shape[1:]
         self._shape = (int(shape[0]), int(shape[1]), int(shape[2]))
-        self.layout = experiment_layout(experiment)
+        self.layout = experiment.layout
         self._sizes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
         self._passes = experiment.method.passes
         self._macs: dict[tuple[str, bool], int] = {}

@@ -24,12 +24,12 @@ from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.errors import RunError, WorkerLost
 from fedsweep.experiment.checks import check_world
-from fedsweep.experiment.experiment import Experiment, server_context, server_tensors
+from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State
 from fedsweep.streams import stream
-from fedsweep.trees import load_vector, model_vector
+from fedsweep.trees import load_vector
 
 # A round is begun at most this often; an actor that dies every time has a cause that repairing will not cure.
 _MAX_ATTEMPTS = 5
@@ -57,7 +57,7 @@ class Engine:
     ) -> None:
         self.experiment, self.fleet = experiment, fleet
         self._on_repair = on_repair
-        self._model = experiment.build_model().to(experiment.server_device)
+        self._model = experiment.new_model().to(experiment.server_device)
         self.costs = CostModel(experiment)
         self.layout = self.costs.layout
         self.planner = Planner(experiment, self.costs)
@@ -68,8 +68,8 @@ class Engine:
                 experiment.method, lambda seam, round, index: stream(experiment.seed, seam, round, -1, index)
             ),
             costs=self.costs,
-            model=experiment.build_model(),
-            server_tensors=server_tensors(experiment.world, self.layout.dtype),
+            model=experiment.new_model(),
+            server_tensors=experiment.server_tensors,
             keep=on_partial,
             message=on_repair,
             working=on_working,
@@ -93,12 +93,12 @@ class Engine:
 
     def start(self) -> RunState:
         """The run before round 1: initial model, components' states, one-off exchange."""
-        vector = model_vector(self.experiment.build_model(), self.layout)
+        vector = self.experiment.initial_vector.clone()
         components: dict[str, State] = {}
         ledger = Ledger()
         for seam, component in self.experiment.method.server_components():
-            context = server_context(self.experiment, self.layout, seam, vector)
-            state = component.init(context)
+            context = server_context(self.experiment, seam)
+            state = self.experiment.initial_states[seam]
             probes = component.setup(state, context)
             if probes:
                 state = component.setup_done(state, self._ask(probes, vector, ledger), context)

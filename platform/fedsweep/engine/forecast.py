@@ -11,9 +11,8 @@ from fedsweep.engine.cost import CostModel
 from fedsweep.engine.plan import Planner, RoundPlan, alike
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
-from fedsweep.experiment.experiment import Experiment, experiment_layout, server_context
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.models.cost import BYTES_PER_VALUE
-from fedsweep.trees import model_vector
 
 # Rounds that are planned one by one; longer runs are extrapolated.
 _PLANNED = 50
@@ -135,14 +134,12 @@ def _probed(plan: RoundPlan, client: int) -> float:
 
 
 def _start(experiment: Experiment) -> RunState:
-    layout = experiment_layout(experiment)
-    vector = model_vector(experiment.build_model(), layout)
-    components = {
-        seam: component.init(server_context(experiment, layout, seam, vector))
-        for seam, component in experiment.method.server_components()
-    }
     has_devices = experiment.world.profiles[0].device is not None
-    return RunState(vector=vector, components=components, clock=0.0 if has_devices else None)
+    return RunState(
+        vector=experiment.initial_vector,
+        components=dict(experiment.initial_states),
+        clock=0.0 if has_devices else None,
+    )
 
 
 def _memory_mb(experiment: Experiment, *, num_values: int, num_actors: int) -> float:

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedsweep.catalog import build_method
+from fedsweep.catalog import bound, build_method
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.client.shards import TrainingData
 from fedsweep.config.base import IntegerRange
-from fedsweep.config.load import resolve
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
-from fedsweep.config.training import CosineSchedule, ExponentialSchedule
-from fedsweep.config.training import Training as TrainingSection
 from fedsweep.errors import ConfigError, DataError, ResourceError
-from fedsweep.experiment import schedules
 from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World
 from fedsweep.models.registry import build_model
 from fedsweep.records import ClientProfile
 from fedsweep.streams import stream
-from fedsweep.world.availability import build_availability, capabilities
-from fedsweep.world.budgets import build_budget
+from fedsweep.world.availability import capabilities
 from fedsweep.world.data.datasets import Dataset, load_dataset
-from fedsweep.world.devices import build_devices
-from fedsweep.world.drift import Drift, build_drift
+from fedsweep.world.drift import Drift
 from fedsweep.world.label_stats import label_counts
-from fedsweep.world.partitions import build_partition, check_parts, partition_builder
-from fedsweep.world.stragglers import build_straggler_policy
-from fedsweep.world.transforms import build_transform
+from fedsweep.world.partitions import check_parts
+from fedsweep.world.stragglers import WaitForAll
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +36,14 @@ class ModelBuilder:
 
     Attributes:
         name: The model's.
-        options: Its options.
+        options: Its options, checked.
         input_shape: Channels, height, width.
         num_classes: Outputs.
         seed: The run's.
     """
 
     name: str
-    options: tuple[tuple[str, object], ...]
+    options: Mapping[str, object]
     input_shape: tuple[int, int, int]
     num_classes: int
     seed: int
@@ -61,30 +55,22 @@ class ModelBuilder:
             input_shape=self.input_shape,
             num_classes=self.num_classes,
             stream=stream(self.seed, "model"),
-            **dict(self.options),
+            **self.options,
         )
 
 
-def resolve_config(config: Config) -> Config:
-    """The configuration with every parameter of its method and its partition; what a run keeps and repeats.
-
-    Raises:
-        ConfigError: A name or a parameter is unknown, or a value is of the wrong type.
-    """
-    return resolve(config, {"scenario.partition": partition_builder})
-
-
-def build_experiment(config: Config, dataset: Dataset | None = None) -> Experiment:
+def build_experiment(config: Config, dataset: Dataset | None = None, *, config_hash: str | None = None) -> Experiment:
     """The experiment that a configuration describes; loads the data.
 
     Args:
-        config: A loaded configuration.
+        config: A loaded configuration; what is bound of it already is not bound again.
         dataset: The scenario's data set, where it is loaded already.
+        config_hash: Names checkpoints instead of the configuration's own hash.
 
     Raises:
         InputError: Something that the configuration names is not there, or does not fit with the rest.
     """
-    method = build_method(config.method)
+    method = build_method(config)
     device, server_device = _devices(config)
     if dataset is None:
         scenario = config.scenario
@@ -95,25 +81,26 @@ def build_experiment(config: Config, dataset: Dataset | None = None) -> Experime
     channels, height, width = (int(size) for size in dataset.train_images.shape[1:])
     builder = ModelBuilder(
         name=config.model.name,
-        options=tuple(sorted(config.model.parameters.items())),
+        options=bound(config, "model").parameters,
         input_shape=(channels, height, width),
         num_classes=dataset.num_classes,
         seed=config.seed,
     )
-    builder()  # a model that does not fit the data is an error here, not in round 1
-    return Experiment(
+    experiment = Experiment(
         seed=config.seed,
         world=world,
         build_model=builder,
         method=method,
-        training=build_training(config.training, num_clients=config.scenario.clients),
+        training=build_training(config),
         evaluate_every=config.evaluation.every,
         evaluation_batch=config.evaluation.batch_size,
         targets=tuple(config.evaluation.targets),
         device=device,
         server_device=server_device,
-        config_hash=config.hash(),
+        config_hash=config.hash() if config_hash is None else config_hash,
     )
+    _ = experiment.template  # a model that does not fit the data is an error here, not in round 1
+    return experiment
 
 
 def _devices(config: Config) -> tuple[str, str]:
@@ -144,8 +131,9 @@ def _devices(config: Config) -> tuple[str, str]:
 # -- training ----------------------------------------------------------------------------------------------------
 
 
-def build_training(section: TrainingSection, *, num_clients: int) -> Training:
+def build_training(config: Config) -> Training:
     """The training section as the engine reads it."""
+    section = config.training
     optimizer = section.optimizer
     settings = OptimizerSettings(
         name=optimizer.name,
@@ -159,7 +147,7 @@ def build_training(section: TrainingSection, *, num_clients: int) -> Training:
     )
     size = section.cohort_size
     if size is None:
-        size = max(1, math.ceil((section.cohort_fraction or 0.0) * num_clients - 1e-9))
+        size = max(1, math.ceil((section.cohort_fraction or 0.0) * config.scenario.clients - 1e-9))
     stop = section.stop
     return Training(
         rounds=section.rounds,
@@ -170,7 +158,7 @@ def build_training(section: TrainingSection, *, num_clients: int) -> Training:
         batch_size=_number(section.batch_size) or 1,
         optimizer=settings,
         learning_rate=optimizer.lr,
-        schedule=build_schedule(section),
+        schedule=bound(config, "training.schedule").build(rate=optimizer.lr, num_rounds=section.rounds),
         stop=StopLimits(
             target_accuracy=stop.target_accuracy,
             total_bytes=stop.total_bytes,
@@ -184,23 +172,6 @@ def _number(value: int | IntegerRange | None) -> int | tuple[int, int] | None:
     return value.range if isinstance(value, IntegerRange) else value
 
 
-def build_schedule(section: TrainingSection) -> Callable[[int], float]:
-    """The learning rate by round."""
-    rate, given = section.optimizer.lr, section.schedule
-    if isinstance(given, CosineSchedule):
-        if given.floor > rate:
-            raise ConfigError(
-                f"training.schedule.floor must not exceed training.optimizer.lr, but got floor={given.floor:g},"
-                f" lr={rate:g}; lower the floor"
-            )
-        return schedules.Cosine(rate=rate, floor=given.floor, num_rounds=section.rounds)
-    if isinstance(given, ExponentialSchedule):
-        return schedules.Exponential(rate=rate, decay=given.decay)
-    if given == "fedstg":
-        return schedules.FedStgSchedule(rate=rate, num_rounds=section.rounds)
-    return schedules.Constant(rate=rate)
-
-
 # -- the world ---------------------------------------------------------------------------------------------------
 
 
@@ -212,39 +183,35 @@ def build_world(config: Config, dataset: Dataset) -> World:
     """
     scenario, seed, rounds = config.scenario, config.seed, config.training.rounds
     validation, proxy, rest = server_share(dataset, scenario, seed)
-    drift = build_drift(
-        _tree(scenario.drift), num_classes=dataset.num_classes, num_rounds=rounds, num_clients=scenario.clients
-    )
-    indices = _split(scenario, dataset, rest, seed, drift)
-    availability = None
-    if scenario.availability is not None:
-        availability = build_availability(_tree(scenario.availability), num_rounds=rounds, num_clients=scenario.clients)
-    plan = None
-    if scenario.budgets is not None:
-        plan = build_budget(_tree(scenario.budgets)).assign(scenario.clients, stream(seed, "budgets"))
+    sizes = {"num_classes": dataset.num_classes, "num_rounds": rounds, "num_clients": scenario.clients}
+    drift = _built(config, "scenario.drift", **sizes)
+    indices = _split(config, dataset, rest, drift)
+    budget = _built(config, "scenario.budgets")
     images, labels = dataset.train_images, dataset.train_labels
     return World(
         data=TrainingData(
             images=images,
             labels=labels,
-            transform=build_transform(scenario.transform, dataset),
+            transform=bound(config, "scenario.transform").build(dataset),
             num_classes=dataset.num_classes,
         ),
         test_images=dataset.test_images,
         test_labels=dataset.test_labels,
         indices=indices,
-        profiles=_profiles(scenario, dataset, indices, seed),
+        profiles=_profiles(config, dataset, indices),
         validation=None if validation is None else (images[validation], labels[validation]),
         proxy=_proxy(scenario, dataset, proxy, seed),
         drift=drift,
-        availability=availability,
-        budgets=plan,
-        stragglers=build_straggler_policy((_tree(scenario.devices) or {}).get("stragglers")),
+        availability=_built(config, "scenario.availability", **sizes),
+        budgets=None if budget is None else budget.assign(scenario.clients, stream(seed, "budgets")),
+        stragglers=_built(config, "scenario.devices.stragglers") or WaitForAll(),
     )
 
 
-def _tree(section: object) -> dict[str, object] | None:
-    return None if section is None else section.model_dump(mode="python")  # type: ignore[attr-defined]
+def _built(config: Config, key: str, **provided: Any) -> Any:
+    """What a key of the scenario names, or None where it is null."""
+    found = bound(config, key)
+    return None if found is None else found.build(**provided)
 
 
 def server_share(
@@ -276,32 +243,31 @@ def server_share(
     )
 
 
-def _split(
-    scenario: Scenario, dataset: Dataset, rest: np.ndarray, seed: int, drift: Drift | None
-) -> tuple[np.ndarray, ...]:
+def _split(config: Config, dataset: Dataset, rest: np.ndarray, drift: Drift | None) -> tuple[np.ndarray, ...]:
     """Each client's samples, as indices into the training set."""
+    scenario = config.scenario
     if drift is not None and drift.pool == "all":
         return (rest,) * scenario.clients
-    partition = build_partition(scenario.partition.model_dump(mode="python"))
-    parts = partition.split(
-        dataset.train_labels[rest],
-        scenario.clients,
-        stream(seed, "partition"),
-        num_classes=dataset.num_classes,
-        writers=None if dataset.writers is None else dataset.writers[rest],
+    parts = (
+        bound(config, "scenario.partition")
+        .build()
+        .split(
+            dataset.train_labels[rest],
+            scenario.clients,
+            stream(config.seed, "partition"),
+            num_classes=dataset.num_classes,
+            writers=None if dataset.writers is None else dataset.writers[rest],
+        )
     )
     check_parts(parts, num_samples=len(rest), num_clients=scenario.clients)
     return tuple(rest[part] for part in parts)
 
 
-def _profiles(
-    scenario: Scenario, dataset: Dataset, indices: tuple[np.ndarray, ...], seed: int
-) -> tuple[ClientProfile, ...]:
+def _profiles(config: Config, dataset: Dataset, indices: tuple[np.ndarray, ...]) -> tuple[ClientProfile, ...]:
     counts_NC = label_counts(dataset.train_labels, indices, dataset.num_classes)
-    fleet = None
-    if scenario.devices is not None:
-        fleet = build_devices(_tree(scenario.devices) or {}, scenario.clients, seed)
-    able = capabilities(scenario.clients)
+    num_clients = config.scenario.clients
+    fleet = _built(config, "scenario.devices", num_clients=num_clients, run_seed=config.seed)
+    able = capabilities(num_clients)
     return tuple(
         ClientProfile(
             client=k,
@@ -310,7 +276,7 @@ def _profiles(
             capability=float(able[k]),
             device=None if fleet is None else fleet.devices[k],
         )
-        for k in range(scenario.clients)
+        for k in range(num_clients)
     )
 
 

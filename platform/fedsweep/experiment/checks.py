@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fedsweep.errors import ConfigError
-from fedsweep.experiment.experiment import Experiment, experiment_layout, server_context
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
-from fedsweep.trees import model_vector
 from fedsweep.world.stragglers import StragglerPolicy
 
 
@@ -47,10 +46,7 @@ def check_experiment(experiment: Experiment) -> None:
         ConfigError: See :func:`check_world`; or a component can't work in this world.
     """
     check_world(experiment)
-    layout = experiment_layout(experiment)
-    vector = model_vector(experiment.build_model(), layout)
-    for seam, component in experiment.method.server_components():
-        component.init(server_context(experiment, layout, seam, vector))
+    _ = experiment.initial_states
 
 
 def nobody_drops_out(policy: StragglerPolicy, drop_probabilities: Iterable[float]) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +18,16 @@ from fedsweep.client.optimizer import OptimizerSettings, optimizer_riders
 from fedsweep.client.shards import TrainingData
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientProfile, ServerContext
+from fedsweep.records import ClientProfile, ServerContext, State
 from fedsweep.streams import stream
-from fedsweep.trees import FlatLayout, layout_of
+from fedsweep.trees import FlatLayout, layout_of, model_vector
 from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.drift import Drift, round_classes
 from fedsweep.world.stragglers import StragglerPolicy, WaitForAll
+
+# Proxy data and validation data, each inputs and labels; None where there are none.
+ServerTensors = tuple[tuple[Tensor, Tensor | None] | None, tuple[Tensor, Tensor] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +137,53 @@ class Experiment:
     server_device: str = "cpu"
     config_hash: str = ""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: another process makes the rest itself, and need not be sent a model."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @cached_property
+    def template(self) -> nn.Module:
+        """The full model with its initial values, made once; nobody changes it."""
+        return self.build_model()
+
+    def new_model(self) -> nn.Module:
+        """The same for whoever changes it."""
+        return copy.deepcopy(self.template)
+
+    @cached_property
+    def layout(self) -> FlatLayout:
+        """How the full model lies in its vector, riders included."""
+        riders = optimizer_riders(self.training.optimizer, layout_of(self.template).num_params)
+        return layout_of(self.template, riders)
+
+    @cached_property
+    def initial_vector(self) -> Tensor:
+        """The initial model [num_values]; nobody changes it."""
+        return model_vector(self.template, self.layout)
+
+    @cached_property
+    def server_tensors(self) -> ServerTensors:
+        """The server's proxy and validation data as components see them: inputs, transformed, and labels."""
+        proxy = validation = None
+        if self.world.proxy is not None:
+            images, labels = self.world.proxy
+            inputs = transformed(self.world, images, self.layout.dtype)
+            proxy = (inputs, None if labels is None else torch.from_numpy(np.array(labels)))
+        if self.world.validation is not None:
+            images, labels = self.world.validation
+            validation = (transformed(self.world, images, self.layout.dtype), torch.from_numpy(np.array(labels)))
+        return proxy, validation
+
+    @cached_property
+    def initial_states(self) -> Mapping[str, State]:
+        """Each server component's state before round 1, by seam: checks, forecasts and the run begin with the same.
+
+        Raises:
+            ConfigError: A component can't work in this world.
+        """
+        components = self.method.server_components()
+        return {seam: component.init(server_context(self, seam)) for seam, component in components}
+
     def drawn(self, value: int | tuple[int, int], purpose: str, client: int) -> int:
         """A configured number, or a client's own draw from a range, the same in every round."""
         if isinstance(value, int):
@@ -209,41 +261,19 @@ def client_side(experiment: Experiment) -> ClientSide:
     )
 
 
-def experiment_layout(experiment: Experiment) -> FlatLayout:
-    """How the experiment's full model lies in its vector, riders included."""
-    model = experiment.build_model()
-    settings = experiment.training.optimizer
-    return layout_of(model, optimizer_riders(settings, layout_of(model).num_params))
-
-
-ServerTensors = tuple[tuple[Tensor, Tensor | None] | None, tuple[Tensor, Tensor] | None]
-
-
-def server_tensors(world: World, dtype: torch.dtype) -> ServerTensors:
-    """The server's proxy and validation data as components see them: inputs, transformed, and labels."""
-    proxy = validation = None
-    if world.proxy is not None:
-        images, labels = world.proxy
-        proxy = (transformed(world, images, dtype), None if labels is None else torch.from_numpy(np.array(labels)))
-    if world.validation is not None:
-        images, labels = world.validation
-        validation = (transformed(world, images, dtype), torch.from_numpy(np.array(labels)))
-    return proxy, validation
-
-
-def server_context(experiment: Experiment, layout: FlatLayout, seam: str, vector: torch.Tensor) -> ServerContext:
+def server_context(experiment: Experiment, seam: str) -> ServerContext:
     """What the component of a seam may know when it makes its state."""
     world = experiment.world
-    proxy, validation = server_tensors(world, layout.dtype)
+    proxy, validation = experiment.server_tensors
     return ServerContext(
         num_clients=len(world.profiles),
         num_classes=world.data.num_classes,
         num_rounds=experiment.training.rounds,
         evaluate_every=experiment.evaluate_every,
         profiles=world.profiles,
-        model=experiment.build_model(),
-        layout=layout,
-        vector=vector,
+        model=experiment.new_model(),
+        layout=experiment.layout,
+        vector=experiment.initial_vector,
         proxy_data=proxy,
         validation_data=validation,
         budgets=world.budgets,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from fedsweep.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,13 @@ class Cosine:
     floor: float
     num_rounds: int
 
+    def __post_init__(self) -> None:
+        if self.floor > self.rate:
+            raise ConfigError(
+                "training.schedule.floor must not exceed training.optimizer.lr, but got"
+                f" floor={self.floor:g}, lr={self.rate:g}; lower the floor"
+            )
+
     def __call__(self, round: int) -> float:
         """The rate of a round, from 1."""
         return self.floor + 0.5 * (self.rate - self.floor) * (1 + math.cos(math.pi * (round - 1) / self.num_rounds))
@@ -46,7 +56,7 @@ class Exponential:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedStgSchedule:
+class HalfCosineWithDrops:
     """Half a cosine from ``rate`` to half of it, then two drops.
 
     Source: the FedStg authors' program: ``rate/2 + rate/4 (1 + cos(pi R / T))``, times 0.75 after three quarters of
@@ -65,3 +75,11 @@ class FedStgSchedule:
         if share > 0.9:
             rate = max(0.5 * rate, 0.1 * self.rate)
         return rate
+
+
+SCHEDULES: Mapping[str, Callable[..., Callable[[int], float]]] = {
+    "constant": Constant,
+    "cosine": Cosine,
+    "exponential": Exponential,
+    "fedstg": HalfCosineWithDrops,
+}

@@ -7,14 +7,13 @@ Shape letters: N clients, R rounds, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedsweep.errors import OutputError
-from fedsweep.figures.style import INK
+from fedsweep.figures.style import Look, line_handle, patch_handles
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import CLIENTS, RunFolder
 from fedsweep.world.label_stats import population
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 OUTSIDE, COHORT, HIGH = 0, 1, 2
-_LOOKS = {
+GROUP_LOOKS = {
     OUTSIDE: ("not chosen", "#FFFFFF"),
     COHORT: ("low-frequency", "#9CC7E4"),
     HIGH: ("high-frequency", "#D55E00"),
@@ -132,7 +131,11 @@ def draw_membership(axes: Axes, cells_NR: np.ndarray, *, first_round: int = 1) -
 
     num_clients, num_rounds = cells_NR.shape
     extent = (first_round - 0.5, first_round + num_rounds - 0.5, num_clients - 0.5, -0.5)
-    look: dict[str, Any] = {"cmap": ListedColormap([colour for _, colour in _LOOKS.values()]), "vmin": 0, "vmax": 2}
+    look: dict[str, Any] = {
+        "cmap": ListedColormap([colour for _, colour in GROUP_LOOKS.values()]),
+        "vmin": 0,
+        "vmax": 2,
+    }
     axes.imshow(cells_NR, aspect="auto", interpolation="nearest", extent=extent, **look)
     axes.set_xlabel("round")
     axes.set_ylabel("client")
@@ -142,13 +145,7 @@ def draw_membership(axes: Axes, cells_NR: np.ndarray, *, first_round: int = 1) -
 
 def membership_handles() -> list[Any]:
     """What the colours of :func:`draw_membership` mean, for a legend."""
-    from matplotlib.patches import Patch
-
-    return [
-        Patch(facecolor=colour, edgecolor=INK, linewidth=0.4, label=label)
-        for level, (label, colour) in _LOOKS.items()
-        if level != OUTSIDE
-    ]
+    return patch_handles(GROUP_LOOKS[level] for level in (COHORT, HIGH))
 
 
 def draw_group_labels(axes: Axes, found: GroupLabels) -> None:
@@ -167,7 +164,7 @@ def draw_group_labels(axes: Axes, found: GroupLabels) -> None:
     for shares_RC, level, shift in ((found.low_RC, COHORT, -0.18), (found.high_RC, HIGH, 0.18)):
         if not len(shares_RC):
             continue
-        colour = _LOOKS[level][1]
+        colour = GROUP_LOOKS[level][1]
         for (low, high), width in ((_THIN, 1.0), (_THICK, 3.0)):
             axes.vlines(
                 classes_C + shift,
@@ -186,14 +183,11 @@ def draw_group_labels(axes: Axes, found: GroupLabels) -> None:
 
 def group_label_handles() -> list[Any]:
     """What the marks of :func:`draw_group_labels` mean, for a legend."""
-    from matplotlib.lines import Line2D
-
-    groups = [Line2D([], [], color=colour, marker="o", markersize=3.0, label=label) for label, colour in _groups()]
-    return [Line2D([], [], color=_POPULATION, linewidth=1.0, label="population"), *groups]
-
-
-def _groups() -> Sequence[tuple[str, str]]:
-    return [(f"{_LOOKS[level][0]} group", _LOOKS[level][1]) for level in (COHORT, HIGH)]
+    groups = [(f"{GROUP_LOOKS[level][0]} group", GROUP_LOOKS[level][1]) for level in (COHORT, HIGH)]
+    return [
+        line_handle("population", Look(colour=_POPULATION, marker=""), linewidth=1.0),
+        *(line_handle(label, Look(colour=colour, marker="o"), markersize=3.0) for label, colour in groups),
+    ]
 
 
 def _shares(sums_RC: np.ndarray) -> np.ndarray:

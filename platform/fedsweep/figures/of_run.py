@@ -6,6 +6,8 @@ from pathlib import Path
 
 from fedsweep.figures.curves import plot_accuracy_against_bytes, plot_learning_curves
 from fedsweep.figures.partition import plot_partition
+from fedsweep.figures.scenario import plot_scenario
+from fedsweep.runs.run_folder import CLIENTS, ROUNDS, RunFolder
 
 
 def plot_run(folder: Path, into: Path) -> list[Path]:
@@ -20,9 +22,6 @@ def plot_run(folder: Path, into: Path) -> list[Path]:
     Returns:
         The pictures; those that the run has nothing for are left out.
     """
-    from fedsweep.figures.scenario import plot_scenario
-    from fedsweep.runs.run_folder import CLIENTS, ROUNDS, RunFolder
-
     drawn = []
     if (folder / ROUNDS).is_file():
         drawn += [into / "learning_curves.png", into / "accuracy_against_bytes.png"]

@@ -9,21 +9,28 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedsweep.errors import InvariantError
-from fedsweep.figures.style import COLOURS, GRID, checked_path, figure_of, save_figure
+from fedsweep.figures.style import (
+    COLOURS,
+    GRID,
+    PANEL_WIDTH,
+    TEXT_WIDTH,
+    checked_path,
+    figure_of,
+    paper_style,
+    save_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 _BUBBLES = 60  # clients; more of them are drawn as a map of cells
-
-
 _BUBBLE_CLASSES = 30
+_COLUMN_CLIENTS = 20  # more of them take the width of a text
+_BUBBLE_POINTS = 6.5  # across, of the largest; a cell is a little wider
 
 
-_BUBBLE_POINTS = 15.0  # across, of the largest; a cell is a little wider
-
-
+@paper_style()
 def plot_partition(counts: ArrayLike, path: str | Path) -> None:
     """How many samples of each class each client holds, with each client's total on top.
 
@@ -44,8 +51,8 @@ def plot_partition(counts: ArrayLike, path: str | Path) -> None:
     num_clients, num_classes = counts_NC.shape
     bubbles = num_clients <= _BUBBLES and num_classes <= _BUBBLE_CLASSES
     figure = figure_of(
-        width=float(np.clip(2.5 + 0.24 * num_clients, 7.0, 17.0)),
-        height=float(np.clip(2.6 + 0.28 * num_classes, 4.5, 10.0)),
+        width=PANEL_WIDTH if num_clients <= _COLUMN_CLIENTS else TEXT_WIDTH,
+        height=float(np.clip(1.2 + 0.14 * num_classes, 2.6, 6.0)),
     )
     top, main = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3])
     _totals(top, counts_NC.sum(axis=1))

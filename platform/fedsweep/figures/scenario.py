@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsweep.figures.scenario_arrays import Part, Participation, class_shares_of, participation_of
-from fedsweep.figures.style import INK, checked_path, figure_of, save_figure
+from fedsweep.figures.style import (
+    TEXT_WIDTH,
+    checked_path,
+    figure_of,
+    legend_below,
+    paper_style,
+    patch_handles,
+    save_figure,
+)
 from fedsweep.results.texts import bytes_text
 from fedsweep.results.view import RunView, load_run
 
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
 CLASSES_PICTURE, PARTICIPATION_PICTURE = "classes.png", "participation.png"
 # Rows of cells that a picture has room for: a client takes one for each class.
 _MOST_ROWS = 320
-_PARTS = {
+PART_LOOKS = {
     Part.ABSENT: ("absent", "#FFFFFF"),
     Part.THERE: ("there, did not train", "#DDE3EA"),
     Part.TRAINED: ("trained, not aggregated", "#9CC7E4"),
@@ -67,6 +75,7 @@ def has_availability(run: RunView) -> bool:
     return isinstance(scenario, dict) and (scenario.get("drift") or scenario.get("availability")) is not None
 
 
+@paper_style()
 def plot_classes(shares_NRC: np.ndarray, path: str | Path) -> None:
     """Class shares by client and round, as a file.
 
@@ -80,13 +89,12 @@ def plot_classes(shares_NRC: np.ndarray, path: str | Path) -> None:
     target = checked_path(path)
     num_shown = len(shown_clients(len(shares_NRC), shares_NRC.shape[2]))
     rows = num_shown * (shares_NRC.shape[2] + 1)
-    figure = figure_of(
-        width=float(np.clip(3.0 + 0.07 * shares_NRC.shape[1], 7.0, 13.0)), height=float(np.clip(0.05 * rows, 4.0, 12.0))
-    )
+    figure = figure_of(width=TEXT_WIDTH, height=float(np.clip(0.03 * rows, 2.5, 8.0)))
     draw_classes(figure.subplots(), shares_NRC)
     save_figure(figure, target)
 
 
+@paper_style()
 def plot_participation(participation: Participation, path: str | Path) -> None:
     """Who took part, as a file; on top the bytes of each round, coloured by whether it aggregated.
 
@@ -98,15 +106,14 @@ def plot_participation(participation: Participation, path: str | Path) -> None:
         InputError: The picture can't be written.
     """
     target = checked_path(path)
-    num_clients, num_rounds = participation.parts_NR.shape
-    figure = figure_of(
-        width=float(np.clip(4.5 + 0.08 * num_rounds, 8.0, 14.0)),
-        height=float(np.clip(3.2 + 0.16 * num_clients, 4.5, 11.0)),
-    )
+    num_clients = len(participation.parts_NR)
+    figure = figure_of(width=TEXT_WIDTH, height=float(np.clip(2.0 + 0.1 * num_clients, 3.0, 8.0)))
     top, main = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3])
     draw_schedule(top, participation)
     draw_participation(main, participation)
     top.set_xlabel("")
+    rounds, _ = top.get_legend_handles_labels()
+    legend_below(figure, [*participation_handles([participation]), *rounds])
     save_figure(figure, target)
 
 
@@ -145,7 +152,7 @@ def draw_classes(axes: Axes, shares_NRC: np.ndarray, *, first_round: int = 1, le
     )
     axes.set_ylim(len(rows) - 1.5, -0.5)
     part = "" if len(shown) == num_clients else f" ({len(shown)} of {num_clients})"
-    axes.set_ylabel(f"client{part}; in each band class 0 to {num_classes - 1}, from the top")
+    axes.set_ylabel(f"client{part}\nin each band class 0 to {num_classes - 1}, from the top")
     _round_axis(axes)
     if legend:
         figure = axes.get_figure(root=True)
@@ -153,30 +160,25 @@ def draw_classes(axes: Axes, shares_NRC: np.ndarray, *, first_round: int = 1, le
         figure.colorbar(picture, ax=axes, label="share of the client's samples", pad=0.01)
 
 
-def draw_participation(axes: Axes, participation: Participation, *, legend: bool = True) -> None:
+def draw_participation(axes: Axes, participation: Participation) -> None:
     """Clients by rounds, a cell coloured by what the client did in the round.
 
     Args:
         axes: Empty axes.
         participation: Who took part.
-        legend: Say what the colours mean, below the axes.
     """
     from matplotlib.colors import ListedColormap
     from matplotlib.ticker import MaxNLocator
 
     parts_NR = participation.parts_NR
     extent = (participation.rounds[0] - 0.5, participation.rounds[-1] + 0.5, len(parts_NR) - 0.5, -0.5)
-    colours = ListedColormap([colour for _, colour in _PARTS.values()])
-    look: dict[str, Any] = {"cmap": colours, "vmin": -0.5, "vmax": len(_PARTS) - 0.5}
+    colours = ListedColormap([colour for _, colour in PART_LOOKS.values()])
+    look: dict[str, Any] = {"cmap": colours, "vmin": -0.5, "vmax": len(PART_LOOKS) - 0.5}
     axes.imshow(parts_NR, aspect="auto", interpolation="nearest", extent=extent, **look)
     axes.set_ylabel("client")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     _round_axis(axes)
     axes.set_xlabel(f"round; {participation.num_aggregated} of {len(participation.rounds)} aggregated")
-    if legend:
-        handles = participation_handles([participation])
-        place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
-        axes.legend(handles=handles, ncols=len(handles), frameon=False, fontsize=8, **place)
 
 
 def participation_handles(shown: Iterable[Participation]) -> list[Any]:
@@ -185,14 +187,8 @@ def participation_handles(shown: Iterable[Participation]) -> list[Any]:
     Args:
         shown: What was drawn.
     """
-    from matplotlib.patches import Patch
-
     met = set().union(*(np.unique(one.parts_NR).tolist() for one in shown))
-    return [
-        Patch(facecolor=colour, edgecolor=INK, linewidth=0.4, label=label)
-        for part, (label, colour) in _PARTS.items()
-        if part in met
-    ]
+    return patch_handles(look for part, look in PART_LOOKS.items() if part in met)
 
 
 def draw_schedule(axes: Axes, participation: Participation) -> None:
@@ -219,10 +215,8 @@ def draw_schedule(axes: Axes, participation: Participation) -> None:
     axes.set_ylim(bottom=0)
     axes.set_title(
         f"{participation.num_aggregated} of {len(rounds)} rounds aggregated, {participation.num_saved} trained without",
-        fontsize=9,
         loc="left",
     )
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     _round_axis(axes)
 
 

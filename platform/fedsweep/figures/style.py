@@ -1,13 +1,14 @@
-"""How pictures of tables look: sizes, panels, legends, names of axes; as they stand in a paper's column.
+"""How pictures look: sizes, colours, markers, panels, legends, names of axes; as they stand in a paper's column.
 
-Colours are those of :mod:`fedsweep.figures.curves`, which colour-blind readers can tell apart; beyond seven lines the
-markers tell them apart. Everything is drawn at the size at which it is printed.
+The colours are ones that colour-blind readers can tell apart; beyond seven lines the markers tell them apart.
+Everything is drawn at the size at which it is printed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+SUFFIXES = (".png", ".pdf", ".svg")
+# Source: Okabe and Ito 2008, without the yellow, which is too pale for lines on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
+INK, GRID = "#333333", "#DDDDDD"
+_UNDATED: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 # Inches; two panels fill the width of a text, one a column.
 PANEL_WIDTH, PANEL_HEIGHT = 3.4, 2.3
+TEXT_WIDTH = 2 * PANEL_WIDTH
 _TITLE_HEIGHT, _LEGEND_LINE = 0.25, 0.19
-_CHARACTER = 0.065
+_LEGEND_MARK, _CHARACTER = 0.45, 0.065
 _DOTS_PER_INCH = 200
 _STYLE: dict[Any, Any] = {
     "font.size": 8,
@@ -41,6 +49,8 @@ _STYLE: dict[Any, Any] = {
     "errorbar.capsize": 2.0,
     # Type 3 fonts, the default, are refused by many conferences.
     "pdf.fonttype": 42,
+    # Or the names inside an SVG differ each time.
+    "svg.hashsalt": "fedsweep",
 }
 _NAMES: Mapping[str, str] = {
     "round": "round",
@@ -63,7 +73,7 @@ _NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How a row looks in every picture of a table.
+    """How a row, or a setting, looks in every picture.
 
     Attributes:
         colour: Of line, marker and bar.
@@ -74,12 +84,38 @@ class Look:
     marker: str
 
 
+def look_of(place: int) -> Look:
+    """The look of the row or setting at a place in their order."""
+    return Look(colour=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)])
+
+
 def looks(names: Sequence[str]) -> dict[str, Look]:
     """A look for each name, by its place among all names, so that a picture of some of them looks like the others."""
-    return {
-        name: Look(colour=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)])
-        for place, name in enumerate(names)
-    }
+    return {name: look_of(place) for place, name in enumerate(names)}
+
+
+def line_handle(label: str, look: Look, **more: Any) -> Any:
+    """What a line or a point of this look means, for a legend.
+
+    Args:
+        label: Its text.
+        look: Its look.
+        more: Further properties of the line, e.g. ``linestyle="none"`` for points alone.
+    """
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], **{"color": look.colour, "marker": look.marker, "label": label, **more})
+
+
+def patch_handles(colours: Iterable[tuple[str, str]]) -> list[Any]:
+    """What areas of a colour mean, for a legend.
+
+    Args:
+        colours: Label and colour of each.
+    """
+    from matplotlib.patches import Patch
+
+    return [Patch(facecolor=colour, edgecolor=INK, linewidth=0.4, label=label) for label, colour in colours]
 
 
 def axis_name(quantity: str) -> str:
@@ -117,7 +153,6 @@ def panels(
     across = count if count < 3 else 2 if count == 4 else 3
     down = -(-count // across)
     figure = figure_of(width=across * width, height=down * height + (_TITLE_HEIGHT if title else 0.0))
-    figure.set_dpi(_DOTS_PER_INCH)
     grid = figure.subplots(down, across, squeeze=False)
     every = [axes for row in grid for axes in row]
     for axes in every[count:]:
@@ -135,17 +170,22 @@ def legend_below(figure: Figure, handles: Sequence[Any], *, title: str = "") -> 
 
     Args:
         figure: The figure.
-        handles: Artists with labels; fewer than two need no legend.
+        handles: Artists with labels, which are broken where they are longer than a line; fewer than two need no legend.
         title: Of the legend.
     """
     if len(handles) < 2:
         return
     width, height = figure.get_size_inches()
-    entry = 0.45 + _CHARACTER * max(len(str(handle.get_label())) for handle in handles)
+    room = int((width - _LEGEND_MARK) / _CHARACTER)
+    labels = [textwrap.wrap(str(handle.get_label()), room) for handle in handles]
+    entry = _LEGEND_MARK + _CHARACTER * max(len(line) for lines in labels for line in lines)
     across = max(1, min(len(handles), int(width / entry)))
-    lines = -(-len(handles) // across) + bool(title)
+    # The legend is filled column by column, so a row is as high as the highest of every so many.
+    down = -(-len(handles) // across)
+    lines = sum(max(len(label) for label in labels[row::down]) for row in range(down)) + bool(title)
     figure.set_size_inches(width, height + _LEGEND_LINE * lines)
-    figure.legend(handles=list(handles), loc="outside lower center", ncols=across, frameon=False, title=title or None)
+    look: dict[str, Any] = {"loc": "outside lower center", "ncols": across, "frameon": False, "title": title or None}
+    figure.legend(list(handles), ["\n".join(lines) for lines in labels], **look)
 
 
 def scale_axes(axes: Axes, *, log_x: bool, log_y: bool) -> None:
@@ -157,7 +197,7 @@ def scale_axes(axes: Axes, *, log_x: bool, log_y: bool) -> None:
         log_y: Whether the y axis is.
     """
     if log_x and math.isfinite(axes.dataLim.minposx):
-        axes.set_xscale("log")
+        axes.set_xscale("log", nonpositive="mask")  # rounds before anything was sent have no place there
     if log_y and math.isfinite(axes.dataLim.minposy):
         axes.set_yscale("log")
 
@@ -170,15 +210,17 @@ def name_axes(axes: Axes, *, x: str, y: str) -> None:
         x: Name of the x axis.
         y: Of the y axis.
     """
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     for axis, name, scale in ((axes.xaxis, x, axes.get_xscale()), (axes.yaxis, y, axes.get_yscale())):
         if name == _NAMES["total_bytes"]:
             axis.set_major_formatter(FuncFormatter(lambda count, _: bytes_text(count)))
-            if scale == "linear":
-                axis.set_major_locator(MaxNLocator(4))
+            axis.set_minor_formatter(NullFormatter())
+            low, high = axis.get_view_interval()
+            few = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+            axis.set_major_locator(MaxNLocator(4) if scale == "linear" else LogLocator(subs=few))
         if name in (_NAMES["round"], _NAMES["size"]) and scale == "linear":
             axis.set_major_locator(MaxNLocator(6, integer=True))
 
@@ -210,20 +252,6 @@ def save_both(figure: Figure, path_stem: Path) -> list[Path]:
     return targets
 
 
-SUFFIXES = (".png", ".pdf", ".svg")
-
-
-# Source: Okabe and Ito 2008, without the yellow, which is too pale for lines on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-
-
-INK, GRID = "#333333", "#DDDDDD"
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
-
-
-_UNDATED: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-
-
 def checked_path(path: str | Path) -> Path:
     """The picture's path, if its ending is one of :data:`SUFFIXES`; otherwise an InputError."""
     target = Path(path)
@@ -241,7 +269,7 @@ def figure_of(*, width: float, height: float) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+    return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
 
 
 def save_figure(figure: Figure, target: Path) -> None:

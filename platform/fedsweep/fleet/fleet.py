@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsweep.client.messages import Handle, Segment, SegmentReply
 from fedsweep.client.worker import Worker
 from fedsweep.components.probes import Probe
-from fedsweep.experiment.experiment import Experiment, client_side, experiment_layout
+from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.records import Payload, State
 
 _Part = TypeVar("_Part")
@@ -122,8 +122,8 @@ def make_worker(experiment: Experiment, index: int = 0) -> Worker:
         experiment: The experiment.
         index: The worker's number, from 0.
     """
-    layout = experiment_layout(experiment)
-    return Worker(client_side(experiment), experiment.world.data, experiment.build_model(), layout=layout, index=index)
+    side, data = client_side(experiment), experiment.world.data
+    return Worker(side, data, experiment.new_model(), layout=experiment.layout, index=index)
 
 
 class LocalFleet(Fleet):

@@ -5,17 +5,13 @@ A constructor's signature is the schema of a model's options and their defaults:
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.models.convnet import ConvNet3
 from fedsweep.models.feddhad_cnn import FeddhadCnn
 from fedsweep.models.fedstg_cnn import FedstgCnn
@@ -26,6 +22,7 @@ from fedsweep.models.resnet import FeddhadResNet18, ResNet18
 from fedsweep.models.user_network import adopt
 from fedsweep.models.vgg import Vgg11
 from fedsweep.models.vit import VitTiny
+from fedsweep.plugins import find_plugin
 from fedsweep.streams import Stream
 
 
@@ -67,18 +64,6 @@ def model_names() -> tuple[str, ...]:
     return tuple(MODELS)
 
 
-def model_options(name: str) -> dict[str, inspect.Parameter]:
-    """The options of a built-in model with their annotations and defaults, by name.
-
-    Raises:
-        ConfigError: Where no built-in model has that name.
-    """
-    if name not in MODELS:
-        raise ConfigError(f"model.name: {unknown_name('model', name, MODELS)}")
-    parameters = inspect.signature(MODELS[name].builder, eval_str=True).parameters
-    return {key: value for key, value in parameters.items() if key not in ("input_shape", "num_classes")}
-
-
 def build_model(name: str, *, input_shape: InputShape, num_classes: int, stream: Stream, **options: object) -> Network:
     """A new network on the CPU, its initial values determined by the stream.
 
@@ -91,66 +76,17 @@ def build_model(name: str, *, input_shape: InputShape, num_classes: int, stream:
         input_shape: Channels, height and width of one sample.
         num_classes: C, at least 2.
         stream: Where the initial values come from.
-        options: The model's own options.
+        options: The model's own options, which :func:`fedsweep.catalog.bound` checks.
 
     Raises:
-        ConfigError: Where the name, an option or the input's size is wrong, or one's own module does not fit.
+        ConfigError: Where the name or the input's size is wrong, or one's own module does not fit.
     """
-    if ":" in name:
-        builder = _import_builder(name)
-        _check_call(name, builder, options)
-    else:
-        _check_options(name, options)
-        builder = MODELS[name].builder
+    builder = MODELS[name].builder if name in MODELS else find_plugin("model", name, MODELS)
     with _seeded(stream):
         model = builder(input_shape=input_shape, num_classes=num_classes, **options)
-        if ":" in name:
+        if name not in MODELS:
             return adopt(model, name=name, input_shape=input_shape, num_classes=num_classes)
     return typing.cast(Network, model)
-
-
-def _check_options(name: str, options: Mapping[str, object]) -> None:
-    known = model_options(name)
-    for key, value in options.items():
-        if key not in known:
-            message = unknown_name("option", key, known) if known else f"unknown option {key!r} (it takes none)"
-            raise ConfigError(f"model {name!r}: {message}")
-        wanted = known[key].annotation
-        fits = isinstance(value, (int, float) if wanted is float else wanted) and not isinstance(value, bool)
-        if not fits:
-            raise ConfigError(f"model.{key} of model {name!r} must be of type {wanted.__name__}, but got {value!r}")
-
-
-def _import_builder(name: str) -> Callable[..., nn.Module]:
-    module_name, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except ImportError as error:
-        raise ConfigError(
-            f"model.name: can't import {module_name!r} of {name!r} ({error}); install it or run where it can be found"
-        ) from error
-    except AttributeError as error:
-        known = [key for key, value in vars(importlib.import_module(module_name)).items() if callable(value)]
-        raise ConfigError(
-            f"model.name: {unknown_name(f'callable of module {module_name!r}:', attribute, known)}"
-        ) from error
-    if not callable(found):
-        raise ConfigError(f"model.name: {name!r} must be callable, but is a {type(found).__name__}")
-    return typing.cast("Callable[..., nn.Module]", found)
-
-
-def _check_call(name: str, builder: Callable[..., object], options: Mapping[str, object]) -> None:
-    signature = inspect.signature(builder)
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    for key in options:
-        if key not in signature.parameters and not takes_any:
-            raise ConfigError(f"model {name!r}: {unknown_name('option', key, signature.parameters)}")
-    try:
-        signature.bind(input_shape=(1, 1, 1), num_classes=2, **options)
-    except TypeError as error:
-        raise ConfigError(
-            f"model {name!r} must be callable as f(input_shape=, num_classes=, **options): {error}"
-        ) from error
 
 
 @contextmanager

@@ -1,78 +1,72 @@
 """What clients hold and when they took part, small enough for a page.
 
-Both are maps of cells. Where there are more clients or rounds than a page has room for, neighbours share a cell. Many
-runs of a sweep have the same clients and the same cohorts, so each map is kept once.
+Most charts are maps of cells. Where there are more clients or rounds than a page has room for, neighbours share a cell.
+Many runs of a sweep have the same clients and the same cohorts, so each chart is kept once.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedsweep.errors import InputError, OutputError
-from fedsweep.figures.scenario import shown_clients
-from fedsweep.figures.scenario_arrays import class_shares_of
-from fedsweep.reports.report_groups import label_summary, size_of
+from fedsweep.figures.groups import COHORT, GROUP_LOOKS, HIGH, group_labels_of, has_group
+from fedsweep.figures.scenario import PART_LOOKS, shown_clients
+from fedsweep.figures.scenario_arrays import Part, class_shares_of
+from fedsweep.figures.style import INK
+from fedsweep.reports.charts import PERCENT, Chart, Scale, drawn, ids, map_chart, span, tint
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import CLIENTS, RunFolder
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Scatter
 
 _MOST_CLIENTS, _MOST_ROUNDS, _MOST_CLASSES = 160, 200, 256
 _LARGEST_ID = 10_000_000
 _MOST_DRIFT_CLASSES = 32
-# Characters of all maps on a page.
-_BUDGET = 900_000
-_LEVELS = 9
-_LAYERS = ("cohort", "high", "present", "attended")
-_ZEROS = "abcdefghijklmnopqrstuvwxyz"
+# Characters of all charts of clients on a page.
+_BUDGET = 1_500_000
+_HIGH = len(Part)  # beside the parts, a state of its own
+_STATES = [*PART_LOOKS.values(), ("in the high-frequency group", GROUP_LOOKS[HIGH][1])]
+_FULL = PART_LOOKS[Part.AGGREGATED][1]
+_SHADES = [(0.0, "#FFFFFF"), (1.0, _FULL)]
+# Of a round's labels: half of the rounds lie within the thick bar, eight in ten within the thin one.
+_THICK, _THIN = (25, 75), (10, 90)
 
 
 @dataclass(kw_only=True)
 class ClientMaps:
-    """The maps of a page, each once.
+    """The charts of clients of a page, each once.
 
     Attributes:
-        splits: How the data fall to clients.
-        layers: Who took part, by round.
-        views: What is shown for a run: indices into the two, by the run's index.
+        charts: The charts by name.
+        views: The names of the charts that are shown for a run, by the run's index.
         notes: What a reader must know.
-        size: Characters that they take, roughly.
+        size: Characters that they take.
     """
 
-    splits: list[dict[str, Any]] = field(default_factory=list)
-    layers: list[str] = field(default_factory=list)
-    views: dict[int, dict[str, Any]] = field(default_factory=dict)
+    charts: dict[str, Chart] = field(default_factory=dict)
+    views: dict[int, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     size: int = 0
-    _places: dict[str | bytes, int] = field(default_factory=dict)
+    _names: dict[str, str] = field(default_factory=dict)
 
-    def add_split(self, counts_NC: np.ndarray) -> int:
-        """The place of a split, which is kept where it is new."""
-        key = repr(counts_NC.shape).encode() + counts_NC.tobytes()
-        if key not in self._places:
-            self._places[key] = len(self.splits)
-            self.splits.append(split_tree(counts_NC))
-            self.size += 4 * len(self.splits[-1]["cells"])
-        return self._places[key]
-
-    def add_layer(self, text: str) -> int:
-        """The place of a packed map, which is kept where it is new."""
-        if text not in self._places:
-            self._places[text] = len(self.layers)
-            self.layers.append(text)
+    def add(self, chart: Chart) -> str:
+        """The name of a chart, which is kept where it is new."""
+        text = chart.title + json.dumps(chart.tree())
+        if text not in self._names:
+            self._names[text] = f"clients-{len(self.charts)}"
+            self.charts[self._names[text]] = chart
             self.size += len(text)
-        return self._places[text]
-
-    def tree(self) -> dict[str, Any]:
-        """As the page's script reads it."""
-        return {"splits": self.splits, "layers": self.layers, "views": {str(k): v for k, v in self.views.items()}}
+        return self._names[text]
 
 
 def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
-    """The maps of the runs, as many as a page has room for.
+    """The charts of the runs' clients, as many as a page has room for.
 
     Args:
         runs: All runs.
@@ -89,116 +83,143 @@ def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
         except InputError as error:
             maps.notes.append(str(error))
             counts_NC = None
-        view: dict[str, Any] = {}
+        charts = [split_chart(counts_NC)] if counts_NC is not None else []
+        charts += participation_charts(runs[index], None if counts_NC is None else len(counts_NC))
         if counts_NC is not None:
-            view["split"] = maps.add_split(counts_NC)
             try:
-                if drift := class_map(runs[index], counts_NC.shape):
-                    view["drift"] = {**drift, "cells": maps.add_layer(pack(drift["cells"]))}
-                if labels := label_summary(runs[index], counts_NC):
-                    view["labels"] = labels
-                    maps.size += size_of(labels)
+                more = (label_chart(runs[index], counts_NC), class_chart(runs[index], counts_NC.shape))
+                charts += [chart for chart in more if chart is not None]
             except InputError as error:
                 maps.notes.append(str(error))
-        if part := participation(runs[index], None if counts_NC is None else len(counts_NC)):
-            view["part"] = part | {name: maps.add_layer(part[name]) for name in _LAYERS if name in part}
-        if view:
-            maps.views[index] = view
+        if charts:
+            maps.views[index] = [maps.add(chart) for chart in charts]
     if left_out:
         maps.notes.append(f"{left_out} runs have no pictures of their clients here: the page would become too large")
     return maps
 
 
-def split_tree(counts_NC: np.ndarray) -> dict[str, Any]:
+def split_chart(counts_NC: np.ndarray) -> Chart:
     """Samples per client and class as a map.
 
     Args:
         counts_NC: Samples per client and class [N, C], N and C at least 1.
-
-    Returns:
-        ``clients``, ``classes``, how many of each share a row or column (``per_client``, ``per_class``), ``cells`` row
-        by row of clients, and ``facts`` on the sizes in words.
     """
     num_clients, num_classes = counts_NC.shape
     per_client, per_class = -(-num_clients // _MOST_CLIENTS), -(-num_classes // _MOST_CLASSES)
-    cells = _summed(_summed(counts_NC, per_client).T, per_class).T
+    cells_CN = _summed(_summed(counts_NC, per_client).T, per_class)
     sizes_N, kinds_N = counts_NC.sum(axis=1), (counts_NC > 0).sum(axis=1)
-    return {
-        "clients": num_clients,
-        "classes": num_classes,
-        "per_client": per_client,
-        "per_class": per_class,
-        "cells": cells.ravel().tolist(),
-        "facts": (
+    # The square root: clients with few samples stay visible beside those with many.
+    stops = [(share * share, tint(_FULL, share)) for share in np.linspace(0, 1, 9).tolist()]
+    return map_chart(
+        cells_CN.tolist(),
+        Scale(colours=stops, most=max(1, int(cells_CN.max())), say="client %{x}, class %{y}<br>%{z} samples"),
+        title="What clients hold",
+        describe="How samples of each class fall to clients",
+        x=ids("client", num_clients, per_client),
+        y=ids("class", num_classes, per_class),
+        hint=(
             f"{num_clients} clients with {sizes_N.min()} to {sizes_N.max()} samples (mean {sizes_N.mean():.1f}) of"
-            f" {kinds_N.min()} to {kinds_N.max()} of {num_classes} classes (mean {kinds_N.mean():.1f})"
+            f" {kinds_N.min()} to {kinds_N.max()} of {num_classes} classes (mean {kinds_N.mean():.1f})."
+            " The stronger the colour, the more samples."
         ),
-    }
+    )
 
 
-def participation(run: RunView, num_clients: int | None) -> dict[str, Any] | None:
-    """Who was in the cohort and in the high-frequency group, by round, as two maps.
+def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
+    """Who took part, by round: a map of what each client did; where cells are shared, a map of shares for each thing.
 
     Args:
         run: A run.
         num_clients: How many clients there are; None: as many as were seen.
 
     Returns:
-        ``rounds``, ``first`` (round), ``clients``, ``per_round``, ``per_client``, and the maps ``cohort`` and ``high``
-        as text: row by row of clients a level from 0 to 9, the share of the cell's rounds and clients, packed by
-        :func:`pack`. Also ``present`` where the run has availability, and ``attended`` where others than the cohort
-        were aggregated in some round, with ``aggregated``, the number of rounds that did. None where no round was
-        played.
+        None at all where no round was played. Clients that cannot be are passed over.
     """
     cohorts, groups = list(run.column("cohort")), list(run.column("high_frequency"))
     present, attendees = list(run.column("present")), list(run.column("attendees"))
     seen = [client for cohort in cohorts for client in cohort or () if 0 <= client < _LARGEST_ID]
     if not seen:
-        return None
+        return []
     count = num_clients if num_clients is not None else max(seen) + 1
     per_client, per_round = -(-count // _MOST_CLIENTS), -(-len(cohorts) // _MOST_ROUNDS)
     shape = (-(-count // per_client), -(-len(cohorts) // per_round))
 
-    def layer(members: Sequence[Sequence[int] | None]) -> str:
+    def shares(members: Sequence[Sequence[int] | None]) -> np.ndarray:
         sums = np.zeros(shape)
         for place, clients in enumerate(members):
             known = [client // per_client for client in clients or () if 0 <= client < count]
             np.add.at(sums[:, place // per_round], known, 1)
-        return pack(np.minimum(_LEVELS, np.ceil(_LEVELS * sums / (per_client * per_round))).astype(int))
+        return np.minimum(1, sums / (per_client * per_round))
 
-    return {
-        "rounds": len(cohorts),
-        "first": run.column("round")[0],
-        "clients": count,
-        "per_round": per_round,
-        "per_client": per_client,
-        "has_high": any(groups),
-        "cohort": layer(cohorts),
-        "high": layer(groups),
-        **({"present": layer(present)} if any(there is not None for there in present) else {}),
-        **(
-            {"attended": layer(attendees), "aggregated": sum(map(bool, attendees))}
-            if _differ(attendees, cohorts)
-            else {}
-        ),
+    layers = {"in the cohort": shares(cohorts)}
+    hint = ""
+    if any(there is not None for there in present):
+        layers["there"] = shares(present)
+    if attendees and any(list(a or ()) != list(b or ()) for a, b in zip(attendees, cohorts, strict=True)):
+        layers["aggregated"] = shares(attendees)
+        hint = f"{sum(map(bool, attendees))} of {len(cohorts)} rounds aggregated."
+    if any(groups):
+        layers["in the high-frequency group"] = shares(groups)
+    axes = {
+        "x": ids("round", len(cohorts), per_round, first=run.column("round")[0]),
+        "y": ids("client", count, per_client),
     }
+    if per_client == per_round == 1:
+        return [_state_chart(_states(layers), axes=axes, hint=hint)]
+    return [
+        map_chart(
+            np.rint(100 * cells).astype(int).tolist(),
+            Scale(colours=_SHADES, most=100, say="client %{y}, round %{x}<br>%{z} % of the cell"),
+            title=f"Who was {name}",
+            describe=f"Which clients were {name} in which rounds",
+            hint=f"{hint} The stronger the colour, the more of the cell's clients and rounds.".strip(),
+            **axes,
+        )
+        for name, cells in layers.items()
+    ]
 
 
-def _differ(attendees: Sequence[Sequence[int]], cohorts: Sequence[Sequence[int]]) -> bool:
-    return any(list(a or ()) != list(b or ()) for a, b in zip(attendees, cohorts, strict=True)) if attendees else False
+def _states(layers: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What each client did in each round [N, R]: indices of the states."""
+    cohort = layers["in the cohort"] > 0
+    there = layers.get("there", np.ones_like(cohort)) > 0
+    aggregated = layers.get("aggregated", cohort) > 0
+    states_NR = np.where(there, Part.THERE, Part.ABSENT)
+    states_NR[cohort & ~aggregated] = Part.TRAINED
+    states_NR[cohort & aggregated] = Part.AGGREGATED
+    states_NR[aggregated & ~cohort] = Part.DELIVERED
+    states_NR[layers.get("in the high-frequency group", np.zeros_like(cohort)) > 0] = _HIGH
+    return states_NR
 
 
-def class_map(run: RunView, shape: tuple[int, ...]) -> dict[str, Any] | None:
-    """Which classes clients had by round, under drift.
+def _state_chart(states_NR: np.ndarray, *, axes: Mapping[str, Any], hint: str) -> Chart:
+    steps = [(end / len(_STATES), colour) for state, (_, colour) in enumerate(_STATES) for end in (state, state + 1)]
+    return map_chart(
+        states_NR.tolist(),
+        Scale(
+            colours=steps,
+            most=len(_STATES) - 0.5,
+            least=-0.5,
+            say="client %{y}, round %{x}<br>%{text}",
+            words=[text for text, _ in _STATES],
+        ),
+        title="Who took part",
+        describe="Which clients took part in which rounds",
+        key=[(text, colour) for state, (text, colour) in enumerate(_STATES) if (states_NR == state).any()],
+        hint=hint,
+        **axes,
+    )
+
+
+def class_chart(run: RunView, shape: tuple[int, ...]) -> Chart | None:
+    """Which classes clients had by round, under drift: a band for each client, in it a row for each class.
 
     Args:
         run: A run.
         shape: N and C, as its table of clients has them.
 
     Returns:
-        ``clients`` (ids of those shown), ``of`` (N), ``classes``, ``rounds``, ``first`` (round), ``per_class`` and
-        ``per_round`` (how many share a row or column), ``most`` (the largest share) and ``cells``: for each client a
-        row per class and an empty one, a level from 0 to 9 of ``most`` by round. None where the run has no drift.
+        None where the run has no drift.
 
     Raises:
         InputError: A file of the run is damaged, or two of them contradict each other.
@@ -209,31 +230,114 @@ def class_map(run: RunView, shape: tuple[int, ...]) -> dict[str, Any] | None:
     shares_NRC = class_shares_of(run, clients=shown)
     if shares_NRC is None or not shares_NRC.size:
         return None
-    per_round = -(-shares_NRC.shape[1] // _MOST_ROUNDS)
+    num_rounds = shares_NRC.shape[1]
+    per_round = -(-num_rounds // _MOST_ROUNDS)
     cells = np.add.reduceat(shares_NRC, np.arange(0, num_classes, per_class), axis=2)
-    starts = np.arange(0, shares_NRC.shape[1], per_round)
-    widths = np.diff([*starts, shares_NRC.shape[1]])
-    cells = np.add.reduceat(cells, starts, axis=1) / widths[None, :, None]
-    most = max(float(cells.max()), 1e-9)
-    levels = np.zeros((len(shown), cells.shape[2] + 1, len(starts)), dtype=int)
-    levels[:, :-1] = np.ceil(_LEVELS * cells.transpose(0, 2, 1) / most - 1e-6)
-    return {
-        "clients": shown,
-        "of": num_clients,
-        "classes": num_classes,
-        "rounds": shares_NRC.shape[1],
-        "first": 1,
-        "per_class": per_class,
-        "per_round": per_round,
-        "most": round(most, 6),
-        "cells": levels.clip(0, _LEVELS),
-    }
+    starts = np.arange(0, num_rounds, per_round)
+    cells = np.add.reduceat(cells, starts, axis=1) / np.diff([*starts, num_rounds])[None, :, None]
+    rows = [(client, place) for client in shown for place in range(cells.shape[2])]
+    names = [f"client {client}, class {span(place, per_class, num_classes)}" for client, place in rows]
+    percents = np.rint(100 * cells.transpose(0, 2, 1)).astype(int)
+    # An empty row ends each band.
+    z = [row for band in percents.tolist() for row in (*band, [None] * len(starts))]
+    labels = [label for place, label in enumerate(names) for label in _with_end(place, label, cells.shape[2])]
+    middles = range(cells.shape[2] // 2, len(labels), cells.shape[2] + 1)
+    some = f"{len(shown)} of {num_clients} clients. " if len(shown) < num_clients else ""
+    return map_chart(
+        z,
+        Scale(colours=_SHADES, most=max(1, int(percents.max())), say="%{y}, round %{x}<br>%{z} % of its samples"),
+        title="Which classes clients had",
+        describe="Which classes clients have in which rounds",
+        x=ids("round", num_rounds, per_round, first=1),
+        y={"title": {"text": "client"}, "ids": labels, "tickvals": list(middles), "ticktext": list(map(str, shown))},
+        hint=(
+            f"{some}A band is a client, a row in it a class, class 0 on top. The stronger the colour, the larger the"
+            f" class's share of the client's samples in the round, up to {int(percents.max())} %."
+        ),
+    )
 
 
-def pack(levels: np.ndarray) -> str:
-    """Levels 0..9 as digits, row by row; runs of zeros as letters (a: one, z: twenty-six)."""
-    digits = "".join(map(str, levels.ravel().tolist()))
-    return re.sub(r"0{1,26}", lambda zeros: _ZEROS[len(zeros.group()) - 1], digits)
+def _with_end(place: int, label: str, height: int) -> list[str]:
+    return [label, " " * (place // height + 1)] if place % height == height - 1 else [label]
+
+
+def label_chart(run: RunView, counts_NC: np.ndarray) -> Chart | None:
+    """Class shares of the high- and the low-frequency group over the rounds, against the population's.
+
+    Args:
+        run: A run.
+        counts_NC: Samples per client and class [N, C].
+
+    Returns:
+        None where there is no high-frequency group, or more classes than a page has room for.
+
+    Raises:
+        OutputError: A row names a client that there is not.
+    """
+    import plotly.graph_objects as go
+
+    num_classes = counts_NC.shape[1]
+    found = group_labels_of(run, counts_NC) if num_classes <= _MOST_CLASSES and has_group(run) else None
+    if found is None:
+        return None
+    traces = [
+        go.Scatter(
+            name="population",
+            mode="markers",
+            x=list(range(num_classes)),
+            y=_short(found.population_C),
+            marker={"symbol": "line-ew", "size": 22, "line": {"width": 2, "color": INK}},
+            meta={"label": "population"},
+        )
+    ]
+    for level, shares_RC, shift in ((COHORT, found.low_RC, -0.15), (HIGH, found.high_RC, 0.15)):
+        if len(shares_RC):
+            traces += _group_traces(level, shares_RC, shift=shift)
+    return Chart(
+        title="What labels the high-frequency group holds",
+        describe="Class shares of the high- and the low-frequency group over the rounds, against the population's",
+        **drawn(
+            traces,
+            x={"title": {"text": "class"}, "showgrid": False, "range": [-0.6, num_classes - 0.4]},
+            y={"title": {"text": "share of the group"}, "rangemode": "tozero", **PERCENT},
+            height=300,
+            hovermode="closest",
+        ),
+        key=[("population", INK), *((f"{GROUP_LOOKS[g][0]} group", GROUP_LOOKS[g][1]) for g in (COHORT, HIGH))],
+        hint=(
+            f"Over {len(found.high_RC)} rounds: the dot is the mean, the thick line holds half of the rounds, the thin"
+            " one eight in ten."
+        ),
+    )
+
+
+def _group_traces(level: int, shares_RC: np.ndarray, *, shift: float) -> Iterator[Scatter]:
+    import plotly.graph_objects as go
+
+    text, colour = GROUP_LOOKS[level]
+    mean_C = shares_RC.mean(axis=0)
+    for (low, high), thickness in ((_THIN, 1.5), (_THICK, 4)):
+        ends_2C = np.percentile(shares_RC, (low, high), axis=0)
+        yield go.Scatter(
+            name=f"{text} group",
+            mode="markers",
+            x=[round(place + shift, 2) for place in range(len(mean_C))],
+            y=_short(mean_C),
+            marker={"color": colour, "size": 7, "line": {"width": 1, "color": "#FFFFFF"}},
+            error_y={
+                "array": _short(ends_2C[1] - mean_C),
+                "arrayminus": _short(mean_C - ends_2C[0]),
+                "color": colour,
+                "thickness": thickness,
+                "width": 0,
+            },
+            meta={"label": f"{text} group, {low} to {high} % of the rounds"},
+        )
+
+
+def _short(values: np.ndarray) -> list[float]:
+    found: list[float] = np.round(values, 4).tolist()
+    return found
 
 
 def _label_counts(run: RunView) -> np.ndarray | None:

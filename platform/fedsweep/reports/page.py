@@ -1,7 +1,8 @@
 """A report: one HTML file that shows runs side by side and needs nothing beside itself.
 
-The tables are plain HTML; curves and maps are drawn by the page's own script from the figures in it. All text comes
-from files that somebody else may have written: it is escaped, and the page's policy lets no script run but its own.
+The tables are plain HTML; curves and maps are drawn by Plotly, whose script the page carries, from the figures in it.
+All text comes from files that somebody else may have written: it is escaped, and the page's policy lets no script run
+but these two and nothing be fetched. Styles it must let pass: Plotly sets them as it draws.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep import __version__
 from fedsweep.errors import OutputError
-from fedsweep.reports.client_maps import ClientMaps, client_maps, interesting_first
-from fedsweep.reports.report_targets import TargetRow, target_rows
-from fedsweep.reports.sources import Found, find_sources
-from fedsweep.reports.tables import ReportedTable, command_again, reported_tables
-from fedsweep.results.config_table import ConfigTable, config_table
-from fedsweep.results.curves import FIGURES, curve_json, short
-from fedsweep.results.pareto import BestUnderBudget, best_under_budgets, budget_grid, pareto_front
-from fedsweep.results.settings import ReportRun, Setting, group_settings, report_runs
+from fedsweep.reports.charts import SYMBOLS
+from fedsweep.reports.contents import Report, build_report
+from fedsweep.reports.setting_charts import run_name
+from fedsweep.reports.sources import find_sources
+from fedsweep.reports.tables import command_again
+from fedsweep.results.settings import ReportRun
 from fedsweep.results.texts import bytes_text, clean, seconds_text
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import CONFIG
@@ -35,10 +35,12 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".html", ".htm")
 _GENERATOR = '<meta name="generator" content="fedsweep report">'
-_SCRIPTS = ("chart.js", "cells.js", "labels.js", "page.js")
-# Points of all curves on a page, and the bounds for a single one.
-_POINTS, _FEWEST, _MOST = 30_000, 24, 400
-_SHOWN = 4
+# Where Plotly's script stands, as `--script` names it; and its file's name beside the page.
+INSIDE, BESIDE = "inside", "beside"
+PLOTLY = "plotly.min.js"
+_PLOTLY_HEAD = b"* plotly.js"
+# Settings that are drawn before anybody chooses: as many as one can tell apart.
+_DRAWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,46 +60,13 @@ class Written:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What a page shows.
-
-    Attributes:
-        runs: The runs.
-        settings: The runs grouped: those that differ in their seed alone.
-        unreadable: Folders of runs that cannot be read, with the reason.
-        sweeps: Folders of sweeps that the runs belong to.
-        front: Indices of the settings that no other beats in accuracy and bytes, cheapest first.
-        run_front: The same of runs.
-        budgets: The best setting for each budget.
-        targets: What settings spent until they first reached the accuracies of ``evaluation.targets``.
-        configs: The settings' configurations side by side.
-        maps: What clients hold and when they took part.
-        tables: The papers' tables that the runs were made for.
-        notes: What a reader must know.
-    """
-
-    runs: tuple[ReportRun, ...]
-    settings: tuple[Setting, ...]
-    unreadable: tuple[tuple[Path, str], ...]
-    sweeps: tuple[Path, ...]
-    front: tuple[int, ...]
-    run_front: tuple[int, ...]
-    budgets: tuple[BestUnderBudget, ...]
-    targets: tuple[TargetRow, ...]
-    configs: ConfigTable
-    maps: ClientMaps
-    tables: tuple[ReportedTable, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def has_seeds(self) -> bool:
-        """Whether some setting has more than one run."""
-        return any(len(setting.runs) > 1 for setting in self.settings)
-
-
 def write_report(
-    sources: Sequence[str | Path], path: str | Path, *, uri: str | None = None, overwrite: bool = False
+    sources: Sequence[str | Path],
+    path: str | Path,
+    *,
+    uri: str | None = None,
+    overwrite: bool = False,
+    script: str = INSIDE,
 ) -> Written:
     """Reads runs and writes the page.
 
@@ -106,16 +75,23 @@ def write_report(
         path: The page; its suffix is one of :data:`SUFFIXES`. An earlier report is replaced.
         uri: The tracking store's address for experiments, as ``tracking.mlflow_store.resolve_uri`` gives it.
         overwrite: Replace whatever file is there.
+        script: Where Plotly's script goes: :data:`INSIDE` the page, or once :data:`BESIDE` all pages of a folder.
 
     Raises:
         InputError: A source is neither a folder with runs nor an experiment, no run can be read, or the page can't be
             written.
     """
     target = check_target(Path(path), overwrite=overwrite)
+    if script == BESIDE:
+        check_script(target.with_name(PLOTLY), overwrite=overwrite)
+    elif script != INSIDE:
+        raise OutputError(f"--script {script}: must be {INSIDE} or {BESIDE}")
     report = build_report(find_sources([str(source) for source in sources], uri=uri))
-    data = render(report, made=datetime.now(UTC)).encode()
+    data = render(report, made=datetime.now(UTC), script=script).encode()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        if script == BESIDE:
+            atomic_write(target.with_name(PLOTLY), plotly_script().encode())
         atomic_write(target, data)
     except OSError as error:
         raise OutputError(f"{target}: cannot be written: {(error.strerror or str(error)).lower()}") from error
@@ -144,72 +120,52 @@ def check_target(path: Path, *, overwrite: bool) -> Path:
     return target
 
 
-def build_report(found: Found) -> Report:
-    """Puts together what a page shows.
-
-    Args:
-        found: The runs.
+def check_script(path: Path, *, overwrite: bool) -> None:
+    """Passes where Plotly's script can be written.
 
     Raises:
-        OutputError: None of the runs can be shown.
+        OutputError: Something else is there, and it is not to be replaced.
     """
-    runs, bad = report_runs(found.runs)
-    if not runs:
-        raise OutputError(bad[0][1])
-    settings = group_settings(runs)
-    settings.sort(key=lambda setting: (setting.accuracy is None, -(setting.accuracy or 0.0)))
-    curves = [setting.curve.accuracy_by_bytes() if setting.curve else [] for setting in settings]
-    order = interesting_first(
-        {index: run.test_accuracy for index, run in enumerate(runs)}, [setting.runs for setting in settings]
-    )
-    maps = client_maps([run.view for run in runs], order)
-    configs = config_table([runs[setting.runs[0]].flat for setting in settings])
-    tables, problems = reported_tables(found.sweeps)
-    # A table's columns are different worlds on purpose.
-    one_table = len(tables) == 1 and all(run.folder.resolve().parent == found.sweeps[0].resolve() for run in found.runs)
-    said = (*found.notes, *problems, *(() if one_table else _world_notes(configs)), *maps.notes)
-    return Report(
-        runs=tuple(runs),
-        settings=tuple(settings),
-        unreadable=(*((item.folder, item.reason) for item in found.unreadable), *bad),
-        sweeps=found.sweeps,
-        front=tuple(pareto_front([_point(s.total_bytes, s.accuracy) for s in settings])),
-        run_front=tuple(
-            pareto_front([_point(r.total_bytes, r.test_accuracy) if r.status != "failed" else None for r in runs])
-        ),
-        budgets=tuple(best_under_budgets(curves, budget_grid(curves))),
-        targets=tuple(target_rows(runs, settings)),
-        configs=configs,
-        maps=maps,
-        tables=tuple(tables),
-        notes=tuple(clean(note, longest=1000) for note in said),
-    )
+    if path.exists() and not overwrite and (not path.is_file() or _PLOTLY_HEAD not in path.read_bytes()[:200]):
+        raise OutputError(f"--script {BESIDE}: {path} holds something else than Plotly; write the page elsewhere")
 
 
-def render(report: Report, *, made: datetime) -> str:
+def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
     """The page's text.
 
     Args:
         report: What it shows.
         made: When, in UTC.
+        script: See :func:`write_report`.
     """
     from markupsafe import Markup
 
     environment = _environment()
-    style, script = _part("page.css"), "\n".join(map(_part, _SCRIPTS))
+    own, plotly = _part("page.js"), plotly_script() if script == INSIDE else ""
+    # A page that was opened from a disk has no origin, so 'self' would not let it load what lies beside it.
+    admitted = f"'{_hash(plotly)}'" if plotly else "'self' file:"
     versions = _common_versions(report.runs)
+    order = [index for setting in report.settings for index in setting.runs]
     return environment.get_template("page.html.j2").render(
         report=report,
         title=_title(report),
         made=made,
         generator=Markup(_GENERATOR),
-        style=Markup(style),
-        style_hash=_hash(style),
-        script=Markup(script),
-        script_hash=_hash(script),
+        style=Markup("\n".join([_part("page.css"), *_colour_rules(report)])),
+        scripts=Markup(f"'{_hash(own)}' {admitted}"),
+        script=Markup(own),
+        plotly=Markup(plotly),
+        plotly_file=PLOTLY,
+        drawn=_DRAWN,
         data=Markup(_embedded(page_data(report))),
+        swatches=[(f"c{look.colour[1:]}", SYMBOLS[look.marker][1]) for look in report.looks],
         setting_of={index: place for place, setting in enumerate(report.settings) for index in setting.runs},
-        order=[index for setting in report.settings for index in setting.runs],
+        order=order,
+        client_runs=[
+            (run_name(report.runs[i], is_one_of_many=report.has_seeds), report.maps.views[i])
+            for i in order
+            if i in report.maps.views
+        ],
         versions=versions,
         odd_versions=[_odd(run.versions, versions) for run in report.runs],
         commands=[shlex.join(["fedsweep", "run", str(run.folder / CONFIG)]) for run in report.runs],
@@ -220,41 +176,21 @@ def render(report: Report, *, made: datetime) -> str:
 
 
 def page_data(report: Report) -> dict[str, Any]:
-    """The figures that the page's script draws from."""
-    drawn = len(report.runs) + sum(len(setting.counted) > 1 for setting in report.settings)
-    points = max(_FEWEST, min(_MOST, _POINTS // drawn))
-    place_of = {index: place for place, setting in enumerate(report.settings) for index in setting.runs}
-    runs = [
-        {
-            "label": run.label,
-            "setting": place_of[index],
-            "seed": run.view.seed,
-            "status": run.status,
-            "accuracy": run.test_accuracy,
-            "bytes": run.total_bytes,
-            "curve": curve_json(run.curve, points=points),
-        }
-        for index, run in enumerate(report.runs)
-    ]
-    settings = [
-        {
-            "label": setting.label,
-            "runs": setting.runs,
-            "counted": setting.counted,
-            "accuracy": setting.accuracy,
-            "bytes": short(setting.total_bytes),
-            "curve": curve_json(setting.curve, points=points) if setting.curve and len(setting.counted) > 1 else None,
-        }
-        for setting in report.settings
-    ]
-    drawable = {name for run in report.runs for name in run.curve.figures}
-    return {
-        "runs": runs,
-        "settings": settings,
-        "figures": {name: text for name, text in FIGURES.items() if name in drawable},
-        "front": {"runs": report.run_front, "settings": report.front},
-        "clients": report.maps.tree(),
-    }
+    """The figures that the page's script draws from: traces, layout and choices of each chart, by name."""
+    return {name: chart.tree() for name, chart in {**report.charts, **report.maps.charts}.items()}
+
+
+def plotly_script() -> str:
+    """Plotly's script, as the installed package has it."""
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
+
+
+def _colour_rules(report: Report) -> list[str]:
+    """A class of style for each colour that text beside a chart names."""
+    keys = (colour for chart in report.maps.charts.values() for _, colour in chart.key)
+    return [f".c{colour[1:]} {{ color: {colour}; }}" for colour in sorted({*keys, *(k.colour for k in report.looks)})]
 
 
 def _environment() -> Environment:
@@ -274,9 +210,17 @@ def _environment() -> Environment:
         "ratio": lambda value: "-" if value is None else f"{value:.3f}",
         "short": lambda value: "-" if value is None else f"{value:.4g}",
         "clean": clean,
+        "breakable": _breakable,
     }
     environment.filters.update(filters)
     return environment
+
+
+def _breakable(text: str) -> str:
+    """A label that a line may end in where its parts do."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"(?<=[,/+])(?=\w)", "<wbr>", str(escape(text))))
 
 
 def _part(name: str) -> str:
@@ -301,18 +245,6 @@ def _title(report: Report) -> str:
     if len(report.sweeps) == 1 and all(run.folder.parent == report.sweeps[0].absolute() for run in report.runs):
         return clean(report.sweeps[0].absolute().name)
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
-
-
-def _world_notes(configs: ConfigTable) -> list[str]:
-    keys = [key for key in configs.differing if key.startswith(("scenario.", "model."))]
-    if not keys:
-        return []
-    named = ", ".join(keys[:_SHOWN]) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
-    return [f"runs differ in {named}: these are different worlds, so accuracies and bytes are no fair comparison"]
-
-
-def _point(cost: float | None, accuracy: float | None) -> tuple[float, float] | None:
-    return None if cost is None or accuracy is None else (cost, accuracy)
 
 
 def _common_versions(runs: Sequence[ReportRun]) -> dict[str, str]:

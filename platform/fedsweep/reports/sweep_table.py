@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedsweep.results.texts import bytes_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedsweep.results.seed_statistics import Difference, Estimate
+    from fedsweep.results.seed_statistics import Estimate
     from fedsweep.sweeps.summary import SettingRow, Summary, TrialRow
 
 _MOST_LINES = 12
@@ -58,25 +62,57 @@ def _figure_text(value: float, name: str) -> str:
 
 
 def _difference_lines(summary: Summary) -> list[str]:
-    known = [d for d in summary.differences if not math.isnan(d.p_value)]
+    differences = [
+        {**asdict(d), "first": summary.settings[d.first].label, "second": summary.settings[d.second].label}
+        for d in summary.differences
+    ]
+    return verdict_lines(differences, summary.metrics[0], summary.modes[0], num_settings=len(summary.settings))
+
+
+def verdict_lines(differences: Sequence[Mapping[str, Any]], metric: str, mode: str, *, num_settings: int) -> list[str]:
+    """Which differences between settings are more than chance, in lines.
+
+    Args:
+        differences: As ``summary.json`` has them.
+        metric: What was compared.
+        mode: ``max`` or ``min``.
+        num_settings: How many settings there are.
+    """
+    known = [d for d in differences if d["p_value"] is not None and not math.isnan(d["p_value"])]
     if not known:
         return ["no setting can be told from another: that takes at least three seeds that both have"] * bool(
-            len(summary.settings) > 1
+            num_settings > 1
         )
-    real = [d for d in known if d.is_real]
-    head = f"{len(real)} of {len(known)} differences in {summary.metrics[0]} are more than chance (paired seeds, 95%)"
-    lines = [f"  {_difference_text(summary, d)}" for d in real[:_MOST_LINES]]
+    real = [d for d in known if d["is_real"]]
+    head = f"{len(real)} of {len(known)} differences in {metric} are more than chance (paired seeds, 95%)"
+    lines = [f"  {_difference_text(d, metric, mode)}" for d in real[:_MOST_LINES]]
     more = [f"  and {len(real) - _MOST_LINES} more, in summary.json"] if len(real) > _MOST_LINES else []
     return [head + (":" if real else ""), *lines, *more]
 
 
-def _difference_text(summary: Summary, difference: Difference) -> str:
-    metric, better_is_more = summary.metrics[0], summary.modes[0] == "max"
-    first, second = summary.settings[difference.first], summary.settings[difference.second]
-    word = "better" if (difference.mean > 0) == better_is_more else "worse"
-    low, high = sorted((abs(difference.low), abs(difference.high)))
-    gap = f"{_figure_text(abs(difference.mean), metric)} [{_figure_text(low, metric)}, {_figure_text(high, metric)}]"
-    return f"{first.label} is {word} than {second.label} by {gap}, {difference.pairs} seeds"
+def read_verdict(folder: Path) -> list[str]:
+    """:func:`verdict_lines` of a sweep's folder; none where it has no summary, or one that cannot be read.
+
+    Args:
+        folder: The sweep's.
+    """
+    from fedsweep.sweeps.sweep_folder import SUMMARY
+
+    try:
+        tree = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        (metric, mode), *_ = tree["metrics"].items()
+        return verdict_lines(tree["differences"], metric, mode, num_settings=len(tree["settings"]))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        return [f"{folder / SUMMARY}: not a readable summary: {type(error).__name__}"]
+
+
+def _difference_text(difference: Mapping[str, Any], metric: str, mode: str) -> str:
+    word = "better" if (difference["mean"] > 0) == (mode == "max") else "worse"
+    low, high = sorted((abs(difference["low"]), abs(difference["high"])))
+    gap = f"{_figure_text(abs(difference['mean']), metric)} [{_figure_text(low, metric)}, {_figure_text(high, metric)}]"
+    return f"{difference['first']} is {word} than {difference['second']} by {gap}, {difference['pairs']} seeds"
 
 
 def _failure_line(row: TrialRow) -> str:

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedsweep.config.load import load_config
 from fedsweep.config.overrides import apply_overrides, parse_override, set_value
@@ -22,6 +22,9 @@ _FREE_OF_COST = ("name", "seed", "evaluation", "runtime", "checkpoint", "trackin
 # And what they may differ in, and still have the same results.
 _FREE_OF_RESULT = ("name", "seed", "runtime", "checkpoint", "tracking", "sweep")
 _ROUNDS = ("rounds", "stop")
+# Whose settings a cell has: those of the full scale, which is the paper's; the same in all that a round costs, so that
+# the number of rounds may differ; others.
+Standing = Literal["paper", "costs", "other"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,16 +135,17 @@ def chosen_columns(table: TableFile, scale: str, *, pattern: str | None = None) 
     return _chosen("column", table.column_names, table.scale(scale).columns, pattern=pattern)
 
 
-def is_papers(table: TableFile, cell: Cell, *, costs_alone: bool = False) -> bool:
-    """Whether a cell's configuration is the one of the full scale, the seed apart.
+def standing_of(table: TableFile, cell: Cell) -> Standing:
+    """Whose settings a cell has, the seed apart.
 
     Args:
         table: Its table.
         cell: The cell.
-        costs_alone: Only what a round costs must be the same, so the number of rounds may differ.
     """
     full = load_config(_given(table, FULL, row=cell.row, column=cell.column, overrides=()))
-    return _compared(cell.config, costs_alone=costs_alone) == _compared(full, costs_alone=costs_alone)
+    if _compared(cell.config, costs_alone=False) == _compared(full, costs_alone=False):
+        return "paper"
+    return "costs" if _compared(cell.config, costs_alone=True) == _compared(full, costs_alone=True) else "other"
 
 
 def _compared(config: Config, *, costs_alone: bool) -> dict[str, Any]:

@@ -19,15 +19,13 @@ from fedsweep.engine.cost import CostModel
 from fedsweep.engine.forecast import planned_rounds
 from fedsweep.engine.plan import Planner
 from fedsweep.engine.row import RowMaker
-from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_world
-from fedsweep.experiment.experiment import Experiment, experiment_layout, server_context
-from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.grid import Grid, GridCell, setting_of, standing_of, summed_up, value_of
+from fedsweep.experiment.experiment import Experiment, server_context
+from fedsweep.reproduce.cells import Cell, standing_of
+from fedsweep.reproduce.grid import Grid, GridCell, setting_of, summed_up, value_of
 from fedsweep.reproduce.table_file import TableFile
 from fedsweep.results.view import RunView
-from fedsweep.trees import model_vector
 from fedsweep.world.data.datasets import Dataset, load_dataset
 
 # Figures of a round that need no training, as columns of rounds.parquet are called; group_size is the group's length.
@@ -40,34 +38,18 @@ _EVEN_SETS = {"cifar10": (10, 5000), "cifar100": (100, 500)}
 _BY_CLASS_SIZE = ("classes", "dirichlet", "dirichlet_balanced")
 
 
-def planned_run(config: Config) -> RunView:
+def planned_view(config: Config) -> RunView | str:
     """A run as far as it is known without training, as tables and pictures read runs.
 
     Its columns are ``round``, ``cohort``, ``high_frequency``, ``sim_time_s`` and :data:`COST_COLUMNS`; its folder
-    does not exist.
+    does not exist. Where the costs depend on the training, the reason is given in its place; see :func:`why_unknown`.
 
     Args:
         config: The run's configuration.
 
     Raises:
-        ConfigError: What the rounds cost depends on the training; see :func:`why_unknown`.
         InputError: As :func:`~fedsweep.experiment.build.build_experiment`; data files are needed only where the labels'
             numbers are not known without them.
-    """
-    found = planned_view(config)
-    if isinstance(found, str):
-        raise ConfigError(found)
-    return found
-
-
-def planned_view(config: Config) -> RunView | str:
-    """As :func:`planned_run`, with the reason in the run's place where the costs depend on the training.
-
-    Args:
-        config: The run's configuration.
-
-    Raises:
-        InputError: As :func:`planned_run`.
     """
     experiment = build_experiment(config, label_data(config.scenario))
     reason = why_unknown(experiment)
@@ -76,24 +58,6 @@ def planned_view(config: Config) -> RunView | str:
         return f"the costs of method {name} can't be told without training: {reason}; run it instead"
     check_world(experiment)
     return RunView(folder=Path(config.name), config=config.tree(), result={}, columns=_columns(experiment))
-
-
-def costs_of(config: Config) -> dict[str, float | None]:
-    """The means over all rounds of :data:`COST_COLUMNS`; None where the method has no group.
-
-    Args:
-        config: The run's configuration.
-
-    Raises:
-        ConfigError: As :func:`planned_run`.
-        InputError: Likewise.
-    """
-    run = planned_run(config)
-    means: dict[str, float | None] = {}
-    for name in COST_COLUMNS:
-        known = [value for value in run.column(name) if value is not None]
-        means[name] = sum(known) / len(known) if known else None
-    return means
 
 
 def costs_grid(
@@ -158,12 +122,10 @@ def why_unknown(experiment: Experiment) -> str | None:
         experiment: The experiment.
     """
     method, world, stop = experiment.method, experiment.world, experiment.training.stop
-    layout = experiment_layout(experiment)
-    vector = model_vector(experiment.build_model(), layout)
     for seam, component in method.server_components():
         if seam in _PLANNING_SEAMS and component.has_own("learn", "observe"):
             return f"its {seam} ({type(component).__name__}) learns from the clients' work"
-        context = server_context(experiment, layout, seam, vector)
+        context = server_context(experiment, seam)
         if component.setup(component.init(context), context):
             return f"its {seam} ({type(component).__name__}) has every client measure something before round 1"
     if method.exchanges:

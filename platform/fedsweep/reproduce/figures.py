@@ -16,9 +16,12 @@ from fedsweep.figures.style import (
     axis_name,
     label_outer,
     legend_below,
+    line_handle,
+    look_of,
     name_axes,
     panels,
     paper_style,
+    patch_handles,
     save_both,
     scale_axes,
 )
@@ -152,7 +155,7 @@ def _bars(scene: Scene) -> Figure:
     steep = sum(map(len, names)) > _LONG_NAMES
     axes.set_xticks(range(len(names)), names, rotation=30 if steep else 0, ha="right" if steep else "center")
     _finish(axes, scene, x=None, y=y)
-    rows = [] if alone else _bar_handles(scene)
+    rows = [] if alone else patch_handles((row, scene.looks[row].colour) for row in scene.rows)
     axes.tick_params(axis="x", length=0)
     legend_below(figure, [*rows, *_printed_handle(scene, y)])
     return figure
@@ -188,31 +191,11 @@ def _num_bars(scene: Scene) -> int:
 
 
 def _row_handles(scene: Scene, *, line: bool) -> list[Any]:
-    from matplotlib.lines import Line2D
-
-    return [
-        Line2D(
-            [],
-            [],
-            color=scene.looks[row].colour,
-            marker=scene.looks[row].marker,
-            linestyle="-" if line else "none",
-            label=row,
-        )
-        for row in scene.rows
-    ]
-
-
-def _bar_handles(scene: Scene) -> list[Any]:
-    from matplotlib.patches import Patch
-
-    return [Patch(color=scene.looks[row].colour, label=row) for row in scene.rows]
+    return [line_handle(row, scene.looks[row], linestyle="-" if line else "none") for row in scene.rows]
 
 
 def _printed_handle(scene: Scene, measure: Measure) -> list[Any]:
-    from matplotlib.lines import Line2D
-
     every = [_printed(scene, row, column, measure=measure) for row in scene.rows for column in scene.columns]
     if all(value is None for value in every):
         return []
-    return [Line2D([], [], label="printed", **_PRINTED_MARK)]
+    return [line_handle("printed", look_of(0), **_PRINTED_MARK)]

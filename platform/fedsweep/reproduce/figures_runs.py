@@ -5,13 +5,11 @@ A panel is a cell. Of cells with several seeds the curves show the mean and the 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from fedsweep.errors import ConfigError
+from fedsweep.figures.curves import ACROSS, draw_curve
 from fedsweep.figures.groups import (
     GroupLabels,
     counts_of,
@@ -28,12 +26,13 @@ from fedsweep.figures.scenario_arrays import class_shares_of, participation_of
 from fedsweep.figures.style import (
     PANEL_HEIGHT,
     axis_name,
-    is_share,
     legend_below,
+    line_handle,
     name_axes,
     panels,
     scale_axes,
 )
+from fedsweep.results.curves import curve_of, mean_curve
 from fedsweep.results.view import RunView
 
 if TYPE_CHECKING:
@@ -44,58 +43,28 @@ if TYPE_CHECKING:
 Shown = TypeVar("Shown")
 
 _MOST_PANELS = 12
-_X_OF_CURVES = ("round", "total_bytes", "sim_time_s", "wall_time_s")
 
 
 def _curves(scene: Scene) -> Figure:
     """A panel for each column, a line for each row: the mean over seeds, with a band from the lowest to the highest."""
     spec = scene.spec
     x, y = spec.x or "round", spec.y or "test_accuracy"
-    if x not in _X_OF_CURVES:
-        raise ConfigError(f"figure {spec.name}: x of curves must be one of {', '.join(_X_OF_CURVES)}, but is {x!r}")
+    if x not in ACROSS:
+        raise ConfigError(f"figure {spec.name}: x of curves must be one of {', '.join(ACROSS)}, but is {x!r}")
     figure, every = panels(scene.columns, title=spec.title)
-    drawn = {}
+    drawn = set()
     for axes, column in zip(every, scene.columns, strict=True):
         for row in scene.rows:
-            points = curve_over_seeds(scene.of(row, column), x=x, y=y)
-            if spec.log_x:
-                points = points[:, points[0] > 0]
-            if not points.size:
-                continue
-            (drawn[row],) = axes.plot(points[0], points[1], color=scene.looks[row].colour, label=row)
-            drawn[row].set(marker=scene.looks[row].marker, markersize=3.5)
-            drawn[row].set_markevery(max(1, points.shape[1] // 8))
-            if len(scene.of(row, column)) > 1:
-                axes.fill_between(*points[[0, 2, 3]], color=scene.looks[row].colour, alpha=0.2, linewidth=0)
+            curves = [curve_of(run, [y]) for run in scene.of(row, column)]
+            look = scene.looks[row]
+            if curves and draw_curve(axes, mean_curve(curves), y, x=x, look=look, label=row):
+                drawn.add(row)
         scale_axes(axes, log_x=spec.log_x, log_y=spec.log_y)
         name_axes(axes, x=spec.x_label or axis_name(x), y=spec.y_label or axis_name(y))
     if not drawn:
         raise ConfigError(f"figure {spec.name}: no run has the column {y}")
-    legend_below(figure, [drawn[row] for row in scene.rows if row in drawn])
+    legend_below(figure, [line_handle(row, scene.looks[row]) for row in scene.rows if row in drawn])
     return figure
-
-
-def curve_over_seeds(runs: Sequence[RunView], *, x: str, y: str) -> np.ndarray:
-    """Mean x, mean y, lowest and highest y [4, P] over the rounds that all runs have figures of; shares in percent.
-
-    Args:
-        runs: One per seed.
-        x: ``round``, ``total_bytes`` or a column.
-        y: A column.
-    """
-    by_round: list[dict[int, tuple[float, float]]] = []
-    for run in runs:
-        across = run.total_bytes if x == "total_bytes" else run.column(x)
-        if x == "wall_time_s":
-            across = np.cumsum(np.array(across, dtype=np.float64)).tolist()
-        cells = zip(run.column("round"), across, run.column(y), strict=False)
-        by_round.append({r: (float(a), float(b)) for r, a, b in cells if _finite(a) and _finite(b)})
-    shared = sorted(set.intersection(*(set(found) for found in by_round))) if by_round else []
-    if not shared:
-        return np.zeros((4, 0))
-    points = np.array([[found[r] for r in shared] for found in by_round], dtype=np.float64)
-    xs, ys = points[..., 0], points[..., 1] * (100 if is_share(y) else 1)
-    return np.stack([xs.mean(axis=0), ys.mean(axis=0), ys.min(axis=0), ys.max(axis=0)])
 
 
 def _membership(scene: Scene) -> Figure:
@@ -137,7 +106,7 @@ def _participation(scene: Scene) -> Figure:
     found = _first_runs(scene, participation_of, "any rounds")
     figure, every = panels(list(found), title=scene.spec.title, height=_tall(found))
     for axes, (_, part) in zip(every, found.values(), strict=True):
-        draw_participation(axes, part, legend=False)
+        draw_participation(axes, part)
     legend_below(figure, participation_handles(part for _, part in found.values()))
     return figure
 
@@ -190,10 +159,6 @@ def _tall(found: Mapping[str, Any]) -> float:
 
 def _first_round(run: RunView) -> int:
     return int(run.column("round")[0]) if run.column("round") else 1
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 KINDS: Mapping[str, Callable[[Scene], Figure]] = {

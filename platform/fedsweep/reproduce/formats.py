@@ -159,38 +159,39 @@ _LATEX = {
 
 def as_latex(grid: Grid) -> str:
     """The table as LaTeX, for the package ``booktabs``."""
-    per_column, above = len(grid.measures), headings(grid)
-    lines = [
+    head = [
         r"% needs \usepackage{booktabs}",
         r"\begin{table}",
         r"\centering\small",
         rf"\caption{{{_latex(caption(grid))}. {_latex(setting_line(grid))}.}}",
-        rf"\begin{{tabular}}{{l{'r' * len(above)}}}",
-        r"\toprule",
-        *_latex_heads(grid, per_column),
-        r"\midrule",
     ]
-    for row in grid.rows:
-        lines.append(_latex_row([_latex(clean(row)), *(_latex_cell(grid, row, heading) for heading in above)]))
-    lines += [r"\bottomrule", r"\end{tabular}"]
-    lines += [r"\par\smallskip\begin{minipage}{\linewidth}\footnotesize"]
-    lines += [rf"{_latex(note)}\par" for note in notes(grid)]
-    return "\n".join([*lines, r"\end{minipage}", r"\end{table}", ""])
+    foot = [
+        r"\par\smallskip\begin{minipage}{\linewidth}\footnotesize",
+        *(rf"{_latex(note)}\par" for note in notes(grid)),
+        r"\end{minipage}",
+        r"\end{table}",
+    ]
+    return "\n".join([*head, *_tabular(grid), *foot, ""])
 
 
-def _latex_heads(grid: Grid, per_column: int) -> list[str]:
-    names = [_latex(clean(name)) for name in grid.columns]
-    if per_column == 1:
-        return [_latex_row(["", *(rf"\multicolumn{{1}}{{c}}{{{name}}}" for name in names)])]
-    rules = [
-        rf"\cmidrule(lr){{{2 + place * per_column}-{1 + (place + 1) * per_column}}}" for place in range(len(names))
-    ]
-    labels = [rf"\multicolumn{{1}}{{c}}{{{_latex(clean(heading.label))}}}" for heading in headings(grid)]
-    return [
-        _latex_row(["", *(rf"\multicolumn{{{per_column}}}{{c}}{{{name}}}" for name in names)]),
-        "".join(rules),
-        _latex_row(["", *labels]),
-    ]
+def _tabular(grid: Grid) -> list[str]:
+    import pandas as pd
+
+    above, span = headings(grid), len(grid.measures)
+    names = [(_latex(clean(heading.column)), _latex(clean(heading.label))) for heading in above]
+    frame = pd.DataFrame(
+        [[_latex_cell(grid, row, heading) for heading in above] for row in grid.rows],
+        index=[_latex(clean(row)) for row in grid.rows],
+        columns=pd.MultiIndex.from_tuples(names) if span > 1 else [name for name, _ in names],
+    )
+    text = frame.style.to_latex(hrules=True, column_format=f"l{'r' * len(above)}", multicol_align="c")
+    lines = text.splitlines()
+    if span > 1:
+        # The styler draws no rules between the two lines of headings.
+        starts = range(2, 2 + len(above), span)
+        rules = "".join(rf"\cmidrule(lr){{{start}-{start + span - 1}}}" for start in starts)
+        lines.insert(lines.index(r"\toprule") + 2, rules)
+    return lines
 
 
 def _latex_cell(grid: Grid, row: str, heading: Heading) -> str:
@@ -198,10 +199,6 @@ def _latex_cell(grid: Grid, row: str, heading: Heading) -> str:
     measured = _latex(text.measured)
     printed = f" ({_latex(text.printed)})" if text.printed else ""
     return rf"\textbf{{{measured}}}{printed}\textsuperscript{{*}}" if text.is_off else f"{measured}{printed}"
-
-
-def _latex_row(cells: Sequence[str]) -> str:
-    return f"{' & '.join(cells)} \\\\"
 
 
 def _latex(text: str) -> str:

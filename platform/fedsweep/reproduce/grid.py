@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, TypeGuard
+from typing import Any
 
 from fedsweep.errors import InputError
-from fedsweep.reproduce.cells import Cell, is_papers
+from fedsweep.reproduce.cells import Cell, Standing, standing_of
 from fedsweep.reproduce.table_file import GAP_FIGURES, NEVER, Measure, TableFile
+from fedsweep.results.seed_statistics import estimate, finite
 from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.run_folder import CONFIG
 
 FINISHED, MISSING = "finished", "missing"
-# Whose settings a cell has: the paper's; the paper's in all that a round costs; others.
-Standing = Literal["paper", "costs", "other"]
-# Counted per round; what a target took is their sum so far.
-_PER_ROUND = ("flops", "local_steps", "values_up", "values_down", "bytes_up", "bytes_down", "wall_time_s")
-_TOTAL_BYTES = "total_bytes"
-# The high-frequency group's length.
-_GROUP_SIZE = "group_size"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,12 +178,11 @@ def value_of(run: RunView, measure: Measure) -> float | None:
 
         return gaps_of(run.folder).figures()[measure.of]
     if measure.target is not None:
-        return _at_target(run, measure)
-    cells = [float(value) for value in _rounds_of(run, measure.of) if _is_number(value)]
-    if cells:
-        return _OVER[measure.over](cells)
-    value = run.result.get(measure.of)
-    return float(value) if _is_number(value) else None
+        target = _target_of(run, measure)
+        reached = None if target is None else run.reaching(target)
+        return None if reached is None else reached.figure(measure.of)
+    found = run.over(measure.of, measure.over)
+    return run.figure(measure.of) if found is None else found
 
 
 def summed_up(values: Iterable[float | None], measure: Measure, *, never: int = 0, of: int | None = None) -> Measured:
@@ -205,11 +196,9 @@ def summed_up(values: Iterable[float | None], measure: Measure, *, never: int = 
     """
     every = list(values)
     known = [100 * value if measure.percent else value / measure.per for value in every if value is not None]
-    mean = math.fsum(known) / len(known) if known else None
-    sd = None
-    if mean is not None and len(known) > 1:
-        sd = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (len(known) - 1))
-    return Measured(mean=mean, sd=sd, count=len(known), never=never, of=len(every) if of is None else of)
+    found = estimate(known)
+    count = len(every) if of is None else of
+    return Measured(mean=finite(found.mean), sd=finite(found.sd), count=found.count, never=never, of=count)
 
 
 def deviates(grid: Grid, cell: GridCell, measure: Measure) -> bool:
@@ -230,13 +219,6 @@ def deviates(grid: Grid, cell: GridCell, measure: Measure) -> bool:
     return abs(found.mean - printed) > measure.tolerance
 
 
-def standing_of(table: TableFile, cell: Cell) -> Standing:
-    """Whether a cell's settings are those of the paper."""
-    if is_papers(table, cell):
-        return "paper"
-    return "costs" if is_papers(table, cell, costs_alone=True) else "other"
-
-
 def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, RunView | str]) -> GridCell:
     done: list[RunView] = []
     problems: list[str] = []
@@ -254,7 +236,7 @@ def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, 
         except InputError as error:
             problems.append(f"{measure.name}: {error}")
             continue
-        never = sum(_target_of(view, measure) is not None and _place_of_target(view, measure) is None for view in done)
+        never = sum((target := _target_of(v, measure)) is not None and v.reaching(target) is None for v in done)
         found[measure.name] = summed_up(values, measure, never=never, of=len(group))
     return GridCell(
         row=group[0].row,
@@ -271,36 +253,6 @@ def _why_not(view: RunView) -> str:
     return f"{view.status} after round {rounds}" + (f": {reason}" if reason else "")
 
 
-def _rounds_of(run: RunView, name: str) -> Sequence[Any]:
-    """A figure round by round; none where only the whole run has it."""
-    if name == _GROUP_SIZE and name not in run.columns:
-        return [None if group is None else len(group) for group in run.column("high_frequency")]
-    return () if name == _TOTAL_BYTES else run.column(name)
-
-
-def _place_of_target(run: RunView, measure: Measure) -> int | None:
-    """Which row is the first to reach the measure's target; None where none does."""
-    target = _target_of(run, measure)
-    if target is None:
-        return None
-    accuracies = run.column("test_accuracy")
-    return next((k for k, value in enumerate(accuracies) if _is_number(value) and value >= target), None)
-
-
-def _at_target(run: RunView, measure: Measure) -> float | None:
-    place = _place_of_target(run, measure)
-    if place is None:
-        return None
-    if measure.of == _TOTAL_BYTES:
-        cells: Sequence[Any] = run.total_bytes
-    elif measure.of in _PER_ROUND:
-        cells = list(accumulate(float(value or 0) for value in run.column(measure.of)))
-    else:
-        cells = run.column(measure.of)
-    known = [value for value in cells[: place + 1] if _is_number(value)]
-    return float(known[-1]) if known else None
-
-
 def _target_of(run: RunView, measure: Measure) -> float | None:
     if measure.target != "cell":
         return measure.target
@@ -308,21 +260,3 @@ def _target_of(run: RunView, measure: Measure) -> float | None:
     targets = section.get("targets") if isinstance(section, Mapping) else None
     first = targets[0] if isinstance(targets, list) and targets else None
     return first if isinstance(first, float) else None
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-_OVER: Mapping[str, Callable[[Sequence[float]], float]] = {
-    "last": lambda values: values[-1],
-    "first": lambda values: values[0],
-    "best": max,
-    "mean": _mean,
-    "sum": math.fsum,
-    "last5": lambda values: _mean(values[-5:]),
-}

@@ -36,10 +36,10 @@ from pydantic import Field, ValidationError
 from fedsweep.config.base import Count, Section
 from fedsweep.errors import ConfigError, OutputError, ResourceError, unknown_name
 from fedsweep.experiment.build import build_world
-from fedsweep.reproduce.cells import Cell
+from fedsweep.reproduce.cells import Cell, standing_of
 from fedsweep.reproduce.costs import label_data
 from fedsweep.reproduce.figures_groups import Choices, draw_choices
-from fedsweep.reproduce.grid import Grid, GridCell, setting_of, standing_of, summed_up
+from fedsweep.reproduce.grid import Grid, GridCell, setting_of, summed_up
 from fedsweep.reproduce.table_file import Measure, TableFile
 from fedsweep.runs.files import atomic_write
 from fedsweep.streams import Stream, stream

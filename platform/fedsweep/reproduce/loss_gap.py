@@ -27,7 +27,7 @@ from fedsweep.api import load_model
 from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.config.load import load_config
 from fedsweep.engine.evaluator import Evaluator
-from fedsweep.experiment.build import build_experiment, resolve_config
+from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.world.label_stats import js_divergence, population
@@ -61,26 +61,20 @@ class ClientGaps:
 
     def figures(self) -> dict[str, float | None]:
         """The correlations by the name that a measure's ``of`` has; None where divergences or gaps are all equal."""
+        from scipy.stats import rankdata
+
         return {
             "gap_pearson": correlation(self.divergence, self.gap),
-            "gap_spearman": correlation(ranks(self.divergence), ranks(self.gap)),
+            "gap_spearman": correlation(rankdata(self.divergence), rankdata(self.gap)),
             "gap_pearson_signed": correlation(self.divergence, self.signed_gap),
         }
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> float | None:
     """Pearson's coefficient, -1..1; None where one of the two does not vary."""
-    x, y = x - x.mean(), y - y.mean()
-    size = float(np.sqrt((x * x).sum() * (y * y).sum()))
-    return float((x * y).sum() / size) if size > 0 else None
+    from scipy.stats import pearsonr
 
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0; equal values share the mean of theirs."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    mean: np.ndarray = (ends - counts + ends - 1) / 2
-    return mean[places]
+    return float(pearsonr(x, y).statistic) if np.ptp(x) > 0 and np.ptp(y) > 0 else None
 
 
 def client_gaps(experiment: Experiment, model: nn.Module) -> ClientGaps:
@@ -121,4 +115,4 @@ def gaps_of(folder: Path) -> ClientGaps:
     Raises:
         InputError: The folder is damaged, or its data set is not there.
     """
-    return client_gaps(build_experiment(resolve_config(load_config(folder / CONFIG))), load_model(folder))
+    return client_gaps(build_experiment(load_config(folder / CONFIG)), load_model(folder))

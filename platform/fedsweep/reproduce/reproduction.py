@@ -27,7 +27,7 @@ _LONGEST_SLUG = 90
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class TableRequest:
     """What is to be reproduced.
 
     Attributes:
@@ -40,7 +40,7 @@ class Request:
     """
 
     table: str
-    scale: str
+    scale: str = "smoke"
     rows: str | None = None
     columns: str | None = None
     seeds: tuple[int, ...] | None = None
@@ -58,7 +58,7 @@ class Reproduction:
         config: What the cells are laid over; its name is the reproduction's.
     """
 
-    request: Request
+    request: TableRequest
     table: TableFile
     cells: tuple[Cell, ...]
     config: Config
@@ -83,7 +83,7 @@ class Reproduction:
         return {cell: folder / trial.folder for cell, trial in zip(self.cells, self.trials, strict=True)}
 
 
-def reproduction(request: Request) -> Reproduction:
+def reproduction(request: TableRequest) -> Reproduction:
     """Reads a table and makes its cells; nothing is loaded or written.
 
     Raises:
@@ -118,7 +118,7 @@ def default_folder(found: Reproduction) -> Path:
     return folder_of_run(found.config)
 
 
-def request_of(folder: SweepFolder) -> Request:
+def request_of(folder: SweepFolder) -> TableRequest:
     """What a folder was begun for.
 
     Raises:
@@ -129,7 +129,7 @@ def request_of(folder: SweepFolder) -> Request:
         raise OutputError(f"{folder.path} holds a sweep, but no table; go on with fedsweep sweep --resume --out")
     try:
         seeds = said["seeds"]
-        return Request(
+        return TableRequest(
             table=str(said["table"]),
             scale=str(said["scale"]),
             rows=None if said["rows"] is None else str(said["rows"]),
@@ -156,7 +156,8 @@ def prepare_cells(found: Reproduction, folder: SweepFolder, *, resume: bool) -> 
 
     if resume:
         _check_same(found, folder.read_plan(), folder.path)
-    prepared = prepare(found.config, folder, resume=resume, trials=found.trials)
+    trials = [(trial, cell.config) for trial, cell in zip(found.trials, found.cells, strict=True)]
+    prepared = prepare(found.config, folder, resume=resume, trials=trials)
     prepared.plan = replace(prepared.plan, request=_request_tree(found))
     return prepared
 
@@ -175,9 +176,9 @@ def measure_kind(found: Reproduction, folder: SweepFolder, *, resume: bool, over
         InputError: Something is wrong or not there, or the folder was begun with other cells; nothing was written but
             the runs that had finished before.
     """
+    run_kind = runner_of(found.table.kind)
     from fedsweep.sweeps.sweep_folder import SweepPlan
 
-    run_kind = runner_of(found.table.kind)
     if resume:
         _check_same(found, folder.read_plan(), folder.path)
     else:

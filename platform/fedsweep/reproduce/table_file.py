@@ -311,11 +311,6 @@ def read_table(name_or_path: str | Path) -> TableFile:
         raise ConfigError(f"{path}: {_explained(error)}") from None
 
 
-def list_tables() -> tuple[TableFile, ...]:
-    """All tables that ship with the package, sorted by name."""
-    return tuple(read_table(name) for name in table_names())
-
-
 def table_names() -> list[str]:
     """Names of all tables that ship with the package, sorted."""
     return [preset.name for preset in list_presets() if has_table(preset.path)]

@@ -1,15 +1,14 @@
-"""Learning curves for the report: of a run, of a setting over its seeds, and thinned out for a page."""
+"""Learning curves: of a run, of a setting over its seeds, and thinned out for a page."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from fedsweep.results.seed_statistics import finite, mean
 from fedsweep.results.view import RunView
 
-# What is drawn, and how it is called there.
+# What a report draws, and how it is called there.
 FIGURES: Mapping[str, str] = {
     "test_accuracy": "test accuracy",
     "test_loss": "test loss",
@@ -29,7 +28,8 @@ class Curve:
         rounds: Rounds, ascending.
         total_bytes: Bytes both ways up to and with each round.
         sim_time_s: Virtual seconds up to and with each round.
-        figures: Those of :data:`FIGURES` that are known in some round.
+        wall_time_s: Real seconds up to and with each round, evaluation included; empty where nobody asks for them.
+        figures: Columns that are known in some round.
         low: Lowest over seeds; empty for a single run.
         high: Highest over seeds; empty for a single run.
     """
@@ -38,32 +38,44 @@ class Curve:
     total_bytes: tuple[float, ...]
     sim_time_s: Cells
     figures: Mapping[str, Cells]
+    wall_time_s: Cells = ()
     low: Mapping[str, Cells] = field(default_factory=dict)
     high: Mapping[str, Cells] = field(default_factory=dict)
 
     def accuracy_by_bytes(self) -> list[tuple[float, float]]:
         """Bytes and test accuracy of the rounds that were evaluated."""
-        accuracies = self.figures.get("test_accuracy", ())
-        return [(sent, value) for sent, value in zip(self.total_bytes, accuracies, strict=False) if value is not None]
+        return [(sent, value) for sent, value, _, _ in self.points("test_accuracy", against="total_bytes")]
+
+    def points(self, name: str, *, against: str) -> list[tuple[float, float, float, float]]:
+        """Where it is drawn, the figure, its lowest and its highest over seeds, of the rounds that have both.
+
+        Args:
+            name: One of the figures; a curve without it has no points.
+            against: ``round``, ``total_bytes``, ``sim_time_s`` or ``wall_time_s``.
+        """
+        places = self.rounds if against == "round" else getattr(self, against)
+        values = self.figures.get(name, ())
+        rows = zip(places, values, self.low.get(name, values), self.high.get(name, values), strict=False)
+        return [
+            (float(x), y, low, high)
+            for x, y, low, high in rows
+            if x is not None and y is not None and low is not None and high is not None
+        ]
 
 
-def finite(value: Any) -> float | None:
-    """The value where it is a finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+def curve_of(run: RunView, names: Iterable[str] = FIGURES) -> Curve:
+    """A run's curve, all rounds.
 
-
-def curve_of(run: RunView) -> Curve:
-    """A run's curve, all rounds."""
-    cells = {name: tuple(map(finite, run.column(name))) for name in FIGURES}
+    Args:
+        run: The run.
+        names: The columns that are of interest.
+    """
+    cells = {name: tuple(map(finite, run.column(name))) for name in names}
     return Curve(
         rounds=tuple(run.column("round")),
-        total_bytes=tuple(map(float, run.total_bytes)),
+        total_bytes=tuple(map(float, run.column("total_bytes"))),
         sim_time_s=tuple(map(finite, run.column("sim_time_s"))),
+        wall_time_s=tuple(map(finite, run.column("seconds_so_far"))),
         figures={name: values for name, values in cells.items() if any(v is not None for v in values)},
     )
 
@@ -80,16 +92,19 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
     shared = sorted(set(places[0]).intersection(*places[1:]))
 
     def over(how: Callable[[Sequence[float]], float], columns: Sequence[Sequence[float | None]]) -> Cells:
+        if not all(columns):
+            return (None,) * len(shared)
         rows = [[column[place[number]] for column, place in zip(columns, places, strict=True)] for number in shared]
         return tuple(None if any(v is None for v in row) else how([v for v in row if v is not None]) for row in rows)
 
-    names = [name for name in FIGURES if all(name in curve.figures for curve in curves)]
+    names = [name for name in curves[0].figures if all(name in curve.figures for curve in curves)]
     columns = {name: [curve.figures[name] for curve in curves] for name in names}
     return Curve(
         rounds=tuple(shared),
-        total_bytes=tuple(v or 0.0 for v in over(_mean, [curve.total_bytes for curve in curves])),
-        sim_time_s=over(_mean, [curve.sim_time_s for curve in curves]),
-        figures={name: over(_mean, columns[name]) for name in names},
+        total_bytes=tuple(v or 0.0 for v in over(mean, [curve.total_bytes for curve in curves])),
+        sim_time_s=over(mean, [curve.sim_time_s for curve in curves]),
+        wall_time_s=over(mean, [curve.wall_time_s for curve in curves]),
+        figures={name: over(mean, columns[name]) for name in names},
         low={name: over(min, columns[name]) for name in names},
         high={name: over(max, columns[name]) for name in names},
     )
@@ -119,32 +134,9 @@ def thinned(curve: Curve, *, points: int) -> list[int]:
     return sorted(kept | {evaluated[-1]})
 
 
-def curve_json(curve: Curve, *, points: int) -> dict[str, Any]:
-    """A thinned curve as the page's script reads it: columns, with numbers of five digits."""
-    places = thinned(curve, points=points)
-
-    def cut(cells: Sequence[float | None]) -> list[float | int | None]:
-        return [short(cells[p]) for p in places]
-
-    tree: dict[str, Any] = {
-        "round": [curve.rounds[p] for p in places],
-        "bytes": cut(curve.total_bytes),
-        "time": cut(curve.sim_time_s) if any(v is not None for v in curve.sim_time_s) else None,
-        "figures": {name: cut(cells) for name, cells in curve.figures.items()},
-    }
-    if curve.low:
-        tree["low"] = {name: cut(cells) for name, cells in curve.low.items()}
-        tree["high"] = {name: cut(cells) for name, cells in curve.high.items()}
-    return tree
-
-
 def short(value: float | None) -> float | int | None:
     """The number with five digits; whole ones as such."""
     if value is None:
         return None
     rounded = float(f"{value:.{_DIGITS}g}")
     return int(rounded) if rounded.is_integer() else rounded
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

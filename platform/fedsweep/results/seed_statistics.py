@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fedsweep.streams import Stream
+from fedsweep.streams import stream
 
 CONFIDENCE = 0.95
 _RESAMPLES = 4000
@@ -61,37 +61,58 @@ class Difference:
     is_real: bool
 
 
-def estimate(values: Sequence[float], *, stream: Stream) -> Estimate:
-    """Mean, standard deviation and bootstrap interval; what is NaN is left out.
+def finite(value: Any) -> float | None:
+    """The value where it is a finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean of at least one value, whatever their order."""
+    return math.fsum(values) / len(values)
+
+
+def estimate(values: Iterable[float | None]) -> Estimate:
+    """Mean, standard deviation and bootstrap interval; the same values give the same interval wherever it is asked for.
 
     Args:
-        values: One per seed.
-        stream: Keys the resamples.
+        values: One per seed; what is None or NaN is left out.
     """
-    known = np.array([value for value in values if not math.isnan(value)])
-    if len(known) == 0:
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    if not known:
         return Estimate(count=0, mean=math.nan, sd=math.nan, low=math.nan, high=math.nan)
-    mean = math.fsum(known) / len(known)
     if len(known) == 1:
-        return Estimate(count=1, mean=mean, sd=math.nan, low=math.nan, high=math.nan)
-    low, high = bootstrap(known, stream=stream)
-    return Estimate(count=len(known), mean=mean, sd=float(known.std(ddof=1)), low=low, high=high)
+        return Estimate(count=1, mean=known[0], sd=math.nan, low=math.nan, high=math.nan)
+    low, high = bootstrap(known)
+    return Estimate(count=len(known), mean=mean(known), sd=float(np.std(known, ddof=1)), low=low, high=high)
 
 
-def bootstrap(values: np.ndarray, *, stream: Stream) -> tuple[float, float]:
+def bootstrap(values: Sequence[float]) -> tuple[float, float]:
     """Percentile interval of the mean.
 
     Args:
-        values: At least one, ``[n]``.
-        stream: Keys the resamples.
+        values: At least two.
     """
-    picks = stream.numpy().integers(len(values), size=(_RESAMPLES, len(values)))
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(values[picks].mean(axis=1), [tail, 100 - tail])
-    return float(low), float(high)
+    from scipy.stats import bootstrap as resample
+
+    # Not keyed by the run: a report of a sweep's folder must print the sweep's own interval.
+    generator = stream(0, "bootstrap").numpy()
+    found = resample(
+        (np.asarray(values, dtype=np.float64),),
+        np.mean,
+        n_resamples=_RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=generator,
+    ).confidence_interval
+    return float(found.low), float(found.high)
 
 
-def differences(by_seed: Sequence[Mapping[Any, float]], *, stream: Stream) -> list[Difference]:
+def differences(by_seed: Sequence[Mapping[Any, float]]) -> list[Difference]:
     """Every setting against every other one, over the seeds that both have.
 
     Reading: the bootstrap interval alone is too narrow with the few seeds that experiments have, so the paired t test
@@ -99,58 +120,45 @@ def differences(by_seed: Sequence[Mapping[Any, float]], *, stream: Stream) -> li
 
     Args:
         by_seed: Per setting, seed -> figure; NaN counts as missing.
-        stream: Keys the resamples.
     """
     found = []
     for first in range(len(by_seed)):
         for second in range(first + 1, len(by_seed)):
             seeds = sorted(set(by_seed[first]) & set(by_seed[second]), key=str)
-            gaps = np.array([by_seed[first][seed] - by_seed[second][seed] for seed in seeds])
-            found.append(_difference(first, second, gaps[~np.isnan(gaps)], stream=stream))
+            gaps = [by_seed[first][seed] - by_seed[second][seed] for seed in seeds]
+            found.append(_difference(first, second, [gap for gap in gaps if not math.isnan(gap)]))
     return _corrected(found)
 
 
-def _difference(first: int, second: int, gaps: np.ndarray, *, stream: Stream) -> Difference:
-    nothing = math.nan
-    mean = math.fsum(gaps) / len(gaps) if len(gaps) else nothing
-    low = high = p_value = nothing
+def _difference(first: int, second: int, gaps: Sequence[float]) -> Difference:
+    low = high = p_value = math.nan
     if len(gaps) >= _FEWEST_PAIRS:
-        low, high = bootstrap(gaps, stream=stream.child(first, second))
-        p_value = _paired_p(gaps)
+        low, high = bootstrap(gaps)
+        p_value = _paired_p(np.asarray(gaps))
+    centre = mean(gaps) if gaps else math.nan
     return Difference(
-        first=first, second=second, pairs=len(gaps), mean=mean, low=low, high=high, p_value=p_value, is_real=False
+        first=first, second=second, pairs=len(gaps), mean=centre, low=low, high=high, p_value=p_value, is_real=False
     )
 
 
 def _paired_p(gaps: np.ndarray) -> float:
     """Two-sided p value of Student's paired t test [n >= 2]."""
-    from scipy.stats import t as student  # type: ignore[import-untyped]
+    from scipy.stats import ttest_1samp
 
-    spread = float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
-    mean = float(gaps.mean())
-    if spread <= 1e-12 * abs(mean):
-        return 1.0 if mean == 0 else 0.0
-    return float(2 * student.sf(abs(mean) / spread, df=len(gaps) - 1))
+    # Gaps that are all alike have no spread to divide by; SciPy would warn and give NaN.
+    if float(gaps.std()) <= 1e-12 * abs(float(gaps.mean())):
+        return 1.0 if gaps.mean() == 0 else 0.0
+    return float(ttest_1samp(gaps, 0.0).pvalue)
 
 
 def _corrected(found: Sequence[Difference]) -> list[Difference]:
     """Holm's step-down correction over those that have a p value."""
     order = sorted((k for k, d in enumerate(found) if not math.isnan(d.p_value)), key=lambda k: found[k].p_value)
-    adjusted = {k: found[k].p_value for k in range(len(found))}
+    corrected = list(found)
     highest = 0.0
     for rank, k in enumerate(order):
-        highest = max(highest, min(1.0, found[k].p_value * (len(order) - rank)))
-        adjusted[k] = highest
-    return [
-        Difference(
-            first=d.first,
-            second=d.second,
-            pairs=d.pairs,
-            mean=d.mean,
-            low=d.low,
-            high=d.high,
-            p_value=adjusted[k],
-            is_real=bool(adjusted[k] <= 1 - CONFIDENCE and (d.low > 0 or d.high < 0)),
-        )
-        for k, d in enumerate(found)
-    ]
+        d = found[k]
+        highest = max(highest, min(1.0, d.p_value * (len(order) - rank)))
+        is_real = bool(highest <= 1 - CONFIDENCE and (d.low > 0 or d.high < 0))
+        corrected[k] = replace(d, p_value=highest, is_real=is_real)
+    return corrected

@@ -1,9 +1,7 @@
-"""Runs and settings as a report shows them: checked figures, clean text, means over seeds."""
+"""Runs and settings as they are shown: checked figures, clean text, means over seeds, what targets took."""
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +10,14 @@ from pathlib import Path
 
 from fedsweep.errors import InputError
 from fedsweep.results.config_table import flat_config, setting_key
-from fedsweep.results.curves import Curve, curve_of, finite, mean_curve
+from fedsweep.results.curves import Curve, curve_of, mean_curve
+from fedsweep.results.seed_statistics import Estimate, estimate, finite
 from fedsweep.results.texts import clean
 from fedsweep.results.view import RunView, run_labels
 
 _LONGEST_REASON = 1000
+_MOST_TARGETS = 20
+_TOOK = ("round", "sim_time_s", "total_bytes", "flops")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,42 +64,35 @@ class ReportRun:
         """Rounds done."""
         return len(self.curve.rounds)
 
-    @cached_property
+    @property
     def test_accuracy(self) -> float | None:
         """The last one known, 0..1."""
-        points = self.curve.accuracy_by_bytes()
-        return points[-1][1] if points else finite(self.view.result.get("test_accuracy"))
+        return self.view.figure("test_accuracy")
 
-    @cached_property
+    @property
     def best_test_accuracy(self) -> float | None:
         """The best one, 0..1."""
-        points = self.curve.accuracy_by_bytes()
-        return max(v for _, v in points) if points else finite(self.view.result.get("best_test_accuracy"))
+        return self.view.figure("best_test_accuracy")
 
     @property
     def total_bytes(self) -> float | None:
         """Bytes both ways, registration apart."""
-        if self.curve.total_bytes:
-            return self.curve.total_bytes[-1]
-        return finite(self.view.result.get("total_bytes"))
+        return self.view.figure("total_bytes")
 
     @property
     def comm_ratio(self) -> float | None:
         """Mean communication ratio."""
-        known = [v for cell in self.view.column("comm_ratio") if (v := finite(cell)) is not None]
-        return math.fsum(known) / len(known) if known else None
+        return self.view.figure("comm_ratio")
 
     @property
     def sim_time_s(self) -> float | None:
         """Virtual seconds."""
-        known = [v for v in self.curve.sim_time_s if v is not None]
-        return known[-1] if known else None
+        return self.view.figure("sim_time_s")
 
     @property
     def wall_time_s(self) -> float | None:
         """Seconds of all rounds, evaluation included."""
-        known = [finite(v) for name in ("wall_time_s", "eval_time_s") for v in self.view.column(name)]
-        return math.fsum(v for v in known if v is not None) if known else None
+        return self.view.figure("wall_time_s")
 
     def fact(self, key: str) -> str:
         """What ``result.json`` says of the software or the files; empty where it says nothing."""
@@ -121,24 +115,74 @@ class Setting:
         counted: Indices of those that its mean is over: one per seed, finished; where none has finished, those under
             way.
         failed: How many failed.
+        views: What the folders of the counted hold.
         curve: The mean over the counted; None without any.
-        accuracy: Mean of the last test accuracies of the counted.
-        accuracy_sd: Their sample standard deviation; None below two.
-        best_accuracy: Mean of the best test accuracies.
-        total_bytes: Mean of the bytes.
-        sim_time_s: Mean of the virtual seconds.
     """
 
     label: str
     runs: tuple[int, ...]
     counted: tuple[int, ...]
     failed: int
+    views: tuple[RunView, ...]
     curve: Curve | None
-    accuracy: float | None
-    accuracy_sd: float | None
-    best_accuracy: float | None
-    total_bytes: float | None
+
+    def over_seeds(self, name: str) -> Estimate:
+        """A figure over the counted runs.
+
+        Args:
+            name: As :meth:`~fedsweep.results.view.RunView.figure` knows it.
+        """
+        return estimate(view.figure(name) for view in self.views)
+
+    @cached_property
+    def accuracy(self) -> float | None:
+        """Mean of the last test accuracies."""
+        return finite(self.over_seeds("test_accuracy").mean)
+
+    @cached_property
+    def accuracy_sd(self) -> float | None:
+        """Their sample standard deviation; None below two."""
+        return finite(self.over_seeds("test_accuracy").sd)
+
+    @cached_property
+    def best_accuracy(self) -> float | None:
+        """Mean of the best test accuracies."""
+        return finite(self.over_seeds("best_test_accuracy").mean)
+
+    @cached_property
+    def total_bytes(self) -> float | None:
+        """Mean of the bytes."""
+        return finite(self.over_seeds("total_bytes").mean)
+
+    @cached_property
+    def sim_time_s(self) -> float | None:
+        """Mean of the virtual seconds."""
+        return finite(self.over_seeds("sim_time_s").mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetRow:
+    """A setting and a target; figures are means over the runs that reached it.
+
+    Attributes:
+        setting: The setting's place.
+        target: The test accuracy, 0..1.
+        reached: How many of the runs reached it.
+        runs: How many there are.
+        round: The first evaluated round that did; None where no run has.
+        sim_time_s: Virtual seconds at its end; None without devices.
+        total_bytes: Bytes both ways up to and with it, registration apart.
+        flops: Training FLOPs of all clients up to and with it.
+    """
+
+    setting: int
+    target: float
+    reached: int
+    runs: int
+    round: float | None
     sim_time_s: float | None
+    total_bytes: float | None
+    flops: float | None
 
 
 def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[tuple[Path, str]]]:
@@ -177,21 +221,50 @@ def group_settings(runs: Sequence[ReportRun]) -> list[Setting]:
     ]
 
 
+def target_rows(settings: Sequence[Setting]) -> list[TargetRow]:
+    """A row for each setting and each of its ``evaluation.targets``, setting by setting, targets ascending.
+
+    The figures are those of the rounds' tables, so runs that are under way have theirs, too.
+    """
+    rows = []
+    for place, setting in enumerate(settings):
+        for target in _targets(setting.views[0].config) if setting.views else ():
+            reached = [cut for view in setting.views if (cut := view.reaching(target))]
+            round, sim_time_s, total_bytes, flops = (
+                finite(estimate(cut.figure(name) for cut in reached).mean) for name in _TOOK
+            )
+            rows.append(
+                TargetRow(
+                    setting=place,
+                    target=target,
+                    reached=len(reached),
+                    runs=len(setting.views),
+                    round=round,
+                    sim_time_s=sim_time_s,
+                    total_bytes=total_bytes,
+                    flops=flops,
+                )
+            )
+    return rows
+
+
+def _targets(config: Mapping[str, object]) -> list[float]:
+    """The targets that a folder's configuration names; what is none is left out."""
+    evaluation = config.get("evaluation")
+    named = evaluation.get("targets") if isinstance(evaluation, Mapping) else None
+    values = [finite(value) for value in named[:_MOST_TARGETS]] if isinstance(named, list) else []
+    return sorted({value for value in values if value is not None and 0 < value <= 1})
+
+
 def _setting(runs: Sequence[ReportRun], members: Sequence[int], *, label: str) -> Setting:
     counted = _counted(runs, members)
-    chosen = [runs[index] for index in counted]
-    accuracies = _known([run.test_accuracy for run in chosen])
     return Setting(
         label=label,
         runs=tuple(members),
         counted=tuple(counted),
         failed=sum(runs[index].status == "failed" for index in members),
-        curve=mean_curve([run.curve for run in chosen]) if chosen else None,
-        accuracy=_mean(accuracies),
-        accuracy_sd=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
-        best_accuracy=_mean(_known([run.best_test_accuracy for run in chosen])),
-        total_bytes=_mean(_known([run.total_bytes for run in chosen])),
-        sim_time_s=_mean(_known([run.sim_time_s for run in chosen])),
+        views=tuple(runs[index].view for index in counted),
+        curve=mean_curve([runs[index].curve for index in counted]) if counted else None,
     )
 
 
@@ -202,11 +275,3 @@ def _counted(runs: Sequence[ReportRun], members: Sequence[int]) -> list[int]:
     for index in finished or able:
         by_seed.setdefault(runs[index].view.seed, index)
     return list(by_seed.values())
-
-
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None

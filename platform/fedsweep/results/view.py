@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from os.path import commonpath
@@ -12,9 +13,28 @@ from typing import Any
 
 from fedsweep.config.yaml12 import parse
 from fedsweep.errors import OutputError
+from fedsweep.results.seed_statistics import finite, mean
 from fedsweep.runs.run_folder import CONFIG, RunFolder, find_runs
+from fedsweep.runs.targets import reaches
 
 UNFINISHED = "unfinished"
+# Which rounds become one figure, and how.
+OVER: Mapping[str, tuple[slice, Callable[[Sequence[float]], float]]] = {
+    "last": (slice(-1, None), mean),
+    "first": (slice(0, 1), mean),
+    "best": (slice(None), max),
+    "mean": (slice(None), mean),
+    "sum": (slice(None), math.fsum),
+    "last5": (slice(-5, None), mean),
+}
+_SUMMED = ("flops", "local_steps", "sync_points", "over_budget", "values_up", "values_down", "bytes_up", "bytes_down")
+# A run's figure -> the column that it comes from, and how; all others are the last that is known.
+_FIGURES: Mapping[str, tuple[str, str]] = {
+    **{name: (name, "sum") for name in _SUMMED},
+    "best_test_accuracy": ("test_accuracy", "best"),
+    "comm_ratio": ("comm_ratio", "mean"),
+    "wall_time_s": ("seconds_so_far", "last"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,25 +80,70 @@ class RunView:
         return str(self.result.get("status", UNFINISHED))
 
     @cached_property
-    def total_bytes(self) -> list[int]:
-        """Bytes both ways up to and with each round, registration apart."""
-        return list(accumulate(map(sum, zip(self.column("bytes_up"), self.column("bytes_down"), strict=True))))
+    def _derived(self) -> Mapping[str, Sequence[Any]]:
+        """Columns that follow from those in the file."""
+
+        def so_far(*names: str) -> list[Any]:
+            counted = [self.columns[name] for name in names if name in self.columns]
+            return list(accumulate(map(sum, zip(*counted, strict=True))))
+
+        groups = self.columns.get("high_frequency", ())
+        return {
+            "total_bytes": so_far("bytes_up", "bytes_down"),
+            "seconds_so_far": so_far("wall_time_s", "eval_time_s"),
+            "group_size": [None if group is None else len(group) for group in groups],
+        }
 
     def column(self, name: str) -> Sequence[Any]:
-        """A column's cells, one per round; none where there is no table."""
-        return self.columns.get(name, ())
+        """A column's cells, one per round; none where there is no table.
 
-    def series(self, name: str, *, against: str) -> tuple[list[float], list[float]]:
-        """The rounds that have a figure: what it is drawn against, and the figure.
+        Beside those of ``rounds.parquet`` there are ``total_bytes``, both ways up to and with each round, registration
+        apart; ``seconds_so_far``, of all rounds up to and with each, evaluation included; and ``group_size``, the
+        high-frequency group's length.
+        """
+        if name in self.columns or name not in ("total_bytes", "seconds_so_far", "group_size"):
+            return self.columns.get(name, ())
+        return self._derived[name]
+
+    def over(self, name: str, how: str) -> float | None:
+        """A column as one figure; None where no round has it, or one that counts is infinite.
 
         Args:
             name: A column.
-            against: Another column, or ``total_bytes``.
+            how: One of :data:`OVER`.
         """
-        places = self.total_bytes if against == "total_bytes" else self.column(against)
-        pairs = zip(places, self.column(name), strict=True)
-        known = [(x, y) for x, y in pairs if x is not None and y is not None and y == y]
-        return [float(x) for x, _ in known], [float(y) for _, y in known]
+        known = [cell for cell in self.column(name) if isinstance(cell, int | float) and cell == cell]
+        which, reduce = OVER[how]
+        used = [finite(cell) for cell in known[which]]
+        whole = [value for value in used if value is not None]
+        return reduce(whole) if whole and len(whole) == len(used) else None
+
+    def figure(self, name: str) -> float | None:
+        """What the run came to: the one place that every table, report and summary asks.
+
+        The rounds come first; what they do not have is looked for in ``result.json``.
+
+        Args:
+            name: A column of :meth:`column`, also as ``extra/<name>``, or ``best_test_accuracy``. Counts are summed
+                over the rounds, the communication ratio is their mean, time is that of all rounds with evaluation, and
+                everything else is the last that is known.
+        """
+        found = self.over(*_FIGURES.get(name, (name.removeprefix("extra/"), "last")))
+        return finite(self.result.get(name)) if found is None else found
+
+    def reaching(self, target: float) -> RunView | None:
+        """The run up to and with the first round that reached a target; None where none did.
+
+        Its figures are what it took.
+
+        Args:
+            target: A test accuracy, 0..1.
+        """
+        accuracies = self.column("test_accuracy")
+        place = next((place for place, accuracy in enumerate(accuracies) if reaches(accuracy, target)), None)
+        if place is None:
+            return None
+        return replace(self, result={}, columns={name: cells[: place + 1] for name, cells in self.columns.items()})
 
 
 def load_run(folder: Path) -> RunView:

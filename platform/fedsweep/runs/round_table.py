@@ -5,9 +5,8 @@ A method's own figures (``RoundRecord.extra``) follow the fixed columns as furth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedsweep.errors import InvariantError, OutputError
@@ -144,15 +143,6 @@ def check_round_table(table: pa.Table, source: object) -> None:
         _check_ascending(table.column("round").to_pylist())
     except InvariantError as error:
         raise OutputError(f"{source}: {error}") from error
-
-
-def cumulative_bytes(records: Iterable[RoundRecord]) -> list[int]:
-    """Bytes sent both ways up to and with each round."""
-    totals, total = [], 0
-    for sent in map(attrgetter("bytes_up", "bytes_down"), records):
-        total += sum(sent)
-        totals.append(total)
-    return totals
 
 
 def _arrow_types() -> dict[Kind, pa.DataType]:

@@ -26,6 +26,11 @@ class Crossing:
     flops: int
 
 
+def reaches(accuracy: Any, target: float) -> bool:
+    """Whether a round's test accuracy, which it may not have, is at least the target."""
+    return isinstance(accuracy, int | float) and accuracy >= target
+
+
 class TargetWatch:
     """Watches rounds come, in their order, for the first crossing of each target.
 
@@ -41,14 +46,13 @@ class TargetWatch:
         """The targets that this round is the first to reach; a later fall below them does not matter."""
         self._total_bytes += record.bytes_up + record.bytes_down
         self._flops += record.flops
-        accuracy = record.test_accuracy
         crossing = Crossing(
             round=record.round, sim_time_s=record.sim_time_s, total_bytes=self._total_bytes, flops=self._flops
         )
         new = {
             target: crossing
             for target, known in self.reached.items()
-            if known is None and accuracy is not None and accuracy >= target
+            if known is None and reaches(record.test_accuracy, target)
         }
         self.reached |= new
         return new

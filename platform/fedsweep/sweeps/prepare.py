@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.catalog import resolve
+from fedsweep.config.execution import Runtime
 from fedsweep.config.load import load_config
 from fedsweep.config.overrides import apply_overrides, set_value
+from fedsweep.config.sweep import Sweep
 from fedsweep.driver.run import plan_run
 from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError, InputError, unknown_name
-from fedsweep.experiment.build import resolve_config
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.runs.round_table import ROUND_COLUMNS
 from fedsweep.runs.run_folder import CONFIG
@@ -49,15 +51,20 @@ class Entry:
 
     Attributes:
         trial: Which one.
-        config: Its resolved configuration.
-        given: The same as given, for the trial's process.
+        asked: Its resolved configuration, as the user gave it.
+        config: The same for the trial's process, which is on the cluster already.
         share: What it reserves.
     """
 
     trial: Trial
+    asked: Config
     config: Config
-    given: Mapping[str, Any]
     share: Share
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The trial's configuration as plain mappings, for its process."""
+        return self.config.tree()
 
 
 @dataclass(kw_only=True)
@@ -131,8 +138,9 @@ class PreparedSweep:
         if not path.is_file():
             return dict(entry.trial.values)
         found: dict[str, Any] = {}
+        tree = load_config(path).tree()
         for key in entry.trial.values:
-            place: Any = load_config(path).tree()
+            place: Any = tree
             for part in key.split("."):
                 place = place[part]
             found[key] = place
@@ -140,7 +148,7 @@ class PreparedSweep:
 
 
 def prepare(
-    config: Config, folder: SweepFolder, *, resume: bool, trials: Sequence[Trial] | None = None
+    config: Config, folder: SweepFolder, *, resume: bool, trials: Sequence[tuple[Trial, Config]] | None = None
 ) -> PreparedSweep:
     """Check the whole sweep.
 
@@ -148,8 +156,8 @@ def prepare(
         config: Its configuration.
         folder: Where it goes.
         resume: Its trials are those of the folder's plan.
-        trials: They take the place of the configuration's space. Whoever gives them knows what they differ in, so no
-            note says it.
+        trials: They take the place of the configuration's space, each with its configuration. Whoever gives them knows
+            what they differ in, so no note says it.
 
     Raises:
         InputError: Something is wrong or not there; nothing was written.
@@ -159,14 +167,16 @@ def prepare(
     _check_metrics(config)
     _check_combination(config)
     uri = resolve_uri(config.tracking.uri, out=folder.path)
-    listed = _planned_trials(config, folder, resume=resume) if trials is None else tuple(trials)
-    entries = [make_entry(config, trial, uri=uri) for trial in listed]
+    listed: Sequence[tuple[Trial, Config | None]] = trials or [
+        (t, None) for t in _planned_trials(config, folder, resume=resume)
+    ]
+    entries = [make_entry(config, trial, uri=uri, loaded=loaded) for trial, loaded in listed]
     samples = entries or [make_entry(config, trial, uri=uri) for trial in _sample_trials(config)]
-    datasets, full = _check_trials(config, samples, uri=uri)
+    datasets, full = _check_trials(config, samples)
     return PreparedSweep(
         config=config,
         folder=folder,
-        plan=SweepPlan(given=config.given, trials=listed),
+        plan=SweepPlan(given=config.given, trials=tuple(trial for trial, _ in listed)),
         entries=entries,
         datasets=datasets,
         notes=notes([e.trial for e in samples], [e.config for e in samples]) if trials is None else [],
@@ -182,18 +192,29 @@ def _planned_trials(config: Config, folder: SweepFolder, *, resume: bool) -> tup
     return tuple(list_trials(config)) if config.sweep.search != "optuna" else ()
 
 
-def make_entry(config: Config, trial: Trial, *, uri: str | None) -> Entry:
-    """A trial with its configuration.
+def make_entry(config: Config, trial: Trial, *, uri: str | None, loaded: Config | None = None) -> Entry:
+    """A trial with its configuration: loaded and bound once.
+
+    Args:
+        config: The sweep's.
+        trial: Which one.
+        uri: The tracking store, or None.
+        loaded: Its configuration but for name and tracking, where that is loaded already.
 
     Raises:
         ConfigError: Its values are wrong; the message names the trial.
     """
-    given = _given(config, trial, uri=uri)
     try:
-        loaded = resolve_config(load_config(given))
-        share = Share.of(loaded)
-        given["runtime"] = {**given.get("runtime", {}), **_backend(loaded)}
-        return Entry(trial=trial, config=resolve_config(load_config(given)), given=given, share=share)
+        if loaded is None:
+            asked = load_config(_given(config, trial, uri=uri))
+        else:
+            tracking = loaded.tracking.model_copy(update={"uri": uri or NO_TRACKING})
+            name = loaded.name if "name" in trial.values else _name(config, trial)
+            asked = loaded.model_copy(update={"name": name, "tracking": tracking, "sweep": Sweep()})
+        asked = resolve(asked)
+        here = Runtime.model_validate({**asked.runtime.model_dump(), **_backend(asked)})
+        config = asked.model_copy(update={"runtime": here})
+        return Entry(trial=trial, asked=asked, config=config, share=Share.of(asked))
     except InputError as error:
         raise type(error)(f"trial {trial.number} ({trial.label}): {error}") from None
 
@@ -236,11 +257,13 @@ def _given(config: Config, trial: Trial, *, uri: str | None) -> dict[str, Any]:
     for key, value in trial.values.items():
         set_value(tree, key, value=copy.deepcopy(value))
     if "name" not in trial.values:
-        tree["name"] = (
-            f"{config.name} {trial.label}".replace("/", "_").replace("\\", "_") if trial.label else config.name
-        )
+        tree["name"] = _name(config, trial)
     tree["tracking"] = {**(tree.get("tracking") or {}), "uri": uri or NO_TRACKING}
     return tree
+
+
+def _name(config: Config, trial: Trial) -> str:
+    return f"{config.name} {trial.label}".replace("/", "_").replace("\\", "_") if trial.label else config.name
 
 
 def _backend(config: Config) -> dict[str, Any]:
@@ -306,7 +329,7 @@ def _check_pbt(config: Config) -> None:
         raise ConfigError(f"sweep.scheduler=pbt needs several trials, but sweep.samples={config.sweep.samples}")
 
 
-def _check_trials(config: Config, entries: Sequence[Entry], *, uri: str | None) -> tuple[dict[str, Dataset], float]:
+def _check_trials(config: Config, entries: Sequence[Entry]) -> tuple[dict[str, Dataset], float]:
     """Plan a trial of each setting as a run would be planned; the data sets, and what a whole trial spends."""
     datasets: dict[str, Dataset] = {}
     full = 0.0
@@ -320,14 +343,14 @@ def _check_trials(config: Config, entries: Sequence[Entry], *, uri: str | None) 
         if entry.trial.setting in seen or len(seen) >= _CHECKED_SETTINGS:
             continue
         seen.add(entry.trial.setting)
-        full = max(full, _check_trial(config, entry, datasets[key], uri=uri))
+        full = max(full, _check_trial(config, entry, datasets[key]))
     return datasets, full
 
 
-def _check_trial(config: Config, entry: Entry, dataset: Dataset, *, uri: str | None) -> float:
+def _check_trial(config: Config, entry: Entry, dataset: Dataset) -> float:
     try:
         # As the user gave it: an address says that the GPUs are elsewhere.
-        plan = plan_run(load_config(_given(config, entry.trial, uri=uri)), dataset)
+        plan = plan_run(entry.asked, dataset)
         check_experiment(plan.experiment)
     except InputError as error:
         raise type(error)(f"trial {entry.trial.number} ({entry.trial.label}): {error}") from None

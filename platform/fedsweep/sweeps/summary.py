@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import InputError
 from fedsweep.results.seed_statistics import Difference, Estimate, differences, estimate
-from fedsweep.results.view import RunView, load_run
+from fedsweep.results.view import load_run
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import CONFIG
-from fedsweep.streams import stream
 from fedsweep.sweeps.space import Trial, canonical
 from fedsweep.sweeps.sweep_folder import TABLE, SweepFolder
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 # Beside the sweep's own metrics, every summary has these.
 _ALWAYS = ("test_accuracy", "best_test_accuracy", "total_bytes", "comm_ratio", "sim_time_s")
-_SUMMED = ("flops", "local_steps", "wall_time_s", "sync_points", "over_budget", "values_up", "values_down")
+_ALSO = ("flops", "local_steps", "wall_time_s", "sync_points", "over_budget", "values_up", "values_down")
 # Comparing everything with everything is of no use to anyone beyond this.
 _MOST_COMPARED = 40
 _MISSING = "missing"
@@ -123,7 +122,7 @@ def summarise(
     groups: dict[tuple[str, str], list[TrialRow]] = {}
     for row in rows:
         groups.setdefault((row.world, row.trial.setting), []).append(row)
-    settings = [_setting(found, seed=config.seed) for found in groups.values()]
+    settings = [_setting(found) for found in groups.values()]
     settings.sort(key=lambda setting: _rank(setting.figures[metrics[0]].mean, modes[0]))
     by_seed = {_key(found[0]): _figures_by_seed(found, metrics[0]) for found in groups.values()}
     return Summary(
@@ -131,7 +130,7 @@ def summarise(
         modes=modes,
         trials=rows,
         settings=tuple(settings),
-        differences=tuple(_compare(settings, by_seed, seed=config.seed)),
+        differences=tuple(_compare(settings, by_seed)),
         notes=(*notes, *_cohort_notes(folder, rows)),
     )
 
@@ -179,7 +178,7 @@ def _trial_row(folder: SweepFolder, trial: Trial, world: str, *, config: Config,
             reason = view.result.get("reason")
         except InputError as error:
             status, reason = "failed", str(error)
-    names = dict.fromkeys((*metrics, *_ALWAYS, *_SUMMED))
+    names = dict.fromkeys((*metrics, *_ALWAYS, *_ALSO))
     return TrialRow(
         trial=trial,
         world=world,
@@ -187,32 +186,17 @@ def _trial_row(folder: SweepFolder, trial: Trial, world: str, *, config: Config,
         stopped_by=view.result.get("stopped_by") if view else None,
         reason=reason,
         rounds=len(view.column("round")) if view else 0,
-        figures={name: figure(view, name) if view else math.nan for name in names},
+        figures={name: _or_nan(view.figure(name) if view else None) for name in names},
         seed=seed,
     )
 
 
-def figure(run: RunView, name: str) -> float:
-    """A metric of a run: the last known value, or the sum over rounds of what is counted per round."""
-    if name == "total_bytes":
-        return float(run.total_bytes[-1]) if run.total_bytes else math.nan
-    if name == "best_test_accuracy":
-        return max(_known(run.column("test_accuracy")), default=math.nan)
-    known = _known(run.column("round" if name == "round" else name.removeprefix("extra/")))
-    if not known:
-        return math.nan
-    if name == "comm_ratio":
-        return math.fsum(known) / len(known)
-    return math.fsum(known) if name in _SUMMED else known[-1]
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
-def _known(cells: Iterable[Any]) -> list[float]:
-    return [float(cell) for cell in cells if cell is not None and cell == cell]
-
-
-def _setting(rows: Sequence[TrialRow], *, seed: int) -> SettingRow:
+def _setting(rows: Sequence[TrialRow]) -> SettingRow:
     done = [row for row in rows if row.status == "finished"]
-    keyed = stream(seed, "bootstrap").child(rows[0].trial.setting)
     return SettingRow(
         label=rows[0].trial.label,
         world=rows[0].world,
@@ -220,9 +204,7 @@ def _setting(rows: Sequence[TrialRow], *, seed: int) -> SettingRow:
         seeds=tuple(row.seed for row in done),
         failed=len(rows) - len(done),
         cut_short=sum(row.stopped_by == "scheduler" for row in done),
-        figures={
-            name: estimate([row.figures[name] for row in done], stream=keyed.child(name)) for name in rows[0].figures
-        },
+        figures={name: estimate(row.figures[name] for row in done) for name in rows[0].figures},
     )
 
 
@@ -244,15 +226,13 @@ def _rank(value: float, mode: str) -> float:
 
 
 def _compare(
-    settings: Sequence[SettingRow], by_seed: Mapping[tuple[str, str], Mapping[int | None, float]], *, seed: int
+    settings: Sequence[SettingRow], by_seed: Mapping[tuple[str, str], Mapping[int | None, float]]
 ) -> list[Difference]:
     found = []
     for world in dict.fromkeys(setting.world for setting in settings):
         places = [place for place, setting in enumerate(settings) if setting.world == world][:_MOST_COMPARED]
-        pairs = differences([by_seed[_key(settings[p])] for p in places], stream=stream(seed, "bootstrap"))
-        found += [
-            Difference(**{**asdict(d), "first": places[d.first], "second": places[d.second]}) for d in pairs if d.pairs
-        ]
+        pairs = differences([by_seed[_key(settings[p])] for p in places])
+        found += [replace(d, first=places[d.first], second=places[d.second]) for d in pairs if d.pairs]
     return found
 
 

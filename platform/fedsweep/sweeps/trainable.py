@@ -128,10 +128,11 @@ class SweepTrial(tune.Trainable):
 
     def _show(self, report: Mapping[str, Any]) -> None:
         """On Ray's metrics endpoint; a trial that has finished before has nothing to show."""
-        if not self._active.is_open:
+        config = self._active.config
+        if config is None:
             return
         if self._metrics is None:
-            config, share = self._active.config, Share(**self._described[TRIAL][SHARE])
+            share = Share(**self._described[TRIAL][SHARE])
             self._metrics = RayMetrics(
                 run=self._active.folder.name,
                 sweep=self._active.folder.parent.name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from fedsweep.config.load import load_config
 from fedsweep.driver.run import Plan, Session, open_session, plan_run
 from fedsweep.driver.session import Step
 from fedsweep.errors import ClientJobError, InputError, InvariantError
-from fedsweep.experiment.build import resolve_config
 from fedsweep.records import RoundRecord
 from fedsweep.runs.round_table import ROUND_COLUMNS, scalar_figures
 from fedsweep.runs.run_folder import RunFolder
@@ -45,7 +44,7 @@ class TrialSpec:
 
     Attributes:
         folder: The run folder, absolute.
-        given: The trial's configuration, as the user would give it.
+        given: The trial's resolved configuration as plain mappings.
         metrics: What the sweep compares; reported in each round, NaN as long as it is unknown.
         resource: What a scheduler rations.
         config_hash: Names checkpoints instead of the configuration's own hash, so that trials may exchange them.
@@ -56,11 +55,6 @@ class TrialSpec:
     metrics: tuple[str, ...]
     resource: str = "round"
     config_hash: str | None = None
-
-    @property
-    def config(self) -> Config:
-        """The trial's configuration."""
-        return load_config(self.given)
 
 
 SessionFactory = Callable[[Plan, Path], contextlib.AbstractContextManager[Session]]
@@ -87,6 +81,7 @@ class ActiveTrial:
         self._report = Report(metrics=spec.metrics, resource=spec.resource)
         self._stack = contextlib.ExitStack()
         self._session: Session | None = None
+        self._config: Config | None = None
         self._is_over = False
 
     @property
@@ -95,14 +90,9 @@ class ActiveTrial:
         return self._spec.folder
 
     @property
-    def is_open(self) -> bool:
-        """Whether it has been played here, and was not merely found finished."""
-        return self._session is not None
-
-    @property
-    def config(self) -> Config:
-        """The resolved configuration."""
-        return resolve_config(self._spec.config)
+    def config(self) -> Config | None:
+        """The resolved configuration; None as long as nothing was played here."""
+        return self._config
 
     def last_report(self) -> dict[str, Any]:
         """The newest report once more."""
@@ -149,10 +139,9 @@ class ActiveTrial:
     # -- beginning and end -----------------------------------------------------------------------------------------
 
     def _open(self) -> Session:
-        config = self._spec.config
-        plan = plan_run(config, self._find_dataset(config))
-        if self._spec.config_hash is not None:
-            plan = replace(plan, experiment=replace(plan.experiment, config_hash=self._spec.config_hash))
+        config = load_config(self._spec.given)
+        plan = plan_run(config, self._find_dataset(config), config_hash=self._spec.config_hash)
+        self._config = plan.config
         resume = (self._spec.folder / "config.yaml").is_file()
         if not resume:
             self._spec.folder.mkdir(parents=True, exist_ok=True)
@@ -184,7 +173,7 @@ class ActiveTrial:
     def _write_early_failure(self, reason: str | None) -> None:
         self._spec.folder.mkdir(parents=True, exist_ok=True)
         if not (self._spec.folder / "config.yaml").is_file():
-            self._folder.write_config(self._spec.config.to_yaml())
+            self._folder.write_config(load_config(self._spec.given).to_yaml())
         self._folder.write_result({"status": "failed", "reason": reason, "rounds": 0})
 
     def _has_finished(self) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsweep.driver.observers import Observer
+from fedsweep.figures.observer import PictureObserver
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_store import resolve_uri
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_observers(config: Config, folder: Path) -> list[Observer]:
-    """The observers of a run.
+    """The observers of a run, in the order in which they must learn of its end: MLflow logs what was drawn.
 
     Args:
         config: Its configuration.
@@ -24,4 +25,5 @@ def make_observers(config: Config, folder: Path) -> list[Observer]:
         ConfigError: ``tracking.uri`` names no usable store.
     """
     uri = resolve_uri(config.tracking.uri, out=folder)
-    return [] if uri is None else [MlflowObserver(uri, experiment=config.tracking.experiment)]
+    tracking = [] if uri is None else [MlflowObserver(uri, experiment=config.tracking.experiment)]
+    return [PictureObserver(), *tracking]

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
@@ -88,7 +86,6 @@ class MlflowObserver(Observer):
         uri: The store, as :func:`~fedsweep.tracking.mlflow_store.resolve_uri` gives it.
         experiment: The MLflow experiment.
         tags: Further tags; ``mlflow.parentRunId`` makes the run a child.
-        plots: Whether pictures are drawn and logged in the end.
         flush_s: Rounds are written at least this many seconds apart, and at checkpoints.
         final_patience_s: How long the end of a run may wait for a store that is gone or locked.
         warn: Takes what the user should know, in one line.
@@ -101,13 +98,12 @@ class MlflowObserver(Observer):
         *,
         experiment: str,
         tags: Mapping[str, str] | None = None,
-        plots: bool = True,
         flush_s: float = 2.0,
         final_patience_s: float = 10.0,
         warn: Callable[[str], None] = _LOGGER.warning,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._uri, self._experiment, self._tags, self._plots = uri, experiment, dict(tags or {}), plots
+        self._uri, self._experiment, self._tags = uri, experiment, dict(tags or {})
         self._flush_s, self._final_patience_s = flush_s, final_patience_s
         self._warn, self._clock = warn, clock
         self._info: RunInfo | None = None
@@ -244,11 +240,6 @@ class MlflowObserver(Observer):
                 run.log_file(path, into=PICTURES)
         if not files.ok:
             missing.append("some of its files")
-        with self._guarded() as pictures, tempfile.TemporaryDirectory() as scratch:
-            for path in _draw(info.folder, Path(scratch)) if self._plots else ():
-                run.log_file(path, into="plots")
-        if not pictures.ok:
-            missing.append("its plots")
         with self._guarded() as ended:
             run.end(status)
         if not ended.ok:
@@ -276,10 +267,3 @@ class MlflowObserver(Observer):
 @dataclass
 class _Outcome:
     ok: bool = False
-
-
-def _draw(folder: Path, into: Path) -> list[Path]:
-    """The run's pictures, drawn into a folder."""
-    from fedsweep.figures.of_run import plot_run
-
-    return plot_run(folder, into)

@@ -190,7 +190,6 @@ class SweepTracker:
                 self.uri,
                 experiment=self.experiment,
                 tags={PARENT_TAG: self._parent.run_id},
-                plots=False,
                 final_patience_s=_PATIENCE_S,
                 warn=self._troubles.append,
             )

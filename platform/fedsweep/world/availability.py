@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from fedsweep.errors import ConfigError
 from fedsweep.streams import Stream
 from fedsweep.world.replay import ScenarioTrace, load_trace
-from fedsweep.world.spec_checks import build_kind, check_choice, check_flag, check_integer, check_number
+from fedsweep.world.spec_checks import check_choice, check_flag, check_integer, check_number
 
 KIND_SPEEDS = (1.0, 0.9, 0.8)  # fast, medium, slow
 HISTORY_EPOCHS = 3
@@ -183,48 +184,39 @@ class ReplayAvailability(Availability):
         return chances
 
 
-def build_availability(
-    spec: Mapping[str, object] | None, *, num_rounds: int, num_clients: int | None = None
-) -> Availability:
-    """The availability that ``scenario.availability`` describes; None: everybody is always there.
-
-    Args:
-        spec: ``{kind: capability, profile: default | paper | code, base, floor, ceiling, decay, perf, normalise,
-            adaptive}``, ``{kind: replay, file}`` or ``{kind: always}``. An explicit parameter beats the profile's.
-        num_rounds: Rounds that the run is planned for.
-        num_clients: Clients of the run; if given, a replayed file must fit it.
-
-    Raises:
-        ConfigError: The kind, a parameter or its value is wrong, or the file does not fit.
-        DataError: The file is damaged.
-    """
-    given = {"num_rounds": num_rounds, "num_clients": num_clients}
-    kinds: dict[str, Callable[..., Availability]] = {
-        "always": AlwaysAvailable,
-        "capability": _capability,
-        "replay": _replay_availability,
-    }
-    return AlwaysAvailable() if spec is None else build_kind("scenario.availability", spec, kinds, given=given)
-
-
-def _capability(
+def capability(
     *,
     num_rounds: int,
-    profile: str = "default",
+    profile: Literal["default", "paper", "code"] = "default",
     base: float = 0.8,
     floor: float = 0.3,
     ceiling: float = 0.95,
-    decay: str | None = None,
-    perf: str | None = None,
+    decay: Literal["linear", "exponential", "per_round"] | None = None,
+    perf: Literal["shifted", "mean", "none"] | None = None,
     normalise: bool | None = None,
     adaptive: bool = True,
 ) -> Availability:
+    """A client is there with a chance that follows its capability, its accuracy and the round (FedStg).
+
+    Args:
+        num_rounds: Rounds that the run is planned for.
+        profile: ``default``: linear, shifted, not normalised; ``paper``: linear, mean, not normalised; ``code``, the
+            authors' program: per_round, shifted, normalised.
+        base: p0, 0..1.
+        floor: Smallest probability.
+        ceiling: Largest probability.
+        decay: From 1 to 0.5 over the run (linear, exponential), or by 0.01 a round; null: the profile's.
+        perf: How a client's accuracy m raises its chance: shifted is min(1.5, 0.7 + m), mean is m, none is 1; null: the
+            profile's.
+        normalise: Divide capabilities by their mean over all clients; null: the profile's.
+        adaptive: false: the chance is base for all (ablation).
+    """
     profiles = {
         "default": ("linear", "shifted", False),
         "paper": ("linear", "mean", False),
         "code": ("per_round", "shifted", True),
     }
-    own_decay, own_perf, own_normalise = profiles[check_choice("profile of scenario.availability", profile, profiles)]
+    own_decay, own_perf, own_normalise = profiles[profile]
     return CapabilityAvailability(
         num_rounds=num_rounds,
         base=base,
@@ -237,9 +229,23 @@ def _capability(
     )
 
 
-def _replay_availability(*, file: str, num_rounds: int, num_clients: int | None) -> Availability:
+def replay(*, file: str, num_rounds: int, num_clients: int) -> Availability:
+    """The presence of a recorded run.
+
+    Args:
+        file: The ``scenario.json`` of a run folder.
+        num_rounds: Rounds that the run is planned for.
+        num_clients: Clients of the run.
+    """
     trace = load_trace("scenario.availability.file", file, num_rounds=num_rounds, num_clients=num_clients)
     return ReplayAvailability(trace=trace)
+
+
+AVAILABILITIES: Mapping[str, Callable[..., Availability]] = {
+    "always": AlwaysAvailable,
+    "capability": capability,
+    "replay": replay,
+}
 
 
 def _is_there(chance: float, client: int, stream_for: Callable[[int], Stream]) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError, DataError
 from fedsweep.streams import Stream
-from fedsweep.world.spec_checks import build_kind, check_number, read_text
+from fedsweep.world.spec_checks import check_number, read_text
 
 Array = TypeVar("Array", bound=NDArray[np.generic])
 
@@ -182,14 +182,6 @@ class Budget(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unlimited(Budget):
-    """Nobody is limited."""
-
-    def assign(self, num_clients: int, stream: Stream) -> BudgetPlan:
-        return GivenBudgets(values=_frozen(np.full(num_clients, math.inf)))
-
-
-@dataclass(frozen=True, kw_only=True)
 class FixedBudget(Budget):
     """Client heterogeneity: ceil(budget_fraction x N) clients afford the high rate, the same ones in all rounds.
 
@@ -236,14 +228,17 @@ class ValueBudget(Budget):
     """Budgets by hand, in values a round.
 
     Attributes:
-        clients: One number per client, or one for all; >= 0, may be infinite.
+        clients: One number per client, one for all, or the path of a CSV file with one number per line in the order of
+            the clients, or lines ``client,budget_values``; a header is allowed. >= 0, may be infinite.
         server: The server's, >= 0, may be infinite.
     """
 
-    clients: tuple[float, ...] | float = math.inf
+    clients: str | tuple[float, ...] | float = math.inf
     server: float = math.inf
 
     def __post_init__(self) -> None:
+        if isinstance(self.clients, str):
+            object.__setattr__(self, "clients", _read_csv(self.clients))
         _check_per_client("budgets.clients", self.clients, finite=False)
         check_number("budgets.server", self.server, low=0.0, finite=False)
 
@@ -284,40 +279,12 @@ class MixedBudget(Budget):
         return SharedBudgets(shares=_frozen(np.round(self.weight * user + (1 - self.weight) * bandwidth, 12)))
 
 
-def build_budget(spec: Mapping[str, object] | None) -> Budget:
-    """The budgets that ``scenario.budgets`` describes; None: nobody is limited.
-
-    Args:
-        spec: ``{kind: fixed | dynamic, budget_fraction}``, ``{kind: values, clients, server}`` with ``clients`` a list,
-            a number or the path of a CSV file, or ``{kind: mixed, user_share, bandwidth_share, weight}``. A CSV file
-            has one number per line in the order of the clients, or lines ``client,budget_values``; a header is allowed.
-
-    Raises:
-        ConfigError: The kind, a parameter or its value is wrong, or the CSV file is not there.
-        DataError: The CSV file is damaged.
-    """
-    kinds: dict[str, Callable[..., Budget]] = {
-        "fixed": FixedBudget,
-        "dynamic": DynamicBudget,
-        "values": _value_budget,
-        "mixed": _mixed_budget,
-    }
-    return Unlimited() if spec is None else build_kind("scenario.budgets", spec, kinds)
-
-
-def _value_budget(*, clients: object = math.inf, server: float = math.inf) -> ValueBudget:
-    if isinstance(clients, str):
-        return ValueBudget(clients=_read_csv(clients), server=server)
-    return ValueBudget(clients=_as_tuple(clients), server=server)
-
-
-def _mixed_budget(*, user_share: object, bandwidth_share: object, weight: float = 0.5) -> MixedBudget:
-    return MixedBudget(user_share=_as_tuple(user_share), bandwidth_share=_as_tuple(bandwidth_share), weight=weight)
-
-
-def _as_tuple(given: object) -> tuple[float, ...] | float:
-    # What is neither a list nor a number goes on as it is, to the constructor's check and its message.
-    return tuple(given) if isinstance(given, list) else given  # type: ignore[return-value]
+BUDGETS: Mapping[str, type[Budget]] = {
+    "fixed": FixedBudget,
+    "dynamic": DynamicBudget,
+    "values": ValueBudget,
+    "mixed": MixedBudget,
+}
 
 
 def _read_csv(path: str) -> tuple[float, ...]:
@@ -354,7 +321,7 @@ def _check_per_client(name: str, given: object, *, finite: bool = True) -> None:
         check_number(f"{name}[{client}]", value, low=0.0, finite=finite)
 
 
-def _per_client(name: str, given: tuple[float, ...] | float, num_clients: int) -> NDArray[np.float64]:
+def _per_client(name: str, given: str | tuple[float, ...] | float, num_clients: int) -> NDArray[np.float64]:
     if isinstance(given, tuple) and len(given) != num_clients:
         raise ConfigError(
             f"`{name}` must have one number per client, but it has {len(given)} and scenario.clients={num_clients}; "

@@ -24,7 +24,6 @@ from fedsweep.world.device_profiles import FLEET_ROWS, PROFILE_NAMES, FleetRow
 from fedsweep.world.spec_checks import (
     check_choice,
     check_integer,
-    check_keys,
     check_number,
     parse_document,
     read_text,
@@ -34,8 +33,6 @@ from fedsweep.world.spec_checks import (
 SPEED_RANGE = (0.17, 2.43)  # slowest and fastest of 254 phones, relative to the median (AI-Benchmark)
 JITTER_FLOOR = 0.1  # a rate never falls below a tenth of its mean
 FLEET_FORMAT = "fedsweep-devices"
-_DRAWN_KEYS = ("profile", "of", "seed", "compute_sigma")
-_KEYS = (*_DRAWN_KEYS, "file", "bandwidth_factor", "drop_probability", "jitter", "compute_jitter", "stragglers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,35 +160,56 @@ class ClientTime:
         return self.download_s + self.compute_s + self.upload_s
 
 
-def build_devices(spec: Mapping[str, object], num_clients: int, seed: int) -> DeviceFleet:
-    """The fleet that ``scenario.devices`` describes.
+def build_devices(
+    *,
+    num_clients: int,
+    run_seed: int,
+    profile: str | None = None,
+    of: str | None = None,
+    seed: int | None = None,
+    compute_sigma: float | None = None,
+    file: str | None = None,
+    bandwidth_factor: float = 1.0,
+    drop_probability: float | None = None,
+    jitter: float | None = None,
+    compute_jitter: float | None = None,
+) -> DeviceFleet:
+    """The simulated fleet, one device per client; a client's does not depend on how many clients there are.
 
     Args:
-        spec: ``profile`` (one of :data:`PROFILE_NAMES`, default edge-accel), ``of`` (homogeneous alone: the row whose
-            medians all devices have, default edge-accel), ``seed`` (default: the run's), ``compute_sigma`` (sd of the
-            log speed factor, default 0.52), or instead of these ``file``; on top of either ``bandwidth_factor``
-            (multiplies both links' rates), ``drop_probability``, ``jitter``, ``compute_jitter``. ``stragglers`` says
-            when the server stops waiting: ``{kind: wait}`` (the default), ``{kind: deadline, deadline_s,
-            min_updates}``, ``{kind: over_select, over_selection}``, ``{kind: drop_out, deadline_s}`` or
-            ``{kind: partial, deadline_s}``; see docs/devices.md.
-        num_clients: Clients in the federation, >= 1.
-        seed: The run's seed.
-
-    Returns:
-        One device per client. A client's device does not depend on how many clients there are.
+        num_clients: Clients in the federation.
+        run_seed: The run's seed.
+        profile: phone-slow, phone-lte, phone-wifi, edge-accel, flash-tiers or homogeneous; null: edge-accel.
+        of: With homogeneous alone: the profile whose medians all devices have; null: edge-accel.
+        seed: What draws the devices; null: the run's seed.
+        compute_sigma: Standard deviation of the log speed factor; null: the profile's (0.52 for the CPU profiles).
+        file: Drawn devices as a JSON file, instead of all of the above.
+        bandwidth_factor: Multiplies both links' rates, > 0.
+        drop_probability: Chance to vanish during a round, 0..1; null: the file's, 0 without one.
+        jitter: Coefficient of variation of both links' rates from round to round; null: the file's, 0 without one.
+        compute_jitter: The same for computing; null: likewise.
 
     Raises:
-        ConfigError: A key or a value is wrong, keys exclude each other, or the file is for another number of clients.
+        ConfigError: A value is wrong, keys exclude each other, or the file is for another number of clients.
         DataError: The file is damaged.
 
     Source: AI-Benchmark list (CPU speeds), FLASH (Yang et al., WWW 2021; links, tiers), FLHetBench (CVPR 2024; Wi-Fi).
     Reading: FLASH's link file is read as kilobit/s (phone-slow); read as kilobyte/s it is close to phone-wifi.
     """
-    given = check_keys("scenario.devices", spec, _KEYS)
-    check_integer("num_clients", num_clients, low=1)
-    fleet = _fleet_of_file(given, num_clients) if "file" in given else _drawn_fleet(given, num_clients, seed)
-    factor = check_number("scenario.devices.bandwidth_factor", given.get("bandwidth_factor", 1.0), above=0.0)
-    noise = {key: value for key, value in given.items() if key in ("drop_probability", "jitter", "compute_jitter")}
+    drawn = {"profile": profile, "of": of, "seed": seed, "compute_sigma": compute_sigma}
+    drawn = {key: value for key, value in drawn.items() if value is not None}
+    if file is None:
+        fleet = _drawn_fleet(drawn, num_clients, run_seed)
+    elif drawn:
+        raise ConfigError(
+            f"`scenario.devices.file` holds drawn devices, but {sorted(drawn)} would draw others; give the file or"
+            " those keys"
+        )
+    else:
+        fleet = _fleet_of_file(file, num_clients)
+    factor = check_number("scenario.devices.bandwidth_factor", bandwidth_factor, above=0.0)
+    given = {"drop_probability": drop_probability, "jitter": jitter, "compute_jitter": compute_jitter}
+    noise = {key: value for key, value in given.items() if value is not None}
     if factor == 1.0 and not noise:
         return fleet
     return DeviceFleet(devices=tuple(_changed(device, factor, noise) for device in fleet.devices))
@@ -322,14 +340,8 @@ def _device_of(row: FleetRow, *, speed: float, share: float, down: float, up: fl
     )
 
 
-def _fleet_of_file(given: Mapping[str, object], num_clients: int) -> DeviceFleet:
-    clash = sorted(set(given) & set(_DRAWN_KEYS))
-    if clash:
-        raise ConfigError(
-            f"`scenario.devices.file` holds drawn devices, but {clash} would draw others; give the file or those keys"
-        )
-    path = given["file"]
-    fleet = DeviceFleet.from_json(read_text("scenario.devices.file", path), source=str(path))
+def _fleet_of_file(path: str, num_clients: int) -> DeviceFleet:
+    fleet = DeviceFleet.from_json(read_text("scenario.devices.file", path), source=path)
     if len(fleet) != num_clients:
         raise ConfigError(
             f"`scenario.devices.file` must have one device per client, but {path} has {len(fleet)} and "

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedsweep.errors import ConfigError
 from fedsweep.streams import Stream, stream
 from fedsweep.world.replay import ScenarioTrace, load_trace
-from fedsweep.world.spec_checks import build_kind, check_choice, check_flag, check_integer, check_number
+from fedsweep.world.spec_checks import check_choice, check_flag, check_integer, check_number
 
 Pool = Literal["partition", "all"]
 WEIGHT_LIFT = 1.1  # w = (cos + 1.1)^2 lies between 0.01 and 4.41: rare classes stay possible
@@ -173,32 +173,11 @@ def round_classes(drift: Drift, *, seed: int, num_clients: int, round: int) -> d
     return {k: drift.class_set(k, round, stream(seed, "drift", 0, k)) for k in range(num_clients)}
 
 
-def build_drift(
-    spec: Mapping[str, object] | None, *, num_classes: int, num_rounds: int, num_clients: int | None = None
-) -> Drift | None:
-    """The drift that ``scenario.drift`` describes; None: there is none.
-
-    Args:
-        spec: ``{kind: cosine_rotation, profile: paper | code, rotation_speed, class_shift, client_offset, min_classes,
-            max_classes, pool, frozen}`` or ``{kind: replay, file, pool}``. An explicit parameter beats the profile's.
-        num_classes: Classes of the data set.
-        num_rounds: Rounds that the run is planned for.
-        num_clients: Clients of the run; if given, a replayed file must fit it.
-
-    Raises:
-        ConfigError: The kind, a parameter or its value is wrong, or the file does not fit.
-        DataError: The file is damaged.
-    """
-    given = {"num_classes": num_classes, "num_rounds": num_rounds, "num_clients": num_clients}
-    kinds: dict[str, Callable[..., Drift]] = {"cosine_rotation": _cosine_rotation, "replay": _replay_drift}
-    return None if spec is None else build_kind("scenario.drift", spec, kinds, given=given)
-
-
-def _cosine_rotation(
+def cosine_rotation(
     *,
     num_classes: int,
     num_rounds: int,
-    profile: str = "paper",
+    profile: Literal["paper", "code"] = "paper",
     rotation_speed: float | None = None,
     class_shift: float = 0.5,
     client_offset: float = 0.4,
@@ -207,9 +186,23 @@ def _cosine_rotation(
     pool: Pool | None = None,
     frozen: bool = False,
 ) -> Drift:
-    # 6-8 (paper) or 4-6 (authors' code) of 10 classes; other data sets keep the fraction.
+    """Class weights that go round like a cosine, each client out of phase with the others (FedStg).
+
+    Args:
+        num_classes: Classes of the data set.
+        num_rounds: Rounds that the run is planned for.
+        profile: ``paper``: 2 cycles, 6 to 8 of 10 classes, from the client's own samples; ``code``, the authors'
+            program: 0.15 cycles, 4 to 6 of 10 classes, from the whole training set. Other data sets keep the fraction.
+        rotation_speed: Full cycles in the run, >= 0; null: the profile's.
+        class_shift: Phase between neighbouring classes, radians.
+        client_offset: Phase between neighbouring clients, radians.
+        min_classes: Smallest class set, from 1; null: the profile's.
+        max_classes: Largest class set; null: the profile's.
+        pool: What the class set filters, the client's own samples or the whole training set; null: the profile's.
+        frozen: The class set of round 1 in all rounds (ablation).
+    """
     profiles: dict[str, tuple[float, int, int, Pool]] = {"paper": (2.0, 6, 8, "partition"), "code": (0.15, 4, 6, "all")}
-    speed, fewest, most, source = profiles[check_choice("profile of scenario.drift", profile, profiles)]
+    speed, fewest, most, source = profiles[profile]
     return CosineRotation(
         num_classes=num_classes,
         num_rounds=num_rounds,
@@ -223,14 +216,23 @@ def _cosine_rotation(
     )
 
 
-def _replay_drift(
-    *, file: str, num_classes: int, num_rounds: int, num_clients: int | None, pool: Pool = "partition"
-) -> Drift:
-    check_choice("pool", pool, ("partition", "all"))
+def replay(*, file: str, num_classes: int, num_rounds: int, num_clients: int, pool: Pool = "partition") -> Drift:
+    """The class sets of a recorded run.
+
+    Args:
+        file: The ``scenario.json`` of a run folder.
+        num_classes: Classes of the data set.
+        num_rounds: Rounds that the run is planned for.
+        num_clients: Clients of the run.
+        pool: What the class set filters, the client's own samples or the whole training set.
+    """
     trace = load_trace(
         "scenario.drift.file", file, num_rounds=num_rounds, num_classes=num_classes, num_clients=num_clients
     )
     return ReplayDrift(trace=trace, pool=pool)
+
+
+DRIFTS: Mapping[str, Callable[..., Drift]] = {"cosine_rotation": cosine_rotation, "replay": replay}
 
 
 def _tenths(tenths: int, num_classes: int) -> int:

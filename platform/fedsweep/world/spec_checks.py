@@ -1,23 +1,18 @@
 """Checks of what a scenario's mappings and files say, shared by devices, budgets, drift and availability.
 
-The signatures of the builders are the schema: a key that no parameter has is an error that names the nearest one. Each
-check states the rule, the value seen and the way out, so that a wrong key never shows as a traceback.
+Each check states the rule, the value seen and the way out, so that a wrong value never shows as a traceback.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TypeVar
 
 from fedsweep.errors import ConfigError, DataError, unknown_name
-
-Built = TypeVar("Built")
 
 
 def check_number(
@@ -100,58 +95,6 @@ def check_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"`{name}` must be true or false, but got {value!r}; write one of the two")
     return value
-
-
-def check_keys(where: str, spec: object, known: Collection[str]) -> dict[str, object]:
-    """The mapping's entries that are not null, once each key is known to be allowed.
-
-    Args:
-        where: The mapping's own key, e.g. ``"scenario.devices"``.
-        spec: What was found.
-        known: Keys that are allowed.
-
-    Raises:
-        ConfigError: It is no mapping, or a key is unknown.
-    """
-    if not isinstance(spec, Mapping):
-        raise ConfigError(f"`{where}` must be a mapping, but got {spec!r}; write {{key: value, ...}} or null")
-    for key in spec:
-        if key not in known:
-            raise ConfigError(unknown_name(f"key in {where}", str(key), known))
-    return {str(key): value for key, value in spec.items() if value is not None}
-
-
-def build_kind(
-    where: str,
-    spec: object,
-    kinds: Mapping[str, Callable[..., Built]],
-    *,
-    given: Mapping[str, object] | None = None,
-) -> Built:
-    """What ``{kind: ..., parameters}`` describes.
-
-    Args:
-        where: The mapping's own key, e.g. ``"scenario.drift"``.
-        spec: The mapping; a parameter that is null keeps its default.
-        kinds: A builder by kind; its keyword parameters are the keys allowed.
-        given: Arguments that the caller adds and a user cannot set; a builder takes those that it names.
-
-    Raises:
-        ConfigError: The kind or a parameter is unknown, a parameter is missing, or the builder refuses its value.
-    """
-    given = given or {}
-    if not isinstance(spec, Mapping):
-        raise ConfigError(f"`{where}` must be a mapping, but got {spec!r}; write {{kind: ..., ...}} or null")
-    if "kind" not in spec:
-        raise ConfigError(f"`{where}` must name its kind, but got {dict(spec)!r}; add `kind`, one of {sorted(kinds)}")
-    kind = check_choice(f"kind of {where}", spec["kind"], kinds)
-    parameters = inspect.signature(kinds[kind]).parameters
-    own = [name for name in parameters if name not in given]
-    arguments = check_keys(f"{where} of kind {kind!r}", {k: v for k, v in spec.items() if k != "kind"}, own)
-    for name in own:
-        if parameters[name].default is inspect.Parameter.empty and name not in arguments:
-            raise ConfigError(f"`{where}` of kind {kind!r} needs `{name}`, but it is not there; add it")
-    return kinds[kind](**arguments, **{name: value for name, value in given.items() if name in parameters})
 
 
 def read_text(where: str, path: object) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedsweep.world.spec_checks import build_kind, check_integer, check_number
+from fedsweep.world.spec_checks import check_integer, check_number
 
 SERVER_FLOPS_PER_S = 1e13
 
@@ -106,7 +106,7 @@ class Deadline(StragglerPolicy):
     """Drop clients with T_k > D; with fewer than ``min_updates`` left, wait until that many have come.
 
     Attributes:
-        deadline_s: D, > 0.
+        deadline_s: D, seconds from the round's start, > 0.
         min_updates: Updates without which the round does not end, >= 0; where fewer clients are alive, all of them.
 
     Round time: max T_k where all came in time, else D, or the ``min_updates``-th T_k where that is later.
@@ -149,7 +149,7 @@ class DropOut(StragglerPolicy):
     """Clients that vanish are noticed at the deadline, or without one when all others are through.
 
     Attributes:
-        deadline_s: D, > 0, or None.
+        deadline_s: D, seconds from the round's start, > 0; null: without a deadline.
 
     Reading: a server cannot tell a slow client from a lost one, so whoever is not back at D counts as lost.
     """
@@ -176,7 +176,7 @@ class PartialWork(StragglerPolicy):
     """A client that would be late stops after the last full epoch with which it is back by D.
 
     Attributes:
-        deadline_s: D, > 0.
+        deadline_s: D, seconds from the round's start, > 0.
 
     A client without one full epoch by then has nothing to send. Round time: at most D.
     """
@@ -206,25 +206,13 @@ class PartialWork(StragglerPolicy):
         return min(math.ceil(run.epochs) - 1, max(0, math.floor(time_left / (run.compute_s / run.epochs) + 1e-9)))
 
 
-_POLICIES = {
+STRAGGLERS: Mapping[str, Callable[..., StragglerPolicy]] = {
     "wait": WaitForAll,
     "deadline": Deadline,
     "over_select": OverSelect,
     "drop_out": DropOut,
     "partial": PartialWork,
 }
-
-
-def build_straggler_policy(spec: object) -> StragglerPolicy:
-    """The policy that ``scenario.devices.stragglers`` describes.
-
-    Args:
-        spec: ``{kind: wait | deadline | over_select | drop_out | partial, ...}`` with its parameters; None: wait.
-
-    Raises:
-        ConfigError: The kind, a parameter or its value is wrong.
-    """
-    return WaitForAll() if spec is None else build_kind("scenario.devices.stragglers", spec, _POLICIES)
 
 
 def round_time(
@@ -250,20 +238,6 @@ def server_time(flops: float, *, flops_per_s: float = SERVER_FLOPS_PER_S, consta
 def local_steps(num_samples: int, *, batch_size: int, epochs: int) -> int:
     """Optimiser steps of a client in a round: epochs x ceil(num_samples / batch_size)."""
     return epochs * math.ceil(num_samples / batch_size)
-
-
-def time_to_target(times_s: Sequence[float], accuracies: Sequence[float | None], *, target: float) -> float:
-    """Clock at the end of the first evaluated round whose accuracy reaches the target; NaN if none does.
-
-    Args:
-        times_s: The clock at the end of each round.
-        accuracies: Each round's accuracy; None or NaN where the round was not evaluated.
-        target: The accuracy wanted. A later fall below it does not matter.
-    """
-    for seconds, accuracy in zip(times_s, accuracies, strict=True):
-        if accuracy is not None and accuracy >= target:
-            return seconds
-    return math.nan
 
 
 def _alive(runs: Sequence[ClientRun]) -> list[ClientRun]:

@@ -11,13 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedsweep.errors import ConfigError, FedsweepError, InvariantError
-from fedsweep.plugins import find_plugin
+from fedsweep.errors import InvariantError
 from fedsweep.world.data.record import Dataset
 
 _CROP_TRIES = 10
@@ -283,31 +281,3 @@ TRANSFORMS: dict[str, Callable[[Dataset], Transform]] = {
     "dynafed": _dynafed,
     "fedstg": _fedstg,
 }
-
-
-def build_transform(name: str, dataset: Dataset) -> Transform:
-    """The transform of that name for a data set.
-
-    Args:
-        name: A key of :data:`TRANSFORMS`, ``package.module:callable`` (called with the data set), or an entry point of
-            ``fedsweep.transforms``.
-        dataset: Gives channels and constants.
-
-    Raises:
-        ConfigError: the name is unknown, or what it names does not give a :class:`Transform`.
-    """
-    if name in TRANSFORMS:
-        return TRANSFORMS[name](dataset)
-    factory = find_plugin("transform", name, TRANSFORMS)
-    try:
-        transform: Any = factory(dataset)
-    except FedsweepError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"transform {name!r} cannot be built ({type(error).__name__}: {error})") from error
-    if not isinstance(transform, Transform):
-        raise ConfigError(
-            f"transform {name!r} must give a fedsweep.world.transforms.Transform, but gives a "
-            f"{type(transform).__name__}"
-        )
-    return transform

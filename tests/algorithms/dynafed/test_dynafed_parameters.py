@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedsweep.algorithms.dynafed.distillation import PROFILES, TrajectoryDistillation, dynafed
-from fedsweep.catalog import build_method, resolve_method
+from fedsweep.catalog import bind_spec, build_method
 from fedsweep.components.weighting import BySamples, Uniform
 from fedsweep.config import load_config
 from fedsweep.config.presets import list_presets
@@ -53,7 +53,7 @@ def test_explicit_parameter_beats_its_profile(name: str) -> None:
 
 
 def test_configuration_knows_its_parameters() -> None:
-    spec = resolve_method({"name": "dynafed", "profile": "authors", "weights": "size"})
+    spec = bind_spec("method", {"name": "dynafed", "profile": "authors", "weights": "size"}).spec()
     assert spec["profile"] == "authors"
     assert spec["snapshots"] is None
     for name in ("horizon_rounds", "inner_steps", "iterations", "images_per_class", "augment", "finetune_epochs"):

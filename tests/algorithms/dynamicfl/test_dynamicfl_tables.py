@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from fedsweep.catalog import resolve
 from fedsweep.config import load_config
 from fedsweep.engine.forecast import check_first_round
-from fedsweep.experiment.build import build_experiment, resolve_config
+from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.table_file import SCALES, TableFile, read_table, table_names
@@ -43,12 +44,12 @@ def test_every_table_and_figure_of_experiments_is_there() -> None:
 
 @pytest.mark.parametrize("name", [*RUNS, *GROUPS])
 def test_the_base_and_every_cell_of_every_scale_are_configurations(name: str) -> None:
-    resolve_config(load_config(f"dynamicfl/{name}"))
+    resolve(load_config(f"dynamicfl/{name}"))
     for scale in SCALES:
         cells = distinct(cells_of(table(name), scale))
         assert cells
         for cell in cells:
-            resolve_config(cell.config)
+            resolve(cell.config)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -123,7 +124,7 @@ def test_table_4_prints_the_papers_accuracies() -> None:
 def test_rows_set_levels_and_budgets(name: str, row: str, method: dict[str, Any], budgets: tuple[str, float]) -> None:
     cells = cells_of(table(name), "full", rows=row)
     for cell in cells:
-        found = resolve_config(cell.config)
+        found = resolve(cell.config)
         assert {key: found.method[key] for key in method} == method
         assert found.scenario.budgets is not None
         assert (found.scenario.budgets.kind, found.scenario.budgets.parameters["budget_fraction"]) == budgets
@@ -137,7 +138,7 @@ def test_table_22_has_every_pair_of_levels() -> None:
 def test_table_1_asks_for_every_size() -> None:
     for cell in cells_of(table("table1"), "full", rows="*high"):
         assert cell.config.scenario.budgets is None
-        assert f"{resolve_config(cell.config).method['group_size']} high" == cell.row
+        assert f"{resolve(cell.config).method['group_size']} high" == cell.row
 
 
 @pytest.mark.parametrize("name", GROUPS)

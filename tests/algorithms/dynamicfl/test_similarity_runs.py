@@ -20,7 +20,7 @@ from fedsweep.components.probes import LocalClient
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError, InvariantError
-from fedsweep.experiment.experiment import Experiment, experiment_layout
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.streams import stream
@@ -75,7 +75,7 @@ def test_clients_send_one_sketch_each_before_round_1_and_no_label_counts() -> No
     engine = local_engine(one_class_each(by_similarity()))
     state = run_rounds(engine)
     assert engine.registration_bytes == 4 * 12
-    assert state.setup_bytes == 4 * 12 * (experiment_layout(engine.experiment).num_params + VALUES)
+    assert state.setup_bytes == 4 * 12 * (engine.experiment.layout.num_params + VALUES)
     counting = local_engine(one_class_each(dynamicfl()))
     assert (counting.registration_bytes, counting.start().setup_bytes) == (4 * 12 * (1 + 4), 0)
     context = engine.planner.plan(engine.start()).context

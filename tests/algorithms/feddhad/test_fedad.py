@@ -152,8 +152,7 @@ def context_of(policy: AdaptiveDropout) -> Any:
     from fedsweep.experiment.experiment import server_context
 
     made = experiment(FederatedMethod(name="x", source="", submodels=policy))
-    layout = layout_of(made.build_model())
-    return server_context(made, layout, "submodels", torch.zeros(layout.num_values))
+    return server_context(made, "submodels")
 
 
 def told(scores: Tensor) -> ClientUpdate:

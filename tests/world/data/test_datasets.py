@@ -114,7 +114,7 @@ def test_a_data_set_of_one_s_own_gets_root_and_download(own_module: Path) -> Non
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        ("wrong", DataError, "returned a int"),
+        ("wrong", DataError, "gives a int"),
         ("broken", DataError, "no pixels.csv"),
         ("refused", DataError, "^mine is missing$"),
         ("number", ConfigError, "must be callable"),

@@ -10,14 +10,15 @@ import gzip
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsweep.errors import ConfigError, DataError, FedsweepError
-from fedsweep.plugins import find_plugin
+from fedsweep.errors import ConfigError, DataError
+from fedsweep.plugins import call_builder, find_plugin
 from fedsweep.streams import Stream
 from fedsweep.world.data import folder_sets, leaf, torchvision_sets
 from fedsweep.world.data.files import default_root
@@ -81,7 +82,8 @@ def load_dataset(name: str, *, root: str | None, download: bool, image_size: int
     if name in DATASETS:
         dataset = DATASETS[name].load(folder, download=download)
     else:
-        dataset = _load_plugin(name, find_plugin("dataset", name, DATASETS), root=folder, download=download)
+        builder = partial(find_plugin("dataset", name, DATASETS), root=str(folder), download=download)
+        dataset = call_builder("data set", name, builder, gives=Dataset, error=DataError)
     return dataset if image_size is None else _resize(dataset, image_size)
 
 
@@ -90,18 +92,6 @@ def _root_path(root: str | None) -> Path:
     if folder.exists() and not folder.is_dir():
         raise DataError(f"scenario.root must be a folder, but {folder} is a file")
     return folder
-
-
-def _load_plugin(name: str, function: Callable[..., Any], *, root: Path, download: bool) -> Dataset:
-    try:
-        dataset = function(root=str(root), download=download)
-    except FedsweepError:
-        raise
-    except Exception as error:
-        raise DataError(f"data set {name!r} failed to load ({type(error).__name__}: {error})") from error
-    if not isinstance(dataset, Dataset):
-        raise DataError(f"data set {name!r} must return a fedsweep.Dataset, but returned a {type(dataset).__name__}")
-    return dataset
 
 
 def _resize(dataset: Dataset, size: int) -> Dataset:

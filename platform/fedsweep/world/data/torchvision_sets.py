@@ -322,7 +322,7 @@ def load_house_numbers(files: dict[str, OfficialFile], root: Path, *, download: 
 
 
 def _read_house_numbers(path: Path, md5: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    from scipy.io import loadmat  # type: ignore[import-untyped]
+    from scipy.io import loadmat
 
     content = loadmat(io.BytesIO(read_checked(path, md5)))
     images = np.ascontiguousarray(content["X"].transpose(3, 2, 0, 1))

@@ -1,0 +1,213 @@
+"""What all charts of a report share: how Plotly is told to draw them, and how they stand on the page."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsweep.figures.style import GRID, INK
+
+# Plotly's symbol and the character for it in text, by the marker's name in matplotlib.
+SYMBOLS: Mapping[str, tuple[str, str]] = {
+    "o": ("circle", "●"),
+    "s": ("square", "■"),
+    "^": ("triangle-up", "▲"),
+    "D": ("diamond", "◆"),
+    "v": ("triangle-down", "▼"),
+    "P": ("cross", "✚"),
+    "X": ("x", "✖"),
+    "*": ("star", "★"),
+    "<": ("triangle-left", "◀"),
+    ">": ("triangle-right", "▶"),
+    "h": ("hexagon", "⬢"),
+}
+HEIGHT = 420
+_LINE = 34
+# Of so many whole numbers each has its tick; Plotly would put halves between them.
+FEW_TICKS = 12
+SENT = {"title": {"text": "bytes sent, both ways"}, "tickformat": "~s", "hoverformat": ".4~s"}
+PERCENT = {"tickformat": ".4~p", "hoverformat": ".2%"}
+_AXIS = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "automargin": True, "title": {"standoff": 8}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A chart of the page.
+
+    Attributes:
+        title: Its heading; empty where the section's says it all.
+        describe: What it shows, for those who don't see it.
+        data: Plotly's traces. A trace's ``meta`` has its ``label`` as it was given, its ``setting``, with which it is
+            hidden, and its ``kind``, by which choices show it.
+        layout: Plotly's layout.
+        choices: By name, what a reader may choose: each option has a ``label`` and what it changes: ``data``, a value
+            for each trace by key, ``layout``, values by dotted key, ``show``, the kinds of traces that are drawn.
+        key: Colours and what they mean, where the chart itself does not say it.
+        hint: What a reader must know.
+    """
+
+    title: str = ""
+    describe: str
+    data: Sequence[Mapping[str, Any]]
+    layout: Mapping[str, Any]
+    choices: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    key: Sequence[tuple[str, str]] = ()
+    hint: str = ""
+
+    def tree(self) -> dict[str, Any]:
+        """As the page's script reads it."""
+        return {"data": self.data, "layout": self.layout, "choices": self.choices}
+
+
+def drawn(
+    traces: Sequence[Any], *, x: Mapping[str, Any], y: Mapping[str, Any], height: int = HEIGHT, **layout: Any
+) -> dict[str, Any]:
+    """Traces and their layout as Plotly reads them, checked by Plotly: ``data`` and ``layout``.
+
+    Args:
+        traces: Of ``plotly.graph_objects``.
+        x: The x axis.
+        y: The y axis.
+        height: In pixels.
+        layout: More of the layout.
+    """
+    import plotly.graph_objects as go
+
+    figure = go.Figure(
+        data=list(traces),
+        layout={
+            "height": height,
+            "margin": {"l": 8, "r": 12, "t": 28, "b": 8},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": "system-ui, sans-serif", "size": 13, "color": INK},
+            "hoverlabel": {"namelength": -1, "bgcolor": "#FFFFFF", "font": {"size": 12}},
+            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#999999", "activecolor": INK},
+            "showlegend": False,
+            "legend": {"traceorder": "normal"},
+            "uirevision": "kept",
+            **layout,
+        },
+    )
+    figure.update_xaxes(**_AXIS).update_xaxes(**x)
+    figure.update_yaxes(**_AXIS).update_yaxes(**y)
+    tree: dict[str, Any] = figure.to_plotly_json()
+    tree["layout"].pop("template", None)  # thousands of characters that nothing here refers to
+    return {"data": tree["data"], "layout": tree["layout"]}
+
+
+def plain(text: str) -> str:
+    """Foreign text as Plotly's labels show it letter by letter: in them it reads tags, entities and ``%{}``."""
+    return html.escape(text, quote=False).replace("%{", "&#37;{")
+
+
+def wrapped(text: str) -> str:
+    """:func:`plain`, in lines that leave room for figures beside them: Plotly breaks none itself.
+
+    Args:
+        text: Foreign text; lines may also end after its commas.
+    """
+    lines = [""]
+    for word in re.findall(r"[^\s,]*[\s,]*", text):
+        if lines[-1] and word and len(lines[-1]) + len(word) > _LINE:
+            lines.append("")
+        lines[-1] += word
+    pieces = [line[place : place + _LINE] for line in lines for place in range(0, max(1, len(line)), _LINE)]
+    return "<br>".join(map(plain, pieces))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """What a map's numbers look like and mean.
+
+    Attributes:
+        colours: Colours by shares of the way from ``least`` to ``most``, ascending.
+        most: The number with the last colour.
+        least: The number with the first colour.
+        say: What is said of a cell, in Plotly's words: ``%{x}``, ``%{y}``, ``%{z}``, and ``%{text}`` for its word.
+        words: A word for each number from 0 on; the page's script puts them where Plotly looks for a cell's text.
+    """
+
+    colours: Sequence[tuple[float, str]]
+    most: float
+    least: float = 0
+    say: str
+    words: Sequence[str] = ()
+
+
+def map_chart(
+    z: Sequence[Sequence[int | None]], scale: Scale, *, x: Mapping[str, Any], y: Mapping[str, Any], **texts: Any
+) -> Chart:
+    """A map of cells.
+
+    Args:
+        z: A number for each cell, row by row from the top; None where there is nothing to say of it.
+        scale: What the numbers mean.
+        x: The axis below, as :func:`ids` gives it.
+        y: The axis beside; it may have ticks of its own.
+        texts: ``title``, ``describe``, ``hint`` and ``key`` of the chart.
+    """
+    import plotly.graph_objects as go
+
+    tall = max(3, min(18, 340 // max(1, len(z)), int(max(1100 / max(1, len(x["ids"])), 5))))
+    cells = go.Heatmap(
+        z=z,
+        x=x["ids"],
+        y=y["ids"],
+        zmin=scale.least,
+        zmax=scale.most,
+        colorscale=scale.colours,
+        showscale=False,
+        xgap=1 if len(x["ids"]) <= 60 else 0,
+        ygap=1 if tall > 6 else 0,
+        hovertemplate=f"{scale.say}<extra></extra>",
+        hoverongaps=False,
+        meta={"label": texts["title"], "words": list(scale.words)},
+    )
+    whole = {
+        name: {k: v for k, v in axis.items() if k != "ids"} | {"showgrid": False} for name, axis in (("x", x), ("y", y))
+    }
+    whole["y"]["autorange"] = "reversed"
+    return Chart(**drawn([cells], height=tall * len(z) + 80, hovermode="closest", **whole), **texts)
+
+
+def ids(name: str, count: int, each: int, *, first: int = 0) -> dict[str, Any]:
+    """An axis of whole numbers, of which some share a cell: what Plotly is told of it, and ``ids``.
+
+    Args:
+        name: What they are.
+        count: How many there are.
+        each: How many share a cell.
+        first: The lowest.
+    """
+    shared = f" ({each} to a cell, by the first)" if each > 1 else ""
+    return {
+        "title": {"text": name + shared},
+        "ids": list(range(first, first + count, each)),
+        "dtick": 1 if count <= FEW_TICKS else None,
+    }
+
+
+def span(place: int, each: int, count: int) -> str:
+    """The numbers of a cell: ``7``, or ``14 to 15`` where several share one.
+
+    Args:
+        place: The cell's place.
+        each: How many share a cell.
+        count: How many there are.
+    """
+    return str(place) if each == 1 else f"{place * each} to {min(count, (place + 1) * each) - 1}"
+
+
+def tint(colour: str, share: float) -> str:
+    """A colour thinned out with white.
+
+    Args:
+        colour: As ``#RRGGBB``.
+        share: How much of it is left, 0..1.
+    """
+    parts = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+    return "#" + "".join(f"{round(255 - (255 - part) * share):02X}" for part in parts)

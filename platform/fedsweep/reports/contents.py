@@ -1,0 +1,161 @@
+"""What a report's page shows, put together from runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsweep.errors import OutputError
+from fedsweep.figures.style import Look, look_of
+from fedsweep.reports.charts import Chart
+from fedsweep.reports.client_maps import ClientMaps, client_maps, interesting_first
+from fedsweep.reports.parallel_chart import parallel_chart
+from fedsweep.reports.setting_charts import curve_chart, front_chart
+from fedsweep.reports.sources import Found
+from fedsweep.reports.sweep_table import read_verdict
+from fedsweep.reports.tables import ReportedTable, reported_tables
+from fedsweep.results.config_table import ConfigTable, config_table
+from fedsweep.results.pareto import BestUnderBudget, best_under_budgets, budget_grid, pareto_front
+from fedsweep.results.seed_statistics import Estimate
+from fedsweep.results.settings import ReportRun, Setting, TargetRow, group_settings, report_runs, target_rows
+from fedsweep.results.texts import clean
+
+_SHOWN = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a page shows.
+
+    Attributes:
+        runs: The runs.
+        settings: The runs grouped: those that differ in their seed alone; the most accurate first.
+        looks: A colour and a marker for each setting, by the order in which their first runs were made.
+        accuracies: Each setting's test accuracy over its seeds.
+        unreadable: Folders of runs that cannot be read, with the reason.
+        sweeps: Folders of sweeps that the runs belong to.
+        front: Indices of the settings that no other beats in accuracy and bytes, cheapest first.
+        budgets: The best setting for each budget.
+        targets: What settings spent until they first reached the accuracies of ``evaluation.targets``.
+        configs: The settings' configurations side by side.
+        maps: What clients hold and when they took part.
+        charts: The charts by name; those of clients are in the maps.
+        tables: The papers' tables that the runs were made for.
+        verdicts: Which differences the sweeps hold for more than chance, in lines.
+        notes: What a reader must know.
+    """
+
+    runs: tuple[ReportRun, ...]
+    settings: tuple[Setting, ...]
+    looks: tuple[Look, ...]
+    accuracies: tuple[Estimate, ...]
+    unreadable: tuple[tuple[Path, str], ...]
+    sweeps: tuple[Path, ...]
+    front: tuple[int, ...]
+    budgets: tuple[BestUnderBudget, ...]
+    targets: tuple[TargetRow, ...]
+    configs: ConfigTable
+    maps: ClientMaps
+    charts: Mapping[str, Chart]
+    tables: tuple[ReportedTable, ...]
+    verdicts: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether some setting has more than one run."""
+        return any(len(setting.runs) > 1 for setting in self.settings)
+
+
+def build_report(found: Found) -> Report:
+    """Puts together what a page shows.
+
+    Args:
+        found: The runs.
+
+    Raises:
+        OutputError: None of the runs can be shown.
+    """
+    runs, bad = report_runs(found.runs)
+    if not runs:
+        raise OutputError(bad[0][1])
+    settings, looks = _ranked(group_settings(runs))
+    accuracies = [setting.over_seeds("test_accuracy") for setting in settings]
+    curves = [setting.curve.accuracy_by_bytes() if setting.curve else [] for setting in settings]
+    order = interesting_first(
+        {index: run.test_accuracy for index, run in enumerate(runs)}, [setting.runs for setting in settings]
+    )
+    maps = client_maps([run.view for run in runs], order)
+    configs = config_table([runs[setting.runs[0]].flat for setting in settings])
+    tables, problems = reported_tables(found.sweeps)
+    # A table's columns are different worlds on purpose.
+    one_table = len(tables) == 1 and all(run.folder.resolve().parent == found.sweeps[0].resolve() for run in found.runs)
+    said = (
+        *found.notes,
+        *problems,
+        *(() if one_table else _world_notes(configs)),
+        *_twins(runs, settings),
+        *maps.notes,
+    )
+    return Report(
+        runs=tuple(runs),
+        settings=tuple(settings),
+        looks=tuple(looks),
+        accuracies=tuple(accuracies),
+        unreadable=(*((item.folder, item.reason) for item in found.unreadable), *bad),
+        sweeps=found.sweeps,
+        front=tuple(pareto_front([_point(s.total_bytes, s.accuracy) for s in settings])),
+        budgets=tuple(best_under_budgets(curves, budget_grid(curves))),
+        targets=tuple(target_rows(settings)),
+        configs=configs,
+        maps=maps,
+        charts=_charts(runs, settings, looks, accuracies, configs),
+        tables=tuple(tables),
+        verdicts=tuple(clean(line, longest=1000) for folder in found.sweeps for line in read_verdict(folder)),
+        notes=tuple(clean(note, longest=1000) for note in said),
+    )
+
+
+def _charts(
+    runs: Sequence[ReportRun],
+    settings: Sequence[Setting],
+    looks: Sequence[Look],
+    accuracies: Sequence[Estimate],
+    configs: ConfigTable,
+) -> dict[str, Chart]:
+    charts = {
+        "curves": curve_chart(runs, settings, looks),
+        "front": front_chart(runs, settings, looks, accuracies),
+        "parallel": parallel_chart(settings, looks, configs),
+    }
+    return {name: chart for name, chart in charts.items() if chart}
+
+
+def _ranked(settings: Sequence[Setting]) -> tuple[list[Setting], list[Look]]:
+    """The most accurate first, with looks that their rank has no part in."""
+    pairs = [(setting, look_of(place)) for place, setting in enumerate(settings)]
+    pairs.sort(key=lambda pair: (pair[0].accuracy is None, -(pair[0].accuracy or 0.0)))
+    return [setting for setting, _ in pairs], [look for _, look in pairs]
+
+
+def _twins(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> list[str]:
+    """Settings that ended with the same models, bit for bit: what tells them apart had no effect."""
+    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for setting in settings:
+        models = tuple(sorted((str(runs[i].view.seed), runs[i].fact("model_sha256")) for i in setting.counted))
+        if models and all(sha for _, sha in models):
+            found.setdefault(models, []).append(setting.label)
+    return [f"the same models, bit for bit: {' and '.join(labels)}" for labels in found.values() if len(labels) > 1]
+
+
+def _world_notes(configs: ConfigTable) -> list[str]:
+    keys = [key for key in configs.differing if key.startswith(("scenario.", "model."))]
+    if not keys:
+        return []
+    named = ", ".join(keys[:_SHOWN]) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
+    return [f"runs differ in {named}: these are different worlds, so accuracies and bytes are no fair comparison"]
+
+
+def _point(cost: float | None, accuracy: float | None) -> tuple[float, float] | None:
+    return None if cost is None or accuracy is None else (cost, accuracy)

@@ -1,0 +1,146 @@
+"""Parallel coordinates: what varies between settings, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.figures.style import INK, Look
+from fedsweep.reports.charts import HEIGHT, SYMBOLS, Chart, drawn, plain, wrapped
+from fedsweep.results.config_table import ConfigTable
+from fedsweep.results.seed_statistics import finite
+from fedsweep.results.settings import Setting
+from fedsweep.results.texts import bytes_text, seconds_text
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Scatter
+
+_NONE = "(none)"
+# Up to so many values stand at even distances.
+_FEW_VALUES, _MOST_AXES, _LONGEST_TICK = 8, 12, 16
+
+
+# An axis of parallel coordinates: a height 0..1 for each setting, the ticks, and each setting's value in words.
+_Axis = tuple[list[float | None], list[tuple[float, str]], list[str]]
+
+
+def parallel_chart(settings: Sequence[Setting], looks: Sequence[Look], configs: ConfigTable) -> Chart | None:
+    """A line for each setting through what varies and what came of it; None where nothing does.
+
+    Plotly's own parallel coordinates need WebGL and a page that may compile scripts; lines on one plane do not.
+
+    Args:
+        settings: The settings.
+        looks: A look for each.
+        configs: Their configurations, side by side.
+    """
+    if len(settings) < 2 or not configs.differing:
+        return None
+    axes = _axes(settings, configs)
+    last = len(axes) - 1
+    return Chart(
+        describe="What varies between settings, and what came of it; the table below has the same",
+        **drawn(
+            [
+                _line(axes, place, setting, look)
+                for place, (setting, look) in enumerate(zip(settings, looks, strict=True))
+            ],
+            x={
+                "tickvals": list(range(len(axes))),
+                "ticktext": [plain(_cut(name)) for name in axes],
+                "range": [-0.05 * last, 1.05 * last],
+                "ticklabeloverflow": "allow",
+                "gridcolor": INK,
+            },
+            y={"visible": False, "range": [-0.06, 1.1]},
+            hovermode="closest",
+            height=HEIGHT - 60,
+            annotations=[
+                _tick(place, height, text, is_last=place == last)
+                for place, (_, ticks, _) in enumerate(axes.values())
+                for height, text in ticks
+            ],
+        ),
+    )
+
+
+def _axes(settings: Sequence[Setting], configs: ConfigTable) -> dict[str, _Axis]:
+    """By name: what varies, then what came of it, as far as it was measured."""
+    columns = dict(zip(configs.differing, zip(*configs.cells, strict=True), strict=True))
+    # What a method has and another has not at all says no more than the methods' names.
+    chosen = [key for key, texts in columns.items() if len({*texts} - {""}) > 1] or list(columns)
+    keys = chosen[:_MOST_AXES]
+    ends = {
+        "bytes": _range_axis([setting.total_bytes for setting in settings], bytes_text),
+        "simulated time": _range_axis([setting.sim_time_s for setting in settings], seconds_text),
+        "test accuracy": _range_axis([setting.accuracy for setting in settings], lambda share: f"{100 * share:.2f} %"),
+    }
+    varying = {name: _values_axis(columns[key]) for name, key in zip(_short_keys(keys), keys, strict=True)}
+    return varying | {name: axis for name, axis in ends.items() if axis[1]}
+
+
+def _line(axes: Mapping[str, _Axis], place: int, setting: Setting, look: Look) -> Scatter:
+    import plotly.graph_objects as go
+
+    return go.Scatter(
+        name=wrapped(setting.label),
+        mode="lines+markers",
+        x=list(range(len(axes))),
+        y=[heights[place] for heights, _, _ in axes.values()],
+        text=[wrapped(f"{name}: {texts[place]}") for name, (_, _, texts) in axes.items()],
+        line={"color": look.colour, "width": 1.8},
+        marker={"color": look.colour, "symbol": SYMBOLS[look.marker][0], "size": 8},
+        hovertemplate="%{fullData.name}<br>%{text}<extra></extra>",
+        meta={"label": setting.label, "setting": place, "kind": "both"},
+    )
+
+
+def _tick(place: int, height: float, text: str, *, is_last: bool) -> dict[str, Any]:
+    return {
+        "x": place,
+        "y": height,
+        "text": plain(_cut(text)),
+        "showarrow": False,
+        "font": {"size": 11},
+        "bgcolor": "rgba(255,255,255,0.75)",
+        "xanchor": "right" if is_last else "left",
+        "xshift": -9 if is_last else 9,
+        "yshift": 9,
+    }
+
+
+def _values_axis(texts: Sequence[str]) -> _Axis:
+    """Few values stand at even distances, in their order; many numbers where they belong."""
+    numbers = [_number(text) for text in texts]
+    distinct = sorted({*texts}, key=lambda text: (_number(text) is None, _number(text) or 0.0, text))
+    if len(distinct) > _FEW_VALUES and None not in numbers:
+        return _range_axis(numbers, lambda value: f"{value:.4g}")
+    height = {text: place / max(1, len(distinct) - 1) for place, text in enumerate(distinct)}
+    every = -(-len(distinct) // (2 * _FEW_VALUES))
+    ticks = [(height[text], text or _NONE) for text in distinct[::every]]
+    return [height[text] for text in texts], ticks, [text or _NONE for text in texts]
+
+
+def _range_axis(values: Sequence[float | None], words: Callable[[float], str]) -> _Axis:
+    known = [value for value in values if value is not None]
+    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    heights = [None if v is None else round((v - low) / (high - low), 4) if high > low else 0.5 for v in values]
+    ends = {0.0: words(low), 1.0: words(high)} if high > low else {0.5: words(low)} if known else {}
+    return heights, list(ends.items()), [words(value) if value is not None else "-" for value in values]
+
+
+def _number(text: str) -> float | None:
+    try:
+        return finite(float(text))
+    except ValueError:
+        return None
+
+
+def _short_keys(keys: Sequence[str]) -> list[str]:
+    """The keys' last parts, where these tell them apart; ``method`` for ``method.name``."""
+    lasts = [key.removesuffix(".name").removesuffix(".kind").rpartition(".")[2] for key in keys]
+    return [last if lasts.count(last) == 1 else key for last, key in zip(lasts, keys, strict=True)]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_TICK else f"{text[: _LONGEST_TICK - 1]}…"

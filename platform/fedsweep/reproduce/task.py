@@ -1,0 +1,236 @@
+"""Making a table: check what was asked for, run its cells, measure, draw, write.
+
+:func:`reproduce_table` is the whole way for programs; the command line begins a :class:`Task`, shows it, and makes it
+under somebody's eyes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsweep.errors import ConfigError, FedsweepError, OutputError
+from fedsweep.reproduce.grid import Grid
+from fedsweep.reproduce.kinds import RUNS
+from fedsweep.reproduce.outputs import FIGURES, MEASURED, has_outputs, remove_outputs, write_outputs
+from fedsweep.reproduce.reproduction import (
+    Reproduction,
+    TableRequest,
+    default_folder,
+    finished_runs,
+    measure_kind,
+    measured_grid,
+    prepare_cells,
+    reproduction,
+)
+from fedsweep.sweeps.sweep_folder import SweepFolder
+
+if TYPE_CHECKING:
+    from fedsweep.sweeps.prepare import PreparedSweep
+
+# Costs' means hardly change after these.
+_COSTS_ROUNDS = 80
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduced:
+    """A table that was made.
+
+    Attributes:
+        folder: Where its files and runs are.
+        grid: Its figures.
+        files: The table in all its forms.
+        pictures: What was drawn of it.
+        problems: What failed, cell by cell and picture by picture.
+    """
+
+    folder: Path
+    grid: Grid
+    files: tuple[Path, ...]
+    pictures: tuple[Path, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A table that is to be made; :func:`begin` has checked that it may.
+
+    Attributes:
+        found: The cells.
+        folder: Where they go.
+        going_on: The folder was begun with them already.
+        overwrite: Replace what the folder holds.
+        costs_only: Only measures that need no training.
+    """
+
+    found: Reproduction
+    folder: SweepFolder
+    going_on: bool
+    overwrite: bool
+    costs_only: bool
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether every cell is a run of its own."""
+        return not self.costs_only and self.found.table.kind == RUNS
+
+    def prepared(self) -> PreparedSweep:
+        """The cells as trials, checked as :func:`prepare_cells` does."""
+        return prepare_cells(self.found, self.folder, resume=self.going_on)
+
+    def make(
+        self,
+        *,
+        run: Callable[[PreparedSweep], object] | None = None,
+        said: Callable[[str], None] = lambda text: None,
+        quiet: bool = False,
+    ) -> Reproduced:
+        """Runs what is left, measures, draws and writes.
+
+        Args:
+            run: Runs the trials; by default without anybody watching.
+            said: Told of each cell whose costs are known.
+            quiet: Without the progress of kinds that tell of it themselves.
+
+        Raises:
+            InputError: Something is wrong or not there.
+            KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
+        """
+        path = self.folder.path
+        pictures: list[Path] = []
+        problems: list[str] = []
+        if self.costs_only:
+            grid = _costs(self.found, said)
+        elif not self.has_runs:
+            if self.overwrite:
+                remove_outputs(path)
+            grid = measure_kind(self.found, self.folder, resume=self.going_on, overwrite=self.overwrite, quiet=quiet)
+            pictures = sorted((path / FIGURES).glob("*"))
+        else:
+            prepared = self.prepared()
+            if not (self.going_on and prepared.is_done):
+                remove_outputs(path)
+            (run or self._run)(prepared)
+            grid = measured_grid(self.found, path)
+            pictures, problems = _drawn(self.found, path)
+        files = write_outputs(grid, path)
+        return Reproduced(
+            folder=path,
+            grid=grid,
+            files=tuple(files),
+            pictures=tuple(pictures),
+            problems=(*grid.problems, *problems),
+        )
+
+    def _run(self, prepared: PreparedSweep) -> None:
+        from fedsweep.sweeps.tuner import log_rest, run_sweep
+        from fedsweep.tracking.sweep_progress import SweepProgress
+
+        if self.going_on and prepared.is_done:
+            log_rest(prepared)
+        else:
+            run_sweep(prepared, SweepProgress(), resume=self.going_on, overwrite=self.overwrite)
+
+
+def reproduce_table(
+    request: TableRequest | str,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    costs_only: bool = False,
+) -> Reproduced:
+    """Make a table of one of the papers, measured beside printed.
+
+    Args:
+        request: What is asked for; a table's name or file alone is all of it at the scale ``smoke``.
+        out: The folder; by default ``runs/<paper>-<table>-<scale>-<timestamp>``.
+        resume: Go on with what ``out`` holds; finished cells are not run again.
+        overwrite: Replace what ``out`` holds.
+        costs_only: Only measures that need no training, over at most 80 rounds.
+
+    Raises:
+        InputError: Something is wrong or not there; nothing was written.
+        KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
+    """
+    asked = TableRequest(table=request) if isinstance(request, str) else request
+    folder = None if out is None else SweepFolder(Path(out))
+    return begin(asked, folder, resume=resume, overwrite=overwrite, costs_only=costs_only).make()
+
+
+def begin(
+    request: TableRequest, folder: SweepFolder | None, *, resume: bool, overwrite: bool, costs_only: bool
+) -> Task:
+    """Reads a table and checks that its folder may be used; nothing is loaded or written.
+
+    Args:
+        request: What is asked for.
+        folder: Where it goes; None: a folder of its own.
+        resume: Go on with what the folder holds.
+        overwrite: Replace what it holds.
+        costs_only: Only measures that need no training.
+
+    Raises:
+        InputError: There is no such table or scale, a setting is wrong, or the folder is in use.
+    """
+    if resume and (folder is None or overwrite or costs_only):
+        raise ConfigError("--resume goes on with --out DIR; give that, and neither --overwrite nor --costs-only")
+    found = reproduction(request)
+    if costs_only:
+        found = _shortened(found)
+    folder = folder or SweepFolder(default_folder(found))
+    going_on = resume and folder.has_plan
+    if not going_on:
+        folder.check_free(overwrite=overwrite)
+        if has_outputs(folder.path) and not overwrite:
+            raise OutputError(f"{folder.path} is in use already ({MEASURED}); replace it with --overwrite")
+    if costs_only:
+        _check_costs(found, folder)
+    return Task(found=found, folder=folder, going_on=going_on, overwrite=overwrite, costs_only=costs_only)
+
+
+def _shortened(found: Reproduction) -> Reproduction:
+    """The same over few enough rounds that costs come in seconds, unless the rounds were asked for."""
+    request = found.request
+    if any(text.partition("=")[0].strip() in ("training", "training.rounds") for text in request.overrides):
+        return found
+    if max(cell.config.training.rounds for cell in found.cells) <= _COSTS_ROUNDS:
+        return found
+    return reproduction(replace(request, overrides=(*request.overrides, f"training.rounds={_COSTS_ROUNDS}")))
+
+
+def _check_costs(found: Reproduction, folder: SweepFolder) -> None:
+    table = found.table
+    if not any(measure.cost for measure in table.measures):
+        names = ", ".join(measure.name for measure in table.measures)
+        raise ConfigError(f"--costs-only: {table.name} has no measure of cost (it has: {names})")
+    if folder.has_plan:
+        raise OutputError(f"{folder.path} holds a whole table, which costs alone can't replace; choose another --out")
+
+
+def _costs(found: Reproduction, said: Callable[[str], None]) -> Grid:
+    from fedsweep.reproduce.costs import costs_grid
+
+    scale, rows, columns = found.request.scale, found.rows, found.columns
+    return costs_grid(found.table, found.cells, scale=scale, rows=rows, columns=columns, done=said)
+
+
+def _drawn(found: Reproduction, folder: Path) -> tuple[list[Path], list[str]]:
+    """The table's pictures; and which could not be drawn, and why."""
+    if not found.table.figures:
+        return [], []
+    from fedsweep.reproduce.figures import draw
+
+    runs = finished_runs(found, folder)
+    pictures: list[Path] = []
+    problems = []
+    for figure in found.table.figures:
+        try:
+            pictures += draw(
+                figure, found.table, cells=found.cells, runs=runs, path_stem=folder / FIGURES / figure.name
+            )
+        except FedsweepError as error:
+            problems.append(f"the figure {figure.name} can't be drawn: {error}")
+    return pictures, problems

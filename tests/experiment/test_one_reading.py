@@ -1,0 +1,135 @@
+"""A configuration is read once: bound once, one network, one start of each component; what a run keeps repeats it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import fedsweep.catalog
+import fedsweep.experiment.build
+from fedsweep import run
+from fedsweep.cli import main
+from fedsweep.components.weighting import Weighting
+from fedsweep.config.load import load_config
+from fedsweep.sweeps.prepare import prepare
+from fedsweep.sweeps.space import list_trials
+from fedsweep.sweeps.sweep_folder import SweepFolder
+from fedsweep.sweeps.trial import ActiveTrial, TrialSpec
+
+TINY = {
+    "scenario": {"clients": 6, "partition": {"kind": "iid"}},
+    "training": {"rounds": 2, "cohort_size": 3, "local_steps": 2},
+    "runtime": {"backend": "local"},
+    "tracking": {"uri": "none"},
+}
+WORLD = {
+    "drift": {"kind": "cosine_rotation", "profile": "code"},
+    "availability": {"kind": "capability", "base": 0.7},
+    "budgets": {"kind": "values", "clients": 100_000_000},
+    "devices": {"profile": "phone-lte", "jitter": 0.4, "stragglers": {"kind": "deadline", "deadline_s": 1000}},
+}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts what is bound by key, and how often a network is built and weights begin."""
+    counted: Counter[str] = Counter()
+
+    def counting(function: Callable[..., Any], name: Callable[..., str]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            counted[name(*args)] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(fedsweep.catalog, "bind", counting(fedsweep.catalog.bind, lambda key, *_: key))
+    builder = counting(fedsweep.experiment.build.build_model, lambda name: "network")
+    monkeypatch.setattr(fedsweep.experiment.build, "build_model", builder)
+    monkeypatch.setattr(Weighting, "init", counting(Weighting.init, lambda *_: "start of weights"))
+    return counted
+
+
+def test_a_run_binds_once_builds_one_network_and_begins_once(tmp_path: Path, calls: Counter[str]) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump({**TINY, "scenario": {**TINY["scenario"], **WORLD}}))
+    assert main(["run", str(file), "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    assert calls == {
+        "scenario.partition": 1,
+        "scenario.drift": 1,
+        "scenario.availability": 1,
+        "scenario.budgets": 1,
+        "scenario.devices": 1,
+        "scenario.devices.stragglers": 1,
+        "training.schedule": 1,
+        "model": 1,
+        "method": 1,
+        "network": 1,
+        "start of weights": 1,
+    }
+
+
+def test_a_trial_is_bound_by_the_driver_and_by_its_process(tmp_path: Path, calls: Counter[str]) -> None:
+    config = load_config({**TINY, "sweep": {"space": {"method": {"grid": [{"name": "fedprox", "mu": 0.5}]}}}})
+    prepared = prepare(config, SweepFolder(tmp_path / "sweep"), resume=False)
+    assert len(list_trials(config)) == calls["method"] == calls["scenario.partition"] == calls["model"] == 1
+    calls.clear()
+    (entry,) = prepared.entries
+    trial = ActiveTrial(TrialSpec(**prepared.describe(entry)["spec"]))
+    while not trial.step()["done"]:
+        pass
+    assert trial.config is not None and trial.config.method == {"name": "fedprox", "mu": 0.5}
+    assert calls["method"] == calls["scenario.partition"] == calls["model"] == calls["network"] == 1
+
+
+def test_a_run_keeps_every_parameter_of_every_component_and_repeats_from_them(tmp_path: Path) -> None:
+    scenario = {**TINY["scenario"], **WORLD}
+    longer = {**TINY, "training": {**TINY["training"], "rounds": 6}, "scenario": scenario}
+    first = run({**longer, "model": {"name": "convnet3", "width": 8}}, out=tmp_path / "first")
+    kept = yaml.safe_load((tmp_path / "first" / "config.yaml").read_text())
+    assert kept["model"] == {"name": "convnet3", "width": 8}
+    found = kept["scenario"]
+    assert found["drift"] == {
+        "kind": "cosine_rotation",
+        "profile": "code",
+        "rotation_speed": None,
+        "class_shift": 0.5,
+        "client_offset": 0.4,
+        "min_classes": None,
+        "max_classes": None,
+        "pool": None,
+        "frozen": False,
+    }
+    assert found["availability"] == {
+        "kind": "capability",
+        "profile": "default",
+        "base": 0.7,
+        "floor": 0.3,
+        "ceiling": 0.95,
+        "decay": None,
+        "perf": None,
+        "normalise": None,
+        "adaptive": True,
+    }
+    assert found["budgets"] == {"kind": "values", "clients": 100_000_000, "server": float("inf")}
+    assert found["devices"] == {
+        "stragglers": {"kind": "deadline", "deadline_s": 1000, "min_updates": 1},
+        "profile": "phone-lte",
+        "of": None,
+        "seed": None,
+        "compute_sigma": None,
+        "file": None,
+        "bandwidth_factor": 1.0,
+        "drop_probability": None,
+        "jitter": 0.4,
+        "compute_jitter": None,
+    }
+    again = run(tmp_path / "first" / "config.yaml", out=tmp_path / "again")
+    assert again.summary["model_sha256"] == first.summary["model_sha256"]
+    assert again.config == first.config and again.config.hash() == first.config.hash()
+    taken = ["timestamp_ms", "wall_time_s", "eval_time_s", "server_time_s"]
+    assert again.rounds.drop_columns(taken).to_pylist() == first.rounds.drop_columns(taken).to_pylist()
