@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import pytest
 from torch import Tensor
@@ -12,12 +13,13 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg, fedsgd
 from fedsweep.algorithms.fedprox import Proximal, fedprox
 from fedsweep.components.base import ServerComponent
+from fedsweep.components.local import LocalTerm
 from fedsweep.components.pacing import FixedInterval
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.weighting import Uniform
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, MethodSettings, merge
-from fedsweep.records import ClientUpdate, State, SyncContext
+from fedsweep.records import ClientUpdate, Payload, State, SyncContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,48 @@ def test_server_components_come_in_one_order_under_keys_of_their_own() -> None:
 def test_registration_names_each_thing_once() -> None:
     assert fedavg().registration == ()
     assert method(refinements=(Untouched(label="a"), Untouched(label="b"))).registration == ("label_counts",)
+
+
+class Learning(Untouched):
+    """Learns from every aggregation."""
+
+    def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
+        return state
+
+
+class Talking(Untouched):
+    """May broadcast."""
+
+    def broadcast(self, state: State, client: int) -> Payload:
+        return {}
+
+
+class Late(Untouched):
+    """Acts inside rounds."""
+
+    when: ClassVar[Literal["always", "round_end"]] = "always"
+
+
+class Sending(LocalTerm):
+    """Sends with each update."""
+
+    name = "sending"
+    sends: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(
+    ("fields", "folds", "exchanges"),
+    [
+        ({}, True, ()),
+        ({"refinements": (Untouched(label="a"),)}, True, ()),
+        ({"refinements": (Learning(label="a"),)}, False, ()),
+        ({"refinements": (Late(label="a"),)}, False, ()),
+        ({"refinements": (Untouched(label="a"), Talking(label="b"))}, True, ("its refinement1 (Talking) exchanges",)),
+        ({"terms": (Sending(),)}, False, ("its term sending sends",)),
+    ],
+)
+def test_what_follows_from_the_method_alone(fields: dict[str, object], folds: bool, exchanges: tuple[str, ...]) -> None:
+    assert (method(**fields).folds, method(**fields).exchanges) == (folds, exchanges)
 
 
 def test_merge_of_one_method_is_that_method() -> None:

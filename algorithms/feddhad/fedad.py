@@ -25,7 +25,7 @@ from fedsweep.components.probes import Probe
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
-from fedsweep.models.cost import fwd_macs_per_sample
+from fedsweep.models.cost import BYTES_PER_VALUE, fwd_macs_per_sample, training_flops
 from fedsweep.models.network import Network
 from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.models.unit_submodel import unit_submodel
@@ -41,8 +41,6 @@ BaseRate = float | Literal["hessian"]
 Refresh = Literal["trigger"] | tuple[int, ...]
 Reference = Literal["largest", "slowest"]
 SoftmaxOver = Literal["kind", "layer"]
-
-_FLOPS_PER_TRAINED_MAC = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,12 +255,13 @@ def _time(macs: int, context: RoundContext, client: int) -> float:
     device, work = context.profiles[client].device, context.work[client]
     if device is None:
         return 1.0
+    bits = 8 * BYTES_PER_VALUE * context.num_values
     return client_time(
         device,
         steps=work.steps,
-        flops=_FLOPS_PER_TRAINED_MAC * macs * work.samples_in(work.steps),
-        bits_down=32 * context.num_values,
-        bits_up=32 * context.num_values,
+        flops=training_flops(macs, work.samples_in(work.steps)),
+        bits_down=bits,
+        bits_up=bits,
     ).total_s
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.components.local import CrossEntropy, LocalTerm, Objective
 from fedsweep.components.pacing import OncePerRound, Pacing
+from fedsweep.components.probes import Probe
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.selection import Selection, UniformSelection
 from fedsweep.components.server_update import Replace, ServerUpdate
 from fedsweep.components.solver import LocalSolver, OptimizerSteps
 from fedsweep.components.submodels import SubModelPolicy, WholeModel
 from fedsweep.components.weighting import BySamples, Weighting
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ConfigError, InvariantError
+from fedsweep.records import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +84,66 @@ class FederatedMethod:
         for number, refinement in enumerate(self.refinements):
             yield f"refinement{number}", refinement
         yield "evaluation", self.evaluation
+
+    @cached_property
+    def folds(self) -> bool:
+        """Whether workers may go through a round's sync points among themselves, as far as the method has a say.
+
+        Then nobody on the server could tell the difference: their mean is all that is made of the models, no component
+        reads or learns from them before the round ends, and no term has anything to add to them.
+        """
+        inner = [component for _, component in self.server_components() if component not in self.refinements]
+        return (
+            self.server_update.plain_mean
+            and self.moves_from is None
+            and not any(component.needs_updates for component in inner)
+            and not any(component.has_own("learn") for _, component in self.server_components())
+            and all(refinement.when == "round_end" for refinement in self.refinements)
+            and not any(term.sends for term in self.terms)
+        )
+
+    @cached_property
+    def exchanges(self) -> tuple[str, ...]:
+        """What may send more than models in a round, in words; a component with such a hook may yet send nothing."""
+        sending = [f"its term {term.name} sends" for term in self.terms if term.sends]
+        for seam, component in self.server_components():
+            if component.has_own("probes", "broadcast", "publish"):
+                sending.append(f"its {seam} ({type(component).__name__}) exchanges")
+        return tuple(sending)
+
+    @property
+    def moves_from(self) -> Literal["server", "anchor"] | None:
+        """What the weighting's steps are counted from; None: its weights are shares of a mean."""
+        if self.weighting.from_anchor:
+            return "anchor"
+        return None if self.weighting.sums_to_one else "server"
+
+    @property
+    def passes(self) -> float:
+        """What a local step costs a sample, in forward passes."""
+        return self.objective.passes + sum(term.passes for term in self.terms)
+
+    @property
+    def needs_share(self) -> bool:
+        """Whether clients are told the federation's mean number of samples."""
+        return self.objective.needs_share or any(term.needs_share for term in self.terms)
+
+    def probes(self, components: Mapping[str, State], round: int) -> tuple[Probe, ...]:
+        """A round's measurements, by name.
+
+        Args:
+            components: The components' states.
+            round: From 1.
+
+        Raises:
+            InvariantError: Two different ones have one name.
+        """
+        found: dict[str, Probe] = {}
+        for seam, component in self.server_components():
+            for probe in component.probes(components[seam], round):
+                if found.setdefault(probe.name, probe) != probe:
+                    raise InvariantError(f"two different probes of a round are called {probe.name!r}")
+        return tuple(found[name] for name in sorted(found))
 
     @property
     def registration(self) -> tuple[str, ...]:

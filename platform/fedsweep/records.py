@@ -7,12 +7,11 @@ Ids of clients start at 0, rounds at 1. Tuples of clients are in ascending order
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedsweep.streams import Stream
@@ -25,6 +24,20 @@ if TYPE_CHECKING:
 
 Payload = dict[str, Tensor]
 State = Any  # a tree of dicts, lists, tuples, tensors, arrays, numbers, strings and None
+
+
+def late_field(missing: Callable[[], Any] = lambda: None) -> Any:
+    """A record's field that files of an older version lack.
+
+    Args:
+        missing: Makes what it is when read from such a file.
+    """
+    return field(default_factory=missing, metadata={"late": True})
+
+
+def late_fields(record: Any) -> frozenset[str]:
+    """Names of a dataclass's :func:`late_field`."""
+    return frozenset(entry.name for entry in fields(record) if entry.metadata.get("late"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +170,7 @@ class RoundContext:
         submodels: Each cohort member's sub-model.
         in_flight: Clients that hold results nobody has aggregated yet.
         clock: Virtual seconds at the round's start.
+        ready: When clients whose work went on over a round's end are done, in virtual seconds.
         durations: Virtual seconds that each member would need; empty without devices.
         num_values: |W|, scalars of the full model.
         budgets: Who affords what; None: no limits.
@@ -176,6 +190,7 @@ class RoundContext:
     submodels: Mapping[int, SubModel] = field(default_factory=dict)
     in_flight: tuple[int, ...] = ()
     clock: float = 0.0
+    ready: Mapping[int, float] = field(default_factory=dict)
     durations: Mapping[int, float] = field(default_factory=dict)
     num_values: int = 0
     budgets: BudgetPlan | None = None
@@ -241,6 +256,8 @@ class SyncContext:
         learning_rate: The round's rate.
         cohort: The round's clients.
         classes: Under drift, all clients' classes of this round; empty without.
+        moves_from: None: the weights are shares of a mean. Otherwise they are steps, from the server's model or from
+            the one that each client started from.
         model: A template on the CPU for forward passes.
         stream: Random numbers of this component at this sync point.
         checkpoint: ``checkpoint(tree)`` keeps work that takes minutes; ``resumed`` holds what was kept.
@@ -248,6 +265,8 @@ class SyncContext:
         message: Takes a sentence for the user, heard at once.
         working: Takes a line on how far work that takes minutes is; each replaces the one before, none is kept.
         device: Where heavy work belongs: ``"cpu"`` or ``"cuda"``; all that is handed in and out lies on the CPU.
+        proxy_data: As in ``ServerContext``: read here, they need no place in a state, and so in no checkpoint.
+        validation_data: Likewise.
     """
 
     round: int
@@ -259,13 +278,16 @@ class SyncContext:
     learning_rate: float
     cohort: tuple[int, ...]
     model: nn.Module
-    stream: Stream
-    checkpoint: Callable[[State], None]
+    stream: Stream = Stream(("unset",))
+    checkpoint: Callable[[State], None] = lambda tree: None
     resumed: State = None
     message: Callable[[str], None] = lambda text: None
     working: Callable[[str], None] = lambda text: None
     device: str = "cpu"
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    moves_from: Literal["server", "anchor"] | None = None
+    proxy_data: tuple[Tensor, Tensor | None] | None = None
+    validation_data: tuple[Tensor, Tensor] | None = None
 
     @cached_property
     def params(self) -> ParamTree:
@@ -275,39 +297,40 @@ class SyncContext:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """One row of ``rounds.parquet``; None where a method has no such thing."""
+    """One row of ``rounds.parquet``; None where a method has no such thing.
+
+    ``total_bytes`` (both ways up to and with the round, registration apart) and ``best_accuracy`` (of all tests so far)
+    are None in rows that an older version wrote.
+    """
 
     round: int
-    timestamp_ms: int
-    test_accuracy: float | None
-    test_loss: float | None
-    validation_accuracy: float | None
-    train_loss: float | None
-    lr: float
-    cohort: tuple[int, ...]
-    high_frequency: tuple[int, ...] | None
-    kl_divergence: float | None
-    attendees: tuple[int, ...]
-    sync_points: int
-    values_up: int
-    values_down: int
-    bytes_up: int
-    bytes_down: int
-    over_budget: int | None
-    comm_cost: int
-    comm_ratio: float | None
-    local_steps: int
-    flops: int
-    fwd_macs_per_sample: float | None
-    sim_time_s: float | None
-    wall_time_s: float
-    eval_time_s: float
-    server_time_s: float
-    aggregation_weights: tuple[float, ...]
+    timestamp_ms: int = 0
+    test_accuracy: float | None = None
+    test_loss: float | None = None
+    validation_accuracy: float | None = None
+    best_accuracy: float | None = late_field()
+    train_loss: float | None = None
+    lr: float = 0.0
+    cohort: tuple[int, ...] = ()
+    high_frequency: tuple[int, ...] | None = None
+    kl_divergence: float | None = None
+    attendees: tuple[int, ...] = ()
+    sync_points: int = 0
+    values_up: int = 0
+    values_down: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    total_bytes: int | None = late_field()
+    over_budget: int | None = None
+    comm_cost: int = 0
+    comm_ratio: float | None = None
+    local_steps: int = 0
+    flops: int = 0
+    fwd_macs_per_sample: float | None = None
+    sim_time_s: float | None = None
+    wall_time_s: float = 0.0
+    eval_time_s: float = 0.0
+    server_time_s: float = 0.0
+    aggregation_weights: tuple[float, ...] = ()
     present: tuple[int, ...] | None = None
     extra: Mapping[str, float] = field(default_factory=dict)
-
-
-def torch_tree(arrays: Mapping[str, np.ndarray]) -> Payload:
-    """Tensors from arrays that may be read-only (from shared memory): copies them."""
-    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}

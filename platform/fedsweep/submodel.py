@@ -6,13 +6,19 @@ shape together with which coordinates it covers.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedsweep.trees import FlatLayout
+
+Direction = Literal["up", "down"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +56,16 @@ class SubModel(ABC):
     @abstractmethod
     def build(self, model: nn.Module) -> nn.Module:
         """A module of the part's size, from the full template; the template itself where nothing is cut."""
+
+    def message(self, full: FlatLayout, direction: Direction) -> Mapping[str, int]:
+        """Scalars of a message that carries the part, by kind; what travels may be less than what is trained.
+
+        Args:
+            full: The full model's layout.
+            direction: Whether the part goes to the client or comes back.
+        """
+        part = self.layout(full)
+        return {"params": part.num_params, "buffers": part.num_buffers, "optimizer": part.num_riders}
 
     def index_bytes(self) -> int:
         """Bytes of masks or index lists that travel down with the part, as packed."""
@@ -89,3 +105,45 @@ class FullModel(SubModel):
 
 
 FULL_MODEL = FullModel()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ElementMask(SubModel):
+    """The whole model with only some of its params alive: the others are zero, and do not travel.
+
+    The client has a module and a vector of full size; whoever wants the others to stay zero while it trains sets them
+    to zero after each step.
+
+    Attributes:
+        mask: Which params are alive (bool [P]).
+        fresh: The client does not know the mask: it travels down with the model, a bit for each param.
+    """
+
+    mask: Tensor
+    fresh: bool = True
+
+    def key(self) -> str:
+        packed = np.packbits(self.mask.cpu().numpy())
+        return f"mask {hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest()}"
+
+    def layout(self, full: FlatLayout) -> FlatLayout:
+        return full
+
+    def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
+        part = vector.clone()
+        part[: full.num_params].mul_(self.mask)
+        return part
+
+    def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
+        cover = torch.ones(full.num_values, dtype=torch.bool)
+        cover[: full.num_params] = self.mask
+        return Covered(vector=vector, cover=cover)
+
+    def build(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def message(self, full: FlatLayout, direction: Direction) -> Mapping[str, int]:
+        return {**super().message(full, direction), "params": int(self.mask.sum())}
+
+    def index_bytes(self) -> int:
+        return -(-self.mask.numel() // 8) if self.fresh else 0

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.client.shards import TrainingData
-from fedsweep.client.worker import Worker
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.round import Played
+from fedsweep.engine.round import Round
 from fedsweep.engine.state import RunState
-from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World, client_side
+from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientProfile, RoundContext, RoundRecord, State
@@ -130,14 +129,7 @@ def tiny_experiment(
     sizes = list(sizes) if sizes is not None else [len(labels) // num_clients] * num_clients
     starts = np.concatenate([[0], np.cumsum(sizes)])
     indices = tuple(order[starts[k] : starts[k + 1]] for k in range(num_clients))
-    profiles = tuple(
-        ClientProfile(
-            client=k,
-            num_samples=len(indices[k]),
-            label_counts=np.bincount(labels[indices[k]], minlength=num_classes),
-        )
-        for k in range(num_clients)
-    )
+    profiles = _profiles(indices, labels, num_classes)
     data = TrainingData(images=images, labels=labels, transform=AsIs(), num_classes=num_classes)
     return Experiment(
         seed=seed,
@@ -166,6 +158,11 @@ def tiny_experiment(
     )
 
 
+def _profiles(indices: tuple[np.ndarray, ...], labels: np.ndarray, num_classes: int) -> tuple[ClientProfile, ...]:
+    counts = [np.bincount(labels[own], minlength=num_classes) for own in indices]
+    return tuple(ClientProfile(client=k, num_samples=len(own), label_counts=counts[k]) for k, own in enumerate(indices))
+
+
 @dataclass(frozen=True)
 class ConstantRate:
     """The same learning rate in every round."""
@@ -179,13 +176,7 @@ class ConstantRate:
 
 def local_engine(experiment: Experiment) -> Engine:
     """An engine with all clients in this process."""
-    worker = Worker(
-        client_side(experiment),
-        experiment.world.data,
-        experiment.new_model(),
-        layout=experiment.layout,
-    )
-    return Engine(experiment, LocalFleet(worker))
+    return Engine(experiment, LocalFleet(experiment))
 
 
 def run_rounds(engine: Engine, state: RunState | None = None, rounds: int | None = None) -> RunState:
@@ -199,7 +190,7 @@ def run_rounds(engine: Engine, state: RunState | None = None, rounds: int | None
     return state
 
 
-def play_round(engine: Engine, state: RunState | None = None) -> Played:
+def play_round(engine: Engine, state: RunState | None = None) -> Round:
     """The next round as it went, before it becomes a row: what each client sent, and what the ledger says.
 
     Args:
@@ -207,7 +198,7 @@ def play_round(engine: Engine, state: RunState | None = None) -> Played:
         state: The run before the round; its start by default.
     """
     state = engine.start() if state is None else state
-    return engine._player.play(engine.planner.plan(state), state, attempt=0, keep=lambda seam, tree: None)
+    return engine._played(engine.planner.plan(state), state)
 
 
 def tiny_pictures(num_samples: int = 12, *, size: int = 32, channels: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -260,27 +251,19 @@ def tiny_record(round: int = 1, **fields: Any) -> RoundRecord:
     plain = RoundRecord(
         round=round,
         timestamp_ms=1_700_000_000_000 + 1000 * round,
-        test_accuracy=None,
-        test_loss=None,
-        validation_accuracy=None,
-        train_loss=None,
         lr=0.1,
         cohort=(0, 1),
-        high_frequency=None,
-        kl_divergence=None,
         attendees=(0, 1),
         sync_points=1,
         values_up=150,
         values_down=150,
         bytes_up=600,
         bytes_down=600,
-        over_budget=None,
+        total_bytes=1200 * round,
         comm_cost=300,
         comm_ratio=0.5,
         local_steps=4,
         flops=10,
-        fwd_macs_per_sample=None,
-        sim_time_s=None,
         wall_time_s=0.1,
         eval_time_s=0.1,
         server_time_s=0.1,

@@ -47,20 +47,21 @@ class FlatLayout:
 
     def views(self, vector: Tensor) -> ParamTree:
         """Each tensor by name, as a view into ``vector`` [num_values]."""
-        tree: ParamTree = {}
-        offset = 0
-        for name, shape in zip(self.names, self.shapes, strict=True):
-            size = prod(shape)
-            tree[name] = vector[offset : offset + size].view(shape)
-            offset += size
-        return tree
+        return self._views(vector, self.num_values)
 
     def params(self, vector: Tensor) -> ParamTree:
         """The trained parameters alone, as views into ``vector``."""
+        return self._views(vector, self.num_params)
+
+    def model(self, vector: Tensor) -> ParamTree:
+        """Parameters and float buffers, without riders, as views into ``vector``."""
+        return self._views(vector, self.num_params + self.num_buffers)
+
+    def _views(self, vector: Tensor, stop: int) -> ParamTree:
         tree: ParamTree = {}
         offset = 0
         for name, shape in zip(self.names, self.shapes, strict=True):
-            if offset >= self.num_params:
+            if offset >= stop:
                 break
             size = prod(shape)
             tree[name] = vector[offset : offset + size].view(shape)

@@ -93,7 +93,7 @@ def trace_of(engine: Engine, state: RunState) -> ScenarioTrace:
     """What the run writes into scenario.json."""
     trace = ScenarioTrace(num_clients=6, num_classes=4)
     for row in state.records:
-        trace = trace.with_round(row.present or (), engine.planner.classes(row.round))
+        trace = trace.with_round(row.present or (), engine.experiment.classes(row.round))
     return trace
 
 
@@ -121,7 +121,7 @@ def test_a_saved_scenario_gives_the_other_systems_its_presence_and_classes(name:
     engine, state = played(METHODS[name], "seed=7", drift=replay, availability=replay)
     assert trace_of(engine, state) == trace
     assert [row.present for row in state.records] == [row.present for row in recorded.records]
-    samples = engine.planner._samples(engine.planner.classes(3))
+    samples = engine.planner._samples(engine.experiment.classes(3))
     for client, classes in trace.class_sets[2].items():
         assert samples[client] == engine.experiment.world.profiles[client].label_counts[list(classes)].sum()
 

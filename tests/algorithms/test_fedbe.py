@@ -13,7 +13,7 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedbe import BayesianEnsemble, draws, fedbe
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.parts.ensembles import ensemble_logits
-from fedsweep.engine.round import Played
+from fedsweep.engine.round import Round
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
@@ -54,7 +54,7 @@ def run(method: FederatedMethod, **options: object) -> RunState:
     return run_rounds(local_engine(tiny_experiment(method, **options)))  # type: ignore[arg-type]
 
 
-def round_of(method: FederatedMethod, **options: object) -> tuple[Played, SyncContext]:
+def round_of(method: FederatedMethod, **options: object) -> tuple[Round, SyncContext]:
     """A round, and a place in which a refinement may look at it again."""
     engine = local_engine(tiny_experiment(method, build=build, local_epochs=3, **options))  # type: ignore[arg-type]
     start = engine.start().vector

@@ -178,7 +178,7 @@ def test_the_averages_travel_up_once_and_the_bank_down(group_size: int | None) -
     engine = local_engine(tiny_experiment(fedmix(group_size=group_size), sizes=UNEQUAL))
     state = run_rounds(engine)
     averages = 6 if group_size is None else sum(math.ceil(n / group_size) for n in UNEQUAL)
-    assert engine.setup_bytes == 4 * averages * (6 + 4)
+    assert state.setup_bytes == 4 * averages * (6 + 4)
     for record in state.records:
         assert record.values_up == 3 * 28
         assert record.values_down == 3 * (28 + averages * (6 + 4))

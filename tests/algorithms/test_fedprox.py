@@ -14,7 +14,7 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import Proximal, fedprox
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, LocalTerm, Objective
-from fedsweep.engine.round import Played
+from fedsweep.engine.round import Round
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.streams import stream
@@ -25,7 +25,7 @@ def vector(method: FederatedMethod, **options: object) -> Tensor:
     return run_rounds(local_engine(tiny_experiment(method, **options))).vector  # type: ignore[arg-type]
 
 
-def played(method: FederatedMethod, **options: object) -> Played:
+def played(method: FederatedMethod, **options: object) -> Round:
     return play_round(local_engine(tiny_experiment(method, **options)))  # type: ignore[arg-type]
 
 

@@ -289,7 +289,7 @@ def test_a_recorded_scenario_shows_other_methods_the_same_presence_and_classes()
     recorded = run_rounds(first)
     trace = ScenarioTrace(num_clients=6, num_classes=4)
     for row in recorded.records:
-        trace = trace.with_round(row.present or (), first.planner.classes(row.round))
+        trace = trace.with_round(row.present or (), first.experiment.classes(row.round))
     trace = ScenarioTrace.from_json(trace.to_json())
     replayed: dict[str, Any] = {
         "drift": ReplayDrift(trace=trace),
@@ -299,7 +299,7 @@ def test_a_recorded_scenario_shows_other_methods_the_same_presence_and_classes()
     other = local_engine(experiment(fedavg(), seed=5, **replayed))
     rows = run_rounds(other).records
     assert [r.present for r in rows] == [r.present for r in recorded.records]
-    assert all(other.planner.classes(n) == first.planner.classes(n) for n in range(1, 11))
+    assert all(other.experiment.classes(n) == first.experiment.classes(n) for n in range(1, 11))
     again = run_rounds(local_engine(experiment(fedstg(decide_on="test"), **replayed)))
     assert torch.equal(again.vector, recorded.vector)
 

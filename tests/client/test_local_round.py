@@ -16,6 +16,7 @@ from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.pacing import FixedInterval
 from fedsweep.components.solver import LocalSolver
+from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
@@ -185,6 +186,32 @@ def test_a_terms_hooks_run_once_a_job_and_once_a_step() -> None:
     cut = method(terms=(Diary(),), pacing=FixedInterval(interval=2, sync_rule="paper"))
     round = play_round(local_engine(tiny_experiment(cut, num_clients=2, cohort_size=2, local_steps=6)))
     assert round.updates[0].extras["diary/counts"].tolist() == [3, 6, 3, 2, 48]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgetful(Diary):
+    """Remembers, but says so nowhere."""
+
+    stateful: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whisper(Diary):
+    """Sends, but says so nowhere."""
+
+    sends: ClassVar[bool] = False
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        (Forgetful(), r"term 'diary' \(Forgetful\) returned memory \(jobs, .*\).* set stateful = True"),
+        (Whisper(), r"term 'diary' \(Whisper\) returned a payload \(counts\).* set sends = True"),
+    ],
+)
+def test_what_a_term_forgets_to_declare_is_an_error_that_names_it(term: LocalTerm, message: str) -> None:
+    with pytest.raises(InvariantError, match=message):
+        play_round(local_engine(tiny_experiment(method(terms=(term,)))))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,7 +126,11 @@ def test_known_keys_are_those_of_the_component_that_is_meant() -> None:
         ("training=5", ("training", "a mapping with rounds", "5")),
         ("training.cohort_size=40", ("training.cohort_size=40", "scenario.clients=20")),
         ("scenario.server_data.validation=1", ("scenario.server_data.validation", ">= 0 and < 1", "1")),
-        ("scenario.server_data.proxy={labelled: true}", ("scenario.server_data.proxy.per_class is missing",)),
+        (
+            "scenario.server_data.proxy={labelled: true}",
+            ("scenario.server_data.proxy", "{per_class: N}", "per_class=None"),
+        ),
+        ("scenario.server_data.proxy={per_class: 1, samples: 2}", ("scenario.server_data.proxy", "samples=2")),
         ("scenario.drift={speed: 1}", ("scenario.drift.kind is missing",)),
         ("scenario.partition=iid", ("scenario.partition", "a mapping with kind", "'iid'")),
         ("runtime.backend=rai", ("runtime.backend", "'rai'", "'ray'")),

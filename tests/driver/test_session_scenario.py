@@ -7,9 +7,8 @@ from typing import Any
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.catalog import bind_spec
-from fedsweep.client.worker import Worker
 from fedsweep.driver.session import RunSession, SessionSettings
-from fedsweep.experiment.experiment import Experiment, client_side
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.testing import tiny_experiment
 from fedsweep.world.availability import CapabilityAvailability
@@ -25,9 +24,8 @@ def experiment(**world: Any) -> Experiment:
 
 
 def session(one: Experiment, folder: Path) -> RunSession:
-    worker = Worker(client_side(one), one.world.data, one.build_model(), layout=one.layout)
     settings = SessionSettings(folder=folder, checkpoint_every=2, checkpoint_keep=1, facts={})
-    return RunSession(one, lambda warn: LocalFleet(worker), settings)
+    return RunSession(one, lambda warn: LocalFleet(one), settings)
 
 
 def finish(opened: RunSession) -> str:

@@ -116,3 +116,32 @@ def test_without_devices_there_is_no_clock_and_no_time_limit() -> None:
     state = run_rounds(local_engine(tiny_experiment(fedavg(), stop=StopLimits(sim_time_s=0.0))))
     assert state.clock is None and state.round == 3
     assert [r.sim_time_s for r in state.records] == [None] * 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carried(Pacing):
+    """Client 0's work of the first round is waited for in the second; the others' in each."""
+
+    def carries_work(self) -> bool:
+        return True
+
+    def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
+        start = tuple(
+            LocalJob(client=k, steps=context.work[k].steps) for k in context.cohort if k not in context.in_flight
+        )
+        return (SyncPoint(start=start, attend=tuple(k for k in (0, 1, 2) if k or context.round % 2 == 0)),), state
+
+
+def test_work_that_nobody_waits_for_does_not_hold_the_round() -> None:
+    """Client 0 steps ten times as slowly; its upload waits for its steps, and round 2 for its upload."""
+    slow = replace(DEVICE, overhead_s=6.5, flops_per_s=1152.0)
+    round_s, job_s = DOWN + 4 * STEP + UP, DOWN + 4 * 7.0
+    times = clock(replace(fedavg(), pacing=Carried()), lambda k: slow if k == 0 else DEVICE)
+    assert times == [round_s, max(2 * round_s, job_s + UP)]
+    late = replace(fedavg(), pacing=Carried())
+    experiment = tiny_experiment(late, num_clients=3, cohort_size=3, sizes=(16, 16, 16), rounds=2)
+    engine = local_engine(with_devices(experiment, lambda k: slow if k == 0 else DEVICE))
+    first = run_rounds(engine, rounds=1)
+    assert first.ready == {0: job_s}
+    assert engine.planner.plan(first).context.ready == {0: job_s}
+    assert run_rounds(engine, first).ready == {}

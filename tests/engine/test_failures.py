@@ -6,47 +6,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
-from fedsweep.client.messages import Arrays, Segment
+from fedsweep.client.messages import Handle, Segment, SegmentReply
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.client.worker import Worker
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Objective
 from fedsweep.components.pacing import FixedInterval, Pacing
 from fedsweep.components.probes import Probe
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError, RunError, WorkerLost
-from fedsweep.experiment.experiment import Experiment, client_side
-from fedsweep.fleet.fleet import Fleet, Handle, LocalFleet, SegmentResult, combine
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.fleet import Fleet, LocalFleet, combine, make_worker
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.records import RoundRecord
+from fedsweep.records import Payload, RoundRecord
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 from fedsweep.trees import ParamTree
-
-
-def worker_of(experiment: Experiment, index: int = 0) -> Worker:
-    return Worker(
-        client_side(experiment),
-        experiment.world.data,
-        experiment.build_model(),
-        layout=experiment.layout,
-        index=index,
-    )
 
 
 class Workers(Fleet):
     """Several workers in this process that average through the server alone, and that may be lost."""
 
     def __init__(self, experiment: Experiment, count: int = 1, lost_at: Sequence[int] = ()) -> None:
-        self._workers = [worker_of(experiment, index) for index in range(count)]
+        self._workers = [make_worker(experiment, index) for index in range(count)]
         self._lost_at, self.plays, self.repairs = list(lost_at), 0, 0
 
     @property
@@ -57,16 +44,14 @@ class Workers(Fleet):
     def folds(self) -> bool:
         return False
 
-    def play(self, segment: Segment, anchor: NDArray[np.float32], memories: Mapping[int, Handle]) -> SegmentResult:
+    def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
         self.plays += 1
         answers = [worker.run(segment, anchor, memories) for worker in self._workers]
         if self.plays in self._lost_at:
             raise WorkerLost("a worker of the test is gone")
-        return combine(answers, {k: m for answer in answers for k, m in answer.memories.items()})
+        return combine(answers)
 
-    def measure(
-        self, clients: Sequence[int], probes: Sequence[Probe], vector: NDArray[np.float32]
-    ) -> Mapping[int, Arrays]:
+    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: Tensor) -> Mapping[int, Payload]:
         return self._workers[0].measure(clients, probes, vector)
 
     def repair(self) -> None:
@@ -100,7 +85,7 @@ KEPT = {keep: OptimizerSettings(momentum=0.9, nesterov=True, keep=keep) for keep
 @pytest.mark.parametrize("name", METHODS)
 def test_aggregating_among_workers_gives_the_servers_bits(name: str, keep: str) -> None:
     experiment = tiny_experiment(METHODS[name], local_steps=7, optimizer=KEPT[keep])
-    folded = run_rounds(Engine(experiment, LocalFleet(worker_of(experiment))))
+    folded = run_rounds(Engine(experiment, LocalFleet(experiment)))
     unfolded = run_rounds(Engine(experiment, Workers(experiment)))
     assert_same(folded, unfolded)
 

@@ -209,7 +209,7 @@ def test_the_setup_exchange_asks_every_client_once_and_is_metered_apart() -> Non
     data = engine.experiment.world
     greatest = {k: float(data.data.images[part].max()) for k, part in enumerate(data.indices)}
     assert state.components["weighting"] == pytest.approx(greatest)
-    assert engine.setup_bytes == 6 * (4 * 2 + 2)
+    assert state.setup_bytes == 6 * (4 * 2 + 2)
     done = run_rounds(engine, state)
     members = done.records[0].cohort
     shares = np.array([greatest[k] for k in members]) / sum(greatest[k] for k in members)
@@ -227,7 +227,9 @@ def test_the_ledger_adds_by_client_direction_and_kind() -> None:
     ledger = Ledger()
     ledger.model(0, "down", {"params": 10, "buffers": 0})
     ledger.model(0, "down", {"params": 10, "buffers": 2})
-    ledger.payload(0, "up", {"mask": np.zeros(9, dtype=np.bool_), "scores": np.zeros((2, 3), dtype=np.float16)})
+    ledger.payload(
+        0, "up", {"mask": torch.zeros(9, dtype=torch.bool), "scores": torch.zeros((2, 3), dtype=torch.float16)}
+    )
     ledger.model(1, "up", {"params": 5})
     ledger.packed("down", 3)
     assert ledger.values == {

@@ -90,6 +90,16 @@ EFFECTS: dict[str, tuple[list[str], Read, Any]] = {
         lambda e: e.world.proxy[1],
         None,
     ),
+    "scenario.server_data.proxy.dataset": (
+        ["scenario.server_data.proxy={dataset: digits, samples: 7}"],
+        lambda e: (e.world.proxy[0].shape, e.world.proxy[1], sum(map(len, e.world.indices))),
+        ((7, 1, 8, 8), None, sum(map(len, built().world.indices))),
+    ),
+    "scenario.server_data.proxy.samples": (
+        ["scenario.server_data.proxy={dataset: digits, samples: 5}"],
+        lambda e: len(e.world.proxy[0]),
+        5,
+    ),
     "scenario.drift.kind": (
         ["scenario.drift={kind: cosine_rotation, rotation_speed: 3.0}"],
         lambda e: e.world.drift.rotation_speed,
@@ -217,7 +227,7 @@ DRAWS: dict[str, Read] = {
     "budgets": lambda e: e.world.budgets.client_budgets(10.0, 1.0).tolist(),
     "devices": lambda e: [p.device.flops_per_s for p in e.world.profiles],
     "validation data": lambda e: e.world.validation[0].tolist(),
-    "drift": lambda e: [tuple(local_engine(e).planner.classes(round).items()) for round in (1, 2)],
+    "drift": lambda e: [tuple(e.classes(round).items()) for round in (1, 2)],
     "who is there": lambda e: [plan(e, round).context.present for round in range(6)],
     "cohort": lambda e: [plan(e, round).context.cohort for round in range(6)],
     "batches": lambda e: run_rounds(local_engine(frozen_model(e)), rounds=1).vector.tolist(),

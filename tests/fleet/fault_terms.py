@@ -1,16 +1,22 @@
-"""A term for fault tests: its process ends, stops or fails at a given place, once."""
+"""Components that travel to actors: a term whose process ends, stops or fails at a given place, once; a chatty pair."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
-from fedsweep.components.local import LocalStep, LocalTerm
+from fedsweep.components.base import Published
+from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
+from fedsweep.components.refinement import Refinement
 from fedsweep.method import FederatedMethod, merge
+from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
+from fedsweep.trees import ParamTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,3 +43,48 @@ class FaultAt(LocalTerm):
 
 def with_fault(method: FederatedMethod, **where: object) -> FederatedMethod:
     return merge(method, FederatedMethod(name="fault", source="", terms=(FaultAt(**where),)))  # type: ignore[arg-type]
+
+
+class Speaker(Refinement):
+    """Broadcasts a number to each client, and publishes a bank and the params of the model, which change each round."""
+
+    def init(self, context: ServerContext) -> State:
+        return {"control": torch.zeros(context.layout.num_params)}
+
+    def broadcast(self, state: State, client: int) -> Payload:
+        return {"number": torch.tensor([float(client)])}
+
+    def publish(self, state: State) -> Mapping[str, Published]:
+        bank = Published(value=torch.arange(5.0))
+        return {"bank": bank, "control": Published(value=state["control"], like="params")}
+
+    def refine(
+        self, state: State, vector: torch.Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[torch.Tensor, State]:
+        heard = torch.stack([update.extras["listener/heard"] for update in updates]).sum(0)
+        return vector, {"control": 0.1 * vector[: sync.layout.num_params] + 1e-3 * heard}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listener(LocalTerm):
+    """Puts what it hears into the gradient, remembers its share and sends the sum."""
+
+    sends: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
+    name: str = "listener"
+
+    def gradient(self, step: LocalStep) -> ParamTree:
+        said = step.broadcast
+        return {
+            name: 0.01 * said[f"control/{name}"] + 1e-3 * (said["number"] + said["bank"].sum()) for name in step.params
+        }
+
+    def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
+        heard = sum((value.sum() for value in work.values.values()), start=torch.zeros(()))
+        before = memory.get("heard", torch.zeros(()))
+        assert isinstance(before, torch.Tensor)
+        return {"heard": before + heard}, {"heard": before + heard}
+
+
+def spoken() -> FederatedMethod:
+    return FederatedMethod(name="spoken", source="", terms=(Listener(),), refinements=(Speaker(),))

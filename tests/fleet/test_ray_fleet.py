@@ -112,6 +112,14 @@ def test_actors_give_the_bits_of_one_process(
     assert found.records[-1].test_accuracy is not None and found.records[-1].test_accuracy > 0.6
 
 
+def test_what_server_and_clients_say_beside_models_travels_too(ray_module: Any) -> None:
+    work = tiny_experiment(exits.spoken(), rounds=3, local_steps=2)
+    expected, (found, _) = run_rounds(local_engine(work)), play(ray_module, work, 2)
+    assert bits(found) == bits(expected)
+    assert [r.bytes_down for r in found.records] == [r.bytes_down for r in expected.records]
+    assert [r.bytes_up for r in found.records] == [r.bytes_up for r in expected.records]
+
+
 @pytest.mark.parametrize(("name", "keep"), [("fedavg", "persist"), ("dynamicsgd", "reset"), ("dynamicfl", "persist")])
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_a_client_actor_killed_in_a_round_changes_no_bit(

@@ -86,7 +86,7 @@ def test_the_same_folder_has_the_same_figures_everywhere(found: Reproduction, tm
 
     fedavg = next(line for line in compared if " fedavg " in line)
     assert "48.33%  7.64%  40.00% to 55.00%  53.00%  5.2 kB" in fedavg and fedavg.split()[-2:] == ["3", "-"]
-    assert re.search(r"48\.33 %\s+7\.64\s+53\.00 %\s+5\.2 kB", page)
+    assert re.search(r"48\.33 %\s+40\.00 to 55\.00\s+7\.64\s+53\.00 %\s+5\.2 kB", page)
     assert re.search(r"0\.4833 \[0\.4000, 0\.5500\]\s+0\.0764\s+5\.2 kB", sweep)
     assert "48.33±7.64" in table and "53.00±11.36" in table and "5200±693" in table
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedsweep.errors import DataError, InvariantError
+from fedsweep.records import late_field
 from fedsweep.runs.record_codec import pack, unpack
 
 
@@ -69,3 +70,16 @@ def test_a_tree_that_does_not_fit_is_an_error_that_names_the_field(change: dict[
 def test_a_declared_type_that_nobody_planned_for_is_the_programmers_error() -> None:
     with pytest.raises(InvariantError, match="declared type"):
         unpack(Odd, {"value": 1}, path="odd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grown:
+    count: int
+    rate: float = 0.5
+    more: int | None = late_field()
+
+
+def test_only_a_late_field_may_be_missing() -> None:
+    assert unpack(Grown, {"count": 1, "rate": 0.25}, path="grown") == Grown(count=1, rate=0.25)
+    with pytest.raises(DataError, match="grown must have the fields"):
+        unpack(Grown, {"count": 1, "more": 2}, path="grown")

@@ -12,6 +12,7 @@ import pytest
 
 from fedsweep.catalog import bind_spec
 from fedsweep.errors import ConfigError, DataError
+from fedsweep.models.cost import training_flops
 from fedsweep.world.device_profiles import FLEET_ROWS, PROFILE_NAMES
 from fedsweep.world.devices import (
     DeviceFleet,
@@ -21,7 +22,7 @@ from fedsweep.world.devices import (
     fails,
     jittered,
 )
-from fedsweep.world.stragglers import local_steps, training_flops
+from fedsweep.world.stragglers import local_steps
 
 LENET_MACS, LENET_VALUES = 651_720, 62_006
 HALF_LENET_MACS, HALF_LENET_VALUES = 251_340, 15_888
@@ -87,7 +88,7 @@ def test_half_width_lenet_scales_flops_and_bytes_and_leaves_the_step_part() -> N
     def parts(macs: int, values: int) -> tuple[float, float, float]:
         bits = 32 * values
         bare = device(down_latency_s=0.0, up_latency_s=0.0)
-        flops = training_flops(2 * macs, samples=5 * 500)
+        flops = training_flops(macs, 5 * 500)
         time = client_time(bare, steps=250, flops=flops, bits_down=bits, bits_up=bits)
         return time.compute_s - 500.0, time.download_s, time.upload_s
 
@@ -247,7 +248,7 @@ def test_noise_keys_reach_every_device() -> None:
 def test_lenet_round_takes_the_expected_time(profile: str, mean: float, median: float) -> None:
     """LeNet on CIFAR-10, 500 samples per device, 5 epochs, batch 10: the longest of 10 devices, mean of 300 fleets."""
     fleet = build_devices({"profile": profile}, 3000, 2).devices
-    steps, flops = local_steps(500, batch_size=10, epochs=5), training_flops(2 * LENET_MACS, samples=2500)
+    steps, flops = local_steps(500, batch_size=10, epochs=5), training_flops(LENET_MACS, 2500)
     bits = 32 * LENET_VALUES
     all_parts = [client_time(one, steps=steps, flops=flops, bits_down=bits, bits_up=bits) for one in fleet]
     times = np.array([parts.total_s for parts in all_parts]).reshape(300, 10)

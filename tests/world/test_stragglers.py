@@ -19,20 +19,11 @@ from fedsweep.world.stragglers import (
     local_steps,
     round_time,
     server_time,
-    training_flops,
 )
 
 
 def runs(*durations: float, failed: tuple[int, ...] = ()) -> list[ClientRun]:
     return [ClientRun(client=k, duration_s=t, failed=k in failed) for k, t in enumerate(durations)]
-
-
-def test_training_flops_count_extra_passes_and_density() -> None:
-    plain = training_flops(10.0, samples=7)
-    assert plain == 210.0
-    assert training_flops(10.0, samples=7, extra_forward_passes=2) == pytest.approx(plain * 5 / 3)  # MOON
-    assert training_flops(10.0, samples=7, trained_passes=2) == 2 * plain  # FjORD with distillation at full width
-    assert training_flops(10.0, samples=7, density=0.25) == plain / 4
 
 
 def test_local_steps_round_the_last_batch_up() -> None:

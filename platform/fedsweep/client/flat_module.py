@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fedsweep.components.frozen import Twin
 from fedsweep.trees import FlatLayout
 
 
@@ -15,6 +16,10 @@ class ModuleSlot:
         module: Taken over by the slot.
         layout: How its values lie in a vector.
         device: Where it lives.
+
+    Attributes:
+        gradient: Where backward passes leave the gradient [P].
+        gradients: The same by name, as views.
     """
 
     def __init__(self, module: nn.Module, layout: FlatLayout, device: str) -> None:
@@ -22,10 +27,12 @@ class ModuleSlot:
         self.layout = layout
         self.gradient = torch.zeros(layout.num_params, dtype=layout.dtype, device=device)
         self._tensors: list[Tensor] = list(self.module.parameters())
-        for parameter, view in zip(self._tensors, layout.params(self.gradient).values(), strict=True):
+        self.gradients = layout.params(self.gradient)
+        for parameter, view in zip(self._tensors, self.gradients.values(), strict=True):
             parameter.grad = view
         self._tensors += [b for b in self.module.buffers() if b.is_floating_point()]
         self._bound: list[Tensor] | None = None
+        self._twin: Twin | None = None
 
     def bind(self, views: list[Tensor]) -> nn.Module:
         """The module, with the given tensors as its parameters and buffers."""
@@ -34,3 +41,9 @@ class ModuleSlot:
                 tensor.data = view
             self._bound = views
         return self.module
+
+    def twin(self) -> Twin:
+        """A copy that is only asked; made when it is first wanted."""
+        if self._twin is None:
+            self._twin = Twin(self.module)
+        return self._twin

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
-from fedsweep.client.memories import cut_memory, grown_memory
-from fedsweep.client.messages import ClientSide, RoundTotals, Tally, Turn
+from fedsweep.client.messages import ClientSide, Reply, RoundTotals, Tally, Turn
 from fedsweep.client.narrowed import Narrowed, part_of_step
 from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.client.shards import Shard, batch_order
-from fedsweep.components.local import LocalStep, LocalWork, Memory
+from fedsweep.client.terms import ClientTerms
+from fedsweep.components.local import ClientFacts, LocalStep, LocalWork
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.errors import ClientJobError
 from fedsweep.records import LocalJob, Payload, State
@@ -30,7 +31,7 @@ from fedsweep.submodel import SubModel
 from fedsweep.trees import FlatLayout, ParamTree
 
 
-class LocalSession:
+class LocalRound:
     """One client's work in one round.
 
     Args:
@@ -64,19 +65,30 @@ class LocalSession:
         self._side, self._round, self._learning_rate = side, round, learning_rate
         self._slot, self._shard, self._full, self._num_classes = slot, shard, full, num_classes
         self._work = turn.work
+        self._facts = ClientFacts(
+            client=turn.client,
+            round=round,
+            num_samples=turn.work.num_samples,
+            label_counts=torch.bincount(shard.targets.cpu(), minlength=num_classes),
+            work=turn.work,
+            submodel=turn.submodel,
+            told_share=side.share(turn.client),
+        )
         self._batches = batch_order(turn.work, stream(side.seed, "batches", round, turn.client))
         self._position = self._reached = 0
         self._due = 0
-        self._job_steps = 0
+        self._job_steps, self._job_effective_steps = 0, 0.0
         self._loss_sum = 0.0
         self._samples = 0
+        self._probed = 0.0
         self._hits: list[tuple[int, int]] = []
         self._tally = Tally()
         self._fresh = True
         self._broadcast: Payload = {}
-        self._extras: dict[str, np.ndarray] = {}
+        self._extras: Payload = {}
         self._anchor: Tensor | None = None
         self._narrowed: dict[str, Narrowed] = {}
+        self._anchor_tree: ParamTree = {}
         self._restore(turn, memory or {})
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -85,7 +97,7 @@ class LocalSession:
         settings, layout, device = self._side.optimizer, self.layout, self._side.device
         self.vector = torch.zeros(layout.num_values, dtype=layout.dtype, device=device)
         self._params = layout.views(self.vector)
-        self._trained = layout.params(self.vector)
+        self._trained, self._values = layout.params(self.vector), layout.model(self.vector)
         self._views = list(self._params.values())
         self._flat = nn.Parameter(self.vector[: layout.num_params])
         self._flat.grad = self._slot.gradient
@@ -100,14 +112,17 @@ class LocalSession:
             riders={name: self._params[name] for name in layout.names if name.startswith("optimizer.")},
             kept=memory.get("optimizer") if goes_on else None,
         )
-        self._memories: dict[str, Memory] = {}
-        self._stored_memories: dict[str, Memory] = dict(memory.get("terms", {}))
+        self._terms = ClientTerms(self._side.terms, memory.get("terms", {}), self._facts, self._full)
         if turn.held is not None:
             self._tally, self._fresh = turn.held, False
             self._optimizer.momentum_weight = turn.held.momentum_weight
             self.vector.copy_(torch.from_numpy(np.array(memory["held"])))
             if "anchor" in memory:
-                self._anchor = torch.from_numpy(np.array(memory["anchor"])).to(device)
+                self._see(torch.from_numpy(np.array(memory["anchor"])).to(device))
+
+    def _see(self, anchor: Tensor) -> None:
+        """Make an anchor the one that terms and probes see. Its views are made once: they hold as long as it does."""
+        self._anchor, self._anchor_tree = anchor, self.layout.model(anchor)
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
@@ -135,23 +150,15 @@ class LocalSession:
             self._tally = Tally(anchor_version=version, samples=self._work.num_samples, classes=classes)
             self._broadcast = broadcast
             if probes or any(term.needs_anchor for term in self._side.terms):
-                self._anchor = self.vector.clone()
+                # A new tensor each time: a term may keep the one before.
+                self._see(self.vector.clone())
         elif self._fresh is False and self._position == 0:
             self._tally = _joined(self._tally, self._work.num_samples, self._work.classes)
-        self._prepare_terms()
+        for replacing in self._terms.prepare(self._trained, self._anchor_tree):
+            self._replace(replacing)
         self._measure([p for p in probes if p.when == "start"])
         self._due += job.steps
-        self._job_steps = job.steps
-
-    def _prepare_terms(self) -> None:
-        for term in self._side.terms:
-            if term.name not in self._memories:
-                stored = self._stored_memories.get(term.name)
-                self._memories[term.name] = (
-                    term.init(self._trained) if stored is None else cut_memory(stored, self.submodel, self._full)
-                )
-            self._memories[term.name], params = term.prepare(self._memories[term.name], self._anchor_params())
-            self._replace(params)
+        self._job_steps, self._job_effective_steps = job.steps, 0.0
 
     def advance(self, probes: tuple[Probe, ...] = ()) -> None:
         """Take the steps that are due; then let terms and probes finish."""
@@ -179,10 +186,11 @@ class LocalSession:
             raise self._error(step, "its loss is not finite; lower the learning rate or clip the gradient")
         self._loss_sum += loss_sum
         steps = len(losses)
+        self._job_effective_steps = self._optimizer.effective_steps(steps)
         self._tally = dataclasses.replace(
             self._tally,
             steps=self._tally.steps + steps,
-            effective_steps=self._tally.effective_steps + self._optimizer.effective_steps(steps),
+            effective_steps=self._tally.effective_steps + self._job_effective_steps,
             momentum_weight=self._optimizer.momentum_weight,
             loss_sum=self._tally.loss_sum + loss_sum,
         )
@@ -206,13 +214,15 @@ class LocalSession:
             targets=targets,
             model=module if narrow is None else narrow.module(),
             params=self._trained if narrow is None else narrow.params,
-            anchor=self._anchor_params(narrow),
+            anchor=self._anchor_tree if narrow is None or self._anchor is None else narrow.tree(self._anchor),
             memory={},
             broadcast=self._broadcast,
             stream=stream(side.seed, "method", self._round, self.client, position),
             position=position,
             learning_rate=self._learning_rate,
             whole=None if narrow is None else module,
+            client=self._facts,
+            _twin=self._slot.twin if narrow is None else narrow.twin,
         )
         if narrow is None:
             loss = side.solver.step(self._optimizer.torch, lambda: self._gradient(step))
@@ -220,10 +230,8 @@ class LocalSession:
             loss = self._narrow_step(step, narrow)
         self._position += 1
         self._samples += len(positions)
-        for term in side.terms:
-            step.memory = self._memories[term.name]
-            self._memories[term.name], params = term.after_step(step, self._gradients())
-            self._replace(params)
+        for replacing in self._terms.after_step(step, self._slot.gradients):
+            self._replace(replacing)
         if side.track_accuracy:
             self._hits.append((int((step.logits.argmax(1) == targets).sum()), len(positions)))
         return loss
@@ -236,7 +244,7 @@ class LocalSession:
         if step._whole_logits is None:
             narrow.undo_elsewhere(values, before)
         narrow.keep_buffers(self.vector)
-        step.params, step.anchor = self._trained, self._anchor_params()
+        step.params, step.anchor, step._twin = self._trained, self._anchor_tree, self._slot.twin
         return loss
 
     def _gradient(self, step: LocalStep, narrow: Narrowed | None = None) -> Tensor:
@@ -247,17 +255,16 @@ class LocalSession:
             narrow.load(self.vector)
         step._features = step._logits = step._whole_logits = None  # a solver may come back with other parameters
         loss = side.objective.loss(step)
-        for term in side.terms:
-            step.memory = self._memory(term.name, narrow)
+        seen = None if narrow is None else narrow.memory
+        for term in self._terms.at(step, seen):
             extra = term.loss(step)
             if extra is not None:
                 loss = loss + extra
         loss.backward()  # type: ignore[no-untyped-call]
-        for term in side.terms:
-            step.memory = self._memory(term.name, narrow)
+        gradients = self._slot.gradients if narrow is None else narrow.gradients
+        for term in self._terms.at(step, seen):
             added = term.gradient(step)
             if added is not None:
-                gradients = self._gradients() if narrow is None else narrow.gradients
                 for name, value in added.items():
                     gradients[name].add_(value)
         if narrow is not None:
@@ -265,18 +272,6 @@ class LocalSession:
         if side.optimizer.clip_norm is not None:
             nn.utils.clip_grad_norm_([self._flat], side.optimizer.clip_norm)
         return loss.detach()
-
-    def _memory(self, name: str, narrow: Narrowed | None) -> Memory:
-        memory = self._memories[name]
-        return memory if narrow is None else narrow.memory(memory)
-
-    def _gradients(self) -> ParamTree:
-        return self.layout.params(self._slot.gradient)
-
-    def _anchor_params(self, narrow: Narrowed | None = None) -> ParamTree:
-        if self._anchor is None:
-            return {}
-        return self.layout.params(self._anchor) if narrow is None else narrow.tree(self._anchor)
 
     def _replace(self, params: ParamTree | None) -> None:
         for name, value in (params or {}).items():
@@ -286,18 +281,27 @@ class LocalSession:
         if not self._side.terms:
             return
         work = LocalWork(
-            anchor=self._anchor_params(),
+            anchor=self._anchor_tree,
             params=self._trained,
+            values=self._values,
             steps=self._job_steps,
+            effective_steps=self._job_effective_steps,
             learning_rate=self._learning_rate,
             num_samples=self._work.num_samples,
             broadcast=self._broadcast,
+            client=self._facts,
         )
-        for term in self._side.terms:
-            self._memories[term.name], payload = term.finish(self._memories[term.name], work)
-            self._keep_extras(term.name, payload)
+        for name, payload in self._terms.finish(work):
+            self._keep_extras(name, payload)
 
-    def _measure(self, probes: list[Probe]) -> None:
+    def measured_at(self, anchor: Tensor, probes: Sequence[Probe]) -> Payload:
+        """What the client measures at a model [V full] that it does not train."""
+        self.vector.copy_(self.submodel.extract(anchor, self._full))
+        self._see(self.vector)
+        self._measure(probes)
+        return self._extras
+
+    def _measure(self, probes: Sequence[Probe]) -> None:
         if not probes:
             return
         module = self._slot.bind(self._views)
@@ -310,19 +314,21 @@ class LocalSession:
                 inputs=inputs,
                 targets=targets,
                 num_classes=self._num_classes,
-                anchor=self._anchor_params(),
+                anchor={name: self._anchor_tree[name] for name in self._trained if self._anchor_tree},
                 params=self._trained,
                 model=module,
                 forward_with=lambda params, x: torch.func.functional_call(module, params, (x,), strict=False),
                 stream=stream(self._side.seed, f"probe {probe.name}", self._round, self.client),
             )
             self._keep_extras(probe.name, probe.measure(view))
+            self._probed += probe.passes * len(targets)
         # A probe may have run backward passes; what it left must not reach the next step.
         self._slot.gradient.zero_()
 
     def _keep_extras(self, owner: str, payload: Payload) -> None:
         for name, value in payload.items():
-            self._extras[f"{owner}/{name}"] = value.detach().cpu().numpy()
+            # A copy, since the value may be a view of the params, which go on changing.
+            self._extras[f"{owner}/{name}"] = value.detach().cpu().clone()
 
     # -- results -------------------------------------------------------------------------------------------------
 
@@ -331,10 +337,15 @@ class LocalSession:
         """The local step of this round that was begun last, from 1; 0 before the first."""
         return self._reached
 
-    def send(self) -> tuple[Tally, dict[str, np.ndarray]]:
-        """What travels at a sync point beside the vector."""
+    def reply(self, *, leaves: bool) -> Reply:
+        """What travels at a sync point.
+
+        Args:
+            leaves: The round ends with it, so the vector itself may go; otherwise the client goes on in it.
+        """
         extras, self._extras = self._extras, {}
-        return self._tally, extras
+        vector = self.vector.cpu() if leaves else self.vector.cpu().clone()
+        return Reply(client=self.client, vector=vector, tally=self._tally, extras=extras)
 
     def close(self, *, attended: bool) -> tuple[RoundTotals, State]:
         """End the round.
@@ -353,18 +364,10 @@ class LocalSession:
             loss_sum=self._loss_sum,
             held=None if attended else self._tally,
             pass_accuracies=self._pass_accuracies(),
+            probed=self._probed,
         )
         memory: dict[str, Any] = {}
-        terms = {
-            term.name: grown_memory(
-                self._memories[term.name],
-                self._stored_memories.get(term.name),
-                submodel=self.submodel,
-                full=self._full,
-            )
-            for term in self._side.terms
-            if term.stateful
-        }
+        terms = self._terms.kept()
         if terms:
             memory["terms"] = terms
         if self._side.optimizer.keep == "persist" or not attended:

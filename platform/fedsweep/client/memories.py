@@ -22,14 +22,14 @@ def cut_memory(memory: Any, submodel: SubModel, full: FlatLayout) -> Any:
 
     Args:
         memory: A tree of dicts, lists, tuples and leaves. A dict from the model's parameter names, all of them, to
-            tensors is a tree of parameters.
+            tensors is a tree of parameters; it may have all float buffers, too.
         submodel: The part.
         full: The full model's layout.
     """
     if submodel == FULL_MODEL:
         return memory
     part = submodel.layout(full)
-    return _mapped(memory, None, full, lambda tree, _: part.params(submodel.extract(_flat(tree, full), full)))
+    return _mapped(memory, None, full, lambda tree, _: _like(tree, part, submodel.extract(_flat(tree, full), full)))
 
 
 def grown_memory(memory: Any, before: Any, *, submodel: SubModel, full: FlatLayout) -> Any:
@@ -48,9 +48,9 @@ def grown_memory(memory: Any, before: Any, *, submodel: SubModel, full: FlatLayo
     def grow(tree: ParamTree, old: Any) -> ParamTree:
         covered = submodel.embed(_flat(tree, part), full)
         if covered.cover is None:
-            return full.params(covered.vector)
+            return _like(tree, full, covered.vector)
         kept = _flat(old, full) if _is_param_tree(old, full) else torch.zeros(full.num_values)
-        return full.params(torch.where(covered.cover, covered.vector, kept.to(covered.vector)))
+        return _like(tree, full, torch.where(covered.cover, covered.vector, kept.to(covered.vector)))
 
     return _mapped(memory, before, full, grow)
 
@@ -69,23 +69,30 @@ def _mapped(memory: Any, other: Any, full: FlatLayout, change: Callable[[ParamTr
 
 
 def _is_param_tree(value: Any, layout: FlatLayout) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() == set(_param_names(layout))
-        and all(isinstance(tensor, Tensor) for tensor in value.values())
-    )
+    """Whether it is all params by name, with all float buffers or without any."""
+    if not isinstance(value, dict) or not all(isinstance(tensor, Tensor) for tensor in value.values()):
+        return False
+    params, buffers = layout.num_params, layout.num_buffers
+    return value.keys() in (set(_names(layout, params)), set(_names(layout, params + buffers)))
 
 
-def _param_names(layout: FlatLayout) -> Iterator[str]:
+def _names(layout: FlatLayout, stop: int) -> Iterator[str]:
+    """The names of what lies before a place in the vector."""
     offset = 0
     for name, shape in zip(layout.names, layout.shapes, strict=True):
-        if offset >= layout.num_params:
+        if offset >= stop:
             return
         offset += prod(shape)
         yield name
 
 
+def _like(tree: ParamTree, layout: FlatLayout, vector: Tensor) -> ParamTree:
+    """A vector as a tree with buffers, where the given one has some, or without."""
+    has_buffers = len(tree) > sum(1 for _ in _names(layout, layout.num_params))
+    return layout.model(vector) if has_buffers else layout.params(vector)
+
+
 def _flat(tree: ParamTree, layout: FlatLayout) -> Tensor:
-    """The parameters as a vector [V]; buffers and riders, which no memory has, are zero."""
-    params = torch.cat([tree[name].detach().reshape(-1) for name in _param_names(layout)])
-    return torch.cat([params, params.new_zeros(layout.num_values - layout.num_params)])
+    """The tree as a vector [V]; what it does not have is zero."""
+    given = torch.cat([tree[name].detach().reshape(-1) for name in layout.names if name in tree])
+    return torch.cat([given, given.new_zeros(layout.num_values - given.numel())])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.components.base import Published
 from fedsweep.components.local import LocalTerm, Objective
 from fedsweep.components.probes import Probe
 from fedsweep.components.solver import LocalSolver
-from fedsweep.records import ClientWork, State, SyncPoint
+from fedsweep.records import ClientWork, Payload, SyncPoint
 from fedsweep.submodel import SubModel
 
-Arrays = dict[str, np.ndarray]
+Handle = Any  # what a fleet gives for a client's memory: the memory itself, or a reference to it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,12 @@ class ClientSide:
     indices: tuple[np.ndarray, ...]
     device: str = "cpu"
     track_accuracy: bool = False
+
+    def share(self, client: int) -> float | None:
+        """A client's number of samples over the clients' mean; None where nobody asks for it."""
+        if not (self.objective.needs_share or any(term.needs_share for term in self.terms)):
+            return None
+        return len(self.indices[client]) * len(self.indices) / sum(map(len, self.indices))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +107,7 @@ class Segment:
         turns: Clients whose first job of the round starts in this segment, on any worker.
         version: Version of the server's model at the first point; each aggregation adds one.
         broadcasts: Named payloads by client, for jobs that start from the server's model.
+        published: Contents that all of them get.
         probes: This round's extra measurements.
         closes: The round ends with this segment: clients finish what is left and hand back their memories.
         workers: Which worker each client is on.
@@ -111,7 +121,8 @@ class Segment:
     weights: tuple[tuple[float, ...], ...]
     turns: tuple[Turn, ...]
     version: int
-    broadcasts: Mapping[int, Arrays] = field(default_factory=dict)
+    broadcasts: Mapping[int, Payload] = field(default_factory=dict)
+    published: Mapping[str, Published] = field(default_factory=dict)
     probes: tuple[Probe, ...] = ()
     closes: bool = False
     workers: Mapping[int, int] = field(default_factory=dict)
@@ -120,17 +131,19 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """A client's answer at the last sync point of a segment, without its vector.
+    """A client's answer at the last sync point of a segment.
 
     Attributes:
         client: Its id.
+        vector: Its model [V of its sub-model].
         tally: What it has done since it last received a model.
         extras: What it sends beside the model.
     """
 
     client: int
+    vector: Tensor
     tally: Tally
-    extras: Arrays = field(default_factory=dict)
+    extras: Payload = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +156,7 @@ class RoundTotals:
         loss_sum: Sum of the steps' losses.
         held: The client goes on next round from its own params; what it has done since its anchor.
         pass_accuracies: Training accuracy of each pass over the data, where the scenario asks for it.
+        probed: Forward passes of one sample that its measurements took.
     """
 
     steps: int
@@ -150,22 +164,22 @@ class RoundTotals:
     loss_sum: float
     held: Tally | None = None
     pass_accuracies: tuple[float, ...] = ()
+    probed: float = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentReply:
-    """What a worker answers to a segment.
+    """What a worker, or a whole fleet, answers to a segment.
 
     Attributes:
-        replies: One per attendee of the last point that is on this worker, ascending.
-        vectors: Their models, each [V] of its sub-model.
+        replies: One per attendee of the last point that has worked, ascending.
         totals: By client, when the round closes.
         memories: By client, when the round closes and the client remembers something.
-        aggregate: The server's model after the last folded point, from the one worker that is asked for it.
+        aggregate: The server's model [V] after the last folded point, from the one worker that is asked for it; None
+            where none was folded.
     """
 
     replies: tuple[Reply, ...]
-    vectors: tuple[np.ndarray, ...]
     totals: Mapping[int, RoundTotals]
-    memories: Mapping[int, State]
-    aggregate: np.ndarray | None = None
+    memories: Mapping[int, Handle]
+    aggregate: Tensor | None = None

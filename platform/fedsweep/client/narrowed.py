@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.memories import cut_memory
+from fedsweep.components.frozen import Twin
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import ParamTree
 
@@ -48,8 +49,12 @@ class Narrowed:
         self._slot.gradient.zero_()
 
     def tree(self, vector: Tensor) -> ParamTree:
-        """The part's parameters of a vector like the client's own."""
-        return self._slot.layout.params(self._part.extract(vector, self._whole))
+        """The part's params and float buffers of a vector like the client's own."""
+        return self._slot.layout.model(self._part.extract(vector, self._whole))
+
+    def twin(self) -> Twin:
+        """A copy of the part's module that is only asked."""
+        return self._slot.twin()
 
     def memory(self, memory: Any) -> Any:
         """A term's memory as the part sees it."""

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
-from fedsweep.client.local_round import LocalSession
-from fedsweep.client.messages import Arrays, ClientSide, Reply, RoundTotals, Segment, SegmentReply, Turn
+from fedsweep.client.local_round import LocalRound
+from fedsweep.client.messages import ClientSide, RoundTotals, Segment, SegmentReply, Turn
 from fedsweep.client.shards import Shard, TrainingData
-from fedsweep.components.probes import LocalClient, Probe
+from fedsweep.components.base import Published
+from fedsweep.components.probes import Probe
 from fedsweep.errors import ClientJobError, InvariantError
-from fedsweep.records import Payload, State, SyncPoint, torch_tree
-from fedsweep.streams import stream
+from fedsweep.records import ClientWork, Payload, State, SyncPoint
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout, weighted_mean
 
@@ -69,7 +69,7 @@ class Worker:
             torch.backends.cudnn.benchmark = False
         self._template = model
         self._full_slot = ModuleSlot(model, layout, side.device)
-        self._sessions: dict[int, LocalSession] = {}
+        self._sessions: dict[int, LocalRound] = {}
         self._attended: set[int] = set()
         self._round = (0, 0)
         self._exchange: Exchange = Alone()
@@ -78,25 +78,27 @@ class Worker:
         """Average with other workers through this exchange from now on."""
         self._exchange = exchange
 
-    def run(self, segment: Segment, anchor: np.ndarray, memories: Mapping[int, State]) -> SegmentReply:
+    def run(self, segment: Segment, anchor: Tensor, memories: Mapping[int, State]) -> SegmentReply:
         """Go through a segment.
 
         Args:
             segment: What to do; turns and jobs of clients on other workers are passed over.
-            anchor: The server's model [V] at the segment's first point.
+            anchor: The server's model [V] at the segment's first point; stays as it is.
             memories: What the clients whose turn begins remember.
 
         Raises:
             ClientJobError: A client's work failed.
         """
         if (segment.round, segment.attempt) != self._round:
+            # A round that was given up, by whomever, is begun from its start: nothing of it may be gone on with.
             self._sessions, self._attended = {}, set()
             self._round = (segment.round, segment.attempt)
         turns = {turn.client: turn for turn in segment.turns if self._mine(segment, turn.client)}
         for client in turns:
             self._sessions.pop(client, None)  # what an unfinished try of the round left
         probes = tuple(p for p in segment.probes if segment.closes or p.when != "round_end")
-        current = torch.from_numpy(np.array(anchor))
+        folded = len(segment.points) > 1
+        current = anchor.clone() if folded else anchor
         version = segment.version
         for number, point in enumerate(segment.points):
             self._start_jobs(segment, point, turns, current, version, memories)
@@ -105,10 +107,11 @@ class Worker:
                 self._guard(segment, client, lambda k=client: self._sessions[k].advance(probes))
             self._attended.update(due)
             if number < len(segment.points) - 1:
+                # The exchange takes part in every process, also where no attendee is: all wait for the same mean.
                 own = {k: self._sessions[k].vector.cpu() for k in due}
                 self._exchange.mean(own, point.attend, segment.weights[number], current)
                 version += 1
-        return self._answer(segment, due, current)
+        return self._answer(segment, due, current if folded and self.index == 0 else None)
 
     def _mine(self, segment: Segment, client: int) -> bool:
         return segment.workers.get(client, 0) == self.index
@@ -131,7 +134,7 @@ class Worker:
                     raise InvariantError(f"client {client} has a job in round {segment.round} but no turn")
                 self._guard(segment, client, lambda k=client: self._open(segment, turns[k], memories.get(k)))
             session = self._sessions[client]
-            broadcast = torch_tree(segment.broadcasts.get(client, {}))
+            broadcast = segment.broadcasts.get(client, {}) | self._given(segment.published, session.submodel)
             self._attended.discard(client)
             self._guard(
                 segment,
@@ -141,7 +144,27 @@ class Worker:
                 ),
             )
 
+    def _given(self, contents: Mapping[str, Published], submodel: SubModel) -> Payload:
+        """What is published, as a client with this part of the model has it; views where nothing is cut."""
+        given: Payload = {}
+        for name, content in contents.items():
+            if content.like is None:
+                given[name] = content.value
+                continue
+            part, values = submodel.layout(self._layout), content.value
+            if submodel != FULL_MODEL:
+                whole = values.new_zeros(self._layout.num_values)
+                whole[: self._layout.num_params] = values
+                values = submodel.extract(whole, self._layout)
+            given |= {f"{name}/{param}": value for param, value in part.params(values).items()}
+        return given
+
     def _open(self, segment: Segment, turn: Turn, memory: State) -> None:
+        self._sessions[turn.client] = self._local_round(
+            turn, round=segment.round, learning_rate=segment.learning_rate, memory=memory
+        )
+
+    def _local_round(self, turn: Turn, *, round: int, learning_rate: float, memory: State) -> LocalRound:
         indices = self._side.indices[turn.client]
         if turn.work.classes is not None:
             indices = indices[np.isin(self._data.labels[indices], turn.work.classes)]
@@ -153,11 +176,11 @@ class Worker:
             device=self._side.device,
             dtype=self._layout.dtype,
         )
-        self._sessions[turn.client] = LocalSession(
+        return LocalRound(
             self._side,
             turn,
-            round=segment.round,
-            learning_rate=segment.learning_rate,
+            round=round,
+            learning_rate=learning_rate,
             slot=self._slot(turn.submodel),
             shard=shard,
             full=self._layout,
@@ -173,32 +196,21 @@ class Worker:
             return self._full_slot  # a second slot would take the module's gradients away from the first
         return ModuleSlot(module, submodel.layout(self._layout), self._side.device)
 
-    def _answer(self, segment: Segment, due: Sequence[int], current: Tensor) -> SegmentReply:
-        replies, vectors = [], []
-        for client in due:
-            tally, extras = self._sessions[client].send()
-            replies.append(Reply(client=client, tally=tally, extras=extras))
-            vectors.append(self._sessions[client].vector.cpu().numpy().copy())
+    def _answer(self, segment: Segment, due: Sequence[int], aggregate: Tensor | None) -> SegmentReply:
+        replies = tuple(self._sessions[client].reply(leaves=segment.closes) for client in due)
         totals: dict[int, RoundTotals] = {}
         kept: dict[int, State] = {}
         if segment.closes:
             for client, session in self._sessions.items():
 
-                def end(s: LocalSession = session, k: int = client) -> None:
+                def end(s: LocalRound = session, k: int = client) -> None:
                     totals[k], memory = s.close(attended=k in self._attended)
                     if memory is not None:
                         kept[k] = memory
 
                 self._guard(segment, client, end)
             self._sessions, self._attended = {}, set()
-        folded = len(segment.points) > 1 and self.index == 0
-        return SegmentReply(
-            replies=tuple(replies),
-            vectors=tuple(vectors),
-            totals=totals,
-            memories=kept,
-            aggregate=current.numpy() if folded else None,
-        )
+        return SegmentReply(replies=replies, totals=totals, memories=kept, aggregate=aggregate)
 
     def _guard(self, segment: Segment, client: int, action: Any) -> None:
         """Run a client's work; whatever it raises comes out with the client, the round and the step."""
@@ -213,37 +225,13 @@ class Worker:
                 client=client, round=segment.round, step=step, reason=f"{type(error).__name__}: {error}"
             ) from error
 
-    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: np.ndarray) -> dict[int, Arrays]:
-        """The set-up exchange: what each client measures at the initial model."""
-        answers: dict[int, Arrays] = {}
-        anchor = torch.from_numpy(np.array(vector)).to(self._side.device)
-        params = self._layout.params(anchor)
-        module = self._full_slot.bind(list(self._layout.views(anchor).values()))
+    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: Tensor) -> dict[int, Payload]:
+        """The set-up exchange: what each client measures at the initial model [V]."""
+        answers: dict[int, Payload] = {}
         for client in clients:
-            shard = Shard(
-                self._data.images,
-                self._data.labels,
-                self._side.indices[client],
-                transform=self._data.transform,
-                device=self._side.device,
-                dtype=self._layout.dtype,
-            )
-            inputs, targets = shard.everything()
-            answers[client] = {}
-            for probe in probes:
-                module.eval()
-                view = LocalClient(
-                    client=client,
-                    round=0,
-                    inputs=inputs,
-                    targets=targets,
-                    num_classes=self._data.num_classes,
-                    anchor=params,
-                    params=params,
-                    model=module,
-                    forward_with=lambda p, x: torch.func.functional_call(module, p, (x,), strict=False),
-                    stream=stream(self._side.seed, f"probe {probe.name}", 0, client),
-                )
-                payload: Payload = probe.measure(view)
-                answers[client] |= {f"{probe.name}/{key}": v.detach().cpu().numpy() for key, v in payload.items()}
+            # A round 0 without work: nothing is trained, and no term is asked.
+            work = ClientWork(steps=0, batch_size=1, whole_batches=False, num_samples=len(self._side.indices[client]))
+            turn = Turn(client=client, work=work, submodel=FULL_MODEL)
+            local = self._local_round(turn, round=0, learning_rate=0.0, memory=None)
+            answers[client] = local.measured_at(vector, probes)
         return answers

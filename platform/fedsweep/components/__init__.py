@@ -3,9 +3,19 @@
 One module for each seam, with its abstract base and its FedAvg default. These names stay when modules move.
 """
 
-from fedsweep.components.base import ComponentReport, ServerComponent
+from fedsweep.components.base import ComponentReport, Published, ServerComponent
 from fedsweep.components.evaluation import Evaluation, GlobalModel
-from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, LocalWork, Memory, Objective
+from fedsweep.components.frozen import Frozen
+from fedsweep.components.local import (
+    NOBODY,
+    ClientFacts,
+    CrossEntropy,
+    LocalStep,
+    LocalTerm,
+    LocalWork,
+    Memory,
+    Objective,
+)
 from fedsweep.components.pacing import FixedInterval, OncePerRound, Pacing
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.components.refinement import Refinement
@@ -27,21 +37,25 @@ from fedsweep.records import (
     SyncContext,
     SyncPoint,
 )
-from fedsweep.submodel import FULL_MODEL, Covered, FullModel, SubModel
+from fedsweep.submodel import FULL_MODEL, Covered, ElementMask, FullModel, SubModel
 from fedsweep.trees import FlatLayout, ParamTree, coverage_mean, layout_of, weighted_mean
 
 __all__ = [
     "FULL_MODEL",
+    "NOBODY",
     "BySamples",
+    "ClientFacts",
     "ClientProfile",
     "ClientUpdate",
     "ClientWork",
     "ComponentReport",
     "Covered",
     "CrossEntropy",
+    "ElementMask",
     "Evaluation",
     "FixedInterval",
     "FlatLayout",
+    "Frozen",
     "FullModel",
     "GlobalModel",
     "LocalClient",
@@ -58,6 +72,7 @@ __all__ = [
     "ParamTree",
     "Payload",
     "Probe",
+    "Published",
     "Refinement",
     "Replace",
     "RoundContext",

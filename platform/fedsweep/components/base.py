@@ -10,9 +10,10 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
+from torch import Tensor
 
 from fedsweep.components.probes import Probe
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, ServerContext, State, SyncContext
@@ -33,6 +34,20 @@ class ComponentReport:
     pictures: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """Content of which every client gets the same.
+
+    Attributes:
+        value: On the CPU; never changed in place.
+        like: ``"params"``: one value per param of the full model [P], in their order; a client gets those of its
+            sub-model. None: it is sent as it is.
+    """
+
+    value: Tensor
+    like: Literal["params"] | None = None
+
+
 class ServerComponent(ABC):
     """Base of every server-side component.
 
@@ -44,6 +59,11 @@ class ServerComponent(ABC):
 
     needs_updates: ClassVar[bool] = False
     observes_start: ClassVar[bool] = False
+
+    @classmethod
+    def has_own(cls, *hooks: str) -> bool:
+        """Whether the component's class brings one of these optional hooks with it, whatever it comes to in a round."""
+        return any(getattr(cls, hook) is not getattr(ServerComponent, hook) for hook in hooks)
 
     def registration(self) -> tuple[str, ...]:
         """Names of what clients send once before round 1 for this component (``"label_counts"``)."""
@@ -62,7 +82,14 @@ class ServerComponent(ABC):
         return state
 
     def broadcast(self, state: State, client: int) -> Payload:
-        """What travels to a client beside the model; metered once per client and version."""
+        """What travels to a client beside the model; metered at each start from the server's model."""
+        return {}
+
+    def publish(self, state: State) -> Mapping[str, Published]:
+        """What clients get once and keep until it changes; metered once per client and version.
+
+        Clients find it beside the broadcast, under its name, or ``"<name>/<param>"`` where it lies like the params.
+        """
         return {}
 
     def probes(self, state: State, round: int) -> tuple[Probe, ...]:

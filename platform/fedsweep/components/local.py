@@ -6,20 +6,67 @@ parameters, and owns one slot of the client's memory under its name; so terms st
 
 from __future__ import annotations
 
+import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.records import Payload
+from fedsweep.components.frozen import Frozen, Twin
+from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
+from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import ParamTree
 
 Memory = dict[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientFacts:
+    """What a client knows of itself in a round.
+
+    Attributes:
+        client: Its id.
+        round: From 1; 0 before.
+        num_samples: Samples that it has in this round.
+        label_counts: Of those by class [C], int64.
+        work: How much it does; None where nobody works.
+        submodel: The part of the model that it trains.
+        told_share: See :attr:`share`; None: nobody told it.
+    """
+
+    client: int = 0
+    round: int = 0
+    num_samples: int = 0
+    label_counts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    work: ClientWork | None = None
+    submodel: SubModel = FULL_MODEL
+    told_share: float | None = None
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The classes that it has samples of in this round, ascending."""
+        return tuple(self.label_counts.nonzero().flatten().tolist())
+
+    @property
+    def share(self) -> float:
+        """Its number of samples over the federation's mean, both as registered.
+
+        Raises:
+            ValueError: Neither the objective nor a term declares ``needs_share``: the mean is one value that the
+                server sends to each client before round 1.
+        """
+        if self.told_share is None:
+            raise ValueError("a client knows its share only where an objective or a term declares needs_share = True")
+        return self.told_share
+
+
+NOBODY = ClientFacts()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,13 +79,14 @@ class LocalStep:
         model: The module with the client's live params; forward passes carry gradients. Where the step trains a part
             of what the client has, it is that part's, and so are params, anchor and memory until the step is done.
         params: The live params by name (views; not to be changed in place).
-        anchor: The params that the client last received; empty where no term asks for it.
+        anchor: The model that the client last received, params and float buffers; empty where no term asks for it.
         memory: The client's memory slot of the term that is being called.
         broadcast: What the server sent beside the model.
         stream: Random numbers of this client at this step.
         position: The step's number within the round, from 0.
         learning_rate: The round's rate.
         whole: The module of all that the client has, where the step trains a part of it.
+        client: What the client knows of itself.
     """
 
     inputs: Tensor
@@ -52,6 +100,8 @@ class LocalStep:
     position: int
     learning_rate: float
     whole: nn.Module | None = None
+    client: ClientFacts = NOBODY
+    _twin: Callable[[], Twin] | None = None
     _features: Tensor | None = None
     _logits: Tensor | None = None
     _whole_logits: Tensor | None = None
@@ -92,10 +142,19 @@ class LocalStep:
         head: Callable[[Tensor], Tensor] = self.model.head  # type: ignore[assignment]
         return head(features)
 
+    def frozen(self, values: ParamTree) -> Frozen:
+        """A model that is only asked, in evaluation mode: ``step.frozen(step.anchor).logits(inputs)``.
+
+        Args:
+            values: All params by name, and the float buffers; buffers that are not given are the live ones.
+        """
+        if self._twin is None:
+            self._twin = functools.cache(functools.partial(Twin, self.model))
+        return Frozen(self._twin(), dict(self.model.named_buffers()) | values)
+
     def forward_with(self, params: ParamTree, inputs: Tensor) -> Tensor:
-        """Logits of inputs under given, frozen params."""
-        logits: Tensor = torch.func.functional_call(self.model, params, (inputs,), strict=False)
-        return logits
+        """Logits of inputs under given, frozen params: of :meth:`frozen`."""
+        return self.frozen(params).logits(inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +162,15 @@ class LocalWork:
     """A finished job as a term's ``finish`` sees it.
 
     Attributes:
-        anchor: The params that the client last received.
+        anchor: The model that the client last received, params and float buffers.
         params: Its params now.
+        values: The same with its float buffers, as :meth:`LocalStep.frozen` takes them.
         steps: Local steps of the job.
+        effective_steps: Sum of the weights with which the job's gradients entered the move, see ``ClientUpdate``.
         learning_rate: The rate that was applied.
         num_samples: Samples that the client holds in this round.
         broadcast: What the server sent beside the model.
+        client: What the client knows of itself.
     """
 
     anchor: ParamTree
@@ -117,10 +179,24 @@ class LocalWork:
     learning_rate: float
     num_samples: int
     broadcast: Payload
+    values: ParamTree = field(default_factory=dict)
+    effective_steps: float = math.nan
+    client: ClientFacts = NOBODY
 
 
 class Objective(ABC):
-    """What a client minimises."""
+    """What a client minimises.
+
+    Class attributes:
+        needs_share: ``step.client.share`` is read.
+    """
+
+    needs_share: ClassVar[bool] = False
+
+    @property
+    def passes(self) -> float:
+        """What a step costs a sample, in forward passes: one forward and a backward that costs two."""
+        return 3
 
     @abstractmethod
     def loss(self, step: LocalStep) -> Tensor:
@@ -142,14 +218,22 @@ class LocalTerm(ABC):
         sends: ``finish`` returns a payload; then every sync point goes through the server.
         needs_anchor: ``step.anchor`` is read.
         stateful: ``init`` returns something; the memory is kept between the client's participations.
+        needs_share: The client's share of the samples is read.
 
-    A concrete term is a frozen dataclass with a ``name``, unique in a method.
+    A concrete term is a frozen dataclass with a ``name``, unique in a method. ``init`` and ``prepare`` may take a
+    further argument ``client: ClientFacts = NOBODY``: what the client knows of itself.
     """
 
     sends: ClassVar[bool] = False
     needs_anchor: ClassVar[bool] = True
     stateful: ClassVar[bool] = False
+    needs_share: ClassVar[bool] = False
     name: str
+
+    @property
+    def passes(self) -> float:
+        """What the term adds to a step's cost, in forward passes per sample; 1 for a teacher that is asked."""
+        return 0
 
     def init(self, params: ParamTree) -> Memory:
         """The client's memory before its first job."""

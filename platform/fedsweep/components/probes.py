@@ -62,6 +62,11 @@ class Probe(ABC):
     reads_model: ClassVar[bool] = True
     name: str
 
+    @property
+    def passes(self) -> float:
+        """What a measurement costs, in forward passes of all the client's samples; 3 with a backward pass."""
+        return 0
+
     @abstractmethod
     def measure(self, client: LocalClient) -> Payload:
         """The measurement; never changes what it is given."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from fedsweep.components.base import ServerComponent
@@ -34,13 +35,31 @@ class ServerUpdate(ServerComponent):
 
 
 def mean_of_updates(updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -> Tensor:
-    """The coverage mean of the attendees' models [V], sorted by client id."""
+    """What the weights make of the attendees' models [V], sorted by client id: their coverage mean.
+
+    Where the weighting gives steps instead of shares (``Weighting.sums_to_one``), the server's params and the step.
+    """
     covered = []
     for update in updates:
         if update.vector is None:
             raise ValueError("an aggregation on the server needs the attendees' models")
         covered.append(update.submodel.embed(update.vector, sync.layout))
-    return coverage_mean(sync.vector, [c.vector for c in covered], [c.cover for c in covered], weights.tolist())
+    rows, covers = [c.vector for c in covered], [c.cover for c in covered]
+    if sync.moves_from is None:
+        return coverage_mean(sync.vector, rows, covers, weights.tolist())
+    total = float(weights.sum())
+    shares = (weights / total).tolist() if total else [0.0] * len(updates)
+    vector = coverage_mean(sync.vector, rows, covers, shares) if total else sync.vector.clone()
+    params = slice(sync.layout.num_params)
+    # Differences of near vectors: in float64, so that a step of all weight is the mean to the last digits.
+    server = sync.vector[params].double()
+    starts = [
+        sync.anchors[u.anchor_version][params].double() if sync.moves_from == "anchor" else server for u in updates
+    ]
+    moves = [row[params].double() - start for row, start in zip(rows, starts, strict=True)]
+    held = [None if cover is None else cover[params] for cover in covers]
+    vector[params] = (server + total * coverage_mean(torch.zeros_like(server), moves, held, shares)).to(vector)
+    return vector
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,11 +17,25 @@ When = Literal["always", "round_end"]
 
 
 class Weighting(ServerComponent):
-    """Gives each attendee its aggregation weight."""
+    """Gives each attendee its aggregation weight.
+
+    Class attributes:
+        sums_to_one: The weights are shares, and the mean of the models is what comes of them. Otherwise they are steps:
+            the params move by ``sum c_k (y_k - x)``, which may be shorter or longer than the mean's move; buffers still
+            take the mean. Then a round does not fold.
+        from_anchor: A move is counted from the model that the client started from, ``y_k - a_k``, however old that is,
+            and not from the server's present one. Then a round does not fold either.
+
+    Source: Wang et al. (2020), FedNova, and Nguyen et al. (2022), FedBuff, are steps from anchors; Xie et al. (2019),
+    FedAsync, is a step towards one model, ``x + c (y - x)``.
+    """
+
+    sums_to_one: ClassVar[bool] = True
+    from_anchor: ClassVar[bool] = False
 
     @abstractmethod
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
-        """Weights [M] in float64, non-negative, that sum to 1; the new state.
+        """Weights [M] in float64, non-negative, that sum to 1 unless the class says otherwise; the new state.
 
         Where ``needs_updates`` is False, the weights of a sync point inside a round depend on who attends alone.
         """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedsweep.config.base import Component, Count, KindComponent, Section, Text
 
@@ -15,15 +15,30 @@ from fedsweep.config.base import Component, Count, KindComponent, Section, Text
 class ProxyData(Section):
     """Data that the server keeps for methods that need it."""
 
-    per_class: Count = Field(description="Samples of each class.")
+    per_class: Count | None = Field(default=None, description="Samples of each class, kept of the training set.")
     labelled: bool = Field(default=True, description="Whether the method may see their labels.")
+    dataset: Text | None = Field(
+        default=None, description="Another data set that they are from, as scenario.dataset; its labels are not seen."
+    )
+    samples: Count | None = Field(default=None, description="Samples of that data set, drawn at random.")
+
+    @model_validator(mode="after")
+    def _of_one_set(self) -> ProxyData:
+        if (self.per_class is None) == (self.dataset is None) or (self.samples is None) != (self.dataset is None):
+            raise ValueError(
+                "proxy data are {per_class: N} of the training set, or {dataset: NAME, samples: N} of another one, but"
+                f" got per_class={self.per_class}, dataset={self.dataset}, samples={self.samples}"
+            )
+        return self
 
 
 class ServerData(Section):
     """What the server keeps of the training set before the rest is split."""
 
     validation: float = Field(default=0.0, ge=0, lt=1, description="Share of the training set kept for validation.")
-    proxy: ProxyData | None = Field(default=None, description="Proxy data: {per_class: N, labelled: true or false}.")
+    proxy: ProxyData | None = Field(
+        default=None, description="Proxy data: {per_class: N, labelled: true or false} or {dataset: NAME, samples: N}."
+    )
 
 
 def _default_partition() -> KindComponent:

@@ -50,10 +50,6 @@ class FleetSettings:
     hang_timeout_s: float = 60.0
 
 
-def _same_options(options: Mapping[str, Any], index: int) -> Mapping[str, Any]:
-    return options
-
-
 class ServerActor:
     """A :class:`RunSession` behind actor calls.
 
@@ -109,14 +105,32 @@ class ServerActor:
         self._session.close()
 
 
-def make_ray_fleet(experiment: Experiment, reference: Any, fleet: FleetSettings, warn: Callable[[str], None]) -> Fleet:
-    """The client actors of an experiment."""
+def make_ray_fleet(
+    experiment: Experiment,
+    reference: Any,
+    fleet: FleetSettings,
+    warn: Callable[[str], None],
+    options: Callable[[int], Mapping[str, Any]] | None = None,
+) -> Fleet:
+    """The client actors of an experiment.
+
+    Args:
+        experiment: The experiment.
+        reference: The same in the object store.
+        fleet: How they are made.
+        warn: Takes a sentence when something falls back.
+        options: Further Ray options for each actor's number.
+    """
     layout = experiment.layout
+
+    def all_options(index: int) -> Mapping[str, Any]:
+        return {**fleet.options, **(options(index) if options is not None else {})}
+
     return RayFleet(
         reference,
         num_actors=fleet.num_actors,
         name=fleet.name,
-        options=functools.partial(_same_options, fleet.options),
+        options=all_options,
         num_values=layout.num_values,
         dtype=layout.dtype,
         capacity=experiment.training.cohort_size,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from fedsweep.catalog import resolve
-from fedsweep.client.worker import Worker
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.news import Audience
@@ -24,7 +23,7 @@ from fedsweep.engine.forecast import check_first_round
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_experiment
-from fedsweep.experiment.experiment import Experiment, client_side
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.folder_lock import sole_writer, write_along
@@ -134,7 +133,7 @@ def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
     )
     if not plan.num_actors:
         with _one_thread():
-            yield RunSession(plan.experiment, lambda warn: _local_fleet(plan.experiment), settings)
+            yield RunSession(plan.experiment, lambda warn: LocalFleet(plan.experiment), settings)
         return
     from fedsweep.driver.ray_session import ray_trouble
 
@@ -169,16 +168,6 @@ def present_umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _local_fleet(experiment: Experiment) -> LocalFleet:
-    worker = Worker(
-        client_side(experiment),
-        experiment.world.data,
-        experiment.new_model(),
-        layout=experiment.layout,
-    )
-    return LocalFleet(worker)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import math
 import resource
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,17 +149,20 @@ class RunSession:
             resume: Look for a checkpoint.
         """
         self._engine.check()
-        start = self._engine.start()
+        start = None
         if resume:
             found = self._store.newest(keep_handle=self._fleet.keep)
             for text in found.skipped:
                 self._bulletin.message(text)
             if found.state is not None:
-                start = found.state
+                start = self._with_setup_bytes(found.state)
                 self._saved_round = start.round
                 self._bulletin.message(f"going on after round {start.round}")
             else:
                 self._bulletin.message("no valid checkpoint: starting anew from config.yaml")
+        if start is None:
+            # Only now: the exchange before round 1 asks every client, and a checkpoint has what came of it.
+            start = self._engine.start()
         self._state = start
         self._reported = start.round
         self._write_clients()
@@ -170,6 +173,12 @@ class RunSession:
             num_params=self._engine.layout.num_params,
             num_actors=self._fleet.num_workers,
         )
+
+    def _with_setup_bytes(self, state: RunState) -> RunState:
+        """A checkpoint's state; what the exchange before round 1 cost is measured again where it was not kept."""
+        if state.setup_bytes is not None:
+            return state
+        return replace(state, setup_bytes=self._engine.start().setup_bytes)
 
     def step(self) -> Step:
         """Play one round.
@@ -218,7 +227,7 @@ class RunSession:
         self._went_back = self._reported
         self._fleet.repair()
         found = self._store.newest(keep_handle=self._fleet.keep)
-        self._state = self._engine.start() if found.state is None else found.state
+        self._state = self._engine.start() if found.state is None else self._with_setup_bytes(found.state)
         self._bulletin.message(f"{lost}: going back to the checkpoint of round {self._state.round}")
         for text in found.skipped:
             self._bulletin.message(text)
@@ -286,7 +295,7 @@ class RunSession:
             "rounds": state.round,
             **_accuracies(state.records),
             "total_bytes": state.total_bytes,
-            "registration_bytes": self._engine.registration_bytes + self._engine.setup_bytes,
+            "registration_bytes": self._engine.registration_bytes + (state.setup_bytes or 0),
             "comm_ratio": _mean([r.comm_ratio for r in state.records]),
             "comm_cost": sum(r.comm_cost for r in state.records),
             "flops": sum(r.flops for r in state.records),
@@ -319,7 +328,7 @@ class RunSession:
         everybody = tuple(range(len(world.profiles)))
         for record in records[self._trace.num_rounds :]:
             present = everybody if record.present is None else record.present
-            self._trace = self._trace.with_round(present, self._engine.planner.classes(record.round))
+            self._trace = self._trace.with_round(present, self._experiment.classes(record.round))
         self._folder.write_scenario(self._trace.to_json())
 
     def _write_pictures(self, state: RunState) -> None:
@@ -343,7 +352,7 @@ class RunSession:
         budgets = self._experiment.world.budgets
         if budgets is None:
             return None
-        context = self._engine.planner.plan(self._known_state()).context
+        context = self._engine.planner.meeting(self._known_state())
         high, low = self._experiment.method.pacing.costs(context)
         limits: list[float] = budgets.client_budgets(high, low).tolist()
         return limits

@@ -1,4 +1,4 @@
-"""What training costs: MACs and FLOPs of a sub-model."""
+"""What a sub-model costs: MACs, FLOPs, and what a message that carries it counts."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.models.cost import fwd_macs_per_sample, layer_costs
-from fedsweep.submodel import SubModel
-from fedsweep.trees import layout_of
+from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
+from fedsweep.submodel import Direction, SubModel
 
 
 class CostModel:
-    """Forward MACs of each sub-model, counted once.
+    """Costs of sub-models; the forward MACs of each are counted once.
 
     Args:
         experiment: Gives the model and the shape of its inputs.
+
+    Attributes:
+        model: A template of the full model.
+        layout: How the full model lies in its vector.
     """
 
     def __init__(self, experiment: Experiment) -> None:
         self.model = experiment.template
         shape = experiment.world.data.images.shape[1:]
         self._shape = (int(shape[0]), int(shape[1]), int(shape[2]))
-        self._full = layout_of(self.model)
-        self._sizes = dict(zip(self._full.names, self._full.shapes, strict=True))
+        self.layout = experiment.layout
+        self._sizes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        self._passes = experiment.method.passes
         self._macs: dict[tuple[str, bool], int] = {}
 
     @cached_property
@@ -50,7 +54,7 @@ class CostModel:
 
         Spares a forward pass for each of the sub-models that are drawn anew in every round.
         """
-        own = submodel.layout(self._full)
+        own = submodel.layout(self.layout)
         shapes = dict(zip(own.names, own.shapes, strict=True))
         total = 0
         for name, (macs, norm) in self._layers.items():
@@ -60,6 +64,32 @@ class CostModel:
             total += (macs + norm * count_batch_norm) * math.prod(part) // math.prod(whole)
         return total
 
-    def flops(self, submodel: SubModel, samples: int) -> int:
-        """Training FLOPs: a sample costs three forward passes, a MAC two operations."""
-        return 6 * self.macs(submodel) * samples
+    def flops(self, submodel: SubModel, samples: int, *, probed: float = 0) -> int:
+        """FLOPs of a client's work.
+
+        Args:
+            submodel: What it trains.
+            samples: Samples that go through a step, repeats included.
+            probed: Forward passes of one sample that its measurements take.
+        """
+        macs = self.macs(submodel)
+        return training_flops(macs, samples, passes=self._passes) + training_flops(macs, probed, passes=1)
+
+    def forward_macs(self, submodel: SubModel) -> float:
+        """MACs of a sample's forward pass, batch norms included; teachers' in the proportion that they add to a step.
+
+        Source: FedDHAD's column "MLPs", which leaves open what a teacher counts.
+        """
+        return self.macs(submodel, count_batch_norm=True) * self._passes / PASSES_OF_A_STEP
+
+    def message(self, submodel: SubModel, direction: Direction) -> Mapping[str, int]:
+        """Scalars of a message that carries the sub-model, by kind."""
+        return submodel.message(self.layout, direction)
+
+    def values(self, submodel: SubModel, direction: Direction) -> int:
+        """The same in total."""
+        return sum(self.message(submodel, direction).values())
+
+    def bits(self, submodel: SubModel, direction: Direction) -> int:
+        """Bits of that message, without the masks that come with it once a round."""
+        return 8 * BYTES_PER_VALUE * self.values(submodel, direction)

@@ -7,27 +7,27 @@ is, the round is begun anew from the same state and comes to the same bits.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
+from torch import Tensor
 
-from fedsweep.client.messages import Tally
 from fedsweep.components.probes import Probe
 from fedsweep.engine.aggregation import Aggregator
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.evaluator import Evaluator
-from fedsweep.engine.ledger import BYTES_PER_VALUE, Ledger
+from fedsweep.engine.ledger import Ledger
 from fedsweep.engine.plan import Planner, RoundPlan
-from fedsweep.engine.round import Played, Player
-from fedsweep.engine.row import Recorder
+from fedsweep.engine.round import Round, RoundTools
+from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.errors import RunError, WorkerLost
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
-from fedsweep.records import RoundRecord, State
+from fedsweep.models.cost import BYTES_PER_VALUE
+from fedsweep.records import ClientUpdate, Payload, RoundRecord, State
 from fedsweep.streams import stream
 from fedsweep.trees import load_vector
 
@@ -56,22 +56,25 @@ class Engine:
         on_working: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.experiment, self.fleet = experiment, fleet
-        self._on_partial, self._on_repair = on_partial, on_repair
-        self.layout = experiment.layout
+        self._on_repair = on_repair
         self._model = experiment.new_model().to(experiment.server_device)
         self.costs = CostModel(experiment)
-        self.planner = Planner(experiment, self.layout, self.costs)
-        aggregator = Aggregator(
-            experiment.method,
-            self.layout,
+        self.layout = self.costs.layout
+        self.planner = Planner(experiment, self.costs)
+        self._tools = RoundTools(
+            experiment=experiment,
+            fleet=fleet,
+            aggregator=Aggregator(
+                experiment.method, lambda seam, round, index: stream(experiment.seed, seam, round, -1, index)
+            ),
+            costs=self.costs,
             model=experiment.new_model(),
-            stream_for=lambda seam, round, index: stream(experiment.seed, seam, round, -1, index),
+            server_tensors=experiment.server_tensors,
+            keep=on_partial,
             message=on_repair,
             working=on_working,
-            device=experiment.server_device,
         )
-        self._player = Player(experiment, fleet, aggregator, self.layout)
-        self._recorder = Recorder(experiment, self.planner, self.costs, self.layout)
+        self._rows = RowMaker(experiment, self.costs)
         world = experiment.world
         self._test = self._evaluator(world.test_images, world.test_labels)
         self._validation = None if world.validation is None else self._evaluator(*world.validation)
@@ -101,35 +104,37 @@ class Engine:
                 state = component.setup_done(state, self._ask(probes, vector, ledger), context)
             components[seam] = state
         self._show_start(vector, components)
-        self.setup_bytes = ledger.bytes("up") + ledger.bytes("down")
         has_devices = self.experiment.world.profiles[0].device is not None
-        return RunState(vector=vector, components=components, clock=0.0 if has_devices else None)
+        return RunState(
+            vector=vector,
+            components=components,
+            clock=0.0 if has_devices else None,
+            setup_bytes=ledger.total_bytes,
+        )
 
-    def _show_start(self, vector: torch.Tensor, components: dict[str, State]) -> None:
+    def _show_start(self, vector: Tensor, components: dict[str, State]) -> None:
         """Let components that ask for it see how good the initial model is."""
         asking = {seam: c for seam, c in self.experiment.method.server_components() if c.observes_start}
         if asking:
-            played = Played(vector=vector, version=0, components=components)
-            record = self._tested(self._recorder.start(), played)
+            start = RoundRecord(round=0, timestamp_ms=int(time.time() * 1000), lr=self.experiment.training.schedule(1))
+            record = self._tested(start, vector, components["evaluation"], ())
             for seam, component in asking.items():
                 components[seam] = component.observe(components[seam], record)
 
-    def _ask(
-        self, probes: tuple[Probe, ...], vector: torch.Tensor, ledger: Ledger
-    ) -> Mapping[int, dict[str, torch.Tensor]]:
+    def _ask(self, probes: tuple[Probe, ...], vector: Tensor, ledger: Ledger) -> Mapping[int, Payload]:
         clients = [profile.client for profile in self.experiment.world.profiles]
-        answers = self.fleet.measure(clients, probes, vector.numpy())
+        answers = self.fleet.measure(clients, probes, vector)
         sent = {"params": self.layout.num_params, "buffers": self.layout.num_buffers}
-        for client, arrays in answers.items():
+        for client, tensors in answers.items():
             if any(probe.reads_model for probe in probes):
                 ledger.model(client, "down", sent)
-            ledger.payload(client, "up", arrays)
-        return {k: {n: torch.from_numpy(np.array(a)) for n, a in arrays.items()} for k, arrays in answers.items()}
+            ledger.payload(client, "up", tensors)
+        return answers
 
     @property
     def registration_bytes(self) -> int:
-        """Bytes that clients send once: number of samples, label counts where a component reads them."""
-        per_client = 1
+        """Bytes that travel once: number of samples, label counts where a component reads them; their mean, back."""
+        per_client = 1 + self.experiment.method.needs_share
         if "label_counts" in self.experiment.method.registration:
             per_client += self.experiment.world.data.num_classes
         return BYTES_PER_VALUE * per_client * len(self.experiment.world.profiles)
@@ -158,17 +163,19 @@ class Engine:
             ClientJobError: A client's work failed.
         """
         began = time.perf_counter()
+        # Plan: who takes part, how much each does, when they synchronise, and so what models cost and the clock says.
         plan = self.planner.plan(state)
-        limit = self._would_pass(state, BYTES_PER_VALUE * plan.values + plan.index_bytes, plan.clock)
+        limit = self._would_pass(state, plan.num_bytes, plan.clock)
         if limit is not None:
             return state, limit
-        played = self._played(plan, state)
-        moved = played.ledger.bytes("up") + played.ledger.bytes("down")
-        limit = self._would_pass(state, moved, plan.clock)
+        # Send, train, aggregate.
+        round = self._played(plan, state)
+        # Payloads are known only now; a round that passes a limit with them never was.
+        limit = self._would_pass(state, round.ledger.total_bytes, plan.clock)
         if limit is not None:
             return state, limit
-        wall = time.perf_counter() - began
-        return self._recorded(plan, state, played, wall), None
+        # Record: test the model, make the row, tell the components.
+        return self._recorded(round, time.perf_counter() - began), None
 
     def _would_pass(self, state: RunState, more_bytes: int, clock: float | None) -> str | None:
         stop = self.experiment.training.stop
@@ -178,67 +185,47 @@ class Engine:
             return "sim_time_s"
         return None
 
-    def _played(self, plan: RoundPlan, state: RunState) -> Played:
+    def _played(self, plan: RoundPlan, state: RunState) -> Round:
         for attempt in range(_MAX_ATTEMPTS):
             try:
-                return self._player.play(
-                    plan,
-                    state,
-                    attempt=attempt,
-                    keep=lambda seam, tree: self._on_partial(replace(state, partial={**state.partial, seam: tree})),
-                )
+                return Round(plan, state, self._tools, attempt).play()
             except WorkerLost as lost:
+                # The whole round, not the lost worker's clients alone: the others' models have moved on meanwhile.
                 self._on_repair(f"round {plan.context.round}: {lost}; replacing it and going on")
                 self.fleet.repair()
         raise RunError(f"round {plan.context.round} was begun {_MAX_ATTEMPTS} times and lost a client actor each time")
 
-    def _recorded(self, plan: RoundPlan, state: RunState, played: Played, wall: float) -> RunState:
-        record = self._recorder.record(plan, state, played, wall_time_s=wall)
-        record = self._tested(record, played)
+    def _recorded(self, round: Round, wall_time_s: float) -> RunState:
+        record = self._rows.row(round, wall_time_s=wall_time_s)
+        record = self._tested(record, round.vector, round.components["evaluation"], round.updates)
+        known = (_best_accuracy(round.state.records), record.test_accuracy)
+        record = replace(record, best_accuracy=max((value for value in known if value is not None), default=None))
         for seam, component in self.experiment.method.server_components():
-            played.components[seam] = component.observe(played.components[seam], record)
-        held = self._held(state, played)
-        versions = {tally.anchor_version for tally in held.values()}
-        anchors = {**state.anchors, **played.anchors}
-        return RunState(
-            round=plan.context.round,
-            version=played.version,
-            vector=played.vector,
-            components=played.components,
-            memories={k: m for k, m in state.memories.items() if k not in played.totals} | played.memories,
-            held=held,
-            anchors={version: anchors[version] for version in sorted(versions) if version in anchors},
-            accuracies=self._accuracies(state, played),
-            clock=plan.clock,
-            total_bytes=state.total_bytes + record.bytes_up + record.bytes_down,
-            wall_time_s=state.wall_time_s + record.wall_time_s + record.eval_time_s,
-            records=(*state.records, record),
-        )
+            round.components[seam] = component.observe(round.components[seam], record)
+        return round.state_after(record)
 
-    def _held(self, state: RunState, played: Played) -> dict[int, Tally]:
-        held = {k: t for k, t in state.held.items() if k not in played.attended and k not in played.totals}
-        held |= {k: total.held for k, total in played.totals.items() if total.held is not None}
-        return dict(sorted(held.items()))
+    def _tested(
+        self, record: RoundRecord, vector: Tensor, state: State, updates: Sequence[ClientUpdate]
+    ) -> RoundRecord:
+        """The row with what the evaluation says, where the round is due for one.
 
-    def _accuracies(self, state: RunState, played: Played) -> dict[int, tuple[float, ...]]:
-        kept = dict(state.accuracies)
-        for client, total in played.totals.items():
-            if total.pass_accuracies:
-                kept[client] = (*kept.get(client, ()), *total.pass_accuracies)[-3:]
-        return dict(sorted(kept.items()))
-
-    def _tested(self, record: RoundRecord, played: Played) -> RoundRecord:
+        Args:
+            record: The row.
+            vector: The server's model [V].
+            state: The evaluation's.
+            updates: The round's last attendees'.
+        """
         due = record.round % self.experiment.evaluate_every == 0 or record.round == self.experiment.training.rounds
         if not due:
             return record
         began = time.perf_counter()
-        load_vector(self._model, self.layout, played.vector)
-        evaluation, state = self.experiment.method.evaluation, played.components["evaluation"]
-        updates = [Aggregator.shown(u, needs=evaluation.needs_updates) for u in played.updates]
-        accuracy, loss = self._test.test(evaluation, state, self._model, updates)
+        load_vector(self._model, self.layout, vector)
+        evaluation = self.experiment.method.evaluation
+        shown = [Aggregator.shown(u, needs=evaluation.needs_updates) for u in updates]
+        accuracy, loss = self._test.test(evaluation, state, self._model, shown)
         validation = None
         if self._validation is not None:
-            validation, _ = self._validation.test(evaluation, state, self._model, updates)
+            validation, _ = self._validation.test(evaluation, state, self._model, shown)
         return replace(
             record,
             test_accuracy=accuracy,
@@ -250,3 +237,10 @@ class Engine:
     def check(self) -> None:
         """What can only be known with model and world together; wrong input is a ConfigError before round 1."""
         check_world(self.experiment)
+
+
+def _best_accuracy(records: Sequence[RoundRecord]) -> float | None:
+    """The best accuracy of the rows; those of an older version do not carry it."""
+    if records and records[-1].best_accuracy is not None:
+        return records[-1].best_accuracy
+    return max((r.test_accuracy for r in records if r.test_accuracy is not None), default=None)

@@ -8,11 +8,11 @@ from itertools import islice
 
 from fedsweep.client.messages import Tally
 from fedsweep.engine.cost import CostModel
-from fedsweep.engine.ledger import BYTES_PER_VALUE
 from fedsweep.engine.plan import Planner, RoundPlan, alike
-from fedsweep.engine.row import Recorder
+from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.models.cost import BYTES_PER_VALUE
 
 # Rounds that are planned one by one; longer runs are extrapolated.
 _PLANNED = 50
@@ -55,7 +55,7 @@ def check_first_round(experiment: Experiment) -> None:
     Raises:
         ConfigError: The method can't be planned in this world.
     """
-    planner = Planner(experiment, experiment.layout, CostModel(experiment))
+    planner = Planner(experiment, CostModel(experiment))
     ahead = _PLANNED if experiment.world.stragglers.judges_rounds else 1
     for _ in islice(planned_rounds(experiment, planner), ahead):
         pass
@@ -70,9 +70,8 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
         experiment: The experiment.
         num_actors: Client actors that the clients are laid on.
     """
-    layout, costs = experiment.layout, CostModel(experiment)
-    planner = Planner(experiment, layout, costs)
-    recorder = Recorder(experiment, planner, costs, layout)
+    costs = CostModel(experiment)
+    planner, rows, layout = Planner(experiment, costs), RowMaker(experiment, costs), costs.layout
     rounds = experiment.training.rounds
     planned = min(rounds, _PLANNED)
     steps = values = flops = 0
@@ -84,9 +83,9 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
         values += plan.values
         clock = plan.clock
         for client, count in taken.items():
-            samples = planner.samples_of_steps(plan.context.work[client], count)
-            flops += costs.flops(plan.context.submodels[client], samples)
-        ratio = recorder.group_figures(plan, plan.components, cost=plan.values).comm_ratio
+            samples = plan.context.work[client].samples_in(count)
+            flops += costs.flops(plan.context.submodels[client], samples, probed=_probed(plan, client))
+        ratio = rows.group_figures(plan, plan.components, cost=plan.values).comm_ratio
         if ratio is not None:
             ratios.append(ratio)
     scale = rounds / planned
@@ -116,7 +115,9 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
         yield plan
         delivered = {k for point in plan.points for k in point.attend} | set(plan.lost)
         held = {k: Tally() for k in sorted({*state.held, *steps_by_client(plan)} - delivered)}
-        state = replace(state, round=state.round + 1, components=plan.components, clock=plan.clock, held=held)
+        state = replace(
+            state, round=state.round + 1, components=plan.components, clock=plan.clock, ready=plan.ready, held=held
+        )
 
 
 def steps_by_client(plan: RoundPlan) -> dict[int, int]:
@@ -126,6 +127,16 @@ def steps_by_client(plan: RoundPlan) -> dict[int, int]:
         for job in point.start:
             taken[job.client] += times * job.steps
     return taken
+
+
+def _probed(plan: RoundPlan, client: int) -> float:
+    """Forward passes of one sample that a client's measurements will take."""
+    if not plan.probes:
+        return 0.0
+    jobs = sum(times for point, times in alike(plan.points) for job in point.start if job.client == client)
+    each = sum(probe.passes for probe in plan.probes if probe.when != "round_end")
+    once = sum(probe.passes for probe in plan.probes if probe.when == "round_end")
+    return plan.context.work[client].num_samples * (jobs * each + bool(jobs) * once)
 
 
 def _start(experiment: Experiment) -> RunState:

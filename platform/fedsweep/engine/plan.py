@@ -8,18 +8,19 @@ from itertools import groupby
 
 import numpy as np
 
+from fedsweep.components.probes import Probe
+from fedsweep.engine import clock
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round
 from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.checks import nobody_drops_out
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import ClientWork, RoundContext, State, SyncPoint
 from fedsweep.streams import Stream, stream
-from fedsweep.submodel import FULL_MODEL
-from fedsweep.trees import FlatLayout
-from fedsweep.world.devices import ClientTime, client_time, fails, jittered
-from fedsweep.world.drift import round_classes
+from fedsweep.submodel import FULL_MODEL, Direction, SubModel
+from fedsweep.world.devices import fails
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class RoundPlan:
         points: The sync points.
         components: The components' states after planning.
         clock: Virtual seconds at the round's end; None without devices.
+        ready: When clients whose work goes on over that end will be done.
+        probes: The round's measurements, as far as planning knows them.
         values: Scalars that models will move, both ways; payloads come on top.
         index_bytes: Bytes of sub-models' masks, down: with each client's first download.
         lost: Members of the cohort that drop out; the sync points are without them.
@@ -43,6 +46,32 @@ class RoundPlan:
     values: int
     index_bytes: int
     lost: Mapping[int, LostWork] = field(default_factory=dict)
+    ready: Mapping[int, float] = field(default_factory=dict)
+    probes: tuple[Probe, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that models and masks will move, both ways; payloads come on top."""
+        return BYTES_PER_VALUE * self.values + self.index_bytes
+
+    @property
+    def folds(self) -> bool:
+        """Whether the workers could go through the sync points among themselves, as far as the plan has a say.
+
+        They average what they hold: whole models of the cohort's members, at each point of some.
+        """
+        cohort, inner = set(self.context.cohort), self.points[:-1]
+        return (
+            len(self.points) > 1
+            and not any(point.idle or point.discard or not point.attend for point in inner)
+            and all(submodel == FULL_MODEL for submodel in self.context.submodels.values())
+            and all(job.client in cohort for point in self.points for job in point.start)
+            and all(client in cohort for point in inner for client in point.attend)
+        )
+
+    def submodel(self, client: int) -> SubModel:
+        """The part that a client trains; who goes on with earlier work has the whole model."""
+        return self.context.submodels.get(client, FULL_MODEL)
 
 
 class Planner:
@@ -50,13 +79,11 @@ class Planner:
 
     Args:
         experiment: The experiment.
-        layout: How the full model lies in its vector.
         costs: The sub-models' costs.
     """
 
-    def __init__(self, experiment: Experiment, layout: FlatLayout, costs: CostModel) -> None:
-        self._experiment, self._layout, self._costs = experiment, layout, costs
-        self._labels = experiment.world.data.labels
+    def __init__(self, experiment: Experiment, costs: CostModel) -> None:
+        self._experiment, self._costs = experiment, costs
 
     def plan(self, state: RunState) -> RoundPlan:
         """The next round.
@@ -66,41 +93,50 @@ class Planner:
             ConfigError: The scenario's policy for stragglers can't judge the method's rounds.
         """
         components = dict(state.components)
-        context = self._cohort(state, components)
+        context, components["selection"] = self._cohort(state)
         method = self._experiment.method
         submodels, components["submodels"] = method.submodels.assign(
             components["submodels"], replace(context, stream=self._seam("submodels", context.round))
         )
         context = replace(context, submodels=submodels)
-        durations = self._durations(context)
+        prices = clock.Prices(
+            costs=self._costs, seed=self._experiment.seed, probes=method.probes(components, context.round)
+        )
+        durations = clock.durations(context, prices)
         context = replace(context, durations=durations, stream=self._seam("pacing", context.round))
         points: tuple[SyncPoint, ...] = ()
         if context.cohort or context.in_flight:
             points, components["pacing"] = method.pacing.plan(components["pacing"], context)
         self._check(points, context)
-        clock = self._clock(state, points, context)
-        closing = self._closing(points, context)
+        end, ready = (None, {}) if state.clock is None else clock.round_end(points, context, prices)
+        closing = self._closing(points, context, prices)
         if closing is not None:
-            points, clock = self._closed(state, points, context, closing=closing)
+            points, end = self._closed(points, context, closing, prices)
         lost = {} if closing is None else closing.lost
         values, index_bytes = self._traffic(points, context, lost=lost)
         return RoundPlan(
             context=context,
             points=points,
             components=components,
-            clock=clock,
+            clock=end,
             values=values,
             index_bytes=index_bytes,
             lost=lost,
+            ready=ready,
+            probes=prices.probes,
         )
 
     def _seam(self, name: str, round: int) -> Stream:
         return stream(self._experiment.seed, name, round)
 
-    def _cohort(self, state: RunState, components: dict[str, State]) -> RoundContext:
+    def meeting(self, state: RunState) -> RoundContext:
+        """The next round as far as it is known once its cohort is chosen: who works, and how much."""
+        return self._cohort(state)[0]
+
+    def _cohort(self, state: RunState) -> tuple[RoundContext, State]:
         experiment, round = self._experiment, state.round + 1
         world, method = experiment.world, experiment.method
-        classes = self.classes(round)
+        classes, chooser = experiment.classes(round), state.components["selection"]
         samples = self._samples(classes)
         present = self._present(state, round)
         available = tuple(k for k in present if samples[k])
@@ -113,26 +149,20 @@ class Planner:
             profiles=world.profiles,
             in_flight=tuple(sorted(state.held)),
             clock=state.clock or 0.0,
-            num_values=self._layout.num_values,
+            ready=state.ready,
+            num_values=self._costs.layout.num_values,
             budgets=world.budgets,
-            params=self._layout.params(state.vector),
+            params=self._costs.layout.params(state.vector),
             model=self._costs.model,
             stream=self._seam("selection", round),
         )
         cohort: tuple[int, ...] = ()
         if available:
-            cohort, components["selection"] = method.selection.choose(components["selection"], context)
+            cohort, chooser = method.selection.choose(chooser, context)
         if not set(cohort) <= set(available) or list(cohort) != sorted(set(cohort)):
             raise InvariantError(f"selection must give available clients in ascending order, but gave {cohort}")
         work = {k: self._work(k, samples[k], classes.get(k)) for k in cohort}
-        return replace(context, cohort=cohort, work=work)
-
-    def classes(self, round: int) -> dict[int, tuple[int, ...]]:
-        """Under drift, all clients' classes of a round; empty without."""
-        world, seed = self._experiment.world, self._experiment.seed
-        if world.drift is None:
-            return {}
-        return round_classes(world.drift, seed=seed, num_clients=len(world.profiles), round=round)
+        return replace(context, cohort=cohort, work=work), chooser
 
     def _samples(self, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
         profiles = self._experiment.world.profiles
@@ -157,18 +187,7 @@ class Planner:
 
     # -- cost ----------------------------------------------------------------------------------------------------
 
-    def samples_of_steps(self, work: ClientWork, steps: int) -> int:
-        """Samples that go through this many steps from the round's start."""
-        return work.samples_in(steps)
-
-    def _durations(self, context: RoundContext) -> dict[int, float]:
-        if not context.cohort or context.profiles[context.cohort[0]].device is None:
-            return {}
-        return {
-            k: self._leg(context, k, 0, context.work[k].steps, down=True, masked=True, up=True) for k in context.cohort
-        }
-
-    def _closing(self, points: tuple[SyncPoint, ...], context: RoundContext) -> Closing | None:
+    def _closing(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: clock.Prices) -> Closing | None:
         """Who drops out of the round, and when it ends; None where everybody is always waited for.
 
         Members of the cohort without a job get nothing and send nothing, so they can't be lost.
@@ -182,86 +201,36 @@ class Planner:
             return None
         return close_round(
             world.stragglers,
-            {k: self._job_time(context, k, 0, context.work[k].steps, down=True, masked=True, up=True) for k in devices},
+            {k: clock.whole_round(k, context, prices) for k in devices},
             context.work,
             fails=lambda k: fails(devices[k], seed=seed, round=context.round, client=k),
             wanted=min(self._experiment.training.cohort_size, len(context.available)),
         )
 
     def _closed(
-        self, state: RunState, points: tuple[SyncPoint, ...], context: RoundContext, *, closing: Closing
-    ) -> tuple[tuple[SyncPoint, ...], float | None]:
+        self, points: tuple[SyncPoint, ...], context: RoundContext, closing: Closing, prices: clock.Prices
+    ) -> tuple[tuple[SyncPoint, ...], float]:
         """The sync points without those who drop out, and the clock at the round's end."""
         check_points(self._experiment.world.stragglers, self._experiment.method, points)
         left = closing.kept(points)
         if len(points) > 1 and left:
-            return left, self._clock(state, left, context)  # whoever is alive is waited for
-        return left, None if state.clock is None else state.clock + closing.duration_s
-
-    def _leg(
-        self, context: RoundContext, client: int, position: int, steps: int, *, down: bool, masked: bool, up: bool
-    ) -> float:
-        """Virtual seconds of one job: download (with the sub-model's masks or without), steps, upload."""
-        return self._job_time(context, client, position, steps, down=down, masked=masked, up=up).total_s
-
-    def _job_time(
-        self, context: RoundContext, client: int, position: int, steps: int, *, down: bool, masked: bool, up: bool
-    ) -> ClientTime:
-        device = context.profiles[client].device
-        if device is None:
-            raise InvariantError(f"client {client} has no device")
-        submodel = context.submodels.get(client, FULL_MODEL)
-        samples = 0
-        if steps:
-            work = context.work[client]
-            samples = self.samples_of_steps(work, position + steps) - self.samples_of_steps(work, position)
-        bits = 32 * submodel.layout(self._layout).num_values
-        return client_time(
-            jittered(device, seed=self._experiment.seed, round=context.round, client=client),
-            steps=steps,
-            flops=self._costs.flops(submodel, samples),
-            bits_down=(bits + 8 * submodel.index_bytes() * masked) if down else 0,
-            bits_up=bits if up else 0,
-        )
-
-    def _clock(self, state: RunState, points: tuple[SyncPoint, ...], context: RoundContext) -> float | None:
-        """Virtual time at the round's end: every sync point waits for its attendees."""
-        if state.clock is None:
-            return None
-        now = state.clock
-        started: dict[int, tuple[float, int, bool]] = {}
-        position = dict.fromkeys(context.cohort, 0)
-        masked: set[int] = set()  # a round's masks travel once
-
-        def ends(client: int, begun: float, steps: int, *, down: bool, up: bool) -> float:
-            before, first = position.get(client, 0), down and client not in masked
-            masked.update([client] if first else [])
-            position[client] = before + steps
-            return begun + self._leg(context, client, before, steps, down=down, masked=first, up=up)
-
-        for point in points:
-            for job in point.start:
-                started[job.client] = (max(now, job.not_before), job.steps, not job.resume)
-            opened = now
-            for client in point.attend:
-                # Whoever has no job only sends what it did in earlier rounds.
-                begun, steps, down = started.pop(client, (opened, 0, False))
-                now = max(now, ends(client, begun, steps, down=down, up=True))
-        for client, (begun, steps, down) in started.items():
-            now = max(now, ends(client, begun, steps, down=down, up=False))
-        return now
+            # Whoever is alive is waited for.
+            return left, clock.round_end(left, context, prices)[0]
+        return left, context.clock + closing.duration_s
 
     def _traffic(
         self, points: tuple[SyncPoint, ...], context: RoundContext, *, lost: Mapping[int, LostWork]
     ) -> tuple[int, int]:
-        once = [k for client, work in lost.items() for k in (client,) * (2 if work.sends else 1)]
-        values = sum(context.submodels.get(k, FULL_MODEL).layout(self._layout).num_values for k in once)
+        def message(client: int, direction: Direction) -> int:
+            return self._costs.values(context.submodels.get(client, FULL_MODEL), direction)
+
+        values = sum(message(client, "down") + work.sends * message(client, "up") for client, work in lost.items())
         sent = set(lost)
         for point, times in alike(points):
             down = [job.client for job in point.start if not job.resume]
             sent.update(down)
-            parts = [context.submodels.get(client, FULL_MODEL) for client in (*down, *point.attend)]
-            values += times * sum(submodel.layout(self._layout).num_values for submodel in parts)
+            values += times * sum(message(client, "down") for client in down)
+            values += times * sum(message(client, "up") for client in point.attend)
         return values, sum(context.submodels.get(k, FULL_MODEL).index_bytes() for k in sent)
 
     def _check(self, points: tuple[SyncPoint, ...], context: RoundContext) -> None:

@@ -1,34 +1,67 @@
-"""Playing a planned round on a fleet: segments, sync points, what travels and what comes out."""
+"""A round as it happens: what is sent, what the clients train, what the server makes of it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-import numpy as np
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedsweep.client.messages import Arrays, Reply, RoundTotals, Segment, Tally, Turn
-from fedsweep.components.base import ServerComponent
+from fedsweep.client.messages import Handle, RoundTotals, Segment, SegmentReply, Turn
+from fedsweep.components.base import Published
 from fedsweep.components.probes import Probe
-from fedsweep.engine.aggregation import Aggregator, SyncPlace
-from fedsweep.engine.ledger import Ledger, sizes
+from fedsweep.engine.aggregation import Aggregator
+from fedsweep.engine.cost import CostModel
+from fedsweep.engine.ledger import Ledger, Versions
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.state import RunState
+from fedsweep.engine.updates import announced, answered, kept
 from fedsweep.errors import InvariantError
-from fedsweep.experiment.experiment import Experiment
-from fedsweep.fleet.fleet import Fleet, SegmentResult
-from fedsweep.records import ClientUpdate, State, SyncPoint
-from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.trees import FlatLayout
+from fedsweep.experiment.experiment import Experiment, ServerTensors
+from fedsweep.fleet.fleet import Fleet
+from fedsweep.records import ClientUpdate, Payload, RoundRecord, State, SyncContext, SyncPoint
 
 
-@dataclass(kw_only=True)
-class Played:
-    """A round as it went.
+@dataclass(frozen=True, kw_only=True)
+class RoundTools:
+    """What every round of a run is played with.
+
+    Attributes:
+        experiment: The experiment.
+        fleet: Where the clients are.
+        aggregator: The method's server side.
+        costs: What messages count.
+        model: A template for the components' forward passes.
+        server_tensors: Proxy and validation data, as components see them.
+        keep: Called with a state that holds a refinement's unfinished work.
+        message: Takes a component's sentences for the user.
+        working: Takes a component's lines on how far long work is.
+    """
+
+    experiment: Experiment
+    fleet: Fleet
+    aggregator: Aggregator
+    costs: CostModel
+    model: nn.Module
+    server_tensors: ServerTensors = (None, None)
+    keep: Callable[[RunState], None] = lambda state: None
+    message: Callable[[str], None] = lambda text: None
+    working: Callable[[str], None] = lambda text: None
+
+
+class Round:
+    """One round of a run, from its plan to what the next one follows from.
+
+    It begins where the run's state is, which it never changes: a round that loses a worker is thrown away, and another
+    one begun from the same plan and state comes to the same bits.
+
+    Args:
+        plan: The round.
+        state: The run before it.
+        tools: What it is played with.
+        attempt: How often it was begun before.
 
     Attributes:
         vector: The server's model [V].
@@ -44,357 +77,310 @@ class Played:
         anchors: The server's models of this round by version.
         server_time_s: Seconds that the server spent aggregating.
         attended: Clients whose work reached the server.
-        masked: Clients that have got their sub-model's masks, which travel once a round.
+        published: Which versions of published content clients have, where that changed.
     """
 
-    vector: Tensor
-    version: int
-    components: dict[str, State]
-    ledger: Ledger = field(default_factory=Ledger)
-    attendees: tuple[int, ...] = ()
-    weights: tuple[float, ...] = ()
-    updates: tuple[ClientUpdate, ...] = ()
-    totals: dict[int, RoundTotals] = field(default_factory=dict)
-    memories: dict[int, Any] = field(default_factory=dict)
-    sync_points: int = 0
-    anchors: dict[int, Tensor] = field(default_factory=dict)
-    server_time_s: float = 0.0
-    attended: set[int] = field(default_factory=set)
-    masked: set[int] = field(default_factory=set)
+    def __init__(self, plan: RoundPlan, state: RunState, tools: RoundTools, attempt: int = 0) -> None:
+        self.plan, self.state, self._tools, self._attempt = plan, state, tools, attempt
+        self._method, self._fleet, self._costs = tools.experiment.method, tools.fleet, tools.costs
+        self.vector: Tensor = state.vector
+        self.version = state.version
+        self.components: dict[str, State] = dict(plan.components)
+        self.ledger = Ledger()
+        self.attendees: tuple[int, ...] = ()
+        self.weights: tuple[float, ...] = ()
+        self.updates: tuple[ClientUpdate, ...] = ()
+        self.totals: dict[int, RoundTotals] = {}
+        self.memories: dict[int, Handle] = {}
+        self.sync_points = 0
+        self.anchors: dict[int, Tensor] = {state.version: state.vector}
+        self.server_time_s = 0.0
+        self.attended: set[int] = set()
+        self._passed = 0  # sync points gone through
+        self._opened: set[int] = set()  # clients whose part in the round has begun
+        self.published: dict[int, dict[str, str]] = {}
+        self._versions = Versions()
+        self._masked: set[int] = set()  # clients that have got their sub-model's masks, which travel once a round
 
-
-class Player:
-    """Plays rounds.
-
-    Args:
-        experiment: The experiment.
-        fleet: Where the clients are.
-        aggregator: The server's side.
-        layout: How the full model lies in its vector.
-    """
-
-    def __init__(self, experiment: Experiment, fleet: Fleet, aggregator: Aggregator, layout: FlatLayout) -> None:
-        self._experiment, self._fleet, self._aggregator, self._layout = experiment, fleet, aggregator, layout
-
-    def play(self, plan: RoundPlan, state: RunState, *, attempt: int, keep: Callable[[str, State], None]) -> Played:
-        """Play a round from its start.
-
-        Args:
-            plan: The round.
-            state: The run before it; stays as it is.
-            attempt: How often the round was begun before.
-            keep: Saves a refinement's unfinished work.
+    def play(self) -> Round:
+        """Send, train, aggregate, segment by segment; the round itself, for a chain.
 
         Raises:
             WorkerLost: A worker was lost; the fleet can be repaired and the round begun anew.
         """
-        played = Played(vector=state.vector, version=state.version, components=dict(plan.components))
-        played.anchors[state.version] = state.vector
-        self._meter_lost(plan, played)
-        whole_round = self._folds(plan, played)
-        groups = [plan.points] if whole_round and plan.points else [(point,) for point in plan.points]
-        opened: set[int] = set()
-        first = 0
-        for number, points in enumerate(groups):
-            last = number == len(groups) - 1
-            segment = self._segment(plan, state, played, points=points, opened=opened, attempt=attempt, closes=last)
-            self._meter_down(plan, segment, played)
-            memories = {t.client: state.memories[t.client] for t in segment.turns if t.client in state.memories}
-            result = self._fleet.play(segment, played.vector.numpy(), memories)
-            self._take(plan, state, segment, result, played, index=first + len(points) - 1, last=last, keep=keep)
-            first += len(points)
-        return played
+        self._charge_lost()
+        for points in self._segments():
+            # Send: what each client that starts from the server's model is given.
+            segment = self._segment(points)
+            self._charge_down(segment)
+            # Train: on the workers, which also aggregate among themselves at all points but the last.
+            reply = self._fleet.play(segment, self.vector, self._memories_of(segment))
+            self._passed += len(points)
+            # Aggregate: what came back, on the server.
+            began = time.perf_counter()
+            self._receive(segment, reply)
+            if points[-1].attend and not points[-1].discard:
+                self._aggregate(points[-1], reply)
+            self.server_time_s += time.perf_counter() - began
+        return self
 
-    # -- before a segment ----------------------------------------------------------------------------------------
-
-    def _folds(self, plan: RoundPlan, played: Played) -> bool:
-        """Whether the workers can go through the whole round among themselves."""
-        method = self._experiment.method
-        components: list[ServerComponent] = [c for _, c in method.server_components()]
-        return (
-            len(plan.points) > 1
-            and self._fleet.folds
-            and method.server_update.plain_mean
-            and not any(c.needs_updates for c in components if c not in method.refinements)
-            and not any(type(c).learn is not ServerComponent.learn for c in components)
-            and all(r.when == "round_end" for r in method.refinements)
-            and not any(term.sends for term in method.terms)
-            and not any(point.idle or point.discard or not point.attend for point in plan.points[:-1])
-            and all(s == FULL_MODEL for s in plan.context.submodels.values())
-            and not self._probes(played, plan.context.round)
-            and not any(self._broadcast(played, k) for k in plan.context.cohort)
-            and all(job.client in plan.context.cohort for point in plan.points for job in point.start)
-            and all(k in plan.context.cohort for point in plan.points[:-1] for k in point.attend)
+    def state_after(self, record: RoundRecord) -> RunState:
+        """The run after the round, with its row."""
+        before = self.state
+        held = {k: t for k, t in before.held.items() if k not in self.attended and k not in self.totals}
+        held |= {k: total.held for k, total in self.totals.items() if total.held is not None}
+        accuracies = dict(before.accuracies)
+        for client, total in self.totals.items():
+            if total.pass_accuracies:
+                accuracies[client] = (*accuracies.get(client, ()), *total.pass_accuracies)[-3:]
+        # Of earlier models only those are kept that somebody's unfinished work started from.
+        versions, anchors = {tally.anchor_version for tally in held.values()}, {**before.anchors, **self.anchors}
+        return RunState(
+            round=self.plan.context.round,
+            version=self.version,
+            vector=self.vector,
+            components=self.components,
+            memories={k: m for k, m in before.memories.items() if k not in self.totals} | self.memories,
+            held=dict(sorted(held.items())),
+            anchors={version: anchors[version] for version in sorted(versions) if version in anchors},
+            accuracies=dict(sorted(accuracies.items())),
+            clock=self.plan.clock,
+            ready=self.plan.ready,
+            total_bytes=before.total_bytes + self.ledger.total_bytes,
+            setup_bytes=before.setup_bytes,
+            published=dict(sorted({**before.published, **self.published}.items())),
+            wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
+            records=(*before.records, record),
         )
 
-    def _segment(
-        self,
-        plan: RoundPlan,
-        state: RunState,
-        played: Played,
-        *,
-        points: Sequence[SyncPoint],
-        opened: set[int],
-        attempt: int,
-        closes: bool,
-    ) -> Segment:
-        context = plan.context
-        starting = [k for p in points for k in (job.client for job in p.start) if k not in opened]
-        resuming = {job.client for p in points for job in p.start if job.resume}
-        turns = []
-        for client in dict.fromkeys(starting):
-            held = state.held.get(client) if client in resuming else None
-            turns.append(
-                Turn(client=client, work=context.work[client], submodel=self._submodel(plan, client), held=held)
-            )
-            opened.add(client)
-        sent = {job.client for p in points for job in p.start if not job.resume}
-        broadcasts = {k: arrays for k in sorted(sent) if (arrays := self._broadcast(played, k))}
+    @property
+    def learning_rate(self) -> float:
+        """The round's rate."""
+        return self._tools.experiment.training.schedule(self.plan.context.round)
+
+    # -- send ----------------------------------------------------------------------------------------------------
+
+    def _segments(self) -> list[tuple[SyncPoint, ...]]:
+        """The sync points in pieces that the workers go through without the server."""
+        points = self.plan.points
+        return [points] if self._folds() else [(point,) for point in points]
+
+    def _folds(self) -> bool:
+        """Whether the round is one segment, because nobody on the server would see a difference.
+
+        Method, plan and fleet have their say, and components that may exchange more than models must not this round.
+        """
+        if not (self._method.folds and self.plan.folds and self._fleet.folds):
+            return False
+        return not self._method.exchanges or not (
+            self._probes() or any(self._broadcast(client) for client in self.plan.context.cohort)
+        )
+
+    def _segment(self, points: tuple[SyncPoint, ...]) -> Segment:
+        context = self.plan.context
+        jobs = [job for point in points for job in point.start]
+        starting = [k for k in dict.fromkeys(job.client for job in jobs) if k not in self._opened]
+        resuming = {job.client for job in jobs if job.resume}
+        self._opened.update(starting)
+        sent = sorted({job.client for job in jobs if not job.resume})
         return Segment(
             round=context.round,
-            attempt=attempt,
-            learning_rate=self._experiment.training.schedule(context.round),
-            points=tuple(points),
-            weights=self._fold_weights(plan, points[:-1], played),
-            turns=tuple(turns),
-            version=played.version,
-            broadcasts=broadcasts,
-            probes=self._probes(played, context.round),
-            closes=closes,
-            workers=self._fleet.place(self._loads(plan)),
-            remembers=self._remembers(plan),
+            attempt=self._attempt,
+            learning_rate=self.learning_rate,
+            points=points,
+            weights=tuple(self._inner_weights(points[:-1])),
+            turns=tuple(
+                Turn(
+                    client=k,
+                    work=context.work[k],
+                    submodel=self.plan.submodel(k),
+                    held=self.state.held.get(k) if k in resuming else None,
+                )
+                for k in starting
+            ),
+            version=self.version,
+            broadcasts={k: payload for k in sent if (payload := self._broadcast(k))},
+            published=self._published(),
+            probes=self._probes(),
+            closes=self._passed + len(points) == len(self.plan.points),
+            workers=self._workers,
+            remembers=self._remembers,
         )
 
-    def _remembers(self, plan: RoundPlan) -> bool:
-        """Whether clients have something to keep after the round."""
-        last_seen: dict[int, bool] = {}
-        for point in plan.points:
-            last_seen |= {job.client: False for job in point.start}
-            last_seen |= dict.fromkeys(point.attend, True)
-        method, optimizer = self._experiment.method, self._experiment.training.optimizer
-        kept = optimizer.keep == "persist" or any(term.stateful for term in method.terms)
-        return kept or not all(last_seen.values())
-
-    def _loads(self, plan: RoundPlan) -> dict[int, tuple[int, float]]:
-        """How often each client synchronises, and its steps times its batch."""
-        syncs = dict.fromkeys(plan.context.cohort, 0)
-        for point in plan.points:
-            for client in point.attend:
-                if client in syncs:
-                    syncs[client] += 1
-        work = plan.context.work
-        return {k: (syncs[k], float(work[k].steps * work[k].batch_size)) for k in syncs if k not in plan.lost}
-
-    def _fold_weights(
-        self, plan: RoundPlan, points: Sequence[SyncPoint], played: Played
-    ) -> tuple[tuple[float, ...], ...]:
+    def _inner_weights(self, points: tuple[SyncPoint, ...]) -> Iterator[tuple[float, ...]]:
+        """The attendees' weights at the points of a folded round, which depend on who attends alone."""
         known: dict[tuple[int, ...], tuple[float, ...]] = {}
         for index, point in enumerate(points):
             if point.attend not in known:
-                updates = [self._announced(plan, k, played) for k in point.attend]
-                place = self._place(plan, played, index=index, ends_round=False)
-                weights, _ = self._aggregator.weigh(played.components["weighting"], updates, place)
+                updates = [self._announced(client) for client in point.attend]
+                sync = self._sync(index, ends_round=False)
+                weights, _ = self._tools.aggregator.weigh(self.components["weighting"], updates, sync)
                 known[point.attend] = tuple(weights.tolist())
-        return tuple(known[point.attend] for point in points)
+            yield known[point.attend]
 
-    def _announced(self, plan: RoundPlan, client: int, played: Played) -> ClientUpdate:
-        """What is known of an attendee before it has worked."""
-        work = plan.context.work[client]
-        return ClientUpdate(
-            client=client,
-            vector=None,
-            layout=self._layout,
-            submodel=FULL_MODEL,
-            anchor_version=played.version,
-            num_samples=work.num_samples,
-            steps=0,
-            effective_steps=0.0,
-            learning_rate=self._experiment.training.schedule(plan.context.round),
-            samples_since_anchor=work.num_samples,
-            classes_since_anchor=work.classes,
-        )
+    @cached_property
+    def _remembers(self) -> bool:
+        """Whether clients have something to keep after the round."""
+        last_seen: dict[int, bool] = {}
+        for point in self.plan.points:
+            last_seen |= {job.client: False for job in point.start}
+            last_seen |= dict.fromkeys(point.attend, True)
+        keeps_optimizer = self._tools.experiment.training.optimizer.keep == "persist"
+        return keeps_optimizer or any(term.stateful for term in self._method.terms) or not all(last_seen.values())
 
-    def _meter_down(self, plan: RoundPlan, segment: Segment, played: Played) -> None:
+    @cached_property
+    def _workers(self) -> dict[int, int]:
+        """Which worker each client is on, by how often it synchronises and its steps times its batch."""
+        work = self.plan.context.work
+        syncs = {client: 0 for client in self.plan.context.cohort if client not in self.plan.lost}
+        for point in self.plan.points:
+            for client in syncs.keys() & set(point.attend):
+                syncs[client] += 1
+        return self._fleet.place({k: (n, float(work[k].steps * work[k].batch_size)) for k, n in syncs.items()})
+
+    def _memories_of(self, segment: Segment) -> dict[int, Handle]:
+        known = self.state.memories
+        return {turn.client: known[turn.client] for turn in segment.turns if turn.client in known}
+
+    def _probes(self) -> tuple[Probe, ...]:
+        return self._method.probes(self.components, self.plan.context.round)
+
+    def _broadcast(self, client: int) -> Payload:
+        joined: Payload = {}
+        for seam, component in self._method.server_components():
+            for name, value in component.broadcast(self.components[seam], client).items():
+                if name in joined:
+                    raise InvariantError(f"two components broadcast something called {name!r}")
+                joined[name] = value.detach().cpu()
+        return joined
+
+    def _published(self) -> dict[str, Published]:
+        joined: dict[str, Published] = {}
+        for seam, component in self._method.server_components():
+            for name, content in component.publish(self.components[seam]).items():
+                if name in joined:
+                    raise InvariantError(f"two components publish something called {name!r}")
+                joined[name] = content
+        return joined
+
+    # -- what travels --------------------------------------------------------------------------------------------
+
+    def _charge_lost(self) -> None:
+        """What clients that drop out move; their work is not done, since nobody would see it."""
+        for client, work in self.plan.lost.items():
+            self._charge_download(client, self._broadcast(client))
+            self._charge_published(client, self._published())
+            if work.sends:
+                self._charge_upload(client)
+
+    def _charge_down(self, segment: Segment) -> None:
         for point in segment.points:
             for job in point.start:
                 if not job.resume:
-                    arrays = segment.broadcasts.get(job.client, {})
-                    self._meter_download(plan, job.client, broadcast=arrays, played=played)
+                    self._charge_download(job.client, segment.broadcasts.get(job.client, {}))
+                    self.published[job.client] = self._charge_published(job.client, segment.published)
 
-    def _meter_download(self, plan: RoundPlan, client: int, *, broadcast: Arrays, played: Played) -> None:
-        submodel = self._submodel(plan, client)
-        played.ledger.model(client, "down", sizes(submodel.layout(self._layout)))
-        if client not in played.masked:
-            played.ledger.packed("down", submodel.index_bytes())
-            played.masked.add(client)
-        played.ledger.payload(client, "down", broadcast)
+    def _charge_download(self, client: int, broadcast: Payload) -> None:
+        submodel = self.plan.submodel(client)
+        self.ledger.model(client, "down", self._costs.message(submodel, "down"))
+        if client not in self._masked:
+            self.ledger.packed("down", submodel.index_bytes())
+            self._masked.add(client)
+        self.ledger.payload(client, "down", broadcast)
 
-    def _meter_lost(self, plan: RoundPlan, played: Played) -> None:
-        """What clients that drop out move."""
-        for client, work in plan.lost.items():
-            self._meter_download(plan, client, broadcast=self._broadcast(played, client), played=played)
-            if work.sends:
-                self._meter_upload(plan, client, played)
+    def _charge_published(self, client: int, contents: Mapping[str, Published]) -> dict[str, str]:
+        """Charge what the client has not got yet; returns what it then has, by name.
 
-    def _meter_upload(self, plan: RoundPlan, client: int, played: Played) -> None:
-        played.ledger.model(client, "up", sizes(self._submodel(plan, client).layout(self._layout)))
+        A client that drops out forgets the round, and this with it.
+        """
+        has = self.published.get(client, self.state.published.get(client, {}))
+        submodel, got = self.plan.submodel(client), {}
+        for name, content in contents.items():
+            got[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
+            if has.get(name) != got[name]:
+                size = submodel.layout(self._costs.layout).num_params if content.like else content.value.numel()
+                self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
+        return got
 
-    # -- after a segment -----------------------------------------------------------------------------------------
+    def _charge_upload(self, client: int) -> None:
+        self.ledger.model(client, "up", self._costs.message(self.plan.submodel(client), "up"))
 
-    def _take(
-        self,
-        plan: RoundPlan,
-        state: RunState,
-        segment: Segment,
-        result: SegmentResult,
-        played: Played,
-        *,
-        index: int,
-        last: bool,
-        keep: Callable[[str, State], None],
-    ) -> None:
-        began = time.perf_counter()
+    # -- aggregate -----------------------------------------------------------------------------------------------
+
+    def _receive(self, segment: Segment, reply: SegmentReply) -> None:
         for point in segment.points:
             for client in point.attend:
-                self._meter_upload(plan, client, played)
-            played.attended.update(point.attend)
+                self._charge_upload(client)
+            self.attended.update(point.attend)
+        for answer in reply.replies:
+            self.ledger.payload(answer.client, "up", answer.extras)
         folded = len(segment.points) - 1
-        played.sync_points += folded
-        played.version += folded
-        if result.aggregate is not None:
-            played.vector = torch.from_numpy(np.array(result.aggregate))
-            played.anchors[played.version] = played.vector
-        for client, reply in result.replies.items():
-            played.ledger.payload(client, "up", reply.extras)
-        point = segment.points[-1]
-        if point.attend and not point.discard:
-            self._aggregate(plan, state, point, result, played, index=index, last=last, keep=keep)
-        played.totals.update(result.totals)
-        played.memories.update(result.memories)
-        played.server_time_s += time.perf_counter() - began
+        self.sync_points += folded
+        self.version += folded
+        if reply.aggregate is not None:
+            self.vector = self.anchors[self.version] = reply.aggregate
+        self.totals.update(reply.totals)
+        self.memories.update(reply.memories)
 
-    def _aggregate(
-        self,
-        plan: RoundPlan,
-        state: RunState,
-        point: SyncPoint,
-        result: SegmentResult,
-        played: Played,
-        *,
-        index: int,
-        last: bool,
-        keep: Callable[[str, State], None],
-    ) -> None:
+    def _aggregate(self, point: SyncPoint, reply: SegmentReply) -> None:
+        answers = {answer.client: answer for answer in reply.replies}
         updates = []
+        # Ascending by client: floating-point sums depend on their order, and who answers first is chance.
         for client in sorted({*point.attend, *point.idle}):
-            if client in result.replies:
-                updates.append(self._update(plan, result.replies[client], result.vectors[client]))
+            if client in answers:
+                updates.append(answered(self._announced(client), answers[client], self.plan.submodel(client)))
             elif client in point.idle:
-                idle = self._announced(plan, client, played)
-                updates.append(replace(idle, vector=state.vector, anchor_version=state.version))
+                idle = self._announced(client)
+                updates.append(replace(idle, vector=self.state.vector, anchor_version=self.state.version))
             else:
-                updates.append(self._held_update(state, client))
-        anchors = {**state.anchors, **played.anchors}
-        place = replace(self._place(plan, played, index=index, ends_round=last), anchors=anchors)
-        vector, weights, played.components = self._aggregator.sync(
-            played.components, updates, place, keep=keep, resumed=state.partial
+                updates.append(self._held_update(client))
+        sync = self._sync(self._passed - 1, ends_round=self._passed == len(self.plan.points))
+        self.vector, weights, self.components = self._tools.aggregator.aggregate(
+            self.components, updates, sync, keep=self._keep, resumed=self.state.partial
         )
-        played.vector, played.version = vector, played.version + 1
-        played.anchors[played.version] = vector
-        played.sync_points += 1
-        played.attendees = tuple(u.client for u in updates)
-        played.weights = tuple(weights.tolist())
-        played.updates = tuple(updates)
+        self.version += 1
+        self.anchors[self.version] = self.vector
+        self.sync_points += 1
+        self.attendees = tuple(u.client for u in updates)
+        self.weights = tuple(weights.tolist())
+        self.updates = tuple(updates)
 
-    def _update(self, plan: RoundPlan, reply: Reply, vector: np.ndarray) -> ClientUpdate:
-        submodel = self._submodel(plan, reply.client)
-        work = plan.context.work[reply.client]
-        return _client_update(
-            reply.client,
-            reply.tally,
-            torch.from_numpy(np.array(vector)),
-            layout=submodel.layout(self._layout),
-            submodel=submodel,
-            num_samples=work.num_samples,
-            learning_rate=self._experiment.training.schedule(plan.context.round),
-            extras={name: torch.from_numpy(np.array(value)) for name, value in reply.extras.items()},
-        )
+    def _announced(self, client: int) -> ClientUpdate:
+        work, layout = self.plan.context.work[client], self._costs.layout
+        return announced(client, work, layout=layout, version=self.version, learning_rate=self.learning_rate)
 
-    def _held_update(self, state: RunState, client: int) -> ClientUpdate:
-        """The update of a client that worked in earlier rounds only."""
-        if client not in state.held:
+    def _held_update(self, client: int) -> ClientUpdate:
+        before = self.state
+        if client not in before.held:
             raise InvariantError(f"client {client} attends a sync point, but it has neither a job nor earlier work")
-        tally = state.held[client]
-        memory = self._fleet.fetch(state.memories[client])
-        return _client_update(
-            client,
-            tally,
-            torch.from_numpy(np.array(memory["held"])),
-            layout=self._layout,
-            submodel=FULL_MODEL,
-            num_samples=tally.samples,
-            learning_rate=self._experiment.training.schedule(state.round),
-            extras={},
+        memory, rate = (
+            self._fleet.fetch(before.memories[client]),
+            self._tools.experiment.training.schedule(before.round),
         )
+        return kept(client, before.held[client], memory, layout=self._costs.layout, learning_rate=rate)
 
-    # -- small things --------------------------------------------------------------------------------------------
-
-    def _place(self, plan: RoundPlan, played: Played, *, index: int, ends_round: bool) -> SyncPlace:
-        return SyncPlace(
-            round=plan.context.round,
+    def _sync(self, index: int, *, ends_round: bool) -> SyncContext:
+        """A sync point of the round, by its number."""
+        tools, context = self._tools, self.plan.context
+        return SyncContext(
+            round=context.round,
             index=index,
             ends_round=ends_round,
-            vector=played.vector,
-            anchors=played.anchors,
-            learning_rate=self._experiment.training.schedule(plan.context.round),
-            cohort=plan.context.cohort,
-            classes=plan.context.classes,
+            vector=self.vector,
+            layout=self._costs.layout,
+            anchors={**self.state.anchors, **self.anchors},
+            learning_rate=self.learning_rate,
+            cohort=context.cohort,
+            classes=context.classes,
+            moves_from=self._method.moves_from,
+            model=tools.model,
+            message=tools.message,
+            working=tools.working,
+            device=tools.experiment.server_device,
+            proxy_data=tools.server_tensors[0],
+            validation_data=tools.server_tensors[1],
         )
 
-    def _submodel(self, plan: RoundPlan, client: int) -> SubModel:
-        return plan.context.submodels.get(client, FULL_MODEL)
-
-    def _probes(self, played: Played, round: int) -> tuple[Probe, ...]:
-        found: dict[str, Probe] = {}
-        for seam, component in self._experiment.method.server_components():
-            for probe in component.probes(played.components[seam], round):
-                if found.setdefault(probe.name, probe) != probe:
-                    raise InvariantError(f"two different probes of a round are called {probe.name!r}")
-        return tuple(found[name] for name in sorted(found))
-
-    def _broadcast(self, played: Played, client: int) -> Arrays:
-        arrays: Arrays = {}
-        for seam, component in self._experiment.method.server_components():
-            for name, value in component.broadcast(played.components[seam], client).items():
-                if name in arrays:
-                    raise InvariantError(f"two components broadcast something called {name!r}")
-                arrays[name] = value.detach().cpu().numpy()
-        return arrays
-
-
-def _client_update(
-    client: int,
-    tally: Tally,
-    vector: Tensor,
-    *,
-    layout: FlatLayout,
-    submodel: SubModel,
-    num_samples: int,
-    learning_rate: float,
-    extras: Mapping[str, Tensor],
-) -> ClientUpdate:
-    return ClientUpdate(
-        client=client,
-        vector=vector,
-        layout=layout,
-        submodel=submodel,
-        anchor_version=tally.anchor_version,
-        num_samples=num_samples,
-        steps=tally.steps,
-        effective_steps=tally.effective_steps,
-        learning_rate=learning_rate,
-        samples_since_anchor=tally.samples,
-        classes_since_anchor=tally.classes,
-        train_loss=tally.loss_sum / tally.steps if tally.steps else float("nan"),
-        extras=dict(extras),
-    )
+    def _keep(self, call: str, tree: State) -> None:
+        """Save a refinement's unfinished work with the state that the round began from: the rest is done anew."""
+        self._tools.keep(replace(self.state, partial={**self.state.partial, call: tree}))

@@ -11,13 +11,10 @@ import numpy as np
 from fedsweep.client.messages import RoundTotals
 from fedsweep.components.base import ComponentReport
 from fedsweep.engine.cost import CostModel
-from fedsweep.engine.plan import Planner, RoundPlan
-from fedsweep.engine.round import Played
-from fedsweep.engine.state import RunState
+from fedsweep.engine.plan import RoundPlan
+from fedsweep.engine.round import Round
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import RoundRecord, State
-from fedsweep.submodel import FULL_MODEL
-from fedsweep.trees import FlatLayout
 from fedsweep.world.label_stats import kl_divergence, population
 
 
@@ -38,94 +35,56 @@ class GroupFigures:
     comm_ratio: float | None
 
 
-class Recorder:
+class RowMaker:
     """Makes the rows.
 
     Args:
         experiment: The experiment.
-        planner: Knows how many samples a number of steps is.
         costs: The sub-models' costs.
-        layout: How the full model lies in its vector.
     """
 
-    def __init__(self, experiment: Experiment, planner: Planner, costs: CostModel, layout: FlatLayout) -> None:
-        self._experiment, self._planner, self._costs, self._layout = experiment, planner, costs, layout
+    def __init__(self, experiment: Experiment, costs: CostModel) -> None:
+        self._experiment, self._costs = experiment, costs
         self._counts_NC = np.stack([p.label_counts for p in experiment.world.profiles])
         self._population_C = population(self._counts_NC)
 
-    def record(self, plan: RoundPlan, state: RunState, played: Played, *, wall_time_s: float) -> RoundRecord:
+    def row(self, round: Round, *, wall_time_s: float) -> RoundRecord:
         """The row of a round that is not evaluated yet."""
-        context, ledger = plan.context, played.ledger
-        reports = self._reports(played.components)
-        extra = {name: float(value) for report in reports for name, value in report.metrics.items()}
+        plan, ledger, context = round.plan, round.ledger, round.plan.context
+        reports = self._reports(round.components)
         up, down = ledger.total("up"), ledger.total("down")
-        group = self.group_figures(plan, played.components, cost=up + down)
-        steps = sum(total.steps for total in played.totals.values())
-        loss_sum = sum(total.loss_sum for total in played.totals.values())
+        group = self.group_figures(plan, round.components, cost=up + down)
+        steps = sum(total.steps for total in round.totals.values())
+        loss_sum = sum(total.loss_sum for total in round.totals.values())
         lost_steps = {k: work.steps for k, work in plan.lost.items() if work.steps}
-        trained = [*(k for k, total in played.totals.items() if total.steps), *lost_steps]
+        trained = [*(k for k, total in round.totals.items() if total.steps), *lost_steps]
         return RoundRecord(
             round=context.round,
             timestamp_ms=int(time.time() * 1000),
-            test_accuracy=None,
-            test_loss=None,
-            validation_accuracy=None,
             train_loss=loss_sum / steps if steps else None,
-            lr=self._experiment.training.schedule(context.round),
+            lr=round.learning_rate,
             cohort=context.cohort,
             high_frequency=group.high_frequency,
             kl_divergence=group.kl_divergence,
-            attendees=played.attendees,
-            sync_points=played.sync_points,
+            attendees=round.attendees,
+            sync_points=round.sync_points,
             values_up=up,
             values_down=down,
             bytes_up=ledger.bytes("up"),
             bytes_down=ledger.bytes("down"),
-            over_budget=self._over_budget(plan, played),
+            total_bytes=round.state.total_bytes + ledger.total_bytes,
+            over_budget=self._over_budget(round),
             comm_cost=group.comm_cost,
             comm_ratio=group.comm_ratio,
             local_steps=steps + sum(lost_steps.values()),
-            flops=self._flops(plan, played.totals, lost_steps),
+            flops=self._flops(plan, round.totals, lost_steps),
             fwd_macs_per_sample=self._macs(plan, trained),
             sim_time_s=plan.clock,
             wall_time_s=wall_time_s,
-            eval_time_s=0.0,
-            server_time_s=played.server_time_s,
-            aggregation_weights=played.weights,
+            server_time_s=round.server_time_s,
+            aggregation_weights=round.weights,
             present=None if self._experiment.world.availability is None else context.present,
-            extra=extra,
-        )
-
-    def start(self) -> RoundRecord:
-        """A row of round 0, before anything has happened, for components that see the initial model evaluated."""
-        return RoundRecord(
-            round=0,
-            timestamp_ms=int(time.time() * 1000),
-            test_accuracy=None,
-            test_loss=None,
-            validation_accuracy=None,
-            train_loss=None,
-            lr=self._experiment.training.schedule(1),
-            cohort=(),
-            high_frequency=None,
-            kl_divergence=None,
-            attendees=(),
-            sync_points=0,
-            values_up=0,
-            values_down=0,
-            bytes_up=0,
-            bytes_down=0,
-            over_budget=None,
-            comm_cost=0,
-            comm_ratio=None,
-            local_steps=0,
-            flops=0,
-            fwd_macs_per_sample=None,
-            sim_time_s=None,
-            wall_time_s=0.0,
-            eval_time_s=0.0,
-            server_time_s=0.0,
-            aggregation_weights=(),
+            extra={name: float(value) for report in reports for name, value in report.metrics.items()},
         )
 
     def group_figures(self, plan: RoundPlan, components: Mapping[str, State], *, cost: int) -> GroupFigures:
@@ -163,24 +122,28 @@ class Recorder:
         if not work:
             return None
         mean_steps = sum(w.steps for w in work.values()) / len(work)
-        model_values = self._layout.num_params + self._layout.num_buffers
+        # The paper's |W| is the model itself, without optimiser state that travels beside it.
+        model_values = self._costs.layout.num_params + self._costs.layout.num_buffers
         return cost / (len(work) * 2 * model_values * mean_steps)
 
-    def _over_budget(self, plan: RoundPlan, played: Played) -> int | None:
-        budgets = self._experiment.world.budgets
-        if budgets is None or not plan.context.cohort:
+    def _over_budget(self, round: Round) -> int | None:
+        budgets, context = self._experiment.world.budgets, round.plan.context
+        if budgets is None or not context.cohort:
             return None
-        high, low = self._experiment.method.pacing.costs(plan.context)
+        high, low = self._experiment.method.pacing.costs(context)
         limits = budgets.client_budgets(high, low)
-        return sum(int(played.ledger.client_values(k) > limits[k]) for k in plan.context.cohort)
+        return sum(int(round.ledger.client_values(k) > limits[k]) for k in context.cohort)
 
     def _flops(self, plan: RoundPlan, totals: Mapping[int, RoundTotals], lost_steps: Mapping[int, int]) -> int:
-        samples = {k: total.samples for k, total in totals.items()}
-        samples |= {k: plan.context.work[k].samples_in(steps) for k, steps in lost_steps.items()}
-        return sum(self._costs.flops(plan.context.submodels.get(k, FULL_MODEL), count) for k, count in samples.items())
+        did = {
+            k: self._costs.flops(plan.submodel(k), total.samples, probed=total.probed) for k, total in totals.items()
+        }
+        lost = {k: plan.context.work[k].samples_in(steps) for k, steps in lost_steps.items()}
+        did |= {k: self._costs.flops(plan.submodel(k), samples) for k, samples in lost.items()}
+        return sum(did.values())
 
     def _macs(self, plan: RoundPlan, trained: list[int]) -> float | None:
         if not trained:
             return None
-        macs = [self._costs.macs(plan.context.submodels.get(k, FULL_MODEL), count_batch_norm=True) for k in trained]
+        macs = [self._costs.forward_macs(plan.submodel(k)) for k in trained]
         return sum(macs) / len(macs)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
-from fedsweep.client.messages import Tally
-from fedsweep.records import RoundRecord, State
+from fedsweep.client.messages import Handle, Tally
+from fedsweep.records import RoundRecord, State, late_field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +25,11 @@ class RunState:
         anchors: Earlier models that held clients started from, by version.
         accuracies: Training accuracies of each client's last passes, where the scenario asks for them.
         clock: Virtual seconds; None without devices.
+        ready: When clients whose work went on over the round's end are done, in virtual seconds.
         total_bytes: Bytes both ways so far, registration apart.
+        setup_bytes: Bytes of the one-off exchange before round 1; None in a checkpoint of a version that did not keep
+            them.
+        published: Which version of each published content clients have.
         wall_time_s: Seconds of all rounds so far, resumed parts included.
         records: One per round.
         partial: What a refinement kept in the middle of the next round's work.
@@ -36,12 +39,15 @@ class RunState:
     version: int = 0
     vector: Tensor
     components: Mapping[str, State]
-    memories: Mapping[int, Any] = field(default_factory=dict)
+    memories: Mapping[int, Handle] = field(default_factory=dict)
     held: Mapping[int, Tally] = field(default_factory=dict)
     anchors: Mapping[int, Tensor] = field(default_factory=dict)
     accuracies: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     clock: float | None = None
+    ready: Mapping[int, float] = late_field(dict)
     total_bytes: int = 0
+    setup_bytes: int | None = late_field()
+    published: Mapping[int, Mapping[str, str]] = late_field(dict)
     wall_time_s: float = 0.0
     records: tuple[RoundRecord, ...] = ()
     partial: Mapping[str, State] = field(default_factory=dict)

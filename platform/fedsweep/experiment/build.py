@@ -200,7 +200,7 @@ def build_world(config: Config, dataset: Dataset) -> World:
         indices=indices,
         profiles=_profiles(config, dataset, indices),
         validation=None if validation is None else (images[validation], labels[validation]),
-        proxy=_proxy(scenario, dataset, proxy),
+        proxy=_proxy(scenario, dataset, proxy, seed),
         drift=drift,
         availability=_built(config, "scenario.availability", **sizes),
         budgets=None if budget is None else budget.assign(scenario.clients, stream(seed, "budgets")),
@@ -226,7 +226,7 @@ def server_share(
     for label in range(dataset.num_classes):
         members = generator.permutation(np.flatnonzero(dataset.train_labels == label))
         num_validation = round(held.validation * len(members))
-        num_proxy = held.proxy.per_class if held.proxy is not None else 0
+        num_proxy = (held.proxy.per_class if held.proxy is not None else None) or 0
         if num_validation + num_proxy > len(members):
             raise DataError(
                 f"scenario.server_data keeps {num_validation} + {num_proxy} samples of class {label}, but the training"
@@ -238,7 +238,7 @@ def server_share(
     joined = [np.sort(np.concatenate(part)) for part in (validation, proxy, rest)]
     return (
         joined[0] if held.validation else None,
-        joined[1] if held.proxy is not None else None,
+        joined[1] if held.proxy is not None and held.proxy.per_class is not None else None,
         joined[2],
     )
 
@@ -281,9 +281,26 @@ def _profiles(config: Config, dataset: Dataset, indices: tuple[np.ndarray, ...])
 
 
 def _proxy(
-    scenario: Scenario, dataset: Dataset, chosen: np.ndarray | None
+    scenario: Scenario, dataset: Dataset, chosen: np.ndarray | None, seed: int
 ) -> tuple[np.ndarray, np.ndarray | None] | None:
-    if chosen is None or scenario.server_data.proxy is None:
+    given = scenario.server_data.proxy
+    if given is None:
         return None
-    labels = dataset.train_labels[chosen] if scenario.server_data.proxy.labelled else None
-    return dataset.train_images[chosen], labels
+    if given.dataset is not None and given.samples is not None:
+        return _foreign(scenario, dataset, name=given.dataset, samples=given.samples, seed=seed), None
+    return dataset.train_images[chosen], dataset.train_labels[chosen] if given.labelled else None
+
+
+def _foreign(scenario: Scenario, dataset: Dataset, *, name: str, samples: int, seed: int) -> np.ndarray:
+    """Images of another data set, in the shape of this one's; its classes mean nothing here."""
+    size = int(dataset.train_images.shape[-1])
+    found = load_dataset(name, root=scenario.root, download=scenario.download, image_size=size)
+    same = found.train_images.shape[1:] == dataset.train_images.shape[1:] and found.scale == dataset.scale
+    if not same or samples > len(found.train_images):
+        raise DataError(
+            f"scenario.server_data.proxy: {samples} samples of {name} can't stand beside {dataset.name}: it has"
+            f" {len(found.train_images)} of shape {found.train_images.shape[1:]} and scale {found.scale:g}, but"
+            f" {dataset.train_images.shape[1:]} and {dataset.scale:g} are needed; choose another set, or fewer samples"
+        )
+    chosen = stream(seed, "proxy data").numpy().choice(len(found.train_images), size=samples, replace=False)
+    return found.train_images[np.sort(chosen)]

@@ -23,8 +23,11 @@ from fedsweep.streams import stream
 from fedsweep.trees import FlatLayout, layout_of, model_vector
 from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
-from fedsweep.world.drift import Drift
+from fedsweep.world.drift import Drift, round_classes
 from fedsweep.world.stragglers import StragglerPolicy, WaitForAll
+
+# Proxy data and validation data, each inputs and labels; None where there are none.
+ServerTensors = tuple[tuple[Tensor, Tensor | None] | None, tuple[Tensor, Tensor] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +162,19 @@ class Experiment:
         return model_vector(self.template, self.layout)
 
     @cached_property
+    def server_tensors(self) -> ServerTensors:
+        """The server's proxy and validation data as components see them: inputs, transformed, and labels."""
+        proxy = validation = None
+        if self.world.proxy is not None:
+            images, labels = self.world.proxy
+            inputs = transformed(self.world, images, self.layout.dtype)
+            proxy = (inputs, None if labels is None else torch.from_numpy(np.array(labels)))
+        if self.world.validation is not None:
+            images, labels = self.world.validation
+            validation = (transformed(self.world, images, self.layout.dtype), torch.from_numpy(np.array(labels)))
+        return proxy, validation
+
+    @cached_property
     def initial_states(self) -> Mapping[str, State]:
         """Each server component's state before round 1, by seam: checks, forecasts and the run begin with the same.
 
@@ -174,6 +190,13 @@ class Experiment:
             return value
         low, high = value
         return int(stream(self.seed, purpose, 0, client).numpy().integers(low, high + 1))
+
+    def classes(self, round: int) -> dict[int, tuple[int, ...]]:
+        """Under drift, all clients' classes of a round; empty without."""
+        drift = self.world.drift
+        if drift is None:
+            return {}
+        return round_classes(drift, seed=self.seed, num_clients=len(self.world.profiles), round=round)
 
     def equal_steps(self) -> int:
         """Local steps of every client where all take the same number.
@@ -240,14 +263,8 @@ def client_side(experiment: Experiment) -> ClientSide:
 
 def server_context(experiment: Experiment, seam: str) -> ServerContext:
     """What the component of a seam may know when it makes its state."""
-    world, dtype = experiment.world, experiment.layout.dtype
-    proxy = validation = None
-    if world.proxy is not None:
-        images, labels = world.proxy
-        proxy = (transformed(world, images, dtype), None if labels is None else torch.from_numpy(np.array(labels)))
-    if world.validation is not None:
-        images, labels = world.validation
-        validation = (transformed(world, images, dtype), torch.from_numpy(np.array(labels)))
+    world = experiment.world
+    proxy, validation = experiment.server_tensors
     return ServerContext(
         num_clients=len(world.profiles),
         num_classes=world.data.num_classes,

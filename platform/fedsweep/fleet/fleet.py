@@ -6,37 +6,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import TypeVar
 
-import numpy as np
+from torch import Tensor
 
-from fedsweep.client.messages import Arrays, Reply, RoundTotals, Segment, SegmentReply
+from fedsweep.client.messages import Handle, Segment, SegmentReply
 from fedsweep.client.worker import Worker
 from fedsweep.components.probes import Probe
-from fedsweep.records import State
+from fedsweep.experiment.experiment import Experiment, client_side
+from fedsweep.records import Payload, State
 
-Handle = Any  # what a fleet gives for a memory: the memory itself, or a reference to it
-
-
-@dataclass(frozen=True, kw_only=True)
-class SegmentResult:
-    """All workers' answers to a segment, together.
-
-    Attributes:
-        replies: By client, ascending.
-        vectors: The models of the last point's attendees, by client.
-        totals: By client, when the round closed.
-        memories: By client, when the round closed.
-        aggregate: The server's model after the last folded point; None where none was folded.
-    """
-
-    replies: Mapping[int, Reply]
-    vectors: Mapping[int, np.ndarray]
-    totals: Mapping[int, RoundTotals]
-    memories: Mapping[int, Handle]
-    aggregate: np.ndarray | None
+_Part = TypeVar("_Part")
 
 
 class Fleet(ABC):
@@ -53,7 +35,7 @@ class Fleet(ABC):
         """Whether workers can aggregate among themselves."""
 
     @abstractmethod
-    def play(self, segment: Segment, anchor: np.ndarray, memories: Mapping[int, Handle]) -> SegmentResult:
+    def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
         """Run a segment on the workers and wait for all of them.
 
         Raises:
@@ -63,7 +45,7 @@ class Fleet(ABC):
         """
 
     @abstractmethod
-    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: np.ndarray) -> Mapping[int, Arrays]:
+    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: Tensor) -> Mapping[int, Payload]:
         """The set-up exchange, see :meth:`Worker.measure`."""
 
     def ready(self) -> None:
@@ -114,28 +96,41 @@ def level(loads: Mapping[int, tuple[int, float]], num_workers: int) -> dict[int,
     return workers
 
 
-def combine(answers: Sequence[SegmentReply], memories: Mapping[int, Handle]) -> SegmentResult:
-    """One result from the workers' answers, in an order that does not depend on them."""
-    replies = {reply.client: reply for answer in answers for reply in answer.replies}
-    vectors = {
-        reply.client: vector for answer in answers for reply, vector in zip(answer.replies, answer.vectors, strict=True)
-    }
-    totals = {client: t for answer in answers for client, t in answer.totals.items()}
+def combine(answers: Sequence[SegmentReply]) -> SegmentReply:
+    """One answer from the workers' answers.
+
+    By client, so that sums over them come out the same however the clients lie.
+    """
     aggregates = [answer.aggregate for answer in answers if answer.aggregate is not None]
-    return SegmentResult(
-        replies=dict(sorted(replies.items())),
-        vectors=dict(sorted(vectors.items())),
-        totals=dict(sorted(totals.items())),
-        memories=dict(sorted(memories.items())),
+    return SegmentReply(
+        replies=tuple(sorted((r for answer in answers for r in answer.replies), key=attrgetter("client"))),
+        totals=_by_client(answer.totals for answer in answers),
+        memories=_by_client(answer.memories for answer in answers),
         aggregate=aggregates[0] if aggregates else None,
     )
+
+
+def _by_client(parts: Iterable[Mapping[int, _Part]]) -> dict[int, _Part]:
+    joined = {client: value for part in parts for client, value in part.items()}
+    return {client: joined[client] for client in sorted(joined)}
+
+
+def make_worker(experiment: Experiment, index: int = 0) -> Worker:
+    """A worker for an experiment's clients, in any process.
+
+    Args:
+        experiment: The experiment.
+        index: The worker's number, from 0.
+    """
+    side, data = client_side(experiment), experiment.world.data
+    return Worker(side, data, experiment.new_model(), layout=experiment.layout, index=index)
 
 
 class LocalFleet(Fleet):
     """All clients in this process, one after the other."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, experiment: Experiment) -> None:
+        self._worker = make_worker(experiment)
 
     @property
     def num_workers(self) -> int:
@@ -147,9 +142,8 @@ class LocalFleet(Fleet):
         """Always."""
         return True
 
-    def play(self, segment: Segment, anchor: np.ndarray, memories: Mapping[int, Handle]) -> SegmentResult:
-        answer = self._worker.run(segment, anchor, memories)
-        return combine([answer], answer.memories)
+    def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
+        return combine([self._worker.run(segment, anchor, memories)])
 
-    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: np.ndarray) -> Mapping[int, Arrays]:
+    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: Tensor) -> Mapping[int, Payload]:
         return self._worker.measure(clients, probes, vector)

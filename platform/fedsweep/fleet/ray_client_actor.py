@@ -10,11 +10,11 @@ import numpy as np
 import ray
 import torch
 
-from fedsweep.client.messages import Arrays, Segment, SegmentReply
-from fedsweep.client.worker import Alone, Worker
 from fedsweep.components.probes import Probe
 from fedsweep.errors import ResourceError, RunError
-from fedsweep.experiment.experiment import Experiment, client_side
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.fleet import make_worker
+from fedsweep.fleet.ray_wire import Arrays, SentSegment, received_segment, sent_answer, to_arrays, to_tensor
 from fedsweep.fleet.shared_memory import SharedMemoryExchange
 from fedsweep.records import State
 
@@ -34,13 +34,7 @@ class ClientActor:
         self._exchange: SharedMemoryExchange | None = None
         if experiment.device == "cuda":
             _claim_gpu(gpus)
-        self._worker = Worker(
-            client_side(experiment),
-            experiment.world.data,
-            experiment.new_model(),
-            layout=experiment.layout,
-            index=index,
-        )
+        self._worker = make_worker(experiment, index)
 
     def __repr__(self) -> str:
         return f"ClientActor[{self._index}]"
@@ -67,42 +61,37 @@ class ClientActor:
         self._exchange.connect()
         self._worker.use_exchange(self._exchange)
 
-    def drop_exchange(self) -> None:
-        """Back to averaging alone."""
-        self._close_exchange()
-        self._worker.use_exchange(Alone())
-
     def _close_exchange(self) -> None:
         if self._exchange is not None:
             self._exchange.close()
             self._exchange = None
 
     def run(
-        self, segment: Segment, anchor: np.ndarray, clients: Sequence[int], keepers: Sequence[int], *memories: State
+        self, sent: SentSegment, anchor: np.ndarray, clients: Sequence[int], keepers: Sequence[int], *memories: State
     ) -> Any:
-        """Go through a segment; the answer in pieces, so that vectors and memories travel as arrays of their own.
+        """Go through a segment; each memory is a result of its own, so that it can stay where it is.
 
         Args:
-            segment: What to do.
+            sent: What to do.
             anchor: The server's model.
             clients: Whose memories follow.
             keepers: Whose memories are asked for.
             memories: What those clients remember.
         """
         try:
-            answer = self._worker.run(segment, anchor, dict(zip(clients, memories, strict=True)))
+            answer = self._worker.run(
+                received_segment(sent), to_tensor(anchor), dict(zip(clients, memories, strict=True))
+            )
         except BaseException:
             # The others wait for this actor at the next sync point: let them see that it will not come.
             self._close_exchange()
             raise
-        head = SegmentReply(
-            replies=answer.replies, vectors=(), totals=answer.totals, memories={}, aggregate=answer.aggregate
-        )
         kept = [answer.memories.get(client) for client in keepers]
-        return (head, answer.vectors, *kept)
+        return (sent_answer(answer), *kept) if kept else sent_answer(answer)  # as many as Ray was told of
 
     def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: np.ndarray) -> dict[int, Arrays]:
-        return self._worker.measure(clients, probes, vector)
+        answers = self._worker.measure(clients, probes, to_tensor(vector))
+        return {client: to_arrays(tensors) for client, tensors in answers.items()}
 
 
 def _claim_gpu(gpus: float) -> None:

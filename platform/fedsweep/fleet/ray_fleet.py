@@ -14,18 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 import torch
 from ray import exceptions as ray_errors
+from torch import Tensor
 
-from fedsweep.client.messages import Arrays, Segment, SegmentReply
+from fedsweep.client.messages import Handle, Segment, SegmentReply
 from fedsweep.components.probes import Probe
 from fedsweep.errors import ClientJobError, FedsweepError, InputError, MemoryLost, ResourceError, RunError, WorkerLost
-from fedsweep.fleet.fleet import Fleet, Handle, SegmentResult, combine
+from fedsweep.fleet.fleet import Fleet, combine
 from fedsweep.fleet.ray_client_actor import REMOTE_CLIENT_ACTOR
+from fedsweep.fleet.ray_wire import SentAnswer, received_answer, sent_segment, to_tensors
 from fedsweep.fleet.shared_memory import make_group_files
-from fedsweep.records import State
+from fedsweep.records import Payload, State
 
 _POLL_S = 5.0
 # So often may actors that start be replaced before the run fails.
@@ -209,38 +210,27 @@ class RayFleet(Fleet):
         self.ready()
         return self._folds
 
-    def play(self, segment: Segment, anchor: np.ndarray, memories: Mapping[int, Handle]) -> SegmentResult:
+    def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
         self.ready()
-        segment_ref, anchor_ref = ray.put(segment), ray.put(anchor)
+        segment_ref, anchor_ref = ray.put(sent_segment(segment)), ray.put(anchor.numpy())
         calls: dict[int, list[Any]] = {}
         keepers: dict[int, list[int]] = {}
+        # In a folded segment every actor sums its share of the coordinates, also one without clients.
         busy = sorted(set(segment.workers.values())) if not self._folded(segment) else range(self._num_actors)
         for index in busy:
             mine = sorted(k for k, w in segment.workers.items() if w == index)
             known = [k for k in mine if k in memories]
             keepers[index] = mine if segment.closes and segment.remembers else []
-            refs = (
-                self._actors[index]
-                .run.options(num_returns=2 + len(keepers[index]))
-                .remote(segment_ref, anchor_ref, known, keepers[index], *[memories[k] for k in known])
-            )
-            calls[index] = list(refs)
+            call = self._actors[index].run.options(num_returns=1 + len(keepers[index]))
+            refs = call.remote(segment_ref, anchor_ref, known, keepers[index], *[memories[k] for k in known])
+            calls[index] = refs if keepers[index] else [refs]
         self._wait({index: refs[0] for index, refs in calls.items()})
         answers = []
-        kept: dict[int, Handle] = {}
         for index, refs in calls.items():
-            head, vectors = ray.get(refs[:2])
-            answers.append(
-                SegmentReply(
-                    replies=head.replies,
-                    vectors=tuple(vectors),
-                    totals=head.totals,
-                    memories={},
-                    aggregate=head.aggregate,
-                )
-            )
-            kept |= {k: ref for k, ref in zip(keepers[index], refs[2:], strict=True) if k in head.totals}
-        return combine(answers, kept)
+            sent: SentAnswer = ray.get(refs[0])
+            kept = {k: ref for k, ref in zip(keepers[index], refs[1:], strict=True) if k in sent.rest.totals}
+            answers.append(received_answer(sent, kept))
+        return combine(answers)
 
     @staticmethod
     def _folded(segment: Segment) -> bool:
@@ -295,15 +285,15 @@ class RayFleet(Fleet):
             )
         return late
 
-    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: np.ndarray) -> Mapping[int, Arrays]:
+    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: Tensor) -> Mapping[int, Payload]:
         self.ready()
-        vector_ref = ray.put(vector)
+        vector_ref = ray.put(vector.numpy())
         shares = [list(clients[index :: self._num_actors]) for index in range(self._num_actors)]
         refs = {k: self._actors[k].measure.remote(share, list(probes), vector_ref) for k, share in enumerate(shares)}
         self._wait(refs)
-        merged: dict[int, Arrays] = {}
+        merged: dict[int, Payload] = {}
         for ref in refs.values():
-            merged |= ray.get(ref)
+            merged |= {client: to_tensors(arrays) for client, arrays in ray.get(ref).items()}
         return dict(sorted(merged.items()))
 
     def fetch(self, handle: Handle) -> State:

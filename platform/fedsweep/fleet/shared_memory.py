@@ -96,9 +96,11 @@ class SharedMemoryExchange(Exchange):
         for slot, client in enumerate(attendees):
             if client in own:
                 self._slots[slot].copy_(own[client])
+        # Everybody's vectors lie in the slots; nobody may read them before.
         self._barrier()
         rows = [self._slots[slot, self._share] for slot in range(len(attendees))]
         weighted_mean(rows, weights, self._mean[self._share])
+        # Everybody's share of the mean is written.
         self._barrier()
         # The next call's first barrier comes before anybody writes to the mean again.
         out.copy_(self._mean)

@@ -17,8 +17,11 @@ from fedsweep.models.attention import SelfAttention
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _OPERATIONS_PER_BATCH_NORM_OUTPUT = 4
-_FORWARD_PASSES_PER_TRAINING_SAMPLE = 3
+PASSES_OF_A_STEP = 3
 _FLOPS_PER_MAC = 2
+
+# A value that travels is a single-precision number, whatever precision an experiment computes with.
+BYTES_PER_VALUE = 4
 
 
 def fwd_macs_per_sample(model: nn.Module, input_shape: tuple[int, int, int], *, count_batch_norm: bool = True) -> int:
@@ -55,17 +58,17 @@ def layer_costs(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[str
     return _costs(_outline(model), torch.zeros(1, *input_shape))
 
 
-def train_flops_per_sample(model: nn.Module, input_shape: tuple[int, int, int]) -> int:
-    """Floating-point operations to train on one sample once: forward plus backward, which costs two forward passes.
-
-    Batch norm is not counted.
+def training_flops(macs: int, samples: float, *, passes: float = PASSES_OF_A_STEP) -> int:
+    """Floating-point operations of training.
 
     Args:
-        model: The network, or a sub-model.
-        input_shape: Channels, height and width of one sample.
+        macs: Multiply-accumulates of one sample's forward pass, without batch norm's.
+        samples: Samples that go through a step, repeats included.
+        passes: Forward passes that a sample costs: 3 for a step, since backward costs two; more with teachers.
     """
-    macs = fwd_macs_per_sample(model, input_shape, count_batch_norm=False)
-    return _FORWARD_PASSES_PER_TRAINING_SAMPLE * _FLOPS_PER_MAC * macs
+    # Whole numbers stay whole: a run's FLOPs may be more than a float holds to the digit.
+    whole = int(passes) if float(passes).is_integer() else passes
+    return round(_FLOPS_PER_MAC * macs * samples * whole)
 
 
 def _outline(model: nn.Module) -> nn.Module:

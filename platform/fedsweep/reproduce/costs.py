@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from fedsweep.components.base import ServerComponent
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.forecast import planned_rounds
-from fedsweep.engine.ledger import BYTES_PER_VALUE
 from fedsweep.engine.plan import Planner
-from fedsweep.engine.row import Recorder
+from fedsweep.engine.row import RowMaker
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, server_context
@@ -125,18 +123,13 @@ def why_unknown(experiment: Experiment) -> str | None:
     """
     method, world, stop = experiment.method, experiment.world, experiment.training.stop
     for seam, component in method.server_components():
-        kind = type(component)
-        learns = kind.learn is not ServerComponent.learn or kind.observe is not ServerComponent.observe
-        if seam in _PLANNING_SEAMS and learns:
-            return f"its {seam} ({kind.__name__}) learns from the clients' work"
+        if seam in _PLANNING_SEAMS and component.has_own("learn", "observe"):
+            return f"its {seam} ({type(component).__name__}) learns from the clients' work"
         context = server_context(experiment, seam)
         if component.setup(component.init(context), context):
-            return f"its {seam} ({kind.__name__}) has every client measure something before round 1"
-        if kind.probes is not ServerComponent.probes or kind.broadcast is not ServerComponent.broadcast:
-            return f"its {seam} ({kind.__name__}) exchanges more than models"
-    sending = next((term.name for term in method.terms if term.sends), None)
-    if sending is not None:
-        return f"its term {sending} sends more than models"
+            return f"its {seam} ({type(component).__name__}) has every client measure something before round 1"
+    if method.exchanges:
+        return f"{method.exchanges[0]} more than models"
     if world.availability is not None and _asks_history(experiment):
         return "who is available depends on the clients' accuracies (scenario.availability)"
     if stop.target_accuracy is not None or stop.wall_time_s is not None:
@@ -158,20 +151,19 @@ def _asks_history(experiment: Experiment) -> bool:
 
 
 def _columns(experiment: Experiment) -> dict[str, list[Any]]:
-    layout, costs = experiment.layout, CostModel(experiment)
-    planner = Planner(experiment, layout, costs)
-    recorder = Recorder(experiment, planner, costs, layout)
+    costs = CostModel(experiment)
+    planner, rows = Planner(experiment, costs), RowMaker(experiment, costs)
     stop = experiment.training.stop
     names = ("round", "cohort", "high_frequency", "sim_time_s", *COST_COLUMNS)
     columns: dict[str, list[Any]] = {name: [] for name in names}
     total_bytes = 0
     for plan in planned_rounds(experiment, planner):
-        total_bytes += BYTES_PER_VALUE * plan.values + plan.index_bytes
+        total_bytes += plan.num_bytes
         if stop.total_bytes is not None and total_bytes > stop.total_bytes:
             break
         if stop.sim_time_s is not None and plan.clock is not None and plan.clock > stop.sim_time_s:
             break
-        found = recorder.group_figures(plan, plan.components, cost=plan.values)
+        found = rows.group_figures(plan, plan.components, cost=plan.values)
         group = found.high_frequency
         row = {
             "round": plan.context.round,

@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
+from fedsweep.client.messages import Handle
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, DataError, OutputError, RunError
-from fedsweep.fleet.fleet import Handle
 from fedsweep.records import RoundRecord, State
 from fedsweep.runs.files import (
     ObjectRef,

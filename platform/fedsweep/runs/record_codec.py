@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedsweep.errors import DataError, InvariantError
-from fedsweep.records import State
+from fedsweep.records import State, late_fields
 
 _PLAIN: dict[Any, tuple[type, ...]] = {
     int: (int, np.integer),
@@ -51,15 +51,15 @@ def unpack(hint: Any, tree: State, *, path: str) -> Any:
         path: What the tree is called in errors.
 
     Raises:
-        DataError: A field is missing, unknown, or of another type.
+        DataError: A field that is no late one is missing, or one is unknown, or of another type.
     """
     if hint is Any:
         return tree
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         hints, fields = _hints(hint), _dict(tree, path)
-        if set(fields) != set(hints):
+        if not set(hints) - late_fields(hint) <= set(fields) <= set(hints):
             raise DataError(f"{path} must have the fields {sorted(hints)}, but has {sorted(map(str, fields))}")
-        return hint(**{name: unpack(inner, fields[name], path=f"{path}.{name}") for name, inner in hints.items()})
+        return hint(**{name: unpack(hints[name], item, path=f"{path}.{name}") for name, item in fields.items()})
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Mapping:
         items = _dict(tree, path)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedsweep.errors import InvariantError, OutputError
-from fedsweep.records import RoundRecord
+from fedsweep.records import RoundRecord, late_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,6 +31,11 @@ class RoundColumn:
     name: str
     kind: Kind
     nullable: bool = False
+
+    @property
+    def is_late(self) -> bool:
+        """Whether tables that were written before there was such a column are read without it."""
+        return self.name in _LATE
 
     @property
     def is_scalar(self) -> bool:
@@ -54,15 +59,19 @@ ROUND_COLUMNS: tuple[RoundColumn, ...] = (
     *_columns("int", "local_steps", "flops"),
     *_columns("float", "fwd_macs_per_sample?", "sim_time_s?", "wall_time_s", "eval_time_s", "server_time_s"),
     *_columns("floats", "aggregation_weights"),
+    *_columns("float", "best_accuracy?"),
+    *_columns("int", "total_bytes?"),
     *_columns("int", "timestamp_ms"),
 )
 _NAMES = frozenset(column.name for column in ROUND_COLUMNS)
-_IDENTIFIERS = frozenset({"round", "timestamp_ms"})
+_LATE = late_fields(RoundRecord)
+# The axes, and what adds up other columns, is no figure of a round.
+_NOT_FIGURES = frozenset({"round", "timestamp_ms", "best_accuracy", "total_bytes"})
 
 
 def scalar_figures(record: RoundRecord) -> dict[str, float]:
     """A round's figures that are single numbers, by column name, extras included; what is None is left out."""
-    names = [column.name for column in ROUND_COLUMNS if column.is_scalar and column.name not in _IDENTIFIERS]
+    names = [column.name for column in ROUND_COLUMNS if column.is_scalar and column.name not in _NOT_FIGURES]
     figures = {name: getattr(record, name) for name in names} | dict(record.extra)
     return {name: float(value) for name, value in figures.items() if value is not None}
 
@@ -98,7 +107,7 @@ def table_to_records(table: pa.Table) -> list[RoundRecord]:
     extras = [name for name in table.column_names if name not in _NAMES]
     records = []
     for row in table.to_pylist():
-        figures = {column.name: _tupled(row[column.name]) for column in ROUND_COLUMNS}
+        figures = {column.name: _tupled(row[column.name]) for column in ROUND_COLUMNS if column.name in row}
         extra = {name: row[name] for name in extras if row[name] is not None}
         records.append(RoundRecord(**figures, extra=extra))
     return records
@@ -118,6 +127,8 @@ def check_round_table(table: pa.Table, source: object) -> None:
     types = _arrow_types()
     for column in ROUND_COLUMNS:
         if column.name not in table.column_names:
+            if column.is_late:
+                continue
             raise OutputError(f"{source}: the column {column.name!r} is missing, so this is not a table of rounds")
         cells = table.column(column.name)
         if not cells.type.equals(types[column.kind]):

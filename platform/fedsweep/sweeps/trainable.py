@@ -23,11 +23,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.schema import Config
+from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
 from fedsweep.driver.run import Plan, Session, open_session
 from fedsweep.driver.session import RunSession, SessionSettings
-from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
-from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
 from fedsweep.runs.facts import run_facts
 from fedsweep.sweeps.prepare import dataset_key, method_name
@@ -205,18 +204,11 @@ def _fleet_in_group(plan: Plan, warn: Any) -> Fleet:
         place = PlacementGroupSchedulingStrategy(
             group, placement_group_bundle_index=1 + index, placement_group_capture_child_tasks=True
         )
-        shares = {"num_cpus": runtime.cpus_per_client, "num_gpus": runtime.gpus_per_client}
-        return {**shares, "scheduling_strategy": place}
+        return {"scheduling_strategy": place}
 
-    experiment: Experiment = plan.experiment
-    layout = experiment.layout
-    return RayFleet(
-        ray.put(experiment),
+    settings = FleetSettings(
         num_actors=plan.num_actors,
         name=f"{plan.config.name}-{uuid.uuid4().hex[:6]}",
-        options=options,
-        num_values=layout.num_values,
-        dtype=layout.dtype,
-        capacity=experiment.training.cohort_size,
-        warn=warn,
+        options={"num_cpus": runtime.cpus_per_client, "num_gpus": runtime.gpus_per_client},
     )
+    return make_ray_fleet(plan.experiment, ray.put(plan.experiment), settings, warn, options)

@@ -232,6 +232,7 @@ def _trainable(prepared: PreparedSweep, own: Sequence[Mapping[str, Any]]) -> Any
     from fedsweep.sweeps.trainable import References, SweepTrial
 
     datasets = {key: ray.put(dataset) for key, dataset in prepared.datasets.items()}
+    # Ray's processes start with a umask of their own, and trials' folders are the user's.
     made = tune.with_parameters(SweepTrial, datasets=References(datasets), umask=present_umask(), specs=own)
     made.__name__, made.__qualname__ = SweepTrial.__name__, SweepTrial.__qualname__
     return made

@@ -240,27 +240,6 @@ def local_steps(num_samples: int, *, batch_size: int, epochs: int) -> int:
     return epochs * math.ceil(num_samples / batch_size)
 
 
-def training_flops(
-    forward_flops: float,
-    *,
-    samples: int,
-    trained_passes: int = 1,
-    extra_forward_passes: int = 0,
-    density: float = 1.0,
-) -> float:
-    """FLOPs of local training: samples x forward FLOPs x (3 x trained passes + extra forward passes) x density.
-
-    Args:
-        forward_flops: Of one sample in the network actually trained, 2 per multiply-accumulate.
-        samples: Samples processed, all epochs together.
-        trained_passes: Forward-and-backward passes per sample, 3 forward passes each; 2 for FjORD with distillation.
-        extra_forward_passes: Passes through frozen copies per sample; 2 for MOON.
-        density: Share of non-zero parameters where sparse arithmetic is assumed to gain speed (``ideal``); 1 where it
-            does not (``dense``, the default: stock kernels do not profit, and FedDHAD counts PruneFL so).
-    """
-    return samples * forward_flops * (3 * trained_passes + extra_forward_passes) * density
-
-
 def _alive(runs: Sequence[ClientRun]) -> list[ClientRun]:
     return sorted((run for run in runs if not run.failed), key=lambda run: (run.duration_s, run.client))
 

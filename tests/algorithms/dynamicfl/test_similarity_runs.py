@@ -75,10 +75,9 @@ def test_clients_send_one_sketch_each_before_round_1_and_no_label_counts() -> No
     engine = local_engine(one_class_each(by_similarity()))
     state = run_rounds(engine)
     assert engine.registration_bytes == 4 * 12
-    assert engine.setup_bytes == 4 * 12 * (engine.experiment.layout.num_params + VALUES)
+    assert state.setup_bytes == 4 * 12 * (engine.experiment.layout.num_params + VALUES)
     counting = local_engine(one_class_each(dynamicfl()))
-    counting.start()
-    assert (counting.registration_bytes, counting.setup_bytes) == (4 * 12 * (1 + 4), 0)
+    assert (counting.registration_bytes, counting.start().setup_bytes) == (4 * 12 * (1 + 4), 0)
     context = engine.planner.plan(engine.start()).context
     high, low = engine.experiment.method.pacing.costs(context)
     for record in state.records:

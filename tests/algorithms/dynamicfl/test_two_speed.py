@@ -14,7 +14,7 @@ from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed, dynamicfl, dynamic
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.pacing import FixedInterval, OncePerRound
-from fedsweep.engine.round import Played
+from fedsweep.engine.round import Round
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, MethodSettings
 from fedsweep.streams import stream
@@ -110,7 +110,7 @@ def test_only_members_receive_an_average_inside_a_round() -> None:
     assert not torch.equal(_vector(dynamic, 0), _vector(plain, 0))
 
 
-def _vector(round: Played, row: int) -> Tensor:
+def _vector(round: Round, row: int) -> Tensor:
     vector = round.updates[row].vector
     assert vector is not None
     return vector
@@ -145,7 +145,7 @@ def test_the_round_s_model_lies_between_its_clients_models() -> None:
     assert bool((round.vector <= models.max(0).values + 1e-7).all())
 
 
-def starred(idle_clients: str) -> Played:
+def starred(idle_clients: str) -> Round:
     method = two_speed(0, 2, high_only=True, idle_clients=idle_clients)
     sizes = (4, 8, 12, 6)
     return play_round(

@@ -1,0 +1,101 @@
+"""A method's terms on one client in one round, each with its own slot of the client's memory."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from fedsweep.client.memories import cut_memory, grown_memory
+from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, LocalWork, Memory
+from fedsweep.errors import InvariantError
+from fedsweep.records import Payload
+from fedsweep.trees import FlatLayout, ParamTree
+
+
+class ClientTerms:
+    """The terms, asked one after another: each sees what those before it changed.
+
+    Args:
+        terms: The method's.
+        stored: What the client remembers, by term, in the full model's size.
+        facts: What the client knows of itself.
+        full: The full model's layout.
+    """
+
+    def __init__(
+        self, terms: Sequence[LocalTerm], stored: Mapping[str, Memory], facts: ClientFacts, full: FlatLayout
+    ) -> None:
+        self._terms, self._stored, self._facts, self._full = terms, stored, facts, full
+        self._memories: dict[str, Memory] = {}
+
+    def prepare(self, params: ParamTree, anchor: ParamTree) -> Iterator[ParamTree | None]:
+        """At a job's start: for each term what replaces the starting params."""
+        for term in self._terms:
+            if term.name not in self._memories:
+                stored = self._stored.get(term.name)
+                if stored is None:
+                    self._memories[term.name] = self._asked(term.init, params)
+                else:
+                    self._memories[term.name] = cut_memory(stored, self._facts.submodel, self._full)
+            memory, replacing = self._asked(term.prepare, self._memories[term.name], anchor)
+            self._remember(term, memory)
+            yield replacing
+
+    def at(self, step: LocalStep, seen: Callable[[Memory], Memory] | None = None) -> Iterator[LocalTerm]:
+        """Each term, with its memory in the step; ``seen`` cuts it to what the step trains."""
+        for term in self._terms:
+            memory = self._memories[term.name]
+            step.memory = memory if seen is None else seen(memory)
+            yield term
+
+    def after_step(self, step: LocalStep, gradients: ParamTree) -> Iterator[ParamTree | None]:
+        """After an optimiser step: for each term what replaces the present params."""
+        for term in self.at(step):
+            memory, replacing = term.after_step(step, gradients)
+            self._remember(term, memory)
+            yield replacing
+
+    def finish(self, work: LocalWork) -> Iterator[tuple[str, Payload]]:
+        """At a job's end: each term's name and what it sends."""
+        for term in self._terms:
+            memory, payload = term.finish(self._memories[term.name], work)
+            self._remember(term, memory)
+            if payload and not term.sends:
+                # Where a round folds, nobody would ask for it.
+                raise InvariantError(
+                    f"the term {term.name!r} ({type(term).__name__}) returned a payload ({', '.join(payload)}), but is"
+                    " not declared to send one, so it may be lost; set sends = True on the class"
+                )
+            yield term.name, payload
+
+    def kept(self) -> dict[str, Memory]:
+        """What the client remembers of the stateful terms, in the full model's size."""
+        return {
+            term.name: grown_memory(
+                self._memories[term.name],
+                self._stored.get(term.name),
+                submodel=self._facts.submodel,
+                full=self._full,
+            )
+            for term in self._terms
+            if term.stateful
+        }
+
+    def _asked(self, hook: Callable[..., Any], *given: Any) -> Any:
+        return hook(*given, client=self._facts) if _takes_client(hook.__func__) else hook(*given)  # type: ignore[attr-defined]
+
+    def _remember(self, term: LocalTerm, memory: Memory) -> None:
+        if memory and not term.stateful:
+            # It would be dropped at the round's end, and the method would run on as another one.
+            raise InvariantError(
+                f"the term {term.name!r} ({type(term).__name__}) returned memory ({', '.join(memory)}), but is not"
+                " declared stateful, so the memory would be lost; set stateful = True on the class"
+            )
+        self._memories[term.name] = memory
+
+
+@cache
+def _takes_client(hook: Callable[..., Any]) -> bool:
+    return "client" in inspect.signature(hook).parameters

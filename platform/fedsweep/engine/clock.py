@@ -1,0 +1,152 @@
+"""The virtual clock: how long a planned round takes on the scenario's devices.
+
+Functions of the plan alone, so that a limit or a forecast knows the time before anything is trained.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from fedsweep.components.probes import Probe
+from fedsweep.engine.cost import CostModel
+from fedsweep.errors import InvariantError
+from fedsweep.records import RoundContext, SyncPoint
+from fedsweep.submodel import FULL_MODEL
+from fedsweep.world.devices import ClientTime, client_time, jittered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """A client's way from one sync point to the next.
+
+    Attributes:
+        client: Who.
+        steps: Local steps on the way.
+        after: Local steps of the round that it took before.
+        down: The server sends its model first.
+        masked: With the sub-model's masks, which travel once a round.
+        up: The client sends its model at the end.
+        probes: Forward passes of all its samples that measurements take on the way.
+    """
+
+    client: int
+    steps: int
+    after: int = 0
+    down: bool = True
+    masked: bool = True
+    up: bool = True
+    probes: float = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """What a round's work costs on the scenario's devices.
+
+    Attributes:
+        costs: The sub-models' costs.
+        seed: The run's.
+        probes: The round's measurements.
+    """
+
+    costs: CostModel
+    seed: int
+    probes: tuple[Probe, ...] = ()
+
+    def probed(self, *, last: bool) -> float:
+        """Forward passes of all of a client's samples that a job's measurements take.
+
+        Args:
+            last: It is the client's last job of the round.
+        """
+        return sum(probe.passes for probe in self.probes if last or probe.when != "round_end")
+
+
+def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
+    """Virtual seconds of download, steps and upload, with the round's jitter.
+
+    Args:
+        leg: The way.
+        context: The round; the client is of its cohort, unless it takes no steps.
+        prices: What work costs.
+    """
+    device = context.profiles[leg.client].device
+    if device is None:
+        raise InvariantError(f"client {leg.client} has no device")
+    submodel = context.submodels.get(leg.client, FULL_MODEL)
+    samples = 0
+    if leg.steps:
+        # Counted from the round's start, since the last batch of a pass may be small.
+        work = context.work[leg.client]
+        samples = work.samples_in(leg.after + leg.steps) - work.samples_in(leg.after)
+    probed = leg.probes * context.work[leg.client].num_samples if leg.probes else 0
+    costs = prices.costs
+    return client_time(
+        jittered(device, seed=prices.seed, round=context.round, client=leg.client),
+        steps=leg.steps,
+        flops=costs.flops(submodel, samples, probed=probed),
+        bits_down=(costs.bits(submodel, "down") + 8 * submodel.index_bytes() * leg.masked) if leg.down else 0,
+        bits_up=costs.bits(submodel, "up") if leg.up else 0,
+    )
+
+
+def whole_round(client: int, context: RoundContext, prices: Prices) -> ClientTime:
+    """What a member of the cohort needs for all of its steps with one message down and one up."""
+    leg = Leg(client=client, steps=context.work[client].steps, probes=prices.probed(last=True))
+    return leg_time(leg, context, prices)
+
+
+def durations(context: RoundContext, prices: Prices) -> dict[int, float]:
+    """Virtual seconds that each member of the cohort would need for its whole round; empty without devices."""
+    if not context.cohort or context.profiles[context.cohort[0]].device is None:
+        return {}
+    return {k: whole_round(k, context, prices).total_s for k in context.cohort}
+
+
+def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Prices) -> tuple[float, dict[int, float]]:
+    """The clock at the round's end: every sync point waits for its attendees.
+
+    Work that nobody waits for goes on after the round, unless the whole round waits for nobody: then it lasts as long
+    as its jobs.
+
+    Args:
+        points: The round's.
+        context: The round; its ``clock`` is the start.
+        prices: What work costs.
+
+    Returns:
+        Virtual seconds, and for each client whose work goes on when it will be done.
+    """
+    now, ready = context.clock, dict(context.ready)
+    started: dict[int, tuple[float, int, bool]] = {}
+    taken = dict.fromkeys(context.cohort, 0)
+    jobs = Counter(job.client for point in points for job in point.start)
+    masked: set[int] = set()  # a round's masks travel once
+
+    def end(client: int, *, up: bool) -> float:
+        probes = 0.0
+        if client in started:
+            jobs[client] -= 1
+            probes = prices.probed(last=not jobs[client])
+        # Whoever has no job only sends what it did in earlier rounds.
+        begun, steps, down = started.pop(client, (max(opened, ready.get(client, 0.0)), 0, False))
+        before, first = taken.get(client, 0), down and client not in masked
+        masked.update([client] if first else [])
+        taken[client] = before + steps
+        leg = Leg(client=client, steps=steps, after=before, down=down, masked=first, up=up, probes=probes)
+        return begun + leg_time(leg, context, prices).total_s
+
+    opened = now
+    for point in points:
+        for job in point.start:
+            # A device takes up a job when it is through with the one before.
+            begun = max(now, job.not_before, ready.pop(job.client, 0.0))
+            started[job.client] = (begun, job.steps, not job.resume)
+        opened = now
+        for client in point.attend:
+            now = max(now, end(client, up=True))
+            ready.pop(client, None)
+    going_on = {client: end(client, up=False) for client in list(started)}
+    if not any(point.attend for point in points):
+        now = max(now, *going_on.values()) if going_on else now
+    return now, dict(sorted((ready | going_on).items()))

@@ -1,0 +1,79 @@
+"""What the server has of a client at a sync point: made from what it announced, what it sent, or what it kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedsweep.client.messages import Reply, Tally
+from fedsweep.records import ClientUpdate, ClientWork, State
+from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.trees import FlatLayout
+
+
+def announced(client: int, work: ClientWork, *, layout: FlatLayout, version: int, learning_rate: float) -> ClientUpdate:
+    """What is known of an attendee before it has worked.
+
+    Args:
+        client: Its id.
+        work: How much it does.
+        layout: The full model's.
+        version: Of the server's model.
+        learning_rate: The round's.
+    """
+    return ClientUpdate(
+        client=client,
+        vector=None,
+        layout=layout,
+        submodel=FULL_MODEL,
+        anchor_version=version,
+        num_samples=work.num_samples,
+        steps=0,
+        effective_steps=0.0,
+        learning_rate=learning_rate,
+        samples_since_anchor=work.num_samples,
+        classes_since_anchor=work.classes,
+    )
+
+
+def answered(known: ClientUpdate, reply: Reply, submodel: SubModel) -> ClientUpdate:
+    """The update of an attendee that has worked.
+
+    Args:
+        known: What was known before.
+        reply: What it sent.
+        submodel: The part that it trained.
+    """
+    layout = submodel.layout(known.layout)
+    return _with_tally(
+        replace(known, vector=reply.vector, layout=layout, submodel=submodel, extras=reply.extras), reply.tally
+    )
+
+
+def kept(client: int, tally: Tally, memory: State, *, layout: FlatLayout, learning_rate: float) -> ClientUpdate:
+    """The update of a client that worked in earlier rounds only; it sends what it kept then.
+
+    Args:
+        client: Its id.
+        tally: What it has done since it last received a model.
+        memory: What it remembers.
+        layout: The full model's.
+        learning_rate: The last round's.
+    """
+    work = ClientWork(steps=0, batch_size=1, whole_batches=False, num_samples=tally.samples)
+    known = announced(client, work, layout=layout, version=tally.anchor_version, learning_rate=learning_rate)
+    return _with_tally(replace(known, vector=torch.from_numpy(np.array(memory["held"]))), tally)
+
+
+def _with_tally(update: ClientUpdate, tally: Tally) -> ClientUpdate:
+    return replace(
+        update,
+        anchor_version=tally.anchor_version,
+        steps=tally.steps,
+        effective_steps=tally.effective_steps,
+        samples_since_anchor=tally.samples,
+        classes_since_anchor=tally.classes,
+        train_loss=tally.loss_sum / tally.steps if tally.steps else float("nan"),
+    )

@@ -1,0 +1,96 @@
+"""The exchange before round 1 happens once in a run's life, whoever goes on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
+from fedsweep.components.probes import Probe
+from fedsweep.driver.session import RunSession, SessionSettings
+from fedsweep.engine.state import RunState
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.fleet import LocalFleet
+from fedsweep.records import Payload
+from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.testing import tiny_experiment
+
+
+class Counting(LocalFleet):
+    """Counts the clients that were asked before round 1."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__(experiment)
+        self.asked = 0
+
+    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: Tensor) -> Mapping[int, Payload]:
+        self.asked += len(clients)
+        return super().measure(clients, probes, vector)
+
+
+def session(folder: Path) -> tuple[RunSession, Counting]:
+    group: dict[str, Any] = {"high_interval": 1, "low_interval": 2, "group": "similarity", "sketch_values": 3}
+    experiment = tiny_experiment(dynamicfl(**group), rounds=4, local_steps=2)
+    fleet = Counting(experiment)
+    settings = SessionSettings(folder=folder, checkpoint_every=1, checkpoint_keep=2, facts={})
+    return RunSession(experiment, lambda warn: fleet, settings), fleet
+
+
+def finished(run: RunSession) -> dict[str, Any]:
+    while run.step().stopped_by is None:
+        pass
+    return run.finish("finished")
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A run of four rounds, left after two."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run, fleet = session(folder)
+    run.open(resume=False)
+    assert fleet.asked == 6
+    run.step(), run.step()
+    return folder
+
+
+def test_a_resumed_run_asks_no_client_again(begun: Path, tmp_path: Path) -> None:
+    whole, _ = session(tmp_path)
+    whole.open(resume=False)
+    expected = finished(whole)
+    again, fleet = session(begun)
+    assert again.open(resume=True).records[-1].round == 2
+    found = finished(again)
+    assert fleet.asked == 0
+    assert found["model_sha256"] == expected["model_sha256"]
+    assert found["registration_bytes"] == expected["registration_bytes"] > 4 * 6 * (28 + 3)
+
+
+def test_a_checkpoint_that_does_not_tell_the_exchanges_bytes_has_them_measured_again(
+    begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(state: RunState) -> RunState:
+        return replace(state, setup_bytes=None)
+
+    newest = CheckpointStore.newest
+
+    def old(store: CheckpointStore, **given: Any) -> Any:
+        found = newest(store, **given)
+        return replace(found, state=without(found.state)) if found.state is not None else found
+
+    monkeypatch.setattr(CheckpointStore, "newest", old)
+    again, fleet = session(begun)
+    again.open(resume=True)
+    assert fleet.asked == 6
+    assert finished(again)["registration_bytes"] > 4 * 6 * (28 + 3)
+
+
+def test_without_a_checkpoint_the_clients_are_asked(tmp_path: Path) -> None:
+    run, fleet = session(tmp_path)
+    assert run.open(resume=True).records == ()
+    assert fleet.asked == 6
