@@ -47,14 +47,15 @@ def _too_large(path: Path) -> Iterator[str]:
 
 def _is_builder(node: ast.FunctionDef | ast.AsyncFunctionDef, path: Path, *, is_command: bool) -> bool:
     """Whether its parameters are what a user names."""
-    if node.name == "__init__" or is_command or path.name == "testing.py":
+    if node.name == "__init__" or node.name in _NAMED or is_command or path.name == "testing.py":
         return True
-    returns = ast.unparse(node.returns) if node.returns is not None else ""
-    is_public = not node.name.startswith("_")
-    return is_public and (returns in _BUILT or returns.endswith("Method"))
+    return ast.unparse(node.returns) in _BUILT if node.returns is not None else False
 
 
-_BUILT = ("FederatedMethod", "Drift", "Availability", "DeviceFleet", "ModelOptions")
+# What a builder gives: a method, or a part of the world.
+_BUILT = ("FederatedMethod", "Drift", "Availability", "CosineRotation", "CapabilityAvailability", "DeviceFleet")
+# Called with two or three of what they may be told; each is a keyword with a default.
+_NAMED = ("check_number", "select_group", "unit_group")
 
 
 if __name__ == "__main__":

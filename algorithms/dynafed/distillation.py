@@ -52,6 +52,9 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
     "authors": {**_SHARED, "snapshots": 25, "horizon_rounds": 3, "iterations": 3000},
 }
 
+# The rest is the synthesis's.
+_OF_REFINEMENT = ("snapshots", "images_per_class", "finetune_epochs", "finetune_learning_rate")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryDistillation(Refinement):
@@ -298,14 +301,13 @@ def dynafed(
     chosen: dict[str, Any] = {**PROFILES[profile], **{name: v for name, v in given.items() if v is not None}}
     if weights not in ("uniform", "size"):
         raise ConfigError(f"method.weights must be 'uniform' or 'size', but got {weights!r}")
-    own = ("snapshots", "images_per_class", "finetune_epochs", "finetune_learning_rate")
     synthesis = Synthesis(
         average_target=average_target,
         last_start=last_start,
         batch=synthesis_batch,
         memory_limit_mb=memory_limit_mb,
         checkpoint_seconds=checkpoint_seconds,
-        **{name: value for name, value in chosen.items() if name not in own},
+        **{name: value for name, value in chosen.items() if name not in _OF_REFINEMENT},
     )
     return FederatedMethod(
         name="dynafed",
@@ -316,7 +318,7 @@ def dynafed(
                 synthesis=synthesis,
                 finetune_batch=finetune_batch,
                 real_reference=real_reference,
-                **{name: chosen[name] for name in own},
+                **{name: chosen[name] for name in _OF_REFINEMENT},
             ),
         ),
     )

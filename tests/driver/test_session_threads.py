@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.client.worker import Worker
 from fedsweep.driver import session as session_module
 from fedsweep.driver.session import RunSession, SessionSettings
-from fedsweep.experiment.experiment import client_side, experiment_layout
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_experiment
@@ -26,9 +24,8 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunSessi
     """A session that writes its rounds at each step, in an interpreter that changes threads all the time."""
     monkeypatch.setattr(session_module, "_WRITE_EVERY_S", 0.0)
     one = tiny_experiment(fedavg(), rounds=ROUNDS)
-    worker = Worker(client_side(one), one.world.data, one.build_model(), layout=experiment_layout(one))
     settings = SessionSettings(folder=tmp_path, checkpoint_every=7, checkpoint_keep=2, facts={})
-    session = RunSession(one, lambda warn: LocalFleet(worker), settings)
+    session = RunSession(one, lambda warn: LocalFleet(one), settings)
     session.open(resume=False)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

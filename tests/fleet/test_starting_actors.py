@@ -13,7 +13,7 @@ import pytest
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.errors import RunError
-from fedsweep.experiment.experiment import Experiment, experiment_layout
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.ray_leftovers import dead_sessions, remove_session
 from fedsweep.testing import tiny_experiment
 
@@ -31,7 +31,7 @@ def cluster() -> Iterator[Any]:
 def made(ray: Any, experiment: Experiment, name: str, warnings: list[str]) -> Any:
     from fedsweep.fleet.ray_fleet import RayFleet
 
-    layout = experiment_layout(experiment)
+    layout = experiment.layout
     return RayFleet(
         ray.put(experiment),
         num_actors=2,

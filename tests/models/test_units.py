@@ -1,5 +1,7 @@
 """Unit groups and sub-models: a dense sub-model computes what the masked full model computes (R3, R4)."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,14 +13,13 @@ from fedsweep.models.registry import MODELS, build_model
 from fedsweep.models.slicing import (
     attach_unit_scales,
     build_submodel_module,
-    coverage_tree,
     kept_index,
     ordered_kept,
     ordered_width,
     scatter_tree,
     slice_tree,
 )
-from fedsweep.models.unit_groups import UnitGroup
+from fedsweep.models.unit_groups import KeptIndex, UnitGroup
 from fedsweep.streams import Stream
 
 torch.set_num_threads(1)
@@ -83,6 +84,12 @@ def gradients(model: Network) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+def covered(tree: Mapping[str, Tensor], index: KeptIndex) -> dict[str, Tensor]:
+    """1 where the slices hold a value of the tree, 0 elsewhere."""
+    ones = {name: torch.ones_like(value) for name, value in slice_tree(tree, index).items()}
+    return scatter_tree({name: torch.zeros_like(value) for name, value in tree.items()}, ones, index=index)
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_submodel_has_the_outputs_and_gradients_of_the_masked_full_model(name: str) -> None:
     """Also its batch-norm statistics; gradients of what is left out are exactly zero."""
@@ -101,7 +108,7 @@ def test_submodel_has_the_outputs_and_gradients_of_the_masked_full_model(name: s
     full, sub = gradients(model), gradients(submodel)
     assert sub.keys() == full.keys() == dict(model.named_parameters()).keys()
     torch.testing.assert_close(slice_tree(full, index), sub, rtol=0, atol=1e-10)
-    coverage = coverage_tree(full, index)
+    coverage = covered(full, index)
     assert all(full[key][coverage[key] == 0].count_nonzero() == 0 for key in full)
     assert sum(int((coverage[key] == 0).sum()) for key in full) > 0.3 * sum(p.numel() for p in full.values())
     torch.testing.assert_close(slice_tree(state(model), index), state(submodel), rtol=0, atol=1e-10)
@@ -248,7 +255,7 @@ def test_scatter_of_a_slice_is_the_tree_and_twice_is_once() -> None:
     once = scatter_tree(tree, new, index=index)
     torch.testing.assert_close(scatter_tree(once, new, index=index), once, rtol=0, atol=0)
     torch.testing.assert_close(slice_tree(once, index), new, rtol=0, atol=0)
-    coverage = coverage_tree(tree, index)
+    coverage = covered(tree, index)
     assert all(torch.equal(once[name], tree[name] + coverage[name]) for name in tree)
 
 

@@ -18,11 +18,9 @@ from fedsweep.world.devices import (
     DeviceFleet,
     DeviceProfile,
     client_time,
-    duration,
     fails,
     jittered,
 )
-from fedsweep.world.stragglers import local_steps
 
 LENET_MACS, LENET_VALUES = 651_720, 62_006
 HALF_LENET_MACS, HALF_LENET_VALUES = 251_340, 15_888
@@ -52,8 +50,6 @@ def test_time_of_one_device_in_closed_form() -> None:
     """1 + 640/64 = 11 down, 5 x 2 + 7000/1000 = 17 computing, 3 + 320/32 = 13 up: 41 seconds."""
     parts = client_time(device(), steps=5, flops=7000, bits_down=640, bits_up=320)
     assert (parts.download_s, parts.compute_s, parts.upload_s, parts.total_s) == (11.0, 17.0, 13.0, 41.0)
-    seconds = duration(device(), steps=5, flops=7000, bits_down=640, bits_up=320, seed=0, round=1, client=0)
-    assert seconds == 41.0
 
 
 def test_free_and_instant_links_leave_the_computing_time() -> None:
@@ -119,8 +115,8 @@ def test_jitter_depends_on_seed_round_and_client_alone() -> None:
     noisy = device(jitter=0.4, compute_jitter=0.05)
 
     def seconds(*, steps: int = 5, seed: int = 0, round: int = 1, client: int = 0) -> float:
-        work = {"steps": steps, "flops": 7000, "bits_down": 640, "bits_up": 320}
-        return duration(noisy, **work, seed=seed, round=round, client=client)
+        today = jittered(noisy, seed=seed, round=round, client=client)
+        return client_time(today, steps=steps, flops=7000, bits_down=640, bits_up=320).total_s
 
     first = seconds()
     seconds(round=7, client=3)
@@ -248,7 +244,7 @@ def test_noise_keys_reach_every_device() -> None:
 def test_lenet_round_takes_the_expected_time(profile: str, mean: float, median: float) -> None:
     """LeNet on CIFAR-10, 500 samples per device, 5 epochs, batch 10: the longest of 10 devices, mean of 300 fleets."""
     fleet = build_devices({"profile": profile}, 3000, 2).devices
-    steps, flops = local_steps(500, batch_size=10, epochs=5), training_flops(LENET_MACS, 2500)
+    steps, flops = 5 * 50, training_flops(LENET_MACS, 2500)
     bits = 32 * LENET_VALUES
     all_parts = [client_time(one, steps=steps, flops=flops, bits_down=bits, bits_up=bits) for one in fleet]
     times = np.array([parts.total_s for parts in all_parts]).reshape(300, 10)

@@ -16,7 +16,6 @@ from fedsweep.world.drift import (
     Drift,
     ReplayDrift,
     round_classes,
-    samples_of_classes,
 )
 from fedsweep.world.replay import ScenarioTrace
 
@@ -156,13 +155,6 @@ def test_other_class_counts_keep_the_fraction(num_classes: int, paper: tuple[int
         assert (drift.min_classes, drift.max_classes) == expected
     tiny = rotation(num_classes=1)
     assert (tiny.min_classes, tiny.max_classes) == (1, 1)
-
-
-def test_samples_of_a_round_are_those_of_the_pool_with_its_classes() -> None:
-    labels = np.array([0, 1, 2, 0, 1, 2, 0])
-    pool = np.array([6, 1, 5, 0])
-    assert samples_of_classes(labels, pool, (0, 2)).tolist() == [6, 5, 0]
-    assert samples_of_classes(labels, pool, ()).tolist() == []
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 import pytest
 
 from fedsweep.catalog import bind_spec
@@ -16,29 +14,11 @@ from fedsweep.world.stragglers import (
     PartialWork,
     StragglerPolicy,
     WaitForAll,
-    local_steps,
-    round_time,
-    server_time,
 )
 
 
 def runs(*durations: float, failed: tuple[int, ...] = ()) -> list[ClientRun]:
     return [ClientRun(client=k, duration_s=t, failed=k in failed) for k, t in enumerate(durations)]
-
-
-def test_local_steps_round_the_last_batch_up() -> None:
-    assert local_steps(101, batch_size=10, epochs=5) == 55
-
-
-def test_waiting_for_all_takes_the_longest_time_and_the_server_once() -> None:
-    assert round_time([4.0, 9.0, 2.0], WaitForAll()) == 9.0
-    assert round_time([4.0, 9.0, 2.0], WaitForAll(), server_s=server_time(5e13, constant_s=1.0)) == 15.0
-    assert round_time([], WaitForAll()) == 0.0
-
-
-def test_clock_is_the_sum_of_round_times() -> None:
-    rounds = [round_time(times, WaitForAll(), server_s=1.0) for times in ([4.0, 9.0], [2.0], [3.0, 1.0])]
-    assert list(accumulate(rounds)) == [10.0, 13.0, 17.0]
 
 
 def test_deadline_drops_the_late_and_never_lasts_longer() -> None:

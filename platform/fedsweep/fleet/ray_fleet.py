@@ -95,7 +95,7 @@ class RayFleet(Fleet):
         self._births += 1
 
     def ready(self) -> None:
-        """See :meth:`Fleet.ready`.
+        """Wait until every actor has started.
 
         Raises:
             ResourceError: An actor can't start, or does not within the time.
@@ -297,7 +297,7 @@ class RayFleet(Fleet):
         return dict(sorted(merged.items()))
 
     def fetch(self, handle: Handle) -> State:
-        """See :meth:`Fleet.fetch`.
+        """Bring clients' memories to the server.
 
         Raises:
             MemoryLost: It was on a node that is gone.

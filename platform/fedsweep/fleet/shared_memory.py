@@ -88,7 +88,7 @@ class SharedMemoryExchange(Exchange):
             self._poll.register(descriptor, select.POLLIN)
 
     def mean(self, own: Mapping[int, Tensor], attendees: Sequence[int], weights: Sequence[float], out: Tensor) -> None:
-        """See :meth:`Exchange.mean`.
+        """The attendees' mean; each actor sums its range of coordinates.
 
         Raises:
             WorkerLost: Another member died or does not answer.

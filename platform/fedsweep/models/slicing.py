@@ -146,18 +146,6 @@ def _scattered(full: Tensor, values: Tensor, parts: tuple[tuple[int, Tensor], ..
     return result
 
 
-def coverage_tree(tree: Mapping[str, Tensor], index: KeptIndex) -> dict[str, Tensor]:
-    """1 where a coordinate is kept, else 0: tensors of the shapes and dtypes of ``tree``.
-
-    Args:
-        tree: Tensors at full size; only their shapes, dtypes and devices matter.
-        index: As :func:`kept_index` gives it.
-    """
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in tree.items()}
-    ones = {name: torch.ones_like(tensor) for name, tensor in tree.items()}
-    return scatter_tree(zeros, slice_tree(ones, index), index=index)
-
-
 def build_submodel_module(model: Network, kept: Kept, *, scales: Mapping[str, Tensor] | None = None) -> Network:
     """A smaller copy of a network: the same architecture with the kept units alone, in new memory.
 

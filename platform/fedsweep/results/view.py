@@ -101,9 +101,9 @@ class RunView:
         apart; ``seconds_so_far``, of all rounds up to and with each, evaluation included; and ``group_size``, the
         high-frequency group's length.
         """
-        if name in self.columns or name not in ("total_bytes", "seconds_so_far", "group_size"):
-            return self.columns.get(name, ())
-        return self._derived[name]
+        if name in ("total_bytes", "seconds_so_far", "group_size"):
+            return self._derived[name]  # total_bytes as well: tables of earlier versions do not have it
+        return self.columns.get(name, ())
 
     def over(self, name: str, how: str) -> float | None:
         """A column as one figure; None where no round has it, or one that counts is infinite.

@@ -21,6 +21,7 @@ from fedsweep.config.schema import Config
 from fedsweep.driver.run import present_umask
 from fedsweep.errors import RunError
 from fedsweep.fleet.ray_cluster import ray_cluster
+from fedsweep.fleet.ray_leftovers import lost_process
 from fedsweep.sweeps.prepare import Entry, PreparedSweep, default_folder, make_entry, prepare, worlds
 from fedsweep.sweeps.resources import check_shares, largest
 from fedsweep.sweeps.space import TRIAL, is_listed, make_trial, short_names, space_keys
@@ -295,8 +296,6 @@ def _make_stopper(interrupted: threading.Event) -> Any:
 
 def _fit(tuner: Any, interrupted: threading.Event, *, way_on: str) -> ResultGrid:
     """Tune in a thread of its own, so that Ctrl-C comes here and Tune is asked to put all trials away."""
-    from fedsweep.fleet.ray_leftovers import lost_process
-
     outcome: list[Any] = []
     # Not the thread's own join: interrupted, Python 3.11 takes the thread for ended.
     is_over = threading.Event()

@@ -261,33 +261,6 @@ def jittered(device: DeviceProfile, *, seed: int, round: int, client: int) -> De
     )
 
 
-def duration(
-    device: DeviceProfile,
-    *,
-    steps: int,
-    flops: float,
-    bits_down: float,
-    bits_up: float,
-    seed: int,
-    round: int,
-    client: int,
-) -> float:
-    """T_k: virtual seconds of a client's work in a round, with that round's jitter.
-
-    Args:
-        device: The client's device.
-        steps: Local steps, >= 0.
-        flops: Training FLOPs of all steps together.
-        bits_down: Bits received.
-        bits_up: Bits sent.
-        seed: The run's seed.
-        round: From 1.
-        client: The client's id.
-    """
-    today = jittered(device, seed=seed, round=round, client=client)
-    return client_time(today, steps=steps, flops=flops, bits_down=bits_down, bits_up=bits_up).total_s
-
-
 def fails(device: DeviceProfile, *, seed: int, round: int, client: int) -> bool:
     """Whether the client vanishes in this round; the same answer for every method.
 

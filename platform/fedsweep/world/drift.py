@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -148,17 +148,6 @@ class ReplayDrift(Drift):
 
     def class_set(self, client: int, round: int, stream: Stream) -> tuple[int, ...]:
         return self.trace.classes_of(client, round)
-
-
-def samples_of_classes(labels: NDArray[np.int64], pool: NDArray[np.int64], classes: Sequence[int]) -> NDArray[np.int64]:
-    """The local data of a round: those samples of a pool whose label is in a class set, in the pool's order.
-
-    Args:
-        labels: Of the whole training set [S].
-        pool: Indices into it.
-        classes: The class set.
-    """
-    return pool[np.isin(labels[pool], np.asarray(classes, dtype=np.int64))]
 
 
 def round_classes(drift: Drift, *, seed: int, num_clients: int, round: int) -> dict[int, tuple[int, ...]]:

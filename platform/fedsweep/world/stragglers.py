@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 
 from fedsweep.world.spec_checks import check_integer, check_number
 
-SERVER_FLOPS_PER_S = 1e13
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRun:
@@ -213,31 +211,6 @@ STRAGGLERS: Mapping[str, Callable[..., StragglerPolicy]] = {
     "drop_out": DropOut,
     "partial": PartialWork,
 }
-
-
-def round_time(
-    durations: Sequence[float], policy: StragglerPolicy, *, wanted: int | None = None, server_s: float = 0.0
-) -> float:
-    """T_round: seconds from a synchronous round's start to its end; the clock is the sum over rounds.
-
-    Args:
-        durations: T_k of the selected clients, none of which fails.
-        policy: When the server stops waiting.
-        wanted: Updates wanted; None: as many as there are durations.
-        server_s: The server's own time, added once.
-    """
-    runs = [ClientRun(client=client, duration_s=seconds) for client, seconds in enumerate(durations)]
-    return policy.close(runs, len(runs) if wanted is None else wanted).duration_s + server_s
-
-
-def server_time(flops: float, *, flops_per_s: float = SERVER_FLOPS_PER_S, constant_s: float = 0.0) -> float:
-    """T_srv: seconds of the server's own work in a round, FLOPs over throughput plus a constant."""
-    return flops / flops_per_s + constant_s
-
-
-def local_steps(num_samples: int, *, batch_size: int, epochs: int) -> int:
-    """Optimiser steps of a client in a round: epochs x ceil(num_samples / batch_size)."""
-    return epochs * math.ceil(num_samples / batch_size)
 
 
 def _alive(runs: Sequence[ClientRun]) -> list[ClientRun]:
