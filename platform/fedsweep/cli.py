@@ -27,9 +27,8 @@ from fedsweep.commands import (
     reproduce,
     run,
     select_group,
+    store,
     sweep,
-    sync,
-    ui,
     verify,
 )
 from fedsweep.commands.interrupts import INTERRUPTED, interrupts
@@ -62,12 +61,12 @@ app.command("reproduce", rich_help_panel=_EXPERIMENTS, epilog=reproduce.EXAMPLES
 app.command("compare", rich_help_panel=_EXPERIMENTS, epilog=compare.EXAMPLES)(compare.compare)
 app.command("report", rich_help_panel=_EXPERIMENTS, epilog=report.EXAMPLES)(report.report)
 app.command("verify", rich_help_panel=_EXPERIMENTS, epilog=verify.EXAMPLES)(verify.verify)
-app.command("sync", rich_help_panel=_EXPERIMENTS, epilog=sync.EXAMPLES)(sync.sync)
+app.command("sync", rich_help_panel=_EXPERIMENTS, epilog=store.SYNC_EXAMPLES)(store.sync)
 app.command("partition", rich_help_panel=_EXPERIMENTS, epilog=partition.EXAMPLES)(partition.partition)
 app.command("select", rich_help_panel=_EXPERIMENTS, epilog=select_group.EXAMPLES)(select_group.select)
 app.command("list", rich_help_panel=_NAMES, epilog=catalog.LIST_EXAMPLES)(catalog.list_names)
 app.command("show", rich_help_panel=_NAMES, epilog=catalog.SHOW_EXAMPLES)(catalog.show)
-app.command("ui", rich_help_panel=_MACHINE, epilog=ui.EXAMPLES)(ui.ui)
+app.command("ui", rich_help_panel=_MACHINE, epilog=store.UI_EXAMPLES)(store.ui)
 app.command("doctor", rich_help_panel=_MACHINE, epilog=doctor.EXAMPLES)(doctor.doctor)
 
 

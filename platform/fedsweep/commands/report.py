@@ -53,7 +53,7 @@ def report(
     as SVG and CSV.
     """
     from fedsweep.commands.output import note
-    from fedsweep.commands.ui import local_store
+    from fedsweep.commands.store import local_store
     from fedsweep.reports.page import write_report
     from fedsweep.results.texts import bytes_text
     from fedsweep.tracking.mlflow_store import resolve_uri

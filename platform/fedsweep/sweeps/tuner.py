@@ -1,7 +1,6 @@
 """Running a sweep on Ray Tune, from the plan in its folder; a resumed one goes on from the trials' own checkpoints.
 
-Tune's own way of resuming is not used: it unpickles its state, and that state lags behind the run folders, which know
-better how far each trial is.
+Tune's own way of resuming is not used: it unpickles its state, which lags behind what the run folders know.
 """
 
 from __future__ import annotations

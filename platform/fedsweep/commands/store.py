@@ -1,4 +1,4 @@
-"""``fedsweep ui``: MLflow's pages over a local store."""
+"""``fedsweep ui`` and ``sync``: MLflow's pages over a local store, and what the store lacks of a run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Annotated
 import typer
 
 from fedsweep.commands.options import examples, whole_number
-from fedsweep.errors import ResourceError
+from fedsweep.errors import ConfigError, ResourceError
 
-EXAMPLES = examples(
+UI_EXAMPLES = examples(
     "fedsweep ui",
     "fedsweep ui --uri sqlite:////home/me/study/mlflow.db --port 5001",
 )
+SYNC_EXAMPLES = examples("fedsweep sync runs/my-experiment-20250102-030405")
 
 
 def ui(
@@ -52,3 +53,21 @@ def _check_free(port: int) -> None:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ResourceError(f"--port {port} can't be listened on ({reason}); choose another") from error
+
+
+def sync(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that has ended.")],
+) -> None:
+    """Log to MLflow what a run could not: its store was gone, locked or full. Each point is logged once."""
+    from fedsweep.catalog import resolve
+    from fedsweep.driver.run import resumable
+    from fedsweep.tracking.catch_up import catch_up
+
+    folder = folder.expanduser().absolute()
+    if (folder / "sweep.json").exists():
+        raise ConfigError(f"{folder} is a sweep's; fedsweep sweep --resume --out {folder} logs what MLflow lacks of it")
+    config, _ = resumable(folder)
+    done, is_complete = catch_up(folder, resolve(config))
+    print(f"{folder}: {done}")
+    if not is_complete:
+        raise ResourceError(f"{folder}: MLflow still lacks some of it; try again when its store can be written")
