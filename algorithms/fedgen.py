@@ -152,9 +152,8 @@ class GeneratedLatents(LocalTerm):
             if name.startswith("generator/")
         }
         num_classes = values["hidden_weight"].shape[1] - self.noise_width
-        allowed = step.broadcast.get("labels", torch.ones(num_classes, dtype=torch.bool))
-        if self.own_classes:
-            allowed = step.client.label_counts > 0
+        anybodys = step.broadcast.get("labels", torch.ones(num_classes, dtype=torch.bool))
+        allowed = step.client.label_counts > 0 if self.own_classes else anybodys
         noise, labels = drawn(
             len(step.targets), allowed, self.noise_width, stream=step.stream.child("fedgen"), like=values["mean"]
         )
@@ -382,12 +381,9 @@ def fedgen(
     source = "Zhu et al. (2021), Data-free knowledge distillation for heterogeneous federated learning"
     if not strength and not consistency:
         return FederatedMethod(name="fedgen", source=source)
+    own = variant == "dynamicfl"
     latents = GeneratedLatents(
-        strength=strength,
-        consistency=consistency,
-        decay=strength_decay,
-        noise_width=noise_width,
-        own_classes=variant == "dynamicfl",
+        strength=strength, consistency=consistency, decay=strength_decay, noise_width=noise_width, own_classes=own
     )
     generator = LatentGenerator(
         teacher=teacher,
