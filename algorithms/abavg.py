@@ -37,26 +37,27 @@ class ByAccuracy(Weighting):
     times_size: bool = False
 
     def init(self, context: ServerContext) -> State:
-        """The validation data.
+        """No accuracies yet.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: There is no validation data.
         """
-        if context.validation_data is None:
+        if context.validation_data is None or not len(context.validation_data[1]):
             raise ConfigError(
-                "method abavg needs labelled validation data on the server, but the scenario has none; set"
-                " scenario.server_data.validation=0.05, say"
+                "method abavg needs labelled validation data on the server, but the scenario has no sample of it; set"
+                " scenario.server_data.validation=0.05, say, or a greater share"
             )
-        inputs, targets = context.validation_data
-        return {"inputs": inputs, "targets": targets, "accuracies": None}
+        return {"accuracies": None}
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
-        hits = ensemble_logits(updates, sync, state["inputs"]).argmax(dim=2) == state["targets"]
+        if sync.validation_data is None:
+            raise ValueError("abavg weighs by validation data, which was there at the start")
+        inputs, targets = sync.validation_data
+        hits = ensemble_logits(updates, sync, inputs).argmax(dim=2) == targets
         accuracies = hits.double().mean(dim=1)
-        state = {**state, "accuracies": accuracies}
         values = accuracies * torch.tensor([float(u.num_samples) for u in updates]) if self.times_size else accuracies
         total = values.sum()
-        return (values / total if total > 0 else by_samples(updates)), state
+        return (values / total if total > 0 else by_samples(updates)), {"accuracies": accuracies}
 
     def report(self, state: State) -> ComponentReport:
         """How far apart the clients' accuracies are."""

@@ -135,12 +135,13 @@ class BayesianEnsemble(Refinement):
             raise ConfigError("fedbe needs teachers; set method.samples, method.with_average or method.with_clients")
 
     def init(self, context: ServerContext) -> State:
-        return {"inputs": server_inputs(context, "fedbe"), "loss": None}
+        server_inputs(context, "fedbe")  # refuses a server without
+        return {"loss": None}
 
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
-        inputs = state["inputs"]
+        inputs = server_inputs(sync, "fedbe")
         targets = self._targets(vector, updates, sync, inputs)
         student = Student(vector, sync, batch_norm=self.batch_norm)
         optimizer = torch.optim.SGD(
@@ -163,7 +164,7 @@ class BayesianEnsemble(Refinement):
         if averaged:
             found[:size] = total / averaged
             found = student.with_statistics(found, inputs) if self.batch_norm == "proxy" else found
-        return found, {**state, "loss": sum(losses) / len(losses)}
+        return found, {"loss": sum(losses) / len(losses)}
 
     def _targets(self, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext, inputs: Tensor) -> Tensor:
         """The teachers' sharpened mean probabilities [B, C]."""

@@ -67,29 +67,24 @@ class Distilled(Refinement):
                 raise ConfigError(f"method.{name} must be above 0, but got {getattr(self, name)}")
 
     def init(self, context: ServerContext) -> State:
-        """The server's inputs, and validation data where it is needed.
+        """Nothing distilled yet.
 
         Raises:
             ConfigError: Data is needed but not there.
         """
-        validation = context.validation_data
-        if self.keep == "best" and validation is None:
+        if self.keep == "best" and context.validation_data is None:
             raise ConfigError(
                 "method.keep=best needs validation data on the server, but the scenario has none; set"
                 " scenario.server_data.validation=0.05, say, or method.keep=last"
             )
-        judged = validation is not None and self.keep != "last"
-        return {
-            "inputs": server_inputs(context, "feddf"),
-            "validation": validation if judged else None,
-            "loss": None,
-            "steps": 0,
-        }
+        server_inputs(context, "feddf")  # refuses a server without
+        return {"loss": None, "steps": 0}
 
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
-        inputs, validation = state["inputs"], state["validation"]
+        inputs = server_inputs(sync, "feddf")
+        validation = None if self.keep == "last" else sync.validation_data
         targets = (ensemble_logits(updates, sync, inputs).mean(dim=0) / self.temperature).softmax(dim=1)
         student = Student(vector, sync, batch_norm=self.batch_norm)
         optimizer = torch.optim.Adam(student.module.parameters(), lr=self.learning_rate, foreach=False)
@@ -114,7 +109,7 @@ class Distilled(Refinement):
                 found, best, best_step = student.vector(), accuracy, step
             elif step - best_step >= self.patience:
                 break
-        return found, {**state, "loss": sum(losses) / len(losses), "steps": len(losses)}
+        return found, {"loss": sum(losses) / len(losses), "steps": len(losses)}
 
     def report(self, state: State) -> ComponentReport:
         """The mean loss of the round's distillation, and how long it was."""

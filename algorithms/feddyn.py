@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.evaluation import GlobalModel
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
+from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.server_update import ServerUpdate, mean_of_updates
 from fedsweep.components.weighting import Uniform
 from fedsweep.errors import ConfigError
@@ -44,14 +44,32 @@ class DynamicRegularizer(LocalTerm):
         return {name: torch.zeros_like(value, device="cpu") for name, value in params.items()}
 
     def gradient(self, step: LocalStep) -> ParamTree:
+        strength = self.strength_of(step.client)
         return {
-            name: self.strength * (value.detach() - step.anchor[name] + torch.as_tensor(step.memory[name]).to(value))
+            name: strength * (value.detach() - step.anchor[name] + torch.as_tensor(step.memory[name]).to(value))
             for name, value in step.params.items()
         }
+
+    def strength_of(self, client: ClientFacts) -> float:
+        """The client's own."""
+        return self.strength
 
     def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, dict[str, Tensor]]:
         moves = {name: (value.detach() - work.anchor[name]).cpu() for name, value in work.params.items()}
         return {name: torch.as_tensor(memory[name]) + move for name, move in moves.items()}, {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedRegularizer(DynamicRegularizer):
+    """The same with ``strength / (n_k / mean n)``: the optimum is that of the losses weighted by samples.
+
+    Source: the authors' program for clients of unequal sizes; all its means are uniform.
+    """
+
+    needs_share: ClassVar[bool] = True
+
+    def strength_of(self, client: ClientFacts) -> float:
+        return self.strength / client.share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,24 +104,35 @@ class AddMeanMove(ServerUpdate):
 
 
 def feddyn(
-    *, strength: float = 0.1, penalty: Literal["dynamic", "none"] = "dynamic", tested: Literal["server", Of] = "server"
+    *,
+    strength: float = 0.1,
+    penalty: Literal["dynamic", "none"] = "dynamic",
+    weighting: Literal["uniform", "size"] = "uniform",
+    tested: Literal["server", Of] = "server",
 ) -> FederatedMethod:
-    """FedDyn; clients count alike whatever their sizes, so the optimum is that of the mean of their losses.
+    """FedDyn; clients' models count alike whatever their sizes.
 
     Args:
         strength: Of the penalty, at least 0; 0 is FedAvg bit for bit. 0.1 is DynamicFL's choice.
         penalty: dynamic; or none: the server's side alone, which DynamicFL's program comes to, as its penalties are 0.
+        weighting: uniform: the optimum is that of the mean of the clients' losses; size: that of their losses weighted
+            by samples, for which clients of many samples have a weaker penalty.
         tested: server; or the mean of the round's clients' (active) or of all clients' last models (all: the authors).
     """
     if not 0 <= strength < float("inf"):
         raise ConfigError(f"method.strength must be a number of at least 0, but got {strength}")
+    if weighting == "size" and penalty == "none":
+        raise ConfigError(
+            "method.weighting=size changes the clients' penalty, but method.penalty is none; leave out one of them"
+        )
     source = "Acar et al. (2021), Federated learning based on dynamic regularization"
     if not strength:
         return FederatedMethod(name="feddyn", source=source)
+    regularizer = SizedRegularizer if weighting == "size" else DynamicRegularizer
     return FederatedMethod(
         name="feddyn",
         source=source,
-        terms=(DynamicRegularizer(strength=strength),) if penalty == "dynamic" else (),
+        terms=(regularizer(strength=strength),) if penalty == "dynamic" else (),
         weighting=Uniform(),
         server_update=AddMeanMove(),
         evaluation=GlobalModel() if tested == "server" else MeanOfModels(of=tested),

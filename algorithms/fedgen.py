@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.components.base import ComponentReport
+from fedsweep.components.base import ComponentReport, Published
 from fedsweep.components.local import LocalStep, LocalTerm
 from fedsweep.components.refinement import Refinement
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.network import Network
-from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
+from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL
 from fedsweep.trees import load_vector
@@ -124,6 +124,7 @@ class GeneratedLatents(LocalTerm):
         consistency: Of the second part, the same.
         decay: Above 0, at most 1.
         noise_width: E.
+        own_classes: y' are classes of the client; otherwise of anybody.
 
     Source: Zhu et al. (2021), Algorithm 1, and the authors' program, which has the second part. Reading: as many
     features are drawn as the batch has samples; in the program both numbers are 32.
@@ -134,6 +135,7 @@ class GeneratedLatents(LocalTerm):
     consistency: float
     decay: float
     noise_width: int
+    own_classes: bool = False
     name: str = "fedgen"
 
     def __post_init__(self) -> None:
@@ -150,12 +152,12 @@ class GeneratedLatents(LocalTerm):
             if name.startswith("generator/")
         }
         num_classes = values["hidden_weight"].shape[1] - self.noise_width
-        allowed = step.broadcast.get("labels", torch.ones(num_classes, dtype=torch.bool))
+        anybodys = step.broadcast.get("labels", torch.ones(num_classes, dtype=torch.bool))
+        allowed = step.client.label_counts > 0 if self.own_classes else anybodys
         noise, labels = drawn(
             len(step.targets), allowed, self.noise_width, stream=step.stream.child("fedgen"), like=values["mean"]
         )
-        # The stream's key has the round; a step has no other word of it.
-        factor = self.decay ** (int(step.stream.key[2]) - 1)
+        factor = self.decay ** (step.client.round - 1)
         total = torch.zeros((), dtype=noise.dtype, device=noise.device)
         if self.strength:
             logits = self._head(step, generated(values, noise, labels, training=False))
@@ -240,22 +242,25 @@ class LatentGenerator(Refinement):
             )
         sizes = (self.noise_width, self.hidden_width, cast(Network, model).feature_width, context.num_classes)
         fresh = new_generator(*sizes, stream=context.stream)
+        counts = torch.stack([torch.from_numpy(p.label_counts) for p in context.profiles]).double()
         return {
             "generator": {name: value.to(context.layout.dtype) for name, value in fresh.items()},
             "adam": None,
-            "counts": torch.stack([torch.from_numpy(p.label_counts) for p in context.profiles]).double(),
+            "counts": counts,
+            "labels": counts.sum(dim=0) > 0,
             "seen": torch.zeros(context.num_clients, context.num_classes, dtype=torch.float64),
             "sent": self.variant == "dynamicfl",
             "loss": None,
         }
 
-    def broadcast(self, state: State, client: int) -> Payload:
-        """The generator, and the classes to draw where those are not all."""
+    def publish(self, state: State) -> Mapping[str, Published]:
+        """The generator, and the classes to draw where those are not all, and not each client's own."""
         if not state["sent"]:
             return {}
-        counts = state["counts"][client] if self.variant == "dynamicfl" else state["counts"].sum(dim=0)
-        labels = {} if bool((counts > 0).all()) else {"labels": counts > 0}
-        return {f"generator/{name}": value for name, value in state["generator"].items()} | labels
+        contents = {f"generator/{name}": value for name, value in state["generator"].items()}
+        if self.variant != "dynamicfl" and not bool(state["labels"].all()):
+            contents["labels"] = state["labels"]
+        return {name: Published(value=value) for name, value in contents.items()}
 
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
@@ -376,8 +381,9 @@ def fedgen(
     source = "Zhu et al. (2021), Data-free knowledge distillation for heterogeneous federated learning"
     if not strength and not consistency:
         return FederatedMethod(name="fedgen", source=source)
+    own = variant == "dynamicfl"
     latents = GeneratedLatents(
-        strength=strength, consistency=consistency, decay=strength_decay, noise_width=noise_width
+        strength=strength, consistency=consistency, decay=strength_decay, noise_width=noise_width, own_classes=own
     )
     generator = LatentGenerator(
         teacher=teacher,

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsweep.components.base import Published
 from fedsweep.components.local import LocalStep, Objective
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.components.refinement import Refinement
@@ -51,7 +52,7 @@ class GroupMeans(Probe):
 
 @dataclass(frozen=True, kw_only=True)
 class MeanBank(Refinement):
-    """Collects the clients' averages before round 1 and sends all of them with the model.
+    """Collects the clients' averages before round 1 and sends each client all of them once.
 
     Attributes:
         group_size: See :class:`GroupMeans`.
@@ -82,8 +83,8 @@ class MeanBank(Refinement):
         clients = sorted(answers)
         return {key: torch.cat([answers[k][f"group_means/{key}"] for k in clients]) for key in ("inputs", "labels")}
 
-    def broadcast(self, state: State, client: int) -> Payload:
-        return {f"bank/{key}": value for key, value in state.items()}
+    def publish(self, state: State) -> Mapping[str, Published]:
+        return {f"bank/{key}": Published(value=value) for key, value in state.items()}
 
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
@@ -109,6 +110,11 @@ class MixedLoss(Objective):
 
     strength: float
     mixup: Mixup = "taylor"
+
+    @property
+    def passes(self) -> float:
+        """Taylor's slope along the inputs costs as much as the forward pass, and to go back through it twice that."""
+        return 3 if self.mixup == "naive" else 6
 
     def loss(self, step: LocalStep) -> Tensor:
         inputs, labels = step.broadcast["bank/inputs"], step.broadcast["bank/labels"]

@@ -11,39 +11,14 @@ from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.refinement import Refinement
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
-from fedsweep.models.network import Network
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.trees import ParamTree
-
-
-class _Features(nn.Module):
-    """A network's features as a module's forward pass, which a functional call needs."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return cast(Network, self.network).features(inputs)
-
-
-def _frozen_features(model: nn.Module, params: ParamTree, inputs: Tensor) -> Tensor:
-    """Features [B, D] under given params, in evaluation mode and without gradients."""
-    values = {f"network.{name}": value.to(inputs.device) for name, value in params.items()}
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            found: Tensor = torch.func.functional_call(_Features(model), values, (inputs,), strict=False)
-    finally:
-        model.train(was_training)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +33,8 @@ class Contrastive(LocalTerm):
         temperature: T, above 0.
 
     Source: Li et al. (2021), Eq. 3 and the authors' program. Reading: z is what the model's head reads; the paper's
-    networks have a projection of two layers there.
+    networks have a projection of two layers there. Reading: the other two models are in evaluation mode, with the batch
+    norm's statistics that they were sent or kept with.
     """
 
     stateful: ClassVar[bool] = True
@@ -66,19 +42,24 @@ class Contrastive(LocalTerm):
     temperature: float
     name: str = "moon"
 
+    @property
+    def passes(self) -> float:
+        """Two models are asked; a client's first job, which asks none, is charged alike."""
+        return 2
+
     def loss(self, step: LocalStep) -> Tensor | None:
         previous = cast("ParamTree | None", step.memory.get("previous"))
         if previous is None:
             return None
         own = step.features
-        received = _frozen_features(step.model, step.anchor, step.inputs)
-        last = _frozen_features(step.model, previous, step.inputs)
-        contrast = torch.stack([F.cosine_similarity(own, other, dim=1) for other in (received, last)], dim=1)
+        kept = {name: value.to(own.device) for name, value in previous.items()}
+        others = [step.frozen(values).features(step.inputs) for values in (step.anchor, kept)]
+        contrast = torch.stack([F.cosine_similarity(own, other, dim=1) for other in others], dim=1)
         nearest = torch.zeros(len(own), dtype=torch.int64, device=own.device)
         return self.strength * F.cross_entropy(contrast / self.temperature, nearest)
 
     def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
-        return {"previous": {name: value.detach().cpu().clone() for name, value in work.params.items()}}, {}
+        return {"previous": {name: value.detach().cpu().clone() for name, value in work.values.items()}}, {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,19 +70,13 @@ class ContrastNeeds(Refinement):
         """Nothing to keep.
 
         Raises:
-            ConfigError: The network does not say where its features are, or has batch norm.
+            ConfigError: The network does not say where its features are.
         """
         model = context.model
         if not getattr(model, "has_features", False):
             raise ConfigError(
                 f"moon contrasts what a model's head reads, but model {type(model).__name__} has no features and head;"
                 " use a built-in model or give yours the methods features and head"
-            )
-        if context.layout.num_buffers:
-            raise ConfigError(
-                f"moon runs two frozen models beside the client's own, whose batch norm would need statistics of their"
-                f" own, which clients do not keep, but model {type(model).__name__} has {context.layout.num_buffers}"
-                " such values; use a model without batch norm, such as cnn or lenet5"
             )
         return {}
 

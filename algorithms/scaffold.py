@@ -5,17 +5,17 @@ Source: Karimireddy et al. (2020): SCAFFOLD: stochastic controlled averaging for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from fedsweep.components.base import Published
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.weighting import BySamples, Uniform, When
-from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.trees import ParamTree, weighted_mean
@@ -25,10 +25,15 @@ from .parts.server_steps import server_steps
 
 @dataclass(frozen=True, kw_only=True)
 class Correction(LocalTerm):
-    """Adds ``c - c_k`` to each gradient; at a job's end ``c_k <- c_k - c + (x - y_k) / (steps * learning rate)``."""
+    """Adds ``c - c_k`` to each gradient; at a job's end ``c_k <- c_k - c + (x - y_k) / (t_k * learning rate)``.
+
+    t_k are the job's effective steps: its steps for plain SGD. Reading: with momentum they make ``(x - y_k) / (t_k *
+    learning rate)`` a mean of the job's gradients, as Option II has it.
+    """
 
     sends: ClassVar[bool] = True
     stateful: ClassVar[bool] = True
+    needs_effective_steps: ClassVar[bool] = True
     name: str = "scaffold"
 
     def init(self, params: ParamTree) -> Memory:
@@ -41,7 +46,7 @@ class Correction(LocalTerm):
         }
 
     def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
-        divisor = work.steps * work.learning_rate
+        divisor = work.effective_steps * work.learning_rate
         if not divisor:
             return memory, {}
         changes = {
@@ -64,35 +69,36 @@ class MeanControl(Refinement):
 
     def init(self, context: ServerContext) -> State:
         sizes = [float(p.num_samples) if self.by_size else 1.0 for p in context.profiles]
-        control = {name: torch.zeros_like(value) for name, value in context.layout.params(context.vector).items()}
+        control = torch.zeros_like(context.vector[: context.layout.num_params])
         return {"control": control, "shares": [size / sum(sizes) for size in sizes]}
 
-    def broadcast(self, state: State, client: int) -> Payload:
-        return {f"control/{name}": value for name, value in state["control"].items()}
+    def publish(self, state: State) -> Mapping[str, Published]:
+        return {"control": Published(value=state["control"], like="params")}
 
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
         told = [u for u in updates if u.extras]
-        for update in told:
-            if update.effective_steps != update.steps:
-                raise ConfigError(
-                    f"scaffold needs clients with plain SGD, but {update.steps} steps of client {update.client} count"
-                    f" as {update.effective_steps:g}; set training.optimizer to {{name: sgd, momentum: 0}}"
-                )
-        control = {}
-        for name, old in state["control"].items():
-            rows = [old.reshape(-1), *(u.extras[f"scaffold/{name}"].reshape(-1) for u in told)]
-            out = torch.empty_like(rows[0])
-            weighted_mean(rows, [1.0, *(state["shares"][u.client] for u in told)], out)
-            control[name] = out.view_as(old)
+        rows = [state["control"], *(_change(u, sync) for u in told)]
+        control = torch.empty_like(rows[0])
+        weighted_mean(rows, [1.0, *(state["shares"][u.client] for u in told)], control)
         return vector, {**state, "control": control}
+
+
+def _change(update: ClientUpdate, sync: SyncContext) -> Tensor:
+    """By how much a client's variate changed [P]; what its sub-model does not hold did not."""
+    part, size = update.layout, sync.layout.num_params
+    vector = sync.vector.new_zeros(part.num_values)
+    for name, place in part.params(vector).items():
+        place.copy_(update.extras[f"scaffold/{name}"])
+    held = update.submodel.embed(vector, sync.layout)
+    return held.vector[:size] if held.cover is None else held.vector[:size].masked_fill(~held.cover[:size], 0.0)
 
 
 def scaffold(
     *, server_learning_rate: float = 1.0, weighting: Literal["uniform", "size"] = "uniform"
 ) -> FederatedMethod:
-    """SCAFFOLD with plain SGD on the clients: control variates correct their drift; twice FedAvg's traffic.
+    """SCAFFOLD with SGD on the clients: control variates correct their drift; twice FedAvg's traffic.
 
     Args:
         server_learning_rate: Multiplies the server's move towards the clients' mean, above 0.

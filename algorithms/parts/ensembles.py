@@ -71,7 +71,7 @@ def model_logits(vectors: Sequence[Tensor], sync: SyncContext, inputs: Tensor) -
     return torch.stack(rows)
 
 
-def server_inputs(context: ServerContext, method: str) -> Tensor:
+def server_inputs(context: ServerContext | SyncContext, method: str) -> Tensor:
     """The proxy data's inputs; its labels are not looked at.
 
     Raises:

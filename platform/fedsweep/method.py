@@ -128,6 +128,11 @@ class FederatedMethod:
         """Whether clients are told the federation's mean number of samples."""
         return self.objective.needs_share or any(term.needs_share for term in self.terms)
 
+    @property
+    def needs_effective_steps(self) -> bool:
+        """Whether moves are divided by how many plain steps they are worth, which Adam's are not."""
+        return self.weighting.needs_effective_steps or any(term.needs_effective_steps for term in self.terms)
+
     def probes(self, components: Mapping[str, State], round: int) -> tuple[Probe, ...]:
         """A round's measurements, by name.
 

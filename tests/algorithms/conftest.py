@@ -14,10 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.components.local import LocalStep, Objective
-from fedsweep.components.weighting import Weighting
 from fedsweep.engine.state import RunState
 from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, State, SyncContext
 from fedsweep.testing import local_engine, tiny_experiment
 
 
@@ -43,17 +41,6 @@ class Quadratic(Objective):
         return loss
 
 
-@dataclass(frozen=True, kw_only=True)
-class GivenShares(Weighting):
-    """Weights named beforehand, whatever the clients' sizes."""
-
-    shares: tuple[float, ...]
-
-    def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
-        found = torch.tensor([self.shares[u.client] for u in updates], dtype=torch.float64)
-        return found / found.sum(), state
-
-
 Problem = tuple[Sequence[float], Sequence[float]]
 Golden = Callable[..., list[RunState]]
 
@@ -68,7 +55,6 @@ def golden() -> Golden:
         rounds: int,
         steps: tuple[int, ...] = (5, 5),
         problem: Problem = ((1.0, 4.0), (0.0, 10.0)),
-        shares: tuple[float, ...] | None = None,
         cohort_size: int | None = None,
         **options: object,
     ) -> list[RunState]:
@@ -76,8 +62,6 @@ def golden() -> Golden:
         curvatures, centres = problem
         rows = [(a, b) for a, b, n in zip(curvatures, centres, steps, strict=True) for _ in range(n)]
         method = replace(method, objective=Quadratic())
-        if shares is not None:
-            method = replace(method, weighting=GivenShares(shares=shares))
         engine = local_engine(
             tiny_experiment(
                 method,

@@ -65,10 +65,9 @@ def weights(values: list[float], *, sizes: list[int], times_size: bool = False) 
         cohort=(0, 1, 2),
         model=model,
         stream=stream(0, "test"),
-        checkpoint=lambda tree: None,
+        validation_data=(torch.arange(1.0, 11.0)[:, None], torch.ones(10, dtype=torch.int64)),
     )
-    state = {"inputs": torch.arange(1.0, 11.0)[:, None], "targets": torch.ones(10, dtype=torch.int64)}
-    return ByAccuracy(times_size=times_size).weigh(state, updates, sync)[0]
+    return ByAccuracy(times_size=times_size).weigh({"accuracies": None}, updates, sync)[0]
 
 
 def test_it_conforms() -> None:
@@ -126,3 +125,11 @@ def test_nothing_but_models_travels() -> None:
 def test_without_validation_data_it_is_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match=r"abavg needs labelled validation data on the server.*server_data\.validat"):
         check_experiment(tiny_experiment(abavg()))
+    with pytest.raises(
+        ConfigError, match=r"has no sample of it; set scenario\.server_data\.validation=0\.05, say, or a"
+    ):
+        check_experiment(tiny_experiment(abavg(), validation=validation(0)))
+
+
+def test_the_validation_data_is_no_part_of_the_state() -> None:
+    assert set(run(abavg()).components["weighting"]) == {"accuracies"}

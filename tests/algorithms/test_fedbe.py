@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -141,12 +142,12 @@ def test_sharpening_by_hand() -> None:
 def test_the_averaged_weights_are_the_mean_of_the_snapshots() -> None:
     """Steps 1 to 12: with snapshots every 6 from the start, the mean of the students after 6 and after 12."""
     played, sync = round_of(fedavg())
-    inputs = torch.from_numpy(IMAGES)
 
     def student(**options: Any) -> Tensor:
         settings = {"epochs": 4, "batch_size": 8, "learning_rate": 0.1, "average_from": 0.0} | options
         component = fedbe(**settings).refinements[0]
-        return component.refine({"inputs": inputs, "loss": None}, played.vector, played.updates, sync)[0]
+        asked = replace(sync, proxy_data=(torch.from_numpy(IMAGES), None))
+        return component.refine({"loss": None}, played.vector, played.updates, asked)[0]
 
     after_6, after_12 = student(epochs=2, average_every=6), student(average_every=12)
     expected = (after_6.double() + after_12.double()) / 2

@@ -132,9 +132,9 @@ def test_teachers_stay_and_a_constant_on_their_logits_changes_nothing() -> None:
     played = play_round(engine)
     before = [u.vector.clone() for u in played.updates if u.vector is not None]
     component = feddf(**SHORT).refinements[0]  # type: ignore[arg-type]
-    sync = place(engine.experiment.build_model(), played.vector)
     inputs = torch.from_numpy(IMAGES).double()
-    state = {"inputs": inputs, "validation": None, "loss": None, "steps": 0}
+    sync = replace(place(engine.experiment.build_model(), played.vector), proxy_data=(inputs, None))
+    state = {"loss": None, "steps": 0}
     first, _ = component.refine(state, played.vector, played.updates, sync)
     shifted = []
     for update, constant in zip(played.updates, (1.0, -2.0, 5.0), strict=True):
@@ -161,7 +161,8 @@ def test_the_best_student_is_kept_and_patience_ends_it(monkeypatch: pytest.Monke
     validation = (IMAGES[:8], np.zeros(8, dtype=np.int64))
     engine = local_engine(tiny_experiment(feddf(**(SHORT | {"steps": 500})), proxy=PROXY, validation=validation))  # type: ignore[arg-type]
     played = play_round(engine)
-    assert played.components["refinement0"]["steps"] == 20
+    state = played.components["refinement0"]
+    assert state["steps"] == 20 and set(state) == {"loss", "steps"}  # the data is no part of it
     assert torch.equal(played.vector, seen[1]) and not torch.equal(seen[1], seen[3])
 
 

@@ -65,6 +65,28 @@ def test_the_optimum_is_reached_with_momentum_and_in_part(golden: Golden) -> Non
     assert float(found[-1].vector) == pytest.approx(optimum, abs=1e-6)
 
 
+def test_by_size_the_optimum_is_that_of_the_weighted_losses(golden: Golden) -> None:
+    """n = (32, 64), shares 2/3 and 4/3: y = (0.6, 40.75 / 4.75) from 1, and (32 x 1 x 0 + 64 x 4 x 10) / (32 + 256)."""
+    method = feddyn(strength=1.0, weighting="size")
+    states = golden(method, rounds=80, steps=(32, 64), learning_rate=0.2)
+    mean = (0.6 + 40.75 / 4.75) / 2
+    assert float(states[1].vector) == pytest.approx(mean + (mean - 1), abs=1e-9)
+    assert float(states[-1].vector) == pytest.approx(80 / 9, abs=1e-8)
+
+
+def test_by_size_clients_of_one_size_are_what_they_were() -> None:
+    assert torch.equal(run(feddyn(weighting="size")).vector, run(feddyn()).vector)
+    sizes = (4, 8, 12, 24, 28, 20)
+    assert not torch.equal(run(feddyn(weighting="size"), sizes=sizes).vector, run(feddyn(), sizes=sizes).vector)
+
+
+def test_sizes_without_a_penalty_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"method\.weighting=size changes the clients' penalty, but method\.penalty is"
+    ):
+        feddyn(weighting="size", penalty="none")
+
+
 def test_the_first_round_goes_one_plus_m_over_n_as_far_as_the_mean() -> None:
     """Round 1 has no past: with one step a client the penalty does not act yet."""
     options = {"rounds": 1, "local_steps": 1, "double": True}

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.fedgen import (
@@ -23,7 +24,7 @@ from fedsweep.algorithms.fedgen import (
     generated,
     new_generator,
 )
-from fedsweep.components.local import LocalStep
+from fedsweep.components.local import ClientFacts, LocalStep
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, FedsweepError
 from fedsweep.experiment.checks import check_experiment
@@ -32,7 +33,7 @@ from fedsweep.models.mlp import Mlp
 from fedsweep.records import SyncContext
 from fedsweep.runs.state_codec import from_bytes, to_bytes
 from fedsweep.streams import stream
-from fedsweep.testing import component_conforms, local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing import component_conforms, local_engine, play_round, run_rounds, tiny_data, tiny_experiment
 
 SMALL: dict[str, Any] = {"noise_width": 3, "hidden_width": 5, "generator_steps": 4, "generator_batch": 6}
 # 8 features: (3 + 4) x 5 + 5, norm 2 x 5, 5 x 8 + 8, statistics 2 x 5.
@@ -65,9 +66,10 @@ def local_step(broadcast: dict[str, Tensor], *, round: int = 2) -> LocalStep:
         anchor={},
         memory={},
         broadcast=broadcast,
-        stream=stream(0, "method", round, 1, 0),
+        stream=stream(0, "test"),
         position=0,
         learning_rate=0.1,
+        client=ClientFacts(client=1, round=round, num_samples=6, label_counts=torch.tensor([0, 4, 0, 2])),
     )
 
 
@@ -186,15 +188,45 @@ def test_the_generator_travels_down_from_round_two_on() -> None:
     assert [r.bytes_down for r in state.records] == [4 * r.values_down for r in state.records]
 
 
-def test_dynamicfls_clients_get_their_own_classes_as_one_byte() -> None:
+def test_a_generator_is_sent_once_however_often_a_round_synchronises() -> None:
+    """Local steps 1 to 3: three starts from the server's model, and the generator learned at the round's end."""
+    size = sum(p.numel() for p in build().parameters())
+    state = run(merge(fedgen(**SMALL), dynamicsgd()), rounds=2, local_steps=3)
+    points = state.records[-1].sync_points
+    assert points > 1
+    assert state.records[-1].values_down == 3 * (points * size + GENERATOR_VALUES)
+
+
+def test_classes_that_nobody_has_are_not_drawn() -> None:
+    """One byte for the list of four, once a client."""
+    size = sum(p.numel() for p in build().parameters())
+    images, labels = tiny_data()
+    state = run(fedgen(**SMALL), rounds=3, cohort_size=6, images=images, labels=labels + (labels == 2))
+    extra = [r.bytes_down - 4 * 6 * (size + GENERATOR_VALUES) for r in state.records]
+    assert extra == [-4 * 6 * GENERATOR_VALUES, 6, 0]
+    assert server(fedgen()).publish(state.components["refinement0"])["labels"].value.tolist() == [
+        True,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_dynamicfls_clients_draw_their_own_classes() -> None:
+    """Of which the client has word itself; as if the server had said so."""
+    own = GeneratedLatents(strength=1.0, consistency=0.0, decay=1.0, noise_width=3, own_classes=True)
+    told = dataclasses.replace(own, own_classes=False)
+    labels = {"labels": torch.tensor([False, True, False, True])}
+    expected = told.loss(local_step(sent_generator() | labels))
+    found, free = own.loss(local_step(sent_generator())), told.loss(local_step(sent_generator()))
+    assert found is not None and expected is not None and free is not None
+    assert torch.equal(found, expected) and not torch.equal(found, free)
     size = sum(p.numel() for p in build().parameters())
     record = run(fedgen(**SMALL, variant="dynamicfl"), rounds=1).records[0]
     assert record.values_down == 3 * (size + GENERATOR_VALUES)
-    assert record.bytes_down == 4 * record.values_down + 3
-    component = server(fedgen(variant="dynamicfl"))
-    state = {"sent": True, "generator": {}, "counts": torch.tensor([[2.0, 0.0], [1.0, 1.0]])}
-    assert component.broadcast(state, 0)["labels"].tolist() == [True, False]
-    assert "labels" not in component.broadcast(state, 1)
+    assert record.bytes_down == 4 * record.values_down
+    (term,) = fedgen(variant="dynamicfl").terms
+    assert isinstance(term, GeneratedLatents) and term.own_classes
 
 
 def test_class_weights_by_hand() -> None:

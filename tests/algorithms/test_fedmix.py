@@ -174,14 +174,18 @@ def test_strength_zero_is_fedavg_bit_for_bit(mixup: str) -> None:
 
 @pytest.mark.parametrize("group_size", [None, 5])
 def test_the_averages_travel_up_once_and_the_bank_down(group_size: int | None) -> None:
-    """An average has 6 + 4 values; each start is charged with the whole bank."""
+    """An average has 6 + 4 values; a client is charged with the whole bank at its first start, and keeps it."""
     engine = local_engine(tiny_experiment(fedmix(group_size=group_size), sizes=UNEQUAL))
     state = run_rounds(engine)
     averages = 6 if group_size is None else sum(math.ceil(n / group_size) for n in UNEQUAL)
     assert state.setup_bytes == 4 * averages * (6 + 4)
+    known: set[int] = set()
     for record in state.records:
+        fresh = set(record.cohort) - known
+        known |= fresh
         assert record.values_up == 3 * 28
-        assert record.values_down == 3 * (28 + averages * (6 + 4))
+        assert record.values_down == 3 * 28 + len(fresh) * averages * (6 + 4)
+    assert len(known) < 3 * len(state.records)
 
 
 def test_the_bank_has_all_clients_averages_in_order() -> None:
@@ -191,6 +195,12 @@ def test_the_bank_has_all_clients_averages_in_order() -> None:
     expected = np.stack([world.test_images[indices].mean(axis=0) for indices in world.indices])
     np.testing.assert_allclose(bank["inputs"], expected, atol=1e-6)
     np.testing.assert_allclose(bank["labels"].sum(dim=1), np.ones(6), atol=1e-6)
+
+
+@pytest.mark.parametrize(("mixup", "passes"), [("taylor", 6), ("naive", 3)])
+def test_a_step_costs_its_passes(mixup: str, passes: int) -> None:
+    plain, mixed = run(fedavg()), run(fedmix(mixup=mixup))  # type: ignore[arg-type]
+    assert [3 * r.flops for r in mixed.records] == [passes * r.flops for r in plain.records]
 
 
 def test_networks_with_batch_norm_stay_sound() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,14 +11,16 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
-from fedsweep.algorithms.fednova import NormalizedAverage, fednova
-from fedsweep.algorithms.fedopt import fedadam
+from fedsweep.algorithms.fednova import NormalizedMoves, fednova, normalised
+from fedsweep.algorithms.fedopt import fedadam, fedavgm
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
+from fedsweep.records import ClientUpdate, State, SyncContext
 from fedsweep.testing import component_conforms, local_engine, play_round, run_rounds, tiny_experiment
 
 Golden = Callable[..., list[RunState]]
@@ -32,8 +35,18 @@ def vector(method: FederatedMethod, **options: object) -> Tensor:
     return run(method, **options).vector
 
 
+@dataclass(frozen=True, kw_only=True)
+class GivenShares(NormalizedMoves):
+    """The paper's weights with shares named beforehand."""
+
+    shares: tuple[float, ...]
+
+    def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
+        return normalised(torch.tensor([self.shares[u.client] for u in updates]), updates), state
+
+
 def test_it_conforms() -> None:
-    component_conforms(NormalizedAverage())
+    component_conforms(NormalizedMoves())
 
 
 @pytest.mark.parametrize(
@@ -42,7 +55,8 @@ def test_it_conforms() -> None:
 )
 def test_the_golden_rounds(golden: Golden, shares: tuple[float, ...], first: float, limit: float) -> None:
     """K = (2, 10), y = (0.81, 9.9455804416): uniform 1 + 6 (0.5 x -0.19 / 2 + 0.5 x 8.9455804416 / 10)."""
-    states = golden(fednova(), rounds=120, steps=(2, 10), shares=shares)
+    method = replace(fednova(), weighting=GivenShares(shares=shares))
+    states = golden(method, rounds=120, steps=(2, 10))
     assert float(states[1].vector) == pytest.approx(first, abs=1e-12)
     assert float(states[-1].vector) == pytest.approx(limit, abs=5e-10)
 
@@ -51,10 +65,9 @@ def test_the_golden_rounds(golden: Golden, shares: tuple[float, ...], first: flo
 def test_the_golden_rounds_with_momentum(golden: Golden, nesterov: bool, first: float) -> None:
     """eta 0.01, momentum 0.9: effective steps 2.9 and 41.38105961; with Nesterov's 4.61 and 47.24295365."""
     states = golden(
-        fednova(),
+        replace(fednova(), weighting=GivenShares(shares=(0.5, 0.5))),
         rounds=1,
         steps=(2, 10),
-        shares=(0.5, 0.5),
         learning_rate=0.01,
         optimizer=OptimizerSettings(momentum=0.9, nesterov=nesterov),
     )
@@ -87,12 +100,15 @@ def test_nothing_but_models_travels() -> None:
         assert record.values_up == record.values_down == 3 * 28
 
 
-def test_buffers_take_the_mean() -> None:
+def test_buffers_take_the_mean_in_proportion_to_the_weights() -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 4))
 
-    options = {"build": build, "rounds": 1, "sizes": UNEQUAL}
-    assert torch.equal(vector(fednova(), **options)[-12:], vector(fedavg(), **options)[-12:])
+    engine = local_engine(tiny_experiment(fednova(), build=build, rounds=1, sizes=UNEQUAL, double=True))
+    played, (state, _) = play_round(engine), engine.advance(engine.start())
+    weights = torch.tensor(played.weights, dtype=torch.float64)
+    rows = torch.stack([u.vector[-12:] for u in played.updates if u.vector is not None])
+    torch.testing.assert_close(state.vector[-12:], weights @ rows / weights.sum(), rtol=0, atol=1e-14)
 
 
 def test_it_goes_with_client_terms_and_sub_models() -> None:
@@ -105,11 +121,31 @@ def test_it_goes_with_client_terms_and_sub_models() -> None:
     assert (found.records[-1].fwd_macs_per_sample or 0) < (found.records[0].fwd_macs_per_sample or 0)
 
 
-def test_another_server_update_beside_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match="fednova and fedadam can't be merged: both have a server update"):
-        merge(fednova(), fedadam())
+def test_its_moves_are_what_a_server_optimiser_is_given() -> None:
+    """FedAvgM with momentum m: the second move is that of FedNova's weights plus m times the first."""
+    options = {"sizes": UNEQUAL, "cohort_size": 6, "double": True}
+    engine = local_engine(tiny_experiment(merge(fednova(), fedavgm(momentum=0.5)), **options))  # type: ignore[arg-type]
+    start = engine.start()
+    once, _ = engine.advance(start)
+    twice, _ = engine.advance(once)
+    first, second = once.vector - start.vector, twice.vector - once.vector
+    played = play_round(engine, once)
+    moves = [
+        c * (u.vector - once.vector)
+        for c, u in zip(played.weights, played.updates, strict=True)
+        if u.vector is not None
+    ]
+    torch.testing.assert_close(second, torch.stack(moves).sum(dim=0) + 0.5 * first, rtol=0, atol=1e-14)
 
 
-def test_adam_on_the_clients_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"effective steps, which Adam has not, but client \d trained with it"):
-        run(fednova(), optimizer=OptimizerSettings(name="adam"))
+def test_it_goes_with_an_adaptive_server() -> None:
+    merged = merge(fednova(), fedadam())
+    found = vector(merged, sizes=UNEQUAL)
+    assert bool(torch.isfinite(found).all())
+    assert not torch.equal(found, vector(fedadam(), sizes=UNEQUAL))
+    assert not torch.equal(found, vector(fednova(), sizes=UNEQUAL))
+
+
+def test_adam_on_the_clients_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="method fednova divides clients' moves by their effective steps, which trai"):
+        check_experiment(tiny_experiment(fednova(), optimizer=OptimizerSettings(name="adam")))

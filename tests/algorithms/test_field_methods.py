@@ -42,7 +42,7 @@ METHODS: dict[str, dict[str, object]] = {
     "moon": {},
 }
 ON_CLIENTS = ("scaffold", "feddyn", "fedgen", "fedmix", "moon")
-# Their clients refuse batch norm, or need features that a plain sequence does not name.
+# These need features, which a plain sequence does not name.
 WITH_BATCH_NORM = tuple(name for name in METHODS if name not in ("moon", "fedgen"))
 
 
@@ -117,7 +117,7 @@ def test_batch_norm_stays_sound(name: str) -> None:
     assert bool((state.vector[-8:] > 0).all())  # running_var lies last
 
 
-@each_method([name for name in METHODS if name != "scaffold"])
+@each_method(METHODS)
 def test_averaged_momentum_moves_with_the_model(name: str) -> None:
     """It lies behind the model in each vector, and is no part of what a network computes."""
     momentum = OptimizerSettings(momentum=0.9, keep="average")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -92,7 +94,7 @@ def test_a_first_job_has_no_contrast() -> None:
 
 def test_the_memory_is_a_copy_of_the_clients_own_model() -> None:
     live = {"offset": torch.tensor([1.0, 2.0])}
-    work = LocalWork(anchor={}, params=live, steps=1, learning_rate=0.1, num_samples=1, broadcast={})
+    work = LocalWork(anchor={}, params=live, values=live, steps=1, learning_rate=0.1, num_samples=1, broadcast={})
     memory, sent = Contrastive(strength=1.0, temperature=0.5).finish({}, work)
     live["offset"].zero_()
     assert memory["previous"]["offset"].tolist() == [1.0, 2.0] and sent == {}  # type: ignore[index]
@@ -151,19 +153,52 @@ def test_networks_that_can_not_be_contrasted_are_refused_before_anything_starts(
     with pytest.raises(ConfigError, match="moon contrasts what a model's head reads, but model Sequential has no"):
         check_experiment(tiny_experiment(moon()))
 
-    def with_norm() -> nn.Module:
-        class Normed(Turned):
-            def __init__(self) -> None:
-                super().__init__()
-                self.norm = nn.BatchNorm1d(2)
 
-            def features(self, inputs: Tensor) -> Tensor:
-                return self.norm(inputs.flatten(1)[:, :2])
+class Normed(nn.Module):
+    """Batch norm and dropout among the features."""
 
-        return adopt(Normed(), name="normed", input_shape=(1, 1, 6), num_classes=2)
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(6), nn.Dropout(0.2)
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
 
-    with pytest.raises(ConfigError, match=r"moon runs two frozen models.*has 4 such values; use a model without batch"):
-        check_experiment(tiny_experiment(moon(), build=with_norm))
+    def features(self, inputs: Tensor) -> Tensor:
+        return self.drop(torch.relu(self.first(self.norm(inputs.flatten(1)))))
+
+    def head(self, features: Tensor) -> Tensor:
+        found: Tensor = self.last(features)
+        return found
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.features(inputs))
+
+
+def normed() -> nn.Module:
+    return adopt(Normed(), name="normed", input_shape=(1, 1, 6), num_classes=4)
+
+
+def test_asking_the_other_models_leaves_batch_norm_and_dropout_alone() -> None:
+    """A contrast that counts for nothing is FedAvg bit for bit, statistics and all."""
+    asked = replace(moon(), terms=(Contrastive(strength=0.0, temperature=0.5),))
+    options: dict[str, object] = {"build": normed, "cohort_size": 6, "rounds": 3}
+    assert torch.equal(run(asked, **options).vector, run(fedavg(), **options).vector)
+    state = run(moon(strength=5.0), **options)
+    assert bool(torch.isfinite(state.vector).all())
+    assert not torch.equal(state.vector, run(fedavg(), **options).vector)
+
+
+def test_what_is_kept_has_the_clients_own_statistics() -> None:
+    state = run(moon(), build=normed, cohort_size=6, rounds=2)
+    kept = [memory["terms"]["moon"]["previous"] for memory in state.memories.values()]
+    means = [torch.as_tensor(value) for tree in kept for name, value in tree.items() if name.endswith("running_mean")]
+    assert len(means) == 6 and not any(torch.equal(means[0], other) for other in means[1:])
+
+
+def test_the_two_models_that_are_asked_cost_a_forward_pass_each() -> None:
+    """3 + 2 passes a sample in place of FedAvg's 3."""
+    options: dict[str, object] = {"rounds": 1, "cohort_size": 6}
+    plain, asked = run(fedavg(), **options).records[0], run(moon(), **options).records[0]
+    assert asked.flops * 3 == plain.flops * 5
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.federated_dropout import federated_dropout
 from fedsweep.algorithms.fedopt import fedadam
 from fedsweep.algorithms.scaffold import Correction, MeanControl, scaffold
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.weighting import Uniform
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
+from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, merge
+from fedsweep.models.mlp import Mlp
 from fedsweep.testing import component_conforms, local_engine, play_round, run_rounds, tiny_experiment
 
 Golden = Callable[..., list[RunState]]
@@ -29,12 +32,17 @@ def run(method: FederatedMethod, **options: object) -> RunState:
 
 
 def server_control(state: RunState) -> Tensor:
-    return torch.cat([v.reshape(-1) for v in state.components["refinement0"]["control"].values()]).double()
+    control: Tensor = state.components["refinement0"]["control"]
+    return control.double()
 
 
 def client_controls(state: RunState) -> dict[int, Tensor]:
     memories = {k: m["terms"]["scaffold"] for k, m in state.memories.items()}
     return {k: torch.cat([torch.as_tensor(v).reshape(-1) for v in m.values()]).double() for k, m in memories.items()}
+
+
+def uniform_fedavg() -> FederatedMethod:
+    return replace(fedavg(), weighting=Uniform())
 
 
 def test_components_conform() -> None:
@@ -87,7 +95,7 @@ def test_the_servers_variate_is_the_mean_of_the_clients(weighting: str) -> None:
 
 def test_the_first_round_is_uniform_fedavgs() -> None:
     options = {"rounds": 1, "sizes": (4, 8, 12, 24, 28, 20)}
-    plain = replace(fedavg(), weighting=Uniform())
+    plain = uniform_fedavg()
     assert torch.equal(run(scaffold(), **options).vector, run(plain, **options).vector)
     options["rounds"] = 2
     assert not torch.equal(run(scaffold(), **options).vector, run(plain, **options).vector)
@@ -132,10 +140,47 @@ def test_it_takes_a_server_optimiser_unless_it_has_a_rate_of_its_own() -> None:
         merge(scaffold(server_learning_rate=0.5), fedadam())
 
 
-@pytest.mark.parametrize("optimizer", [OptimizerSettings(momentum=0.9), OptimizerSettings(name="adam")])
-def test_other_steps_than_plain_sgd_are_refused(optimizer: OptimizerSettings) -> None:
-    with pytest.raises(ConfigError, match=r"scaffold needs clients with plain SGD, but 4 steps of client \d count as"):
-        run(scaffold(), optimizer=optimizer, local_steps=4)
+def test_adam_on_the_clients_is_refused_before_anything_starts() -> None:
+    with pytest.raises(
+        ConfigError, match="method scaffold divides clients' moves by their effective steps, which trai"
+    ):
+        check_experiment(tiny_experiment(scaffold(), optimizer=OptimizerSettings(name="adam")))
+
+
+@pytest.mark.parametrize(("nesterov", "effective"), [(False, 2.9), (True, 4.61)])
+def test_momentum_divides_by_the_weights_of_the_gradients(golden: Golden, nesterov: bool, effective: float) -> None:
+    """Two steps at 0.01 and momentum 0.9 weigh 1 + 1.9, with Nesterov 1.9 + 2.71; c_1 = (1 - y_1) / (0.01 t)."""
+    optimizer = OptimizerSettings(momentum=0.9, nesterov=nesterov)
+    states = golden(scaffold(), rounds=1, steps=(2, 2), learning_rate=0.01, optimizer=optimizer)
+    plain = golden(uniform_fedavg(), rounds=1, steps=(2, 2), learning_rate=0.01, optimizer=optimizer)
+    assert torch.equal(states[1].vector, plain[1].vector)
+    controls = client_controls(states[1])
+    first = 0.99 if not nesterov else 1 - 0.019
+    second = first - 0.01 * (0.9 + first) if not nesterov else first - 0.01 * (first + 0.9 * (0.9 + first))
+    assert float(controls[0]) == pytest.approx((1 - second) / (0.01 * effective), abs=1e-12)
+    assert float(server_control(states[1])) == pytest.approx(sum(float(c) for c in controls.values()) / 2, abs=1e-12)
+
+
+def test_the_optimum_is_reached_with_momentum(golden: Golden) -> None:
+    optimizer = OptimizerSettings(momentum=0.5)
+    states = golden(scaffold(), rounds=200, steps=(2, 10), learning_rate=0.02, optimizer=optimizer)
+    assert float(states[-1].vector) == pytest.approx(8.0, abs=1e-9)
+
+
+def test_variates_are_cut_to_sub_models() -> None:
+    """What travels is twice the sub-model each way, and c stays the mean of all c_k, zero where nobody was."""
+
+    def build() -> nn.Module:
+        return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
+
+    options: dict[str, object] = {"build": build, "rounds": 3, "double": True}
+    state = run(merge(scaffold(), federated_dropout(keep=0.5)), **options)
+    plain = run(federated_dropout(keep=0.5), **options)
+    assert [r.values_up for r in state.records] == [2 * r.values_up for r in plain.records]
+    assert [r.values_down for r in state.records] == [2 * r.values_down for r in plain.records]
+    total = torch.stack(list(client_controls(state).values())).sum(dim=0) / 6
+    torch.testing.assert_close(server_control(state), total, rtol=0, atol=1e-14)
+    assert not torch.equal(state.vector, plain.vector)
 
 
 def test_a_wrong_rate_is_refused() -> None:

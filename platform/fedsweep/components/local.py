@@ -219,6 +219,7 @@ class LocalTerm(ABC):
         needs_anchor: ``step.anchor`` is read.
         stateful: ``init`` returns something; the memory is kept between the client's participations.
         needs_share: The client's share of the samples is read.
+        needs_effective_steps: ``LocalWork.effective_steps`` is read, so the optimiser must have such a number.
 
     A concrete term is a frozen dataclass with a ``name``, unique in a method. ``init`` and ``prepare`` may take a
     further argument ``client: ClientFacts = NOBODY``: what the client knows of itself.
@@ -228,6 +229,7 @@ class LocalTerm(ABC):
     needs_anchor: ClassVar[bool] = True
     stateful: ClassVar[bool] = False
     needs_share: ClassVar[bool] = False
+    needs_effective_steps: ClassVar[bool] = False
     name: str
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ class ServerUpdate(ServerComponent):
 def mean_of_updates(updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -> Tensor:
     """What the weights make of the attendees' models [V], sorted by client id: their coverage mean.
 
-    Where the weighting gives steps instead of shares (``Weighting.sums_to_one``), the server's params and the step.
+    Where the weighting gives steps instead of shares (``Weighting.sums_to_one``), the server's params and the step;
+    steps from the server that sum to 1 are the mean, bit for bit.
     """
     covered = []
     for update in updates:
@@ -45,13 +47,13 @@ def mean_of_updates(updates: Sequence[ClientUpdate], weights: Tensor, sync: Sync
             raise ValueError("an aggregation on the server needs the attendees' models")
         covered.append(update.submodel.embed(update.vector, sync.layout))
     rows, covers = [c.vector for c in covered], [c.cover for c in covered]
-    if sync.moves_from is None:
-        return coverage_mean(sync.vector, rows, covers, weights.tolist())
     total = float(weights.sum())
+    if sync.moves_from is None or (math.isclose(total, 1, rel_tol=1e-12) and _start_at_server(updates, sync)):
+        return coverage_mean(sync.vector, rows, covers, weights.tolist())
     shares = (weights / total).tolist() if total else [0.0] * len(updates)
     vector = coverage_mean(sync.vector, rows, covers, shares) if total else sync.vector.clone()
     params = slice(sync.layout.num_params)
-    # Differences of near vectors: in float64, so that a step of all weight is the mean to the last digits.
+    # Differences of near vectors: in float64, so that a step of nearly all weight is nearly the mean.
     server = sync.vector[params].double()
     starts = [
         sync.anchors[u.anchor_version][params].double() if sync.moves_from == "anchor" else server for u in updates
@@ -60,6 +62,12 @@ def mean_of_updates(updates: Sequence[ClientUpdate], weights: Tensor, sync: Sync
     held = [None if cover is None else cover[params] for cover in covers]
     vector[params] = (server + total * coverage_mean(torch.zeros_like(server), moves, held, shares)).to(vector)
     return vector
+
+
+def _start_at_server(updates: Sequence[ClientUpdate], sync: SyncContext) -> bool:
+    """Whether every update's move is counted from the server's present model."""
+    starts = {u.anchor_version for u in updates} if sync.moves_from == "anchor" else set()
+    return all(torch.equal(sync.anchors[version], sync.vector) for version in starts)
 
 
 @dataclass(frozen=True, kw_only=True)

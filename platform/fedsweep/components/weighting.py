@@ -25,6 +25,7 @@ class Weighting(ServerComponent):
             take the mean. Then a round does not fold.
         from_anchor: A move is counted from the model that the client started from, ``y_k - a_k``, however old that is,
             and not from the server's present one. Then a round does not fold either.
+        needs_effective_steps: ``ClientUpdate.effective_steps`` is read, so the optimiser must have such a number.
 
     Source: Wang et al. (2020), FedNova, and Nguyen et al. (2022), FedBuff, are steps from anchors; Xie et al. (2019),
     FedAsync, is a step towards one model, ``x + c (y - x)``.
@@ -32,6 +33,7 @@ class Weighting(ServerComponent):
 
     sums_to_one: ClassVar[bool] = True
     from_anchor: ClassVar[bool] = False
+    needs_effective_steps: ClassVar[bool] = False
 
     @abstractmethod
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:

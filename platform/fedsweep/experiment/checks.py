@@ -15,7 +15,8 @@ def check_world(experiment: Experiment) -> None:
 
     Raises:
         ConfigError: A client has no samples, or parts of the method or of the scenario can't do without each round's
-            updates although clients carry work from round to round.
+            updates although clients carry work from round to round; or moves are to be divided by effective steps that
+            the clients' optimiser does not have.
     """
     empty = [p.client for p in experiment.world.profiles if p.num_samples == 0]
     if empty:
@@ -27,6 +28,11 @@ def check_world(experiment: Experiment) -> None:
     if devices and not nobody_drops_out(experiment.world.stragglers, [d.drop_probability for d in devices]):
         check_method(experiment.method)
     method = experiment.method
+    if method.needs_effective_steps and experiment.training.optimizer.name != "sgd":
+        raise ConfigError(
+            f"method {method.name} divides clients' moves by their effective steps, which training.optimizer"
+            f" {experiment.training.optimizer.name} has not; set training.optimizer to {{name: sgd, lr: 0.05}}, say"
+        )
     if not method.pacing.carries_work():
         return
     sending = [term.name for term in method.terms if term.sends]
