@@ -28,49 +28,55 @@ from .parts.ensembles import ensemble_logits, model_logits, server_inputs
 Posterior = Literal["gaussian", "authors", "dirichlet"]
 
 
-def draws(
-    posterior: Posterior,
-    number: int,
-    *,
-    models_MP: Tensor,
-    samples_M: Tensor,
-    start: Tensor,
-    shapes: Sequence[int],
-    spread: float,
-    stream: Stream,
-) -> Tensor:
+@dataclass(frozen=True, kw_only=True)
+class Received:
+    """What the posterior is formed from.
+
+    Attributes:
+        models_MP: The clients' parameters.
+        samples_M: Their numbers of samples.
+        start: What they started from [P].
+        shapes: Values in each of the model's tensors, in order; they sum to P.
+    """
+
+    models_MP: Tensor
+    samples_M: Tensor
+    start: Tensor
+    shapes: Sequence[int]
+
+
+def draws(posterior: Posterior, number: int, received: Received, *, spread: float, stream: Stream) -> Tensor:
     """Parameters [number, P] drawn around the clients'.
 
     Args:
         posterior: ``"gaussian"``: around their mean, each value with their variance; ``"authors"``: per tensor around
             the mean of their normalised moves, as in the program; ``"dirichlet"``: random convex combinations.
         number: How many.
-        models_MP: The clients' parameters.
-        samples_M: Their numbers of samples.
-        start: What they started from [P].
-        shapes: Values in each of the model's tensors, in order; they sum to P.
+        received: The clients' models.
         spread: Factor of the standard deviation; for ``"dirichlet"`` the concentration.
         stream: Where the numbers come from.
 
     Source: Chen and Chao (2021), section 3.2. Reading: in the program the variance of normalised moves is at least
     1e-5, and a client that did not move counts as a move of 0.
     """
-    models, shares = models_MP.double(), samples_M.double() / samples_M.sum()
+    models, shares = received.models_MP.double(), received.samples_M.double() / received.samples_M.sum()
     if posterior == "dirichlet":
         mixes = torch.from_numpy(stream.numpy().dirichlet([spread] * len(models), size=number))
-        mixes = mixes * samples_M.double()
+        mixes = mixes * received.samples_M.double()
         return (mixes / mixes.sum(dim=1, keepdim=True)) @ models
     noise = torch.randn(number, models.shape[1], generator=stream.torch(), dtype=torch.float64)
     if posterior == "gaussian":
         mean = shares @ models
         return mean + spread * (shares @ (models - mean).square()).sqrt() * noise
     parts = []
-    for moves, own in zip((models - start).split(list(shapes), dim=1), noise.split(list(shapes), dim=1), strict=True):  # type: ignore[no-untyped-call]
+    shapes = list(received.shapes)
+    moved = (models - received.start).split(shapes, dim=1)  # type: ignore[no-untyped-call]
+    for moves, own in zip(moved, noise.split(shapes, dim=1), strict=True):  # type: ignore[no-untyped-call]
         norms = moves.norm(dim=1, keepdim=True)
         directions = torch.where(norms > 0, moves / norms, 0.0)
         deviation = directions.var(dim=0, correction=0).clamp_min(1e-5).sqrt()
         parts.append(norms.mean() * (directions.mean(dim=0) + spread * deviation * own))
-    return start.double() + torch.cat(parts, dim=1)
+    return received.start.double() + torch.cat(parts, dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,10 +193,12 @@ class BayesianEnsemble(Refinement):
         found = draws(
             self.posterior,
             self.samples,
-            models_MP=torch.stack([u.vector[params] for u in updates if u.vector is not None]),
-            samples_M=by_samples(updates),
-            start=sync.vector[params],
-            shapes=[value.numel() for value in sync.layout.params(sync.vector).values()],
+            Received(
+                models_MP=torch.stack([u.vector[params] for u in updates if u.vector is not None]),
+                samples_M=by_samples(updates),
+                start=sync.vector[params],
+                shapes=[value.numel() for value in sync.layout.params(sync.vector).values()],
+            ),
             spread=self.spread,
             stream=sync.stream.child("posterior"),
         )

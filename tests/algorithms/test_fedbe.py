@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.algorithms.fedbe import BayesianEnsemble, draws, fedbe
+from fedsweep.algorithms.fedbe import BayesianEnsemble, Received, draws, fedbe
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.parts.ensembles import ensemble_logits
 from fedsweep.engine.round import Round
@@ -37,10 +37,12 @@ def drawn(
     return draws(
         posterior,  # type: ignore[arg-type]
         number,
-        models_MP=models,
-        samples_M=torch.tensor(sizes, dtype=torch.float64),
-        start=torch.zeros(3, dtype=torch.float64),
-        shapes=[2, 1],
+        Received(
+            models_MP=models,
+            samples_M=torch.tensor(sizes, dtype=torch.float64),
+            start=torch.zeros(3, dtype=torch.float64),
+            shapes=[2, 1],
+        ),
         spread=spread,
         stream=stream(0, "test"),
     )
