@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _yaml_files() -> list[Path]:
-    return sorted((ROOT / "tune_configs").rglob("*.yaml"))
+    return sorted(path for path in (ROOT / "tune_configs").rglob("*.yaml") if not path.name.startswith("_"))
 
 
 if __name__ == "__main__":

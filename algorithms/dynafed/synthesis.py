@@ -293,16 +293,18 @@ class Synthesizer:
     # -- what is seen of it ---------------------------------------------------------------------------------------
 
     def _look(self, loop: InnerLoop, matched: Matched, *, start: Params, target: Params, used: SyntheticSet) -> None:
-        """Note how far it is: beside the learned images, noise with the same labels and rate, and real images."""
+        """Note how far it is: beside the learned images, noise with the same labels and rate, and real images.
+
+        Distances are of the moves from the start, and of the parameter vectors themselves.
+        """
         wanted = _moves(target, start)
+        ends = {"": matched.end}
+        ends |= {f"{name}_": other.run(start, given) for name, (other, given) in self._others(loop, used).items()}
         figures = {
             "iteration": float(self._done),
             "objective": math.fsum(self._recent) / len(self._recent),
-            "cosine_distance": cosine_distance(_moves(matched.end, start), wanted),
-            **{
-                f"{name}_cosine_distance": cosine_distance(_moves(other.run(start, given), start), wanted)
-                for name, (other, given) in self._others(loop, used).items()
-            },
+            **{f"{name}cosine_distance": cosine_distance(_moves(end, start), wanted) for name, end in ends.items()},
+            **{f"{name}parameter_cosine_distance": cosine_distance(end, target) for name, end in ends.items()},
             "inner_rate": float(self._variables["rate"]),
         }
         self._recent = []

@@ -270,6 +270,11 @@ def method_names() -> tuple[str, ...]:
     return tuple(sorted({*TABLES["method"].names(), *installed}))
 
 
+def is_method(name: str) -> bool:
+    """Whether there is a method of that name; ``package.module:callable`` is taken on trust."""
+    return ":" in name or name in TABLES["method"].names() or name in method_names()
+
+
 def method_builder(name: str) -> Callable[..., FederatedMethod]:
     """The function that builds the method of that name.
 

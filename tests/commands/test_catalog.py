@@ -57,3 +57,15 @@ def test_json_schema_has_every_section(fedsweep: Command) -> None:
     code, out, _ = fedsweep("show", "--json-schema")
     assert code == 0
     assert set(json.loads(out)["properties"]) >= {"scenario", "method", "training", "runtime", "tracking"}
+
+
+def test_show_of_a_table_as_json_has_everything_resolved(fedsweep: Command) -> None:
+    code, out, err = fedsweep("show", "dynamicfl/figure3", "--json")
+    tree = json.loads(out)
+    assert (code, err) == (0, "") and tree["source"].endswith("Figure 3")
+    assert [column["name"] for column in tree["columns"]] == ["Dir 0.1"] and len(tree["rows"]) == 15
+    assert tree["printed"]["a-b"]["Dir 0.1"] == {"accuracy": [72.7, 0.5], "cost": 0.418}
+    method = tree["settings"]["a-b"]["Dir 0.1"]["method"]
+    assert (method["high_interval"], method["low_interval"], method["orders"]) == ("a", "b", 10)
+    code, _, err = fedsweep("show", "quickstart/fedavg", "--json")
+    assert code == 2 and "lacks the section table:" in err

@@ -93,7 +93,7 @@ def test_dry_run_lists_the_cells_and_writes_nothing(table: Path, tmp_path: Path,
 def test_costs_alone_need_no_run_and_are_compared(table: Path, tmp_path: Path, fedsweep: Command) -> None:
     code, out, err = fedsweep("reproduce", table, "--costs-only", "--out", "costs")
     assert code == 0 and err.splitlines()[-1] == "4: FedProx | K=2"
-    assert "0.500 (0.900)*" in out and "Accuracy" not in out and "4 of 4 cells measured" in out
+    assert "0.500 [1] (0.900, outside)*" in out and "Accuracy" not in out and "4 of 4 cells measured" in out
     files = {path.name for path in (tmp_path / "costs").iterdir()}
     assert files == {"measured.json", "table.txt", "table.md", "table.tex", "table.html"}
     assert fedsweep("reproduce", table, "--costs-only", "--out", "costs")[0] == 2
@@ -248,6 +248,74 @@ def test_resume_runs_only_what_is_not_finished_and_makes_the_same_table(
     assert code == 0 and "nothing is run" in err and "Two methods on digits" in out
 
 
+PART = """
+# One method of the other table
+extends: tiny.yaml
+name: part
+evaluation: {targets: [0.05]}
+table:
+  measures: [{name: rounds, of: round, target: cell}]
+  printed: {}
+  only: {rows: [FedAvg]}
+"""
+
+
+def beside(made: Path, place: Path) -> Path:
+    """A table of some of the same runs, in a folder where the whole table is too."""
+    shutil.copytree(made, place / "whole")
+    shutil.copy(made.parent / "tiny.yaml", place / "tiny.yaml")
+    path = place / "part.yaml"
+    path.write_text(PART)
+    return path
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_a_table_takes_over_what_one_beside_it_has_finished(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsweep: Command
+) -> None:
+    path = beside(made, tmp_path)
+    monkeypatch.setattr("fedsweep.sweeps.tuner.run_sweep", None)  # nothing is left to run
+    code, out, err = fedsweep("reproduce", path, "--out", "part")
+    assert code == 0 and "2 of 2 runs have finished in whole already and are taken over" in err
+    assert "nothing is run" in err and "2 of 2 cells measured" in out
+    cells = json.loads((tmp_path / "part" / "measured.json").read_text())["cells"]
+    # Its own target counts, which the runs were made without.
+    assert [cell["measured"]["rounds"]["count"] for cell in cells] == [1, 1]
+    first = tmp_path / "part" / "0001-FedAvg_even_seed=0"
+    assert (first / "rounds.parquet").read_bytes() == (made / first.name / "rounds.parquet").read_bytes()
+    shutil.rmtree(tmp_path / "whole")
+    assert fedsweep("reproduce", "--resume", "--out", "part", "--quiet")[0] == 0
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("change", ["config", "commit", "unfinished", "other seed"])
+def test_only_the_same_finished_run_of_the_same_software_is_taken_over(change: str, made: Path, tmp_path: Path) -> None:
+    from fedsweep.reproduce.reproduction import TableRequest, reproduction
+    from fedsweep.reproduce.reuse import finished_elsewhere
+    from fedsweep.sweeps.sweep_folder import SweepFolder
+
+    path = beside(made, tmp_path)
+    for run in (tmp_path / "whole").glob("*FedAvg*"):
+        result = json.loads((run / "result.json").read_text())
+        if change == "config":
+            (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("rounds: 2", "rounds: 5"))
+        elif change == "commit":
+            (run / "result.json").write_text(json.dumps({**result, "git_commit": "0" * 40}))
+        elif change == "unfinished":
+            (run / "result.json").write_text(json.dumps({**result, "status": "killed"}))
+    seeds = (3,) if change == "other seed" else None
+    found = reproduction(TableRequest(table=str(path), scale="smoke", seeds=seeds))
+    assert finished_elsewhere(found, SweepFolder(tmp_path / "part")) == {}
+
+
+def test_cells_that_come_to_the_same_run_share_one(table: Path, fedsweep: Command) -> None:
+    table.write_text(TABLE.replace("- {name: even}", "- {name: even}\n    - {name: also even}"))
+    code, out, _ = fedsweep("reproduce", table, "--dry-run")
+    assert code == 0 and out.splitlines()[-1] == "tiny at scale smoke: 4 runs, 8 rounds in all"
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_a_folder_goes_on_only_with_the_cells_that_it_was_begun_with(made: Path, fedsweep: Command) -> None:
@@ -269,7 +337,7 @@ def test_a_cell_that_fails_says_why_and_the_rest_is_shown(
     code, out, _ = fedsweep("reproduce", table, "--columns", "even", "--out", "out")
     assert code == 1 and "1 of 2 cells measured, 1 failed" in out
     text = (tmp_path / "out" / "table.txt").read_text()
-    assert "FedProx | even: seed 0: failed after round" in text and "(99.0)" in text
+    assert "FedProx | even: seed 0: failed after round" in text and "(99.0, other setting)" in text
 
 
 @pytest.mark.ray
@@ -279,7 +347,7 @@ def test_the_report_of_the_folder_shows_the_table(made: Path, tmp_path: Path, fe
     shutil.copytree(made, folder)
     code, _, err = fedsweep("report", folder, "--out", "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert (code, err) == (0, "") and "Measured beside printed" in page and "(99.0)" in page
+    assert (code, err) == (0, "") and "Measured beside printed" in page and "(99.0, other setting)" in page
     assert "fedsweep reproduce" in page and "different worlds" not in page
     tree = json.loads((folder / "measured.json").read_text())
     tree["notes"] = ["<script>alert(1)</script>"]

@@ -87,6 +87,9 @@ def test_patterns_go_by_name_in_either_case_and_take_the_place_of_the_scales_cho
 def test_a_name_with_a_patterns_characters_is_found(changed: Changed) -> None:
     table = read_table(changed("  - {name: FedProx,", "  - {name: 'a[*], b',"))
     assert chosen_rows(table, "full", pattern="a[*], b") == ["a[*], b"]
+    starred = read_table(changed("  - {name: FedProx,", "  - {name: Fed*,"))
+    assert chosen_rows(starred, "full", pattern="fed*") == ["Fed*"]
+    assert chosen_rows(starred, "full", pattern="fed*,*avg") == ["FedAvg", "Fed*"]
 
 
 def test_seeds_are_given_as_seeds(table: TableFile) -> None:

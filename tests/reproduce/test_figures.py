@@ -138,6 +138,22 @@ def test_a_scatter_has_a_point_per_row_and_a_panel_per_column(drawn: list[Figure
     assert legend_texts(figure) == ["A", "B"]
 
 
+def test_a_scatters_groups_share_a_look_and_are_joined_by_a_line(drawn: list[Figure], tmp_path: Path) -> None:
+    spec = {"kind": "scatter", "x": "comm_ratio", "y": "test_accuracy", "groups": {"both": ["A", "B", "C"]}}
+    left, _ = picture(drawn, tmp_path, **spec).axes
+    assert points(left) == {"both": [[0.15, 51.0]]}
+    joined = [line.get_xydata() for line in left.lines if str(line.get_label()).startswith("_child")]
+    assert any(np.allclose(line, [[0.15, 11.0], [0.15, 51.0]]) for line in joined)
+    assert len({line.get_color() for line in left.lines}) == 1
+
+
+def test_curves_give_each_group_a_panel_with_a_legend(drawn: list[Figure], tmp_path: Path) -> None:
+    figure = picture(drawn, tmp_path, kind="curves", columns=["K=2"], groups={"one": ["A"], "two": ["B", "C"]})
+    assert [axes.get_title() for axes in figure.axes] == ["K=2 one", "K=2 two"]
+    assert [[*points(axes)] for axes in figure.axes] == [["A"], ["B"]]
+    assert all(axes.get_legend() is not None for axes in figure.axes) and not figure.legends
+
+
 def test_curves_are_means_over_seeds_with_a_band_of_their_range(drawn: list[Figure], tmp_path: Path) -> None:
     figure = picture(drawn, tmp_path, kind="curves", x="total_bytes", y="test_accuracy", columns=["K=2"])
     (axes,) = figure.axes
@@ -165,6 +181,14 @@ def test_bars_stand_by_row_in_groups_by_column_with_what_is_printed(drawn: list[
     assert np.allclose(printed, [[[-0.2, 12.5]], [[1.2, 70.0]]])
     assert [text.get_text() for text in axes.get_xticklabels()] == ["K=1", "K=2"]
     assert legend_texts(figure) == ["A", "B", "printed"]
+
+
+def test_bars_may_show_several_measures_of_a_row(drawn: list[Figure], tmp_path: Path) -> None:
+    figure = picture(drawn, tmp_path, kind="bars", rows=["B"], measures=["accuracy", "cost"])
+    (axes,) = figure.axes
+    bars = [bar for c in axes.containers if isinstance(c, BarContainer) for bar in c.patches]
+    assert [round(bar.get_height(), 6) for bar in bars] == [51.0, 71.0, 0.15, 0.15]
+    assert legend_texts(figure) == ["Accuracy (%)", "cost"]
 
 
 def test_bars_of_a_single_column_are_named_below(drawn: list[Figure], tmp_path: Path) -> None:

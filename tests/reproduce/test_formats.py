@@ -36,8 +36,8 @@ def test_text_has_measured_beside_printed_in_the_papers_layout(table: TableFile)
     assert re.split(r"\s{2,}", lines[3].strip()) == ["even", "even", "K=2", "K=2"]
     assert re.split(r"\s{2,}", lines[5]) == [
         "FedAvg",
-        "72.1±0.4 (70.0±0.5)*",
-        "0.500±0.000 (0.500)",
+        "72.1±0.4 [3] (70.0±0.5, outside)*",
+        "0.500±0.000 [3] (0.500, within)",
         "failed",
         "failed (0.900)",
     ]
@@ -45,7 +45,8 @@ def test_text_has_measured_beside_printed_in_the_papers_layout(table: TableFile)
     below = "\n".join(lines[8:])
     assert "*: further from what is printed than the tolerance (Accuracy (%) 2, Cost 0.05)." in below
     assert "SCAFFOLD is missing: scaffold is not there yet" in below and "FedAvg | K=2: seed 0: failed: a < b" in below
-    assert "The paper does not say which digits." in below and "±: sample standard deviation" in below
+    assert "The paper does not say which digits." in below and "±, measured: sample standard deviation" in below
+    assert "±, printed: standard deviation." in below and "within, outside: whether" in below
 
 
 def test_smoke_says_that_it_is_not_the_papers_setting(table: TableFile) -> None:
@@ -58,7 +59,8 @@ def test_smoke_says_that_it_is_not_the_papers_setting(table: TableFile) -> None:
 def test_a_figure_of_some_seeds_and_a_target_never_reached_say_so(table: TableFile) -> None:
     some = {"accuracy": Measured(mean=70.0, count=2, of=3, sd=1.0), "cost": Measured(never=3, of=3)}
     text = as_text(grid_of(table, cells=(GridCell(row="FedAvg", column="even", measured=some),)))
-    assert "70.0±1.0 [2/3] (70.0±0.5)" in text and "never (0.500)" in text and "k of n seeds" in text
+    assert "70.0±1.0 [2/3] (70.0±0.5, other setting)" in text and "k of n seeds" in text
+    assert "never [3] (0.500, other setting)" in text
 
 
 def wide(changed: Changed, count: int) -> Grid:
@@ -87,7 +89,7 @@ def test_latex_is_balanced_and_escapes_what_it_must(table: TableFile) -> None:
     assert plain.count("{") == plain.count("}")
     rows = [line for line in text.splitlines() if line.endswith(r"\\") and "multicolumn{2}" not in line]
     assert {line.replace(r"\&", "").count("&") for line in rows} == {4}
-    assert r"\textbf{72.1$\pm$0.4} (70.0$\pm$0.5)\textsuperscript{*}" in text
+    assert r"\textbf{72.1$\pm$0.4 [3]} (70.0$\pm$0.5, outside)\textsuperscript{*}" in text
 
 
 def test_markdown_has_a_cell_for_each_heading_and_escapes_bars(table: TableFile) -> None:
@@ -125,4 +127,4 @@ def test_html_is_well_formed_and_holds_no_element_that_came_from_a_text(changed:
 
 def test_costs_alone_leave_other_measures_out(table: TableFile) -> None:
     text = as_text(grid_of(table, costs_only=True))
-    assert "Accuracy" not in text and "0.500±0.000 (0.500)" in text and "nothing was trained" in text
+    assert "Accuracy" not in text and "0.500±0.000 [3] (0.500, within)" in text and "nothing was trained" in text

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from fedsweep.reproduce.cells import cells_of
-from fedsweep.reproduce.grid import Grid, deviates, measured, summed_up, value_of
-from fedsweep.reproduce.table_file import Measure, TableFile
+from fedsweep.reproduce.grid import Grid, GridCell, Measured, deviates, lies_within, measured, summed_up, value_of
+from fedsweep.reproduce.table_file import TableFile
+from fedsweep.reproduce.table_sections import Measure
 from fedsweep.results.view import load_run
 
 MakeRun = Callable[..., Path]
@@ -45,6 +46,10 @@ def measure(**given: Any) -> Measure:
         ({"of": "sim_time_s", "target": 0.4}, 2.5),
         ({"of": "round", "target": 0.51}, None),
         ({"of": "no_such_figure"}, None),
+        ({"of": "round", "over": "at_best"}, 2),
+        ({"of": "flops", "over": "at_best"}, 3),
+        ({"of": "flops", "share_of": "sim_time_s"}, 21 / 24),
+        ({"of": "flops", "share_of": "train_loss"}, None),
     ],
 )
 def test_a_run_comes_to_one_figure(given: Any, value: float | None, tmp_path: Path, make_run: MakeRun) -> None:
@@ -144,3 +149,30 @@ def test_a_cost_is_compared_at_any_scale_that_differs_in_rounds_alone(
 def test_what_was_not_measured_is_not_marked(table: TableFile, tmp_path: Path) -> None:
     grid = grid_of(table, tmp_path, scale="full", rows="FedAvg", columns="even")
     assert grid.cells[0].problems and not any(deviates(grid, grid.cells[0], m) for m in grid.measures)
+
+
+@pytest.mark.parametrize(
+    ("mean", "sd", "standing", "within"),
+    [
+        (71.0, 0.45, "paper", True),  # 70.0 ± 0.5 printed, and half of the last digit
+        (71.2, 0.45, "paper", False),
+        (70.0, None, "paper", True),
+        (71.0, 0.45, "other", None),
+        (None, None, "paper", None),
+    ],
+)
+def test_whether_measured_and_printed_lie_within_both_spreads(
+    mean: float | None, sd: float | None, standing: Any, within: bool | None, table: TableFile
+) -> None:
+    found = Measured(mean=mean, sd=sd, count=0 if mean is None else 3, of=3)
+    cell = GridCell(row="FedAvg", column="even", measured={"accuracy": found}, standing=standing)
+    grid = Grid(table=table, scale="full", rows=("FedAvg",), columns=("even",), cells=(cell,))
+    assert lies_within(grid, cell, table.measure("accuracy")) is within
+
+
+def test_a_cell_keeps_its_figures_by_seed(table: TableFile, tmp_path: Path, make_run: MakeRun) -> None:
+    cells = cells_of(table, "small")
+    folders = {cell: make_run(tmp_path / str(cell.seed), columns=ROUNDS) for cell in cells[:1]}
+    folders |= {cells[1]: tmp_path / "not-run"}
+    (found,) = measured(table, cells, folders=folders, scale="small").cells
+    assert found.by_seed["accuracy"] == {0: 50.0} and found.measured["accuracy"].count == 1

@@ -22,6 +22,7 @@ from fedsweep.reproduce.grid import Grid
 from fedsweep.reproduce.group_tables import run_kind
 from fedsweep.reproduce.kinds import runner_of
 from fedsweep.reproduce.table_file import TableFile
+from fedsweep.reproduce.table_sections import Measure
 from fedsweep.world.label_stats import kl_divergence
 
 HAS_GENETIC = importlib.util.find_spec("sko") is not None
@@ -158,14 +159,14 @@ def test_larger_sizes_are_left_out_after_a_choice_that_took_too_long(stub: dict[
 def test_a_small_scale_stops_after_its_time_and_says_how_much_it_looked_at(
     stub: dict[int, float], tmp_path: Path
 ) -> None:
-    stub[3] = 20.0
+    stub[3] = 5.0
     asked = table("dynacomm", "exhaustive", groups={"instances": 20}, scales={"smoke": {"seeds": [0]}})
     grid = run(asked, tmp_path, scale="smoke")
     assert {row["cohorts"] for row in rows_of(tmp_path)} == {"1"}
     assert "1 cohort at this scale in place of 20" in grid.notes
     stub[3] = 40.0
     grid = run(asked, tmp_path, scale="smoke")
-    assert any("over time from size 7 on (30 s for all sizes at this scale)" in note for note in grid.notes)
+    assert any("over time from size 7 on (20 s for all sizes at this scale)" in note for note in grid.notes)
 
 
 def test_a_method_that_is_not_installed_says_so_and_the_others_are_measured(
@@ -231,3 +232,30 @@ def test_wrong_input_is_refused_before_anything_is_written(more: dict[str, Any],
 
 def test_the_kind_is_found_by_its_name() -> None:
     assert runner_of("groups") is run_kind
+
+
+def test_a_measure_may_be_of_one_size_and_of_cohorts_of_one_number_of_clients(tmp_path: Path) -> None:
+    measures = [{"name": "all", "of": "kl_divergence"}, {"name": "few", "of": "kl_divergence", "size": 3, "active": 9}]
+    asked = table("dynacomm", groups={"active": [7, 9]}).model_copy(
+        update={"measures": [Measure.model_validate(given) for given in measures]}
+    )
+    grid = run(asked, tmp_path)
+    rows = [r for r in rows_of(tmp_path) if (r["column"], r["size"], r["active"]) == ("Dir", "3", "9")]
+    cell = grid.cell("dynacomm", "Dir")
+    assert cell is not None and len(rows) == 2
+    assert cell.measured["few"].mean == pytest.approx(np.mean([float(row["kl_divergence"]) for row in rows]))
+    assert cell.measured["all"].mean != cell.measured["few"].mean
+    wrong = asked.model_copy(update={"measures": [Measure(name="kl", of="kl_divergence", size=4)]})
+    with pytest.raises(ConfigError, match="measure kl: size=4 is none of 1, 3, 7"):
+        run(wrong, tmp_path)
+
+
+@pytest.mark.skipif(not HAS_GENETIC, reason="scikit-opt is an extra")
+def test_the_genetic_search_takes_the_tables_mutation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedsweep.algorithms.dynamicfl.search import GeneticGroup
+
+    seen = set()
+    monkeypatch.setattr(GeneticGroup, "choose_size", lambda self, problem, size: (seen.add(self.mutation), (0,))[1])
+    run(table("genetic", groups={"mutation": 0.01}), tmp_path)
+    run(table("genetic"), tmp_path)
+    assert seen == {0.01, 0.001}

@@ -15,9 +15,9 @@ import fedsweep
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce.cells import Cell, cells_of
-from fedsweep.reproduce.figures_runs import KINDS
+from fedsweep.reproduce.figures_models import KINDS
 from fedsweep.reproduce.grid import measured
-from fedsweep.reproduce.loss_gap import ClientGaps, client_gaps, correlation, gaps_of
+from fedsweep.reproduce.loss_gap import ClientGaps, client_gaps, correlation, gaps_of, own_optimum
 from fedsweep.reproduce.scene import scene_of
 from fedsweep.reproduce.table_file import read_table
 from fedsweep.results.view import load_run
@@ -34,7 +34,7 @@ table:
   source: Somebody 2024, Figure 7
   measures:
     - {name: gap_pearson}
-    - {name: signed, of: gap_pearson_signed}
+    - {name: share, of: gap_r2}
   rows:
     - {name: FedAvg}
   columns:
@@ -58,36 +58,44 @@ def test_correlation_is_pearsons() -> None:
 def test_equal_values_share_a_rank() -> None:
     """The gaps are 2, 1, 0 and 3; the two largest divergences share ranks 2 and 3."""
     gaps = ClientGaps(
-        num_samples=np.ones(4), divergence=np.array([0.3, 0.1, 0.3, 0.2]), loss=np.array([0.0, 1.0, 2.0, 5.0])
+        divergence=np.array([0.3, 0.1, 0.3, 0.2]), loss=np.array([2.0, 1.0, 0.0, 3.0]), own_loss=np.zeros(4)
     )
     expected = np.corrcoef([2.5, 0, 2.5, 1], [2, 1, 0, 3])[0, 1]
     assert gaps.figures()["gap_spearman"] == pytest.approx(float(expected))
 
 
-def test_the_gap_is_to_the_loss_over_all_samples() -> None:
-    """F = (1 x 2.0 + 3 x 0.4) / 4 = 0.8."""
-    gaps = ClientGaps(num_samples=np.array([1, 3]), divergence=np.array([0.1, 0.2]), loss=np.array([2.0, 0.4]))
-    assert gaps.signed_gap == pytest.approx([1.2, -0.4])
-    assert gaps.gap == pytest.approx([1.2, 0.4])
-    assert gaps.figures() == pytest.approx({"gap_pearson": -1.0, "gap_spearman": -1.0, "gap_pearson_signed": -1.0})
+def test_the_degree_is_the_loss_at_the_global_optimum_less_that_at_the_clients_own() -> None:
+    gaps = ClientGaps(
+        divergence=np.array([0.1, 0.2, 0.3]), loss=np.array([2.0, 0.4, 1.5]), own_loss=np.array([1.9, 0.4, 0.1])
+    )
+    assert gaps.gap == pytest.approx([0.1, 0.0, 1.4])
+    pearson = float(np.corrcoef(gaps.divergence, gaps.gap)[0, 1])
+    assert gaps.figures() == pytest.approx({"gap_pearson": pearson, "gap_r2": pearson**2, "gap_spearman": 0.5})
 
 
-def test_each_client_is_tested_on_its_own_samples() -> None:
-    """Equal logits have the loss ln 4 on any labels; logits that favour class 0 do not."""
+def test_each_client_is_tested_on_its_own_samples_and_comes_to_its_own_optimum() -> None:
+    """Equal logits have the loss ln 4 on any labels. With a bias alone the optimum is the entropy of the labels."""
     experiment = tiny_experiment(fedavg())
     model = nn.Sequential(nn.Flatten(), nn.Linear(6, 4))
     with torch.no_grad():
         for value in model.parameters():
             value.zero_()
-    assert client_gaps(experiment, model).loss == pytest.approx([math.log(4)] * 6)
-    with torch.no_grad():
-        model[1].bias.copy_(torch.tensor([9.0, 0.0, 0.0, 0.0]))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     gaps = client_gaps(experiment, model)
-    shares = [float((experiment.world.data.labels[i] == 0).mean()) for i in experiment.world.indices]
-    assert sorted(shares, reverse=True) == shares and shares[0] == 1.0  # sorted by label, so class 0 comes first
-    norm = math.log(math.exp(9) + 3)
-    assert gaps.loss == pytest.approx([norm - 9 * share for share in shares], abs=1e-6)
-    assert (gaps.divergence > 0).all() and (gaps.divergence <= math.log(2)).all()
+    assert gaps.loss == pytest.approx([math.log(4)] * 6)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert (gaps.gap > 0).all() and (gaps.divergence > 0).all() and (gaps.divergence <= math.log(2)).all()
+    again = client_gaps(experiment, model)
+    assert np.array_equal(gaps.own_loss, again.own_loss)
+
+
+def test_training_alone_ends_at_the_entropy_of_the_labels_where_inputs_say_nothing() -> None:
+    targets = torch.tensor([0] * 3000 + [1] * 1000)
+    model = nn.Linear(3, 2)
+    nn.init.zeros_(model.bias)
+    before, best = own_optimum(model, torch.zeros(4000, 3), targets, order=torch.Generator().manual_seed(1))
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    assert before == pytest.approx(math.log(2)) and entropy - 1e-6 <= best == pytest.approx(entropy, abs=0.01)
 
 
 @pytest.fixture
@@ -106,7 +114,7 @@ def test_a_table_has_the_correlations_of_its_runs(run_cells: Mapping[Cell, Path]
     (cell,) = measured(table, list(run_cells), folders=run_cells, scale="full").cells
     expected = [gaps_of(folder).figures()["gap_pearson"] for folder in run_cells.values()]
     assert cell.measured["gap_pearson"].mean == pytest.approx(np.mean(expected)) and not cell.problems
-    assert cell.measured["gap_pearson"].count == 2 and -1 <= (cell.measured["signed"].mean or 9) <= 1
+    assert cell.measured["gap_pearson"].count == 2 and -1 <= (cell.measured["share"].mean or 9) <= 1
 
 
 def test_a_damaged_model_is_the_cells_problem(run_cells: Mapping[Cell, Path], tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_the_same_folder_has_the_same_figures_everywhere(found: Reproduction, tm
     compared = printed(lambda console: print_settings(compared_runs([out]), console)).splitlines()
     report = build_report(find_sources([str(out)], uri=None))
     page = re.sub(r"<[^>]+>", " ", render(report, made=datetime.now(UTC)))
-    summary = summarise(SweepFolder(out), found.trials, ["w"] * 6, config=found.config)
+    summary = summarise(SweepFolder(out), list(found.by_key.values()), ["w"] * 6, config=found.config)
     sweep = printed(lambda console: print_summary(summary, console))
     grid = measured_grid(found, out)
     table = as_text(grid)

@@ -16,6 +16,7 @@ LIST_EXAMPLES = examples("fedsweep list methods", "fedsweep list presets")
 SHOW_EXAMPLES = examples(
     "fedsweep show dynamicfl",
     "fedsweep show quickstart/dynamicfl",
+    "fedsweep show dynamicfl/table9 --json",
     "fedsweep show --json-schema > fedsweep.schema.json",
 )
 
@@ -41,6 +42,12 @@ def show(
         bool,
         typer.Option("--json-schema", metavar="", help="Print the JSON Schema of configuration files, for editors."),
     ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", metavar="", help="Print a table's rows, columns, settings and printed figures, all resolved."
+        ),
+    ] = False,
 ) -> None:
     """Show one of the things that can be named: its parameters, types, defaults and source."""
     if json_schema:
@@ -50,6 +57,9 @@ def show(
         return
     if name is None:
         raise ConfigError("NAME is missing: give anything that fedsweep list lists, or --json-schema")
+    if as_json:
+        _print_table(name)
+        return
     from fedsweep.plugins import is_reference, resolve_reference
 
     everything = {kind: _of_kind(kind) for kind in KINDS}
@@ -78,6 +88,15 @@ def _print_schema() -> None:
     from fedsweep.config.schema import json_schema
 
     print(json.dumps(json_schema(), indent=2))
+
+
+def _print_table(name: str) -> None:
+    import json
+
+    from fedsweep.reproduce.formats import table_tree
+    from fedsweep.reproduce.table_file import read_table
+
+    print(json.dumps(table_tree(read_table(name)), indent=1, ensure_ascii=False))
 
 
 def _print_entry(kind: str, entry: Named) -> None:

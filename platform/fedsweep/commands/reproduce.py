@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "fedsweep list tables",
     "fedsweep reproduce dynamicfl/table4",
-    "fedsweep reproduce dynamicfl/table4 --scale small --rows 'a-*,DynamicSGD' --out runs/table4",
+    "fedsweep reproduce dynamicfl/table4 --scale small --rows 'a-*,FedAvg' --out runs/table4",
     "fedsweep reproduce dynamicfl/table4 --costs-only",
     "fedsweep reproduce --resume --out runs/table4",
     "fedsweep report runs/table4 --out table4.html",
@@ -143,9 +143,9 @@ def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
     from fedsweep.commands.output import note
     from fedsweep.commands.trials import run_trials, tell_interrupted
 
-    def run(prepared: PreparedSweep) -> None:
+    def run(prepared: PreparedSweep, going_on: bool) -> None:
         run_trials(
-            prepared, going_on=task.going_on, overwrite=task.overwrite, dashboard=dashboard, quiet=quiet, called="runs"
+            prepared, going_on=going_on, overwrite=task.overwrite, dashboard=dashboard, quiet=quiet, called="runs"
         )
 
     try:

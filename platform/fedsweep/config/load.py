@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedsweep.config import yaml12
 from fedsweep.config.explain import all_keys, branches, explain, schema_at
+from fedsweep.config.includes import read_whole
 from fedsweep.config.overrides import apply_overrides
 from fedsweep.config.presets import find_preset, list_presets
 from fedsweep.config.schema import Config
@@ -90,7 +90,7 @@ def _read(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
     path = _find(source)
-    found = yaml12.read(path)
+    found = read_whole(path)
     if not isinstance(found, dict):
         what = "empty" if found is None else f"a {type(found).__name__}"
         raise ConfigError(f"{path}, line 1: a configuration is a mapping of keys to values, but this is {what}")

@@ -65,7 +65,7 @@ def set_value(tree: dict[str, Any], key: str, *, value: Any) -> None:
     elif above == ["sweep", "space"]:
         place[last] = copy.deepcopy(value)
     else:
-        _join(place, {last: value})
+        join(place, {last: value})
 
 
 def _split(key: str) -> list[str]:
@@ -92,10 +92,16 @@ def _position(items: list[Any], part: str, *, key: str) -> int:
     return int(part)
 
 
-def _join(old: dict[str, Any], new: Mapping[str, Any]) -> None:
+def join(old: dict[str, Any], new: Mapping[str, Any]) -> None:
+    """Lays a mapping over another, in place, by the rules of :func:`set_value`.
+
+    Args:
+        old: What is there; changed.
+        new: What goes over it.
+    """
     for name, value in new.items():
         before = old.get(name)
         if isinstance(before, dict) and isinstance(value, dict) and not _SELECTORS & value.keys():
-            _join(before, value)
+            join(before, value)
         else:
             old[name] = copy.deepcopy(value)

@@ -39,9 +39,10 @@ def preset_folder() -> Path:
 
 
 def list_presets() -> tuple[Preset, ...]:
-    """All presets, sorted by name."""
+    """All presets, sorted by name; files that begin with an underscore hold what others share."""
     folder = preset_folder()
-    found = [(path.relative_to(folder).with_suffix("").as_posix(), path) for path in folder.rglob("*.yaml")]
+    files = [path for path in folder.rglob("*.yaml") if not path.name.startswith("_")]
+    found = [(path.relative_to(folder).with_suffix("").as_posix(), path) for path in files]
     return tuple(Preset(name=name, summary=_summary(path), path=path) for name, path in sorted(found))
 
 

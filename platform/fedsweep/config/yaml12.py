@@ -33,7 +33,7 @@ _CORE = (
 
 
 # What a configuration may come to once its aliases are followed; a resolved one has some hundred.
-_MOST_NODES = 100_000
+MOST_NODES = 100_000
 
 
 class _Loader(yaml.SafeLoader):
@@ -46,7 +46,7 @@ class _Loader(yaml.SafeLoader):
         """See PyYAML; ends where there are too many nodes or levels."""
         self._num_nodes += 1
         self._level += 1
-        if self._num_nodes > _MOST_NODES or self._level > MOST_LEVELS:
+        if self._num_nodes > MOST_NODES or self._level > MOST_LEVELS:
             raise _too_large(self.peek_event().start_mark)  # type: ignore[no-untyped-call]
         node = super().compose_node(parent, index)
         self._level -= 1
@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):
     def get_single_node(self) -> yaml.Node | None:
         """See PyYAML; counts what aliases share as often as it is named."""
         node = super().get_single_node()
-        if node is not None and _expanded(node, {}) > _MOST_NODES:
+        if node is not None and _expanded(node, {}) > MOST_NODES:
             raise _too_large(node.start_mark)
         return node
 
@@ -65,7 +65,7 @@ def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
     if not isinstance(node, yaml.CollectionNode):
         return 1
     if id(node) not in known:
-        known[id(node)] = _MOST_NODES  # what contains itself never ends
+        known[id(node)] = MOST_NODES  # what contains itself never ends
         is_mapping = isinstance(node, yaml.MappingNode)
         below = [part for pair in node.value for part in pair] if is_mapping else node.value
         known[id(node)] = 1 + sum(_expanded(part, known) for part in below)
@@ -73,7 +73,7 @@ def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def _too_large(mark: yaml.Mark) -> yaml.MarkedYAMLError:
-    rule = f"more than {_MOST_NODES} values once aliases are followed, or more than {MOST_LEVELS} levels"
+    rule = f"more than {MOST_NODES} values once aliases are followed, or more than {MOST_LEVELS} levels"
     return yaml.composer.ComposerError(None, None, f"{rule}: too large to be a configuration", mark)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsweep.reproduce.grid import Grid, GridCell, Measured, deviates
-from fedsweep.reproduce.table_file import FULL, NEVER, Measure
+from fedsweep.reproduce.claims import findings
+from fedsweep.reproduce.grid import Grid, GridCell, Measured, deviates, is_comparable, lies_within
+from fedsweep.reproduce.table_sections import FULL, NEVER, NOT_GIVEN, Measure
 from fedsweep.results.texts import clean
 
 MARK = "*"
+OTHER_SETTING = "other setting"
 _NOTHING = "-"
 _LONGEST_NOTE = 600
 
@@ -19,19 +21,26 @@ class CellText:
     """A measure of a cell in words.
 
     Attributes:
-        measured: What was measured; with its spread over seeds, where there is one.
-        printed: What the paper prints; empty where nothing is known.
+        measured: What was measured; with its spread over seeds, where there is one, and their number.
+        printed: What the paper prints; empty where it prints nothing.
+        verdict: Whether the two lie within both spreads; empty where there is nothing to compare.
         is_off: Whether the two lie further apart than the measure's tolerance.
         is_broken: Whether something failed.
     """
 
     measured: str
     printed: str
+    verdict: str = ""
     is_off: bool = False
     is_broken: bool = False
 
+    @property
+    def beside(self) -> str:
+        """What stands in brackets beside the measured figure."""
+        return f"{self.printed}, {self.verdict}" if self.verdict else self.printed
+
     def __str__(self) -> str:
-        printed = f" ({self.printed})" if self.printed else ""
+        printed = f" ({self.beside})" if self.printed else ""
         return f"{self.measured}{printed}{MARK if self.is_off else ''}"
 
 
@@ -77,17 +86,25 @@ def cell_text(grid: Grid, row: str, heading: Heading) -> CellText:
     return CellText(
         measured=_measured(found, measure),
         printed=printed,
+        verdict=_verdict(grid, cell, measure) if printed else "",
         is_off=deviates(grid, cell, measure),
         is_broken=bool(cell.problems),
     )
 
 
+def _verdict(grid: Grid, cell: GridCell, measure: Measure) -> str:
+    if not is_comparable(cell, measure):
+        return OTHER_SETTING
+    within = lies_within(grid, cell, measure)
+    return "" if within is None else "within" if within else "outside"
+
+
 def _measured(found: Measured, measure: Measure) -> str:
-    partly = f" [{found.count}/{found.of}]" if found.count < found.of else ""
+    seeds = f" [{found.count}/{found.of}]" if found.count < found.of else f" [{found.count}]"
     if found.mean is None:
-        return NEVER if found.never == found.of else f"{NEVER}{partly}"
+        return f"{NEVER} [{found.never}]" if found.never == found.of else f"{NEVER}{seeds}"
     spread = "" if found.sd is None else f"±{_number(found.sd, measure)}"
-    return f"{_number(found.mean, measure)}{spread}{partly}"
+    return f"{_number(found.mean, measure)}{spread}{seeds}"
 
 
 def _printed(grid: Grid, row: str, heading: Heading) -> str:
@@ -130,26 +147,34 @@ def setting_line(grid: Grid) -> str:
 
 def notes(grid: Grid) -> list[str]:
     """What a reader must know, most important first."""
-    found = [*_how_to_read(grid), *_marks(grid), *_scale_notes(grid), *_missing(grid), *grid.problems]
+    claims = [finding.text for finding in findings(grid)]
+    found = [*_how_to_read(grid), *_marks(grid), *claims, *_scale_notes(grid), *_missing(grid), *grid.problems]
     return [clean(note, longest=_LONGEST_NOTE) for note in (*found, *grid.table.notes, *grid.notes)]
 
 
 def _how_to_read(grid: Grid) -> list[str]:
     names = ", ".join(label_of(measure) for measure in grid.measures)
     has_printed = any(_printed(grid, row, heading) for row in grid.rows for heading in headings(grid))
-    beside = "with what the paper prints in brackets" if has_printed else "the paper's own figures are not known here"
+    beside = "with what the paper prints in brackets" if has_printed else "the paper prints no figures"
     said = [f"Each cell: {names}, as measured; {beside}."]
     every = [cell.measured[m.name] for cell in grid.cells for m in grid.measures if m.name in cell.measured]
     if any(found.sd is not None for found in every):
-        said.append("±: sample standard deviation over seeds.")
-    if any(found.count < found.of and (found.count or 0 < found.never < found.of) for found in every):
-        said.append("[k/n]: k of n seeds have the figure; the mean is over those.")
+        said.append("±, measured: sample standard deviation over seeds.")
+    if any(isinstance(v, list) for r in grid.table.printed.values() for c in r.values() for v in c.values()):
+        said.append(f"±, printed: {grid.table.spread}.")
+    if every:
+        said.append("[n]: of n seeds; [k/n]: k of n seeds have the figure, and the mean is over those.")
+    if has_printed and any(cell.measured for cell in grid.cells):
+        said.append(
+            f"within, outside: whether mean ± spread of measured and printed overlap; {OTHER_SETTING}: the settings are"
+            " not the paper's, so the two are not compared."
+        )
     return said
 
 
 def _marks(grid: Grid) -> list[str]:
     tolerances = [f"{label_of(m)} {m.tolerance:g}" for m in grid.measures if m.tolerance is not None]
-    comparable = [c for c in grid.cells for m in grid.measures if _is_comparable(grid, c, m)]
+    comparable = [c for c in grid.cells for m in grid.measures if _can_be_marked(grid, c, m)]
     if not tolerances or not comparable:
         return []
     within = f"the tolerance ({', '.join(tolerances)})"
@@ -158,12 +183,12 @@ def _marks(grid: Grid) -> list[str]:
     return [f"All {len(comparable)} figures that can be compared lie within {within} of what is printed."]
 
 
-def _is_comparable(grid: Grid, cell: GridCell, measure: Measure) -> bool:
+def _can_be_marked(grid: Grid, cell: GridCell, measure: Measure) -> bool:
     printed = grid.table.printed_value(cell.row, cell.column, measure=measure.name)
-    alike = cell.standing == "paper" or (measure.cost and cell.standing == "costs")
     found = cell.measured.get(measure.name)
     measured = found is not None and bool(found.count or found.never)
-    return printed is not None and measure.tolerance is not None and alike and measured
+    has_printed = printed not in (None, NOT_GIVEN)
+    return has_printed and measure.tolerance is not None and is_comparable(cell, measure) and measured
 
 
 def _scale_notes(grid: Grid) -> list[str]:
@@ -183,7 +208,7 @@ def _scale_notes(grid: Grid) -> list[str]:
 def _missing(grid: Grid) -> list[str]:
     table = grid.table
     places: Sequence[tuple[str, str]] = [
-        *((name, table.row(name).missing) for name in grid.rows),
+        *((name, table.row(name).why_missing) for name in grid.rows),
         *((name, table.column(name).missing) for name in grid.columns),
     ]
     return [f"{name} is missing: {reason}" for name, reason in places if reason]

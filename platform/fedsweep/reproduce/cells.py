@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedsweep.config.load import load_config
 from fedsweep.config.overrides import apply_overrides, parse_override, set_value
 from fedsweep.errors import ConfigError, InputError, unknown_name
-from fedsweep.reproduce.table_file import FULL, TableFile
+from fedsweep.reproduce.table_file import TableFile
+from fedsweep.reproduce.table_sections import FULL
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -89,17 +90,16 @@ def cells_of(
         ConfigError: There is no such scale, a pattern matches nothing, or a setting can't be laid over the others.
     """
     _check_overrides(overrides)
-    chosen = list(seeds) if seeds else table.seeds_of(scale)
-    if len(set(chosen)) < len(chosen):
-        raise ConfigError(f"seeds must differ, but got {', '.join(map(str, chosen))}")
+    if len(set(seeds or ())) < len(seeds or ()):
+        raise ConfigError(f"seeds must differ, but got {', '.join(map(str, seeds or ()))}")
     base = base_of(table, overrides)
     found = []
     for row in chosen_rows(table, scale, pattern=rows):
         for column in chosen_columns(table, scale, pattern=columns):
-            if table.row(row).missing or table.column(column).missing:
+            if not table.has_cell(row, column):
                 continue
             given = _given(table, scale, row=row, column=column, overrides=overrides)
-            for seed in chosen:
+            for seed in seeds or table.seeds_of(scale, row):
                 whole = {**given, "seed": seed}
                 values = {**dict(_differences(base, given)), "seed": seed}
                 found.append(Cell(row=row, column=column, seed=seed, values=values, given=whole))
@@ -203,12 +203,15 @@ def _chosen(kind: str, names: Sequence[str], own: Sequence[str] | None, *, patte
     parts = [pattern] if pattern in names else [part.strip() for part in pattern.split(",") if part.strip()]
     if not parts:
         raise ConfigError(f"--{kind}s must name a {kind}, but is {pattern!r} (there are: {', '.join(names)})")
-    for part in parts:
-        if not any(_matches(name, part) for name in names):
-            raise ConfigError(f"--{kind}s: {unknown_name(kind, part, names)}")
-    return [name for name in names if any(_matches(name, part) for part in parts)]
+    found = {name for part in parts for name in _matching(kind, names, part)}
+    return [name for name in names if name in found]
 
 
-def _matches(name: str, pattern: str) -> bool:
-    low = pattern.lower()
-    return name.lower() == low or fnmatch.fnmatchcase(name.lower(), low)
+def _matching(kind: str, names: Sequence[str], part: str) -> list[str]:
+    """The name itself where there is one, even with a pattern's characters (``a*``); otherwise those that match."""
+    low = part.lower()
+    found = [name for name in names if name.lower() == low]
+    found = found or [name for name in names if fnmatch.fnmatchcase(name.lower(), low)]
+    if not found:
+        raise ConfigError(f"--{kind}s: {unknown_name(kind, part, names)}")
+    return found

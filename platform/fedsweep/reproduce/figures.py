@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ConfigError
 from fedsweep.figures.style import (
+    Look,
     axis_name,
     label_outer,
     legend_below,
     line_handle,
     look_of,
+    looks,
     name_axes,
     panels,
     paper_style,
@@ -25,8 +27,10 @@ from fedsweep.figures.style import (
     save_both,
     scale_axes,
 )
+from fedsweep.reproduce.cell_texts import label_of
 from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.table_file import FigureSpec, Measure, TableFile
+from fedsweep.reproduce.table_file import TableFile
+from fedsweep.reproduce.table_sections import FigureSpec, Measure
 from fedsweep.results.view import RunView
 
 if TYPE_CHECKING:
@@ -72,13 +76,14 @@ def draw(
         ConfigError: The entry asks for what its kind does not have, or no run has what it shows.
         InputError: A run's file is damaged, or a file can't be written.
     """
-    from fedsweep.reproduce import figures_runs
+    from fedsweep.reproduce import figures_models, figures_runs
 
     kinds: Mapping[str, Callable[[Scene], Figure]] = {
         "scatter": _scatter,
         "bars": _bars,
         "lines": _lines,
         **figures_runs.KINDS,
+        **figures_models.KINDS,
     }
     scene = scene_of(figure, table, cells=cells, runs=runs)
     if not scene.rows:
@@ -90,21 +95,25 @@ def draw(
 
 
 def _scatter(scene: Scene) -> Figure:
-    """A panel for each column; a point for each row, with bars of one standard deviation over seeds."""
+    """A panel for each column; a point for each row, with bars of one standard deviation over seeds.
+
+    The rows of a group have one look and are joined by a line, in the table's order.
+    """
     spec = scene.spec
     x, y = scene.measure("x", spec.x), scene.measure("y", spec.y)
     figure, every = panels(scene.columns, title=spec.title)
     for axes, column in zip(every, scene.columns, strict=True):
-        for row in scene.rows:
-            across, up = (scene.measured(row, column, measure=measure) for measure in (x, y))
-            if across.mean is None or up.mean is None:
-                continue
-            look = scene.looks[row]
-            axes.errorbar(
-                across.mean, up.mean, xerr=across.sd, yerr=up.sd, color=look.colour, marker=look.marker, label=row
-            )
+        for name, rows in scene.groups.items():
+            found = [(scene.measured(row, column, measure=x), scene.measured(row, column, measure=y)) for row in rows]
+            points = [(a.mean, b.mean, a.sd, b.sd) for a, b in found if a.mean is not None and b.mean is not None]
+            look = scene.looks[name]
+            if len(points) > 1:
+                axes.plot([p[0] for p in points], [p[1] for p in points], color=look.colour, linewidth=0.8)
+            for across, up, x_sd, y_sd in points:
+                style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "label": name}
+                axes.errorbar(across, up, xerr=x_sd, yerr=y_sd, **style)
         _finish(axes, scene, x=x, y=y)
-    legend_below(figure, _row_handles(scene, line=False))
+    legend_below(figure, _handles(scene, list(scene.groups), line=any(len(r) > 1 for r in scene.groups.values())))
     return figure
 
 
@@ -130,35 +139,50 @@ def _lines(scene: Scene) -> Figure:
         axes.set_xticks(list(places.values()))
     _finish(axes, scene, x=None, y=y)
     axes.set_xlabel(spec.x_label or (axis_name(spec.x) if spec.x else ""))
-    legend_below(figure, [*_row_handles(scene, line=True), *_printed_handle(scene, y)])
+    legend_below(figure, [*_handles(scene, scene.rows, line=True), *_printed_handle(scene, y)])
     return figure
 
 
 def _bars(scene: Scene) -> Figure:
-    """For each column a bar for each row; thin bars are one standard deviation, marks what the paper prints."""
+    """For each column a bar for each row, or for each of the figure's measures of its one row.
+
+    Thin bars are one standard deviation, marks what the paper prints.
+    """
     spec = scene.spec
-    y = scene.measure("y", spec.y)
+    bars = _bars_shown(scene)
+    y = bars[0][2]
     alone = len(scene.columns) == 1
-    width = _BAR_ROOM / (1 if alone else len(scene.rows))
-    figure, (axes,) = panels([""], title=spec.title, width=min(7.0, max(3.4, 1.2 + 0.2 * _num_bars(scene))))
-    for number, row in enumerate(scene.rows):
-        shift = 0.0 if alone else (number - (len(scene.rows) - 1) / 2) * width
+    width = _BAR_ROOM / (1 if alone else len(bars))
+    count = len(scene.columns) * (1 + len(bars))
+    figure, (axes,) = panels([""], title=spec.title, width=min(7.0, max(3.4, 1.2 + 0.2 * count)))
+    for number, (_, row, measure, look) in enumerate(bars):
+        shift = 0.0 if alone else (number - (len(bars) - 1) / 2) * width
         for place, column in enumerate(scene.columns):
-            found = scene.measured(row, column, measure=y)
+            found = scene.measured(row, column, measure=measure)
             at = number if alone else place + shift
             spread: dict[str, Any] = {} if found.sd is None else {"yerr": found.sd, "error_kw": {"elinewidth": 0.8}}
-            axes.bar(at, found.mean or 0.0, width=0.9 * width, color=scene.looks[row].colour, label=row, **spread)
-            printed = _printed(scene, row, column, measure=y)
+            axes.bar(at, found.mean or 0.0, width=0.9 * width, color=look.colour, **spread)
+            printed = _printed(scene, row, column, measure=measure)
             if printed is not None:
                 axes.plot(at, printed, **_PRINTED_MARK, label="_printed")
-    names = scene.rows if alone else scene.columns
+    names = [name for name, *_ in bars] if alone else scene.columns
     steep = sum(map(len, names)) > _LONG_NAMES
     axes.set_xticks(range(len(names)), names, rotation=30 if steep else 0, ha="right" if steep else "center")
     _finish(axes, scene, x=None, y=y)
-    rows = [] if alone else patch_handles((row, scene.looks[row].colour) for row in scene.rows)
     axes.tick_params(axis="x", length=0)
-    legend_below(figure, [*rows, *_printed_handle(scene, y)])
+    own = [] if alone else patch_handles((name, look.colour) for name, _, _, look in bars)
+    legend_below(figure, [*own, *_printed_handle(scene, y)])
     return figure
+
+
+def _bars_shown(scene: Scene) -> list[tuple[str, str, Measure, Look]]:
+    """Name, row, measure and look of the bars of a column."""
+    if scene.spec.measures:
+        shown = [scene.measure("measures", name) for name in scene.spec.measures]
+        own = looks([label_of(measure) for measure in shown])
+        return [(label_of(m), scene.rows[0], m, own[label_of(m)]) for m in shown]
+    y = scene.measure("y", scene.spec.y)
+    return [(row, row, y, scene.looks[row]) for row in scene.rows]
 
 
 def _finish(axes: Axes, scene: Scene, *, x: Measure | None, y: Measure) -> None:
@@ -186,12 +210,8 @@ def _printed(scene: Scene, row: str, column: str, *, measure: Measure) -> float 
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _num_bars(scene: Scene) -> int:
-    return len(scene.rows) * len(scene.columns) + len(scene.columns)
-
-
-def _row_handles(scene: Scene, *, line: bool) -> list[Any]:
-    return [line_handle(row, scene.looks[row], linestyle="-" if line else "none") for row in scene.rows]
+def _handles(scene: Scene, names: Sequence[str], *, line: bool) -> list[Any]:
+    return [line_handle(name, scene.looks[name], linestyle="-" if line else "none") for name in names]
 
 
 def _printed_handle(scene: Scene, measure: Measure) -> list[Any]:

@@ -19,7 +19,8 @@ from fedsweep.figures.style import (
     save_both,
     scale_axes,
 )
-from fedsweep.reproduce.table_file import FigureSpec, TableFile
+from fedsweep.reproduce.table_file import TableFile
+from fedsweep.reproduce.table_sections import FigureSpec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Pictures of runs: learning curves, who was in which group, with which classes, took part, and clients' gaps in loss.
+"""Pictures of runs: learning curves, who was in which group, with which classes, and took part.
 
 A panel is a cell. Of cells with several seeds the curves show the mean and the range; the others show the lowest seed.
 """
@@ -28,6 +28,7 @@ from fedsweep.figures.style import (
     axis_name,
     legend_below,
     line_handle,
+    looks,
     name_axes,
     panels,
     scale_axes,
@@ -46,30 +47,39 @@ _MOST_PANELS = 12
 
 
 def _curves(scene: Scene) -> Figure:
-    """A panel for each column, a line for each row: the mean over seeds, with a band from the lowest to the highest."""
+    """A panel for each column and group, a line for each row: the mean over seeds, with a band from lowest to highest.
+
+    Without groups all rows share a panel; with groups each panel has a legend of its own.
+    """
     spec = scene.spec
     x, y = spec.x or "round", spec.y or "test_accuracy"
     if x not in ACROSS:
         raise ConfigError(f"figure {spec.name}: x of curves must be one of {', '.join(ACROSS)}, but is {x!r}")
-    figure, every = panels(scene.columns, title=spec.title)
+    shown = scene.groups if spec.groups else {"": scene.rows}
+    places = [(column, rows) for column in scene.columns for rows in shown.values()]
+    titles = [" ".join(filter(None, (column, name))) for column in scene.columns for name in shown]
+    figure, every = panels(titles, title=spec.title)
     drawn = set()
-    for axes, column in zip(every, scene.columns, strict=True):
-        for row in scene.rows:
+    for axes, (column, rows) in zip(every, places, strict=True):
+        own = looks(rows) if spec.groups else scene.looks
+        for row in rows:
             curves = [curve_of(run, [y]) for run in scene.of(row, column)]
-            look = scene.looks[row]
-            if curves and draw_curve(axes, mean_curve(curves), y, x=x, look=look, label=row):
+            if curves and draw_curve(axes, mean_curve(curves), y, x=x, look=own[row], label=row):
                 drawn.add(row)
         scale_axes(axes, log_x=spec.log_x, log_y=spec.log_y)
         name_axes(axes, x=spec.x_label or axis_name(x), y=spec.y_label or axis_name(y))
+        if spec.groups and axes.lines:
+            axes.legend(fontsize=6, ncols=2, frameon=False)
     if not drawn:
         raise ConfigError(f"figure {spec.name}: no run has the column {y}")
-    legend_below(figure, [line_handle(row, scene.looks[row]) for row in scene.rows if row in drawn])
+    if not spec.groups:
+        legend_below(figure, [line_handle(row, scene.looks[row]) for row in scene.rows if row in drawn])
     return figure
 
 
 def _membership(scene: Scene) -> Figure:
     """Clients by rounds, coloured by group."""
-    found = _first_runs(scene, lambda run: membership_of(run) if has_group(run) else None, "a high-frequency group")
+    found = first_runs(scene, lambda run: membership_of(run) if has_group(run) else None, "a high-frequency group")
     figure, every = panels(list(found), title=scene.spec.title, height=2.8)
     for axes, (run, cells_NR) in zip(every, found.values(), strict=True):
         draw_membership(axes, cells_NR, first_round=_first_round(run))
@@ -84,7 +94,7 @@ def _group_labels(scene: Scene) -> Figure:
         counts_NC = counts_of(run) if has_group(run) else None
         return None if counts_NC is None else group_labels_of(run, counts_NC)
 
-    found = _first_runs(scene, shares, "a high-frequency group and a table of clients")
+    found = first_runs(scene, shares, "a high-frequency group and a table of clients")
     figure, every = panels(list(found), title=scene.spec.title)
     for axes, (_, labels) in zip(every, found.values(), strict=True):
         draw_group_labels(axes, labels)
@@ -94,7 +104,7 @@ def _group_labels(scene: Scene) -> Figure:
 
 def _classes(scene: Scene) -> Figure:
     """The classes that clients hold in each round, under drift."""
-    found = _first_runs(scene, class_shares_of, "drift (scenario.drift)")
+    found = first_runs(scene, class_shares_of, "drift (scenario.drift)")
     figure, every = panels(list(found), title=scene.spec.title, height=_tall(found))
     for axes, (run, shares_NRC) in zip(every, found.values(), strict=True):
         draw_classes(axes, shares_NRC, first_round=_first_round(run), legend=axes is every[-1])
@@ -103,7 +113,7 @@ def _classes(scene: Scene) -> Figure:
 
 def _participation(scene: Scene) -> Figure:
     """What each client did in each round."""
-    found = _first_runs(scene, participation_of, "any rounds")
+    found = first_runs(scene, participation_of, "any rounds")
     figure, every = panels(list(found), title=scene.spec.title, height=_tall(found))
     for axes, (_, part) in zip(every, found.values(), strict=True):
         draw_participation(axes, part)
@@ -111,25 +121,13 @@ def _participation(scene: Scene) -> Figure:
     return figure
 
 
-def _loss_gap(scene: Scene) -> Figure:
-    """A point for each client: how far its labels are from the population's, and its loss from the global one."""
-    from fedsweep.reproduce.loss_gap import gaps_of
-
-    found = _first_runs(scene, lambda run: gaps_of(run.folder), "clients")
-    figure, every = panels(list(found), title=scene.spec.title)
-    for axes, (_, gaps) in zip(every, found.values(), strict=True):
-        axes.scatter(gaps.divergence, gaps.gap, s=10)
-        pearson = gaps.figures()["gap_pearson"]
-        if pearson is not None:
-            axes.set_title(f"{axes.get_title()} (Pearson {pearson:.3f})".strip())
-        name_axes(axes, x="JS divergence (nats)", y="Gap in loss (nats)")
-    return figure
-
-
-def _first_runs(
-    scene: Scene, read: Callable[[RunView], Shown | None], lacking: str
-) -> dict[str, tuple[RunView, Shown]]:
+def first_runs(scene: Scene, read: Callable[[RunView], Shown | None], lacking: str) -> dict[str, tuple[RunView, Shown]]:
     """The lowest seed's run of each cell that has what is shown, by its panel's title.
+
+    Args:
+        scene: The picture's.
+        read: What is shown of a run; None where it has no such thing.
+        lacking: What that is, for messages.
 
     Raises:
         ConfigError: No run has it, or too many.
@@ -167,5 +165,4 @@ KINDS: Mapping[str, Callable[[Scene], Figure]] = {
     "group_labels": _group_labels,
     "classes": _classes,
     "participation": _participation,
-    "loss_gap": _loss_gap,
 }

@@ -7,12 +7,14 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fedsweep.catalog import resolve
 from fedsweep.reproduce.cell_texts import Heading, caption, cell_text, headings, label_of, notes, setting_line
-from fedsweep.reproduce.cells import chosen_columns, chosen_rows
+from fedsweep.reproduce.cells import cells_of, chosen_columns, chosen_rows
 from fedsweep.reproduce.grid import Grid
-from fedsweep.reproduce.table_file import FULL, SCALES, Column, Measure, Row, TableFile
+from fedsweep.reproduce.table_file import TableFile
+from fedsweep.reproduce.table_sections import FULL, SCALES, Column, Measure, Row
 from fedsweep.results.texts import clean
 
 if TYPE_CHECKING:
@@ -197,7 +199,7 @@ def _tabular(grid: Grid) -> list[str]:
 def _latex_cell(grid: Grid, row: str, heading: Heading) -> str:
     text = cell_text(grid, row, heading)
     measured = _latex(text.measured)
-    printed = f" ({_latex(text.printed)})" if text.printed else ""
+    printed = f" ({_latex(text.beside)})" if text.printed else ""
     return rf"\textbf{{{measured}}}{printed}\textsuperscript{{*}}" if text.is_off else f"{measured}{printed}"
 
 
@@ -261,7 +263,7 @@ def _html_heads(grid: Grid) -> str:
 def _html_cell(grid: Grid, row: str, heading: Heading) -> str:
     text = cell_text(grid, row, heading)
     kind = "number broken" if text.is_broken else "number off" if text.is_off else "number"
-    printed = f' <span class="printed">({_html(text.printed)})</span>' if text.printed else ""
+    printed = f' <span class="printed">({_html(text.beside)})</span>' if text.printed else ""
     mark = "<sup>*</sup>" if text.is_off else ""
     return f'<td class="{kind}">{_html(text.measured)}{printed}{mark}</td>'
 
@@ -276,6 +278,26 @@ FORMS: dict[str, Callable[[Grid], str]] = {
     "table.tex": as_latex,
     "table.html": as_html,
 }
+
+
+# -- a table's file ----------------------------------------------------------------------------------------------------
+
+
+def table_tree(table: TableFile) -> dict[str, Any]:
+    """A table as plain mappings, lists and scalars, everything that it refers to in its place.
+
+    ``settings`` has for each row and column that can be measured the resolved configuration at full scale, without the
+    seed; ``base`` is what the rows' and columns' own ``set`` is laid over.
+    """
+    tree = table.model_dump(mode="json")
+    for entry, row in zip(tree["rows"], table.rows, strict=True):
+        entry["missing"] = row.why_missing
+    settings: dict[str, dict[str, Any]] = {}
+    for cell in cells_of(table, FULL):
+        if cell.column not in settings.setdefault(cell.row, {}):
+            resolved = resolve(cell.config).tree()
+            settings[cell.row][cell.column] = {k: v for k, v in resolved.items() if k not in ("seed", "sweep")}
+    return {**tree, "settings": settings}
 
 
 def table_text(table: TableFile) -> str:
@@ -309,13 +331,13 @@ def _measure_line(measure: Measure) -> str:
 
 
 def _place_line(place: Row | Column) -> str:
-    return f"{place.name} (missing: {place.missing})" if place.missing else place.name
+    why = place.why_missing if isinstance(place, Row) else place.missing
+    return f"{place.name} (missing: {why})" if why else place.name
 
 
 def _scale_line(table: TableFile, name: str) -> str:
     rows, columns, seeds = chosen_rows(table, name), chosen_columns(table, name), table.seeds_of(name)
-    here = sum(not table.row(row).missing for row in rows) * sum(not table.column(c).missing for c in columns)
-    count = here * len(seeds)
+    count = sum(len(table.seeds_of(name, row)) for row in rows for column in columns if table.has_cell(row, column))
     size = f"{len(rows)} rows x {len(columns)} columns, seeds {', '.join(map(str, seeds))}"
     note = table.scale(name).note
     return f"{name}: {size}: {count} {'runs' if table.kind == 'runs' else 'cells'}{f'; {note}' if note else ''}"

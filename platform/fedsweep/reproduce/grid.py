@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedsweep.errors import InputError
 from fedsweep.reproduce.cells import Cell, Standing, standing_of
-from fedsweep.reproduce.table_file import GAP_FIGURES, NEVER, Measure, TableFile
+from fedsweep.reproduce.table_file import TableFile
+from fedsweep.reproduce.table_sections import GAP_FIGURES, NEVER, NOT_GIVEN, SCRATCH, Measure
 from fedsweep.results.seed_statistics import estimate, finite
 from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.run_folder import CONFIG
 
 FINISHED, MISSING = "finished", "missing"
+AT_BEST = "at_best"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,7 @@ class GridCell:
         row: The row's name.
         column: The column's name.
         measured: By the measures' names; none where nothing was measured.
+        by_seed: Measure -> seed -> figure, in the unit that is shown; seeds without the figure are left out.
         standing: Whether its settings are those of the paper.
         problems: Why seeds have no figures, in words.
     """
@@ -52,6 +55,7 @@ class GridCell:
     row: str
     column: str
     measured: Mapping[str, Measured] = field(default_factory=dict)
+    by_seed: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     standing: Standing = "other"
     problems: tuple[str, ...] = ()
 
@@ -177,10 +181,17 @@ def value_of(run: RunView, measure: Measure) -> float | None:
         from fedsweep.reproduce.loss_gap import gaps_of
 
         return gaps_of(run.folder).figures()[measure.of]
-    if measure.target is not None:
-        target = _target_of(run, measure)
+    if measure.of == SCRATCH:
+        from fedsweep.reproduce.synthetic_set import scratch_accuracy
+
+        return scratch_accuracy(run.folder)
+    if measure.target is not None or measure.over == AT_BEST:
+        target = _target_of(run, measure) if measure.over != AT_BEST else run.over("test_accuracy", "best")
         reached = None if target is None else run.reaching(target)
         return None if reached is None else reached.figure(measure.of)
+    if measure.share_of:
+        part, whole = run.over(measure.of, "sum"), run.over(measure.share_of, "sum")
+        return part / whole if part is not None and whole else None
     found = run.over(measure.of, measure.over)
     return run.figure(measure.of) if found is None else found
 
@@ -195,53 +206,87 @@ def summed_up(values: Iterable[float | None], measure: Measure, *, never: int = 
         of: How many seeds there should be; by default as many as values.
     """
     every = list(values)
-    known = [100 * value if measure.percent else value / measure.per for value in every if value is not None]
+    known = [in_unit(value, measure) for value in every if value is not None]
     found = estimate(known)
     count = len(every) if of is None else of
     return Measured(mean=finite(found.mean), sd=finite(found.sd), count=found.count, never=never, of=count)
 
 
-def deviates(grid: Grid, cell: GridCell, measure: Measure) -> bool:
-    """Whether a measure lies further from what is printed than its tolerance, where the two may be compared at all.
+def in_unit(value: float, measure: Measure) -> float:
+    """A figure in the unit that is shown, of one in the measure's own."""
+    return 100 * value if measure.percent else value / measure.per
+
+
+def is_comparable(cell: GridCell, measure: Measure) -> bool:
+    """Whether a cell's figure may be compared with the printed one: the settings that it follows from are the paper's.
 
     They may where the cell's settings are the paper's; for a measure of cost also where the settings differ in nothing
     that a round costs.
     """
+    return cell.standing == "paper" or (measure.cost and cell.standing == "costs")
+
+
+def lies_within(grid: Grid, cell: GridCell, measure: Measure) -> bool | None:
+    """Whether measured and printed lie within both spreads; None where they can't be compared.
+
+    Reading: the ranges mean +- spread of both overlap, with half of the last digit shown for rounding. A spread that is
+    not known is 0.
+
+    Args:
+        grid: The table.
+        cell: One of its cells.
+        measure: One of its measures.
+    """
+    found, places = cell.measured.get(measure.name), {"row": cell.row, "column": cell.column, "measure": measure.name}
+    printed = grid.table.printed_value(**places)
+    if found is None or printed is None or printed == NOT_GIVEN or not is_comparable(cell, measure):
+        return None
+    if isinstance(printed, str) or found.mean is None:
+        return (printed == NEVER) == (found.mean is None) if found.count or found.never else None
+    room = (found.sd or 0.0) + (grid.table.printed_sd(**places) or 0.0)
+    return abs(found.mean - printed) <= room + 0.5 * 10.0**-measure.digits
+
+
+def deviates(grid: Grid, cell: GridCell, measure: Measure) -> bool:
+    """Whether a measure lies further from what is printed than its tolerance, where the two may be compared at all."""
     found = cell.measured.get(measure.name)
     printed = grid.table.printed_value(cell.row, cell.column, measure=measure.name)
-    comparable = cell.standing == "paper" or (measure.cost and cell.standing == "costs")
-    if found is None or printed is None or measure.tolerance is None or not comparable:
+    if found is None or printed in (None, NOT_GIVEN) or measure.tolerance is None or not is_comparable(cell, measure):
         return False
     if not found.count and not found.never:
         return False
     if isinstance(printed, str) or found.mean is None:
         return (printed == NEVER) != (found.mean is None)
-    return abs(found.mean - printed) > measure.tolerance
+    return printed is not None and abs(found.mean - printed) > measure.tolerance
 
 
 def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, RunView | str]) -> GridCell:
-    done: list[RunView] = []
+    done: dict[int, RunView] = {}
     problems: list[str] = []
     for cell in group:
         view = views[cell]
         if isinstance(view, RunView) and view.status == FINISHED:
-            done.append(view)
+            done[cell.seed] = replace(view, config=cell.config.tree())
             continue
         why = view if isinstance(view, str) else _why_not(view)
         problems.append(f"seed {cell.seed}: {why}")
-    found = {}
+    found, by_seed = {}, {}
     for measure in table.measures:
         try:
-            values = [value_of(view, measure) for view in done]
+            values = [value_of(view, measure) for view in done.values()]
         except InputError as error:
             problems.append(f"{measure.name}: {error}")
             continue
-        never = sum((target := _target_of(v, measure)) is not None and v.reaching(target) is None for v in done)
+        targets = [(view, _target_of(view, measure)) for view in done.values()]
+        never = sum(target is not None and view.reaching(target) is None for view, target in targets)
         found[measure.name] = summed_up(values, measure, never=never, of=len(group))
+        known = zip(done, values, strict=True)
+        by_seed[measure.name] = {seed: in_unit(value, measure) for seed, value in known if value is not None}
     return GridCell(
         row=group[0].row,
         column=group[0].column,
         measured=found,
+        by_seed=by_seed,
         standing=standing_of(table, group[0]),
         problems=tuple(problems),
     )

@@ -8,10 +8,12 @@ from the same cohorts. A table's ``groups:`` section says::
     methods: [dynacomm, exhaustive]     names of rows that are methods, or row -> method (default: the rows' names)
     instances: 20                       cohorts
     orders: 10                          random orders that dynacomm and genetic try
+    mutation: 0.001                     probability that genetic flips a variable
     seconds: 60                         of a choice: after one that took longer no larger size is tried; null: no limit
 
 A cell shows the means over the sizes that all methods came to: of the divergences, and of the medians of the seconds
-over cohorts. Everything by size goes into ``groups.csv`` and the pictures.
+over cohorts; a measure with ``size`` or ``active`` those of groups of that size or of cohorts of so many clients.
+Everything by size goes into ``groups.csv`` and the pictures.
 
 Source: Le et al. 2024 (DynamicFL), Figures 5 to 19.
 """
@@ -40,7 +42,8 @@ from fedsweep.reproduce.cells import Cell, standing_of
 from fedsweep.reproduce.costs import label_data
 from fedsweep.reproduce.figures_groups import Choices, draw_choices
 from fedsweep.reproduce.grid import Grid, GridCell, setting_of, summed_up
-from fedsweep.reproduce.table_file import Measure, TableFile
+from fedsweep.reproduce.table_file import TableFile
+from fedsweep.reproduce.table_sections import Measure
 from fedsweep.runs.files import atomic_write
 from fedsweep.streams import Stream, stream
 from fedsweep.world.label_stats import population
@@ -49,7 +52,7 @@ CSV = "groups.csv"
 FIGURES = "figures"
 _FIGURES_OF = ("kl_divergence", "seconds")
 # Smaller scales look at fewer cohorts and do not wait for all sizes: cohorts, and seconds for a method and a column.
-_SCALES: Mapping[str, tuple[int, float]] = {"smoke": (1, 30.0), "small": (5, 180.0)}
+_SCALES: Mapping[str, tuple[int, float]] = {"smoke": (1, 20.0), "small": (5, 180.0)}
 # Nobody waits for a round here, so the searches may take longer than in one.
 _SEARCH = {"max_pairs": 1 << 32, "max_subsets": 40_000_000}
 
@@ -64,6 +67,7 @@ class GroupOptions(Section):
     methods: list[str] | dict[str, str] = Field(default_factory=list)
     instances: Count = 20
     orders: Count = 10
+    mutation: Annotated[float, Field(ge=0, le=1)] = 0.001
     seconds: Annotated[float, Field(gt=0)] | None = None
 
     @property
@@ -150,6 +154,12 @@ def _check(table: TableFile, options: GroupOptions, cells: Sequence[Cell]) -> No
     for measure in table.measures:
         if measure.of not in _FIGURES_OF:
             raise ConfigError(f"{table.name}: {unknown_name('measure of groups', measure.of, _FIGURES_OF)}")
+        for key, known in (("size", options.sizes), ("active", options.cohort_sizes)):
+            asked = getattr(measure, key)
+            if asked is not None and asked not in known:
+                raise ConfigError(
+                    f"{table.name}: measure {measure.name}: {key}={asked} is none of {', '.join(map(str, known))}"
+                )
     for figure in table.figures:
         if figure.kind != "lines" or figure.x != "size" or figure.y not in _FIGURES_OF:
             raise ConfigError(
@@ -188,7 +198,8 @@ def _choices(
     """A method's groups of all sizes, and why there are no more of them."""
     groups: Any = importlib.import_module("fedsweep.algorithms.dynamicfl.chooser")
     registry: Any = importlib.import_module("fedsweep.algorithms.dynamicfl.names")
-    chooser = registry.group_chooser(options.method_of(cell.row), orders=options.orders, **_SEARCH)
+    search = {"orders": options.orders, "mutation": options.mutation, **_SEARCH}
+    chooser = registry.group_chooser(options.method_of(cell.row), **search)
     problems = list(_cohorts(groups.GroupProblem, counts_NC, active=active, cell=cell, instances=effort.cohorts))
     deadline = None if effort.total_s is None else time.perf_counter() + effort.total_s
     found: list[Choices] = []
@@ -281,7 +292,12 @@ def _value(found: Sequence[Choices], cell: Cell, measure: Measure) -> float | No
     """A measure of a cell: the mean over cohort sizes and over those group sizes that all methods came to."""
     here = [c for c in found if c.column == cell.column and c.seed == cell.seed]
     done = {row: {(c.active, c.size) for c in here if c.row == row} for row in {c.row for c in here}}
-    shared = set.intersection(*done.values()) if done else set()
+    asked = (measure.active, measure.size)
+    shared = {
+        place
+        for place in (set.intersection(*done.values()) if done else set())
+        if all(wanted in (None, own) for wanted, own in zip(asked, place, strict=True))
+    }
     own = [c.value(measure.of) for c in here if c.row == cell.row and (c.active, c.size) in shared]
     return statistics.fmean(own) if own else None
 

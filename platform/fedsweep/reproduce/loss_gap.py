@@ -1,36 +1,36 @@
-"""How well a client's label divergence tells its gap in loss, from a finished run's folder.
+"""How well a client's label divergence tells its non-IID degree, from a finished run's folder.
 
-The run's last global model w is tested on every client's own training samples, and over the clients the gap is
-correlated with the divergence of their labels from the population's.
+    divergence JS_k    Jensen-Shannon from the population's labels, in nats, as FedDH has it
+    loss F_k(w)        mean cross-entropy on the client's samples, in evaluation mode and without augmentation
+    degree             F_k(w*) - F_k(w_k*), at least 0: at the global optimum against at the client's own
 
-    divergence JS_k    Jensen-Shannon, in nats, as FedDH has it
-    loss F_k(w)        mean cross-entropy on the client's samples, without augmentation
-    gap                |F_k(w) - F(w)| with F = sum_k n_k F_k / sum_k n_k, the global loss
-
-Source: Liu et al. 2025 (FedDHAD), Figure 7. Reading: the paper correlates the divergence with a degree that comes from
-the gap between a device's loss and the global one; at which model, and whether with its sign, is not known to us. We
-take the last global model of the cell's method and the absolute value, since a divergence has no sign: a device whose
-labels are all of an easy class lies as far off as one whose labels are all of a hard one.
+Source: Liu et al. 2025 (FedDHAD), Figure 7. Reading: w* is the run's last global model; w_k* is found from there, by
+Adam on the client's samples alone until their loss stops falling.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fedsweep.api import load_model
-from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.config.load import load_config
-from fedsweep.engine.evaluator import Evaluator
 from fedsweep.experiment.build import build_experiment
-from fedsweep.experiment.experiment import Experiment
+from fedsweep.experiment.experiment import Experiment, transformed
 from fedsweep.runs.run_folder import CONFIG
+from fedsweep.streams import stream
 from fedsweep.world.label_stats import js_divergence, population
+
+# Training alone: it ends when so many epochs in a row lower the loss by less than this share, or after the last.
+_RATE, _BATCH, _MOST_EPOCHS = 1e-3, 50, 100
+_PATIENCE, _WORTH = 3, 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,35 +38,30 @@ class ClientGaps:
     """The clients of one cell.
 
     Attributes:
-        num_samples: n_k [N].
         divergence: JS_k [N], 0..ln 2.
-        loss: F_k(w) [N], at least 0.
+        loss: F_k(w*) [N], at least 0.
+        own_loss: F_k(w_k*) [N], at most ``loss``.
     """
 
-    num_samples: np.ndarray
     divergence: np.ndarray
     loss: np.ndarray
-
-    @property
-    def signed_gap(self) -> np.ndarray:
-        """F_k(w) - F(w) [N]; its mean weighted by samples is 0."""
-        gap: np.ndarray = self.loss - np.average(self.loss, weights=self.num_samples)
-        return gap
+    own_loss: np.ndarray
 
     @property
     def gap(self) -> np.ndarray:
-        """|F_k(w) - F(w)| [N]."""
-        gap: np.ndarray = np.abs(self.signed_gap)
+        """The non-IID degree F_k(w*) - F_k(w_k*) [N]."""
+        gap: np.ndarray = self.loss - self.own_loss
         return gap
 
     def figures(self) -> dict[str, float | None]:
         """The correlations by the name that a measure's ``of`` has; None where divergences or gaps are all equal."""
         from scipy.stats import rankdata
 
+        pearson = correlation(self.divergence, self.gap)
         return {
-            "gap_pearson": correlation(self.divergence, self.gap),
+            "gap_pearson": pearson,
+            "gap_r2": None if pearson is None else pearson**2,
             "gap_spearman": correlation(rankdata(self.divergence), rankdata(self.gap)),
-            "gap_pearson_signed": correlation(self.divergence, self.signed_gap),
         }
 
 
@@ -78,31 +73,57 @@ def correlation(x: np.ndarray, y: np.ndarray) -> float | None:
 
 
 def client_gaps(experiment: Experiment, model: nn.Module) -> ClientGaps:
-    """Tests a model on every client's samples.
+    """Tests a model on every client's samples, and what comes of it when the client trains it further alone.
 
     Args:
         experiment: Whose clients.
-        model: A network with its values.
+        model: A network with its values, which stay as they are.
     """
     world = experiment.world
     counts_NC = np.stack([profile.label_counts for profile in world.profiles])
-    evaluation: Evaluation = GlobalModel()
     losses = []
-    for indices in world.indices:
-        evaluator = Evaluator(
-            world.data.images[indices],
-            world.data.labels[indices],
-            transform=world.data.transform,
-            batch_size=experiment.evaluation_batch,
-            device="cpu",
-            dtype=torch.get_default_dtype(),
-        )
-        losses.append(evaluator.test(evaluation, {}, model, ())[1])
+    for client, indices in enumerate(world.indices):
+        inputs = transformed(world, world.data.images[indices], torch.get_default_dtype())
+        targets = torch.from_numpy(np.array(world.data.labels[indices], dtype=np.int64))
+        order = stream(experiment.seed, "own-optimum", client).torch()
+        losses.append(own_optimum(copy.deepcopy(model), inputs, targets, order=order))
     return ClientGaps(
-        num_samples=counts_NC.sum(axis=1),
         divergence=js_divergence(counts_NC, population(counts_NC)),
-        loss=np.array(losses),
+        loss=np.array([before for before, _ in losses]),
+        own_loss=np.array([best for _, best in losses]),
     )
+
+
+def own_optimum(model: nn.Module, inputs: Tensor, targets: Tensor, *, order: torch.Generator) -> tuple[float, float]:
+    """The loss on a client's samples as the model is, and the lowest that training on them alone comes to.
+
+    Args:
+        model: Where to begin; it is trained.
+        inputs: The samples [n, ...].
+        targets: Their classes [n].
+        order: Draws the batches.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=_RATE, foreach=False)
+    before = best = _loss(model, inputs, targets)
+    since = 0
+    for _ in range(_MOST_EPOCHS):
+        model.train()
+        for batch in torch.split(torch.randperm(len(inputs), generator=order), _BATCH):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs[batch]), targets[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        found = _loss(model, inputs, targets)
+        since = 0 if found < (1 - _WORTH) * best else since + 1
+        best = min(best, found)
+        if since >= _PATIENCE:
+            break
+    return before, best
+
+
+def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
+    model.eval()
+    with torch.inference_mode():
+        return float(F.cross_entropy(model(inputs), targets, reduction="none").to(torch.float64).mean())
 
 
 @lru_cache(maxsize=32)

@@ -14,8 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 from fedsweep import __version__
 from fedsweep.bounded import parse_json, read_regular
 from fedsweep.errors import ConfigError, OutputError
+from fedsweep.reproduce.claims import findings
 from fedsweep.reproduce.formats import FORMS
-from fedsweep.reproduce.grid import Grid, GridCell, deviates
+from fedsweep.reproduce.grid import Grid, GridCell, deviates, lies_within
 from fedsweep.reproduce.table_file import TableFile
 from fedsweep.runs.files import atomic_write
 
@@ -75,6 +76,7 @@ def grid_tree(grid: Grid) -> dict[str, Any]:
         "rows": list(grid.rows),
         "columns": list(grid.columns),
         "cells": [_cell_tree(grid, cell) for cell in grid.cells],
+        "claims": [asdict(finding) for finding in findings(grid)],
         "notes": list(grid.notes),
         "table": grid.table.model_dump(mode="json"),
     }
@@ -113,6 +115,7 @@ def _cell_tree(grid: Grid, cell: GridCell) -> dict[str, Any]:
             "printed": grid.table.printed_value(**places),
             "printed_sd": grid.table.printed_sd(**places),
             "deviates": deviates(grid, cell, measure),
+            "within_both_spreads": lies_within(grid, cell, measure),
         }
     return {**asdict(cell), "problems": list(cell.problems), "measured": figures}
 

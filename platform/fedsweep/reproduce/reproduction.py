@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, InputError, OutputError
 from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen_columns, chosen_rows
-from fedsweep.reproduce.grid import Grid, measured, view_of
-from fedsweep.reproduce.kinds import runner_of
+from fedsweep.reproduce.grid import FINISHED, Grid, measured, view_of
+from fedsweep.reproduce.kinds import RUNS, runner_of
 from fedsweep.reproduce.table_file import TableFile, read_table
 from fedsweep.runs.run_folder import find_runs
 from fedsweep.sweeps.space import Trial, canonical
@@ -73,14 +76,27 @@ class Reproduction:
         """The columns shown."""
         return chosen_columns(self.table, self.request.scale, pattern=self.request.columns)
 
-    @property
-    def trials(self) -> list[Trial]:
-        """The cells as trials of a sweep, in the same order."""
-        return [_trial(number, cell) for number, cell in enumerate(self.cells, start=1)]
+    @cached_property
+    def keys(self) -> Mapping[Cell, str]:
+        """What each cell is known by: the hash of everything that affects its results."""
+        return {cell: resolve(cell.config).hash() for cell in self.cells}
+
+    @cached_property
+    def firsts(self) -> Mapping[str, Cell]:
+        """The first cell of each key, in the order of the cells."""
+        first: dict[str, Cell] = {}
+        for cell, key in self.keys.items():
+            first.setdefault(key, cell)
+        return first
+
+    @cached_property
+    def by_key(self) -> Mapping[str, Trial]:
+        """The trials of the sweep, in the order of the cells; cells that come to the same run share one."""
+        return {key: _trial(number, cell) for number, (key, cell) in enumerate(self.firsts.items(), start=1)}
 
     def folders(self, folder: Path) -> dict[Cell, Path]:
         """Each cell's run folder below the reproduction's."""
-        return {cell: folder / trial.folder for cell, trial in zip(self.cells, self.trials, strict=True)}
+        return {cell: folder / self.by_key[self.keys[cell]].folder for cell in self.cells}
 
 
 def reproduction(request: TableRequest) -> Reproduction:
@@ -105,7 +121,7 @@ def reproduction(request: TableRequest) -> Reproduction:
         _ = cell.config
     found = Reproduction(request=request, table=table, cells=tuple(cells), config=config)
     if not cells:
-        reasons = [f"{n}: {table.row(n).missing}" for n in found.rows if table.row(n).missing]
+        reasons = [f"{n}: {table.row(n).why_missing}" for n in found.rows if table.row(n).why_missing]
         reasons += [f"{n}: {table.column(n).missing}" for n in found.columns if table.column(n).missing]
         raise ConfigError(f"nothing of {table.name} that was asked for can be measured ({'; '.join(reasons)})")
     return found
@@ -156,7 +172,7 @@ def prepare_cells(found: Reproduction, folder: SweepFolder, *, resume: bool) -> 
 
     if resume:
         _check_same(found, folder.read_plan(), folder.path)
-    trials = [(trial, cell.config) for trial, cell in zip(found.trials, found.cells, strict=True)]
+    trials = [(trial, found.firsts[key].config) for key, trial in found.by_key.items()]
     prepared = prepare(found.config, folder, resume=resume, trials=trials)
     prepared.plan = replace(prepared.plan, request=_request_tree(found))
     return prepared
@@ -207,10 +223,13 @@ def measured_grid(found: Reproduction, folder: Path) -> Grid:
 
 def finished_runs(found: Reproduction, folder: Path) -> dict[Cell, list[RunView]]:
     """The run of each cell; none where it did not finish."""
-    views = {cell: view_of(path) for cell, path in found.folders(folder).items()}
-    return {
-        cell: [view] if not isinstance(view, str) and view.status == "finished" else [] for cell, view in views.items()
-    }
+    runs: dict[Cell, list[RunView]] = {}
+    for cell, path in found.folders(folder).items():
+        view = view_of(path)
+        done = not isinstance(view, str) and view.status == FINISHED
+        # The run may be another cell's too, which reads it with other targets.
+        runs[cell] = [replace(view, config=cell.config.tree())] if done and not isinstance(view, str) else []
+    return runs
 
 
 def _trial(number: int, cell: Cell) -> Trial:
@@ -225,7 +244,8 @@ def _request_tree(found: Reproduction) -> dict[str, Any]:
     request = found.request
     path = Path(request.table).expanduser()
     table = str(path.absolute()) if path.is_file() else request.table
-    return {**asdict(request), "table": table, "cells": _digest(found)}
+    keys = {} if found.table.kind != RUNS else {trial.folder: key for key, trial in found.by_key.items()}
+    return {**asdict(request), "table": table, "cells": _digest(found), "keys": keys}
 
 
 def _digest(found: Reproduction) -> str:

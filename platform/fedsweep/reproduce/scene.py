@@ -16,7 +16,8 @@ from fedsweep.figures.style import (
 from fedsweep.reproduce.cell_texts import label_of
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.grid import Measured, summed_up, value_of
-from fedsweep.reproduce.table_file import FigureSpec, Measure, TableFile
+from fedsweep.reproduce.table_file import TableFile
+from fedsweep.reproduce.table_sections import FigureSpec, Measure
 from fedsweep.results.view import RunView
 
 _OVER: Mapping[str, str] = {"test_accuracy": "best", "comm_ratio": "mean", "kl_divergence": "mean", "comm_cost": "mean"}
@@ -42,6 +43,13 @@ class Scene:
         return [name for name in self.spec.rows or self.table.row_names if any(row == name for row, _ in self.runs)]
 
     @cached_property
+    def groups(self) -> dict[str, list[str]]:
+        """Rows that are drawn together, by their group's name; without groups each row by itself."""
+        given = self.spec.groups or {row: [row] for row in self.rows}
+        found = {name: [row for row in self.rows if row in rows] for name, rows in given.items()}
+        return {name: rows for name, rows in found.items() if rows}
+
+    @cached_property
     def columns(self) -> list[str]:
         """The columns that are drawn, in the table's order."""
         names = self.spec.columns or self.table.column_names
@@ -49,8 +57,8 @@ class Scene:
 
     @cached_property
     def looks(self) -> dict[str, Look]:
-        """How the rows look; the same in all pictures of the table."""
-        return looks(self.table.row_names)
+        """How rows and groups look; the same in all pictures of the table."""
+        return {**looks(self.table.row_names), **looks(list(self.spec.groups))}
 
     def of(self, row: str, column: str) -> Sequence[RunView]:
         """The runs of a cell, by seed; none where it was not run."""

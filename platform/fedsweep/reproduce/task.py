@@ -84,15 +84,15 @@ class Task:
     def make(
         self,
         *,
-        run: Callable[[PreparedSweep], object] | None = None,
+        run: Callable[[PreparedSweep, bool], object] | None = None,
         said: Callable[[str], None] = lambda text: None,
         quiet: bool = False,
     ) -> Reproduced:
         """Runs what is left, measures, draws and writes.
 
         Args:
-            run: Runs the trials; by default without anybody watching.
-            said: Told of each cell whose costs are known.
+            run: Runs the trials, given whether their folder holds them already; by default without anybody watching.
+            said: Told of each cell whose costs are known, and of runs that are taken over from other tables.
             quiet: Without the progress of kinds that tell of it themselves.
 
         Raises:
@@ -102,7 +102,9 @@ class Task:
         with sole_writer(self.folder.path):
             return self._made(run or self._run, said, quiet=quiet)
 
-    def _made(self, run: Callable[[PreparedSweep], object], said: Callable[[str], None], *, quiet: bool) -> Reproduced:
+    def _made(
+        self, run: Callable[[PreparedSweep, bool], object], said: Callable[[str], None], *, quiet: bool
+    ) -> Reproduced:
         path = self.folder.path
         pictures: list[Path] = []
         problems: list[str] = []
@@ -115,9 +117,11 @@ class Task:
             pictures = sorted((path / FIGURES).glob("*"))
         else:
             prepared = self.prepared()
-            if not (self.going_on and prepared.is_done):
+            going_on = self.going_on and prepared.is_done
+            if not going_on:
                 remove_outputs(path)
-            run(prepared)
+                going_on = self._take_over(prepared, said) or self.going_on
+            run(prepared, going_on)
             grid = measured_grid(self.found, path)
             pictures, problems = _drawn(self.found, path)
         files = write_outputs(grid, path)
@@ -129,14 +133,29 @@ class Task:
             problems=(*grid.problems, *problems),
         )
 
-    def _run(self, prepared: PreparedSweep) -> None:
+    def _take_over(self, prepared: PreparedSweep, said: Callable[[str], None]) -> bool:
+        """Takes over what tables beside this one have finished; whether there was any, so that the folder is begun."""
+        from fedsweep.reproduce.reuse import finished_elsewhere, take_over
+
+        runs = finished_elsewhere(self.found, self.folder)
+        if not runs:
+            return False
+        with prepared.writing():
+            if not self.going_on:
+                self.folder.create(prepared.plan, config_yaml=prepared.config.to_yaml(), overwrite=self.overwrite)
+            take_over(runs)
+        places = ", ".join(dict.fromkeys(path.parent.name for path in runs.values()))
+        said(f"{len(runs)} of {len(prepared.entries)} runs have finished in {places} already and are taken over")
+        return True
+
+    def _run(self, prepared: PreparedSweep, going_on: bool) -> None:
         from fedsweep.sweeps.tuner import log_rest, run_sweep
         from fedsweep.tracking.sweep_progress import SweepProgress
 
-        if self.going_on and prepared.is_done:
+        if going_on and prepared.is_done:
             log_rest(prepared)
         else:
-            run_sweep(prepared, SweepProgress(), resume=self.going_on, overwrite=self.overwrite)
+            run_sweep(prepared, SweepProgress(), resume=going_on, overwrite=self.overwrite)
 
 
 def reproduce_table(

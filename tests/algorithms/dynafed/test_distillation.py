@@ -232,6 +232,8 @@ def test_progress_is_told_and_reported_with_pictures() -> None:
         "synthesis_objective",
         "synthesis_cosine_distance",
         "synthesis_noise_cosine_distance",
+        "synthesis_parameter_cosine_distance",
+        "synthesis_noise_parameter_cosine_distance",
         "synthesis_inner_rate",
     }
     # 8 images of 1x6 in 3 rows and 3 columns, framed by single pixels.

@@ -13,17 +13,21 @@ from fedsweep.engine.forecast import check_first_round
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.reproduce.cells import Cell, cells_of
-from fedsweep.reproduce.table_file import SCALES, TableFile, read_table, table_names
+from fedsweep.reproduce.table_file import TableFile, read_table, table_names
+from fedsweep.reproduce.table_sections import SCALES
 
-RUNS = [f"table{n}" for n in (1, 2, 3, 4, *range(9, 23))] + ["figure1", "figure3", "figure4"]
+TABLES = [f"table{n}" for n in (1, 2, 3, 4, *range(9, 23))]
+CURVES = [f"figure{n}" for n in (3, *range(21, 25), *range(26, 30), *range(31, 34))]
+TRENDS = [f"figure{n}" for n in (4, 20, 25, 30)]
+RUNS = [*TABLES, "figure1", *CURVES, *TRENDS]
 GROUPS = [f"figure{n}" for n in range(5, 20)]
-# Best accuracies of a CNN on CIFAR-10 in percent, in the order Dir 0.1, Dir 0.3, K=1, K=2 (DynamicFL, Table 4).
-TABLE4 = {
-    "DynamicSGD": (75.4, 77.3, 73.9, 77.2),
-    "a-g": (66.9, 71.3, 57.2, 69.9),
-    "d-e": (66.0, 72.9, 42.3, 65.6),
-    "FedAvg": (65.0, 69.6, 19.1, 66.3),
-}
+BASELINES = ["FedProx", "FedEnsemble", "SCAFFOLD", "FedGen", "FedDyn", "FedNova", "FedAvg"]
+PAIRS = [
+    "a", "a-b", "a-c", "a-d", "a-e", "a-f", "a-g", "a*", "b", "b-c", "b-d", "b-e", "b-f", "b-g", "b*",
+    "c", "c-d", "c-e", "c-f", "c-g", "c*", "d", "d-e", "d-f", "d-g", "d*",
+]  # fmt: skip
+# Of each data set the tables of budgets by partition, in the order of the table of pairs.
+PARTITIONS = {20: (9, 10, 11, 12), 21: (13, 14, 15, 16), 22: (17, 18, 19)}
 
 
 @cache
@@ -36,10 +40,23 @@ def distinct(cells: list[Cell]) -> list[Cell]:
     return list({(cell.row, cell.column): cell for cell in cells}.values())
 
 
-def test_every_table_and_figure_of_experiments_is_there() -> None:
-    assert {name for name in table_names() if name.startswith("dynamicfl/")} == {
-        f"dynamicfl/{name}" for name in (*RUNS, *GROUPS)
-    }
+def printed(name: str, measure: str = "accuracy") -> dict[tuple[str, str], Any]:
+    """What a table prints of a measure, by row and column."""
+    found = table(name).printed
+    return {(r, c): of[measure] for r, columns in found.items() for c, of in columns.items() if measure in of}
+
+
+def column(name: str, heading: str, measure: str = "accuracy") -> dict[str, Any]:
+    """What a table prints in a column, by row."""
+    return {row: value for (row, c), value in printed(name, measure).items() if c == heading}
+
+
+def test_all_fifty_tables_and_figures_with_an_experiment_are_there() -> None:
+    found = {name.removeprefix("dynamicfl/") for name in table_names() if name.startswith("dynamicfl/")}
+    assert found == {*RUNS, *GROUPS} and len(found) == 50
+    for name in found:
+        kind, number = name[:-1].rstrip("0123456789"), name.lstrip("tablefigur")
+        assert table(name).source == f"Le et al. 2024 (DynamicFL), {kind.capitalize()} {number}"
 
 
 @pytest.mark.parametrize("name", [*RUNS, *GROUPS])
@@ -62,10 +79,11 @@ def test_smoke_runs_on_built_in_data_with_a_few_rounds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_small_is_on_real_data_with_one_column_and_few_runs(name: str) -> None:
+def test_small_is_on_real_data_with_few_runs(name: str) -> None:
     cells = cells_of(table(name), "small")
-    assert {cell.config.scenario.dataset for cell in cells} <= {"cifar10", "fashion_mnist"}
-    assert len({cell.column for cell in cells}) == 1 and len(cells) <= 15
+    assert {cell.config.scenario.dataset for cell in cells} == {"cifar10"}
+    assert {cell.config.model.name for cell in cells} == {"cnn"}
+    assert len({cell.config.scenario.partition.model_dump_json() for cell in cells}) == 1 and len(cells) <= 15
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -75,76 +93,168 @@ def test_full_scale_is_the_papers_set_up(name: str) -> None:
         config = cell.config
         training, scenario = config.training, config.scenario
         rate = {"cnn": 0.01, "resnet18": 0.03}[config.model.name]
-        assert (training.rounds, training.cohort_size, training.local_epochs, training.batch_size) == (800, 10, 5, 10)
+        rounds = 200_000 if cell.row == "FedSGD" else 800
+        assert (training.rounds, training.cohort_size, training.local_epochs, training.batch_size) == (
+            rounds,
+            10,
+            5,
+            10,
+        )
         assert training.optimizer.model_dump() == {
             "name": "sgd",
             "lr": rate,
-            "momentum": 0.9,
-            "nesterov": True,
+            "momentum": 0.0 if cell.row == "SCAFFOLD" else 0.9,
+            "nesterov": cell.row != "SCAFFOLD",
             "weight_decay": 5e-4,
         }
         assert training.schedule.model_dump() == {"kind": "cosine", "floor": 1e-4}  # type: ignore[union-attr]
         assert (training.clip_norm, training.optimizer_state) == (10.0, "persist")
         assert (scenario.clients, scenario.transform) == (100, "dynamicfl")
         assert scenario.dataset in ("cifar10", "cifar100", "femnist")
+        if cell.row in BASELINES:
+            assert training.equal_steps and scenario.budgets is None
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_cost_is_measured_without_training_and_accuracy_is_the_best(name: str) -> None:
     measures = {measure.name: measure for measure in table(name).measures}
-    assert measures["cost"].cost and measures["cost"].of == "comm_ratio" and measures["cost"].over == "mean"
+    assert [*measures] == (["accuracy"] if name in ("table1", "table2", "table3") else ["accuracy", "cost"])
     assert measures["accuracy"].over == "best" and measures["accuracy"].percent
+    assert all(m.cost and m.of == "comm_ratio" and m.over == "mean" for n, m in measures.items() if n == "cost")
 
 
-def test_table_4_prints_the_papers_accuracies() -> None:
-    printed = table("table4").printed
-    for row, accuracies in TABLE4.items():
-        found = [printed[row][column]["accuracy"] for column in ("Dir 0.1", "Dir 0.3", "K=1", "K=2")]
-        assert found == list(accuracies)
-    assert {row: printed[row]["K=1"].get("cost") for row in printed if "K=1" in printed[row]} == {
-        "DynamicSGD": 0.996,
-        "a-g": 0.273,
-        "d-e": None,
-        "FedAvg": 0.004,
-    }
+def test_tables_2_and_3_repeat_columns_of_tables_12_16_and_17() -> None:
+    for budget in ("Fix", "Dynamic"):
+        for data, other in (("CIFAR-10", "table12"), ("CIFAR-100", "table16")):
+            assert column("table2", f"{data} {budget}") == column(other, f"ResNet-18 {budget}")
+            assert column("table3", f"{data} {budget}") == column(other, f"CNN {budget}")
+        assert column("table3", f"FEMNIST {budget}") == column("table17", f"CNN {budget}")
+
+
+def test_baselines_beside_the_pairs_are_those_of_the_tables_of_budgets() -> None:
+    for number, others in PARTITIONS.items():
+        pairs = table(f"table{number}")
+        assert pairs.row_names == [*PAIRS, *BASELINES]
+        for heading, other in zip(pairs.column_names, others, strict=True):
+            for measure in ("accuracy", "cost"):
+                beside, own = (
+                    column(n, h, measure) for n, h in ((f"table{number}", heading), (f"table{other}", "CNN Fix"))
+                )
+                assert {row: beside[row] for row in BASELINES} == {row: own[row] for row in BASELINES}
+
+
+def test_the_choices_of_a_table_print_what_it_prints() -> None:
+    for name in ("table4", "figure3", *CURVES, *TRENDS):
+        number = (
+            20
+            if name in ("table4", "figure3", "figure4")
+            else next(t for t, first in ((22, 30), (21, 25), (20, 20)) if int(name.removeprefix("figure")) >= first)
+        )
+        whole = printed(f"table{number}")
+        part = printed(name)
+        assert part and all(whole[place] == value for place, value in part.items())
+    assert len(printed("table4")) == len(printed("table4", "cost")) == 22 * 4
+
+
+@pytest.mark.parametrize("number", range(9, 23))
+def test_every_figure_is_printed_with_its_bracket_where_there_were_two_runs(number: int) -> None:
+    found = printed(f"table{number}")
+    rows, columns = table(f"table{number}").row_names, table(f"table{number}").column_names
+    budgets = number < 20
+    per_row = {row: sum(place[0] == row for place in found) for row in rows}
+    assert all(
+        per_row[row] == len(columns) // (1 if row not in ("DynamicSGD", *BASELINES) or not budgets else 2)
+        for row in rows
+    )
+    for (row, _), value in found.items():
+        one_run = number in (21, 22) and row in PAIRS
+        assert value == "N/A" or isinstance(value, list) != one_run
+    assert table(f"table{number}").spread == "standard error of two runs"
+
+
+def test_printed_costs_fall_from_level_to_level_and_grow_with_the_budget() -> None:
+    for number in range(9, 20):
+        for heading in table(f"table{number}").column_names:
+            costs = column(f"table{number}", heading, "cost")
+            for level in "abc":
+                assert costs[f"{level}-g 0.3"] < costs[f"{level}-g 0.6"] < costs[f"{level}-g 0.9"]
+            for share in ("0.3", "0.6", "0.9"):
+                assert costs[f"a-g {share}"] > costs[f"b-g {share}"] > costs[f"c-g {share}"]
+    for number in (20, 21, 22):
+        for heading in table(f"table{number}").column_names:
+            costs = column(f"table{number}", heading, "cost")
+            for level in "abcd":
+                own = [costs[row] for row in PAIRS if row.startswith(level)]
+                assert own == sorted(own, reverse=True)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_claim_is_one_that_the_printed_figures_bear_out(name: str) -> None:
+    found = table(name)
+    for claim in found.claims:
+        for heading in claim.columns or found.column_names:
+            figures = [found.printed_value(row, heading, measure=claim.measure or "accuracy") for row in claim.order]
+            known = [value for value in figures if isinstance(value, float)]
+            assert known == sorted(known, reverse=True) and len(known) > 1, (claim.text, heading)
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "method", "budgets"),
+    ("name", "row", "heading", "method", "budgets"),
     [
-        ("table2", "Fix-0.3 b-g", {"high_interval": "b", "low_interval": "g"}, ("fixed", 0.3)),
-        ("table3", "Dynamic-0.3 c-g", {"high_interval": "c", "low_interval": "g"}, ("dynamic", 0.3)),
-        ("table4", "d-e", {"high_interval": "d", "low_interval": "e"}, ("fixed", 0.3)),
-        ("table9", "Fix-0.9 a-g", {"high_interval": "a", "low_interval": "g"}, ("fixed", 0.9)),
-        ("table18", "Dynamic-0.6 c-g", {"high_interval": "c", "low_interval": "g"}, ("dynamic", 0.6)),
-        ("table19", "Fix-0.3 b*", {"high_interval": "b", "high_only": True}, ("fixed", 0.3)),
-        ("table22", "e-f", {"high_interval": "e", "low_interval": "f"}, ("dynamic", 0.3)),
+        ("table2", "b-g 0.3", "CIFAR-10 Fix", {"high_interval": "b", "low_interval": "g"}, ("fixed", 0.3)),
+        ("table3", "c-g 0.9", "FEMNIST Dynamic", {"high_interval": "c", "low_interval": "g"}, ("dynamic", 0.9)),
+        ("table4", "d-e", "K=1", {"high_interval": "d", "low_interval": "e"}, ("fixed", 0.3)),
+        ("table13", "a-g 0.6", "ResNet-18 Dynamic", {"high_interval": "a", "low_interval": "g"}, ("dynamic", 0.6)),
+        ("table21", "d*", "Dir 0.3", {"high_interval": "d", "high_only": True}, ("fixed", 0.3)),
+        ("table22", "b", "Dir 0.01", {"high_interval": "b", "low_interval": "b"}, None),
     ],
 )
-def test_rows_set_levels_and_budgets(name: str, row: str, method: dict[str, Any], budgets: tuple[str, float]) -> None:
-    cells = cells_of(table(name), "full", rows=row)
+def test_rows_set_levels_and_budgets(
+    name: str, row: str, heading: str, method: dict[str, Any], budgets: tuple[str, float] | None
+) -> None:
+    cells = cells_of(table(name), "full", rows=row, columns=heading)
+    assert [cell.seed for cell in cells] == ([0] if name in ("table21", "table22") else [0, 1])
     for cell in cells:
         found = resolve(cell.config)
         assert {key: found.method[key] for key in method} == method
-        assert found.scenario.budgets is not None
-        assert (found.scenario.budgets.kind, found.scenario.budgets.parameters["budget_fraction"]) == budgets
-    assert len(cells) == len(table(name).columns) * 4
+        own = found.scenario.budgets
+        assert (None if own is None else (own.kind, own.parameters["budget_fraction"])) == budgets
 
 
-def test_table_22_has_every_pair_of_levels() -> None:
-    assert table("table22").row_names == [f"{x}-{y}" for x in "abcdefg" for y in "abcdefg" if x < y]
-
-
-def test_table_1_asks_for_every_size() -> None:
-    for cell in cells_of(table("table1"), "full", rows="*high"):
+def test_table_1_asks_for_every_share_by_both_choices() -> None:
+    for cell in cells_of(table("table1"), "full"):
+        resolved = resolve(cell.config)
         assert cell.config.scenario.budgets is None
-        assert f"{resolve(cell.config).method['group_size']} high" == cell.row
+        if cell.row not in ("1.0", "0.0"):
+            assert resolved.method["group_size"] == round(10 * float(cell.row))
+            assert resolved.method["group"] == cell.column.split()[1].lower()
+    assert len(printed("table1")) == 9 * 4 + 2 * 2
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_figures_of_groups_name_their_instances(name: str) -> None:
+def test_figures_of_groups_have_both_cohorts_and_the_printed_mutation(name: str) -> None:
     found = table(name)
-    assert found.kind == "groups" and found.row_names == ["dynacomm", "exhaustive", "genetic"]
-    (active,) = found.groups["active"]
-    assert found.groups["sizes"] == list(range(1, 11)) and active in (10, 30)
-    assert {cell.config.training.cohort_size for cell in cells_of(found, "full")} == {active}
+    assert found.kind == "groups" and found.row_names == ["brute force", "genetic algorithm", "DynaComm"]
+    assert (found.groups["active"], found.groups["mutation"]) == ([10, 30], 0.01)
+    assert found.groups["sizes"] == list(range(1, 11)) and len(found.columns) == 1
+
+
+def test_figures_5_to_8_are_four_of_the_others() -> None:
+    for first, second in ((5, 13), (6, 16), (7, 17), (8, 19)):
+        one, other = (cells_of(table(f"figure{n}"), "full")[0].config for n in (first, second))
+        assert one.scenario == other.scenario and table(f"figure{first}").printed == table(f"figure{second}").printed
+
+
+def test_asking_for_tables_of_the_same_runs_trains_once() -> None:
+    keys = {n: {resolve(cell.config).hash() for cell in cells_of(table(n), "full")} for n in RUNS}
+    smoke = {n: {resolve(cell.config).hash() for cell in cells_of(table(n), "smoke")} for n in RUNS}
+    assert smoke["table4"] | smoke["figure20"] | smoke["figure3"] <= smoke["table20"]
+    for name, whole in (
+        ("table4", "table20"),
+        ("figure20", "table20"),
+        ("figure24", "table20"),
+        ("figure31", "table22"),
+    ):
+        assert keys[name] < keys[whole]
+    assert keys["table2"] < keys["table12"] | keys["table16"]
+    assert keys["table3"] < keys["table12"] | keys["table16"] | keys["table17"]

@@ -1,0 +1,236 @@
+"""The parts of a ``table:`` section: measures, rows, columns, scales, figures and claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsweep.catalog import is_method
+from fedsweep.config.base import Section, Text
+from fedsweep.errors import unknown_name
+
+ScaleName = Literal["smoke", "small", "full"]
+SCALES: tuple[ScaleName, ...] = ("smoke", "small", "full")
+FULL: ScaleName = "full"
+# What the paper prints where a target was not reached, and where it gives no figure.
+NEVER, NOT_GIVEN = "never", "N/A"
+# Figures that a finished run's model has to be tested for, see :mod:`fedsweep.reproduce.loss_gap`.
+GAP_FIGURES = ("gap_pearson", "gap_r2", "gap_spearman")
+# And for its synthetic set, see :mod:`fedsweep.reproduce.synthetic_set`.
+SCRATCH = "scratch_accuracy"
+
+FigureKind = Literal[
+    "scatter",
+    "curves",
+    "bars",
+    "lines",
+    "membership",
+    "group_labels",
+    "classes",
+    "participation",
+    "loss_gap",
+    "client_losses",
+    "pictures",
+]
+Settings = dict[str, Any]
+Printed = float | Annotated[list[float], Field(min_length=2, max_length=2)] | Literal["never", "N/A"]
+Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Names = Annotated[list[Text], Field(min_length=1)]
+
+
+class Measure(Section):
+    """A figure that every cell shows.
+
+    Attributes:
+        name: Its name in ``printed``.
+        label: Its heading; by default the name.
+        of: A column of ``rounds.parquet``, a key of ``result.json``, ``group_size``, or ``gap_pearson`` and the like
+            (docs/tables.md); by default the name.
+        over: How a column's rounds become one figure; ``at_best``: the figure of the most accurate round.
+        share_of: A column: the figure is the sum over the rounds as a share of that column's.
+        percent: A share 0..1 that is shown in percent.
+        digits: After the decimal point.
+        tolerance: How far measured may lie from printed without a mark, in the unit shown.
+        cost: It follows from configuration and seed without training.
+        target: Test accuracy 0..1; the measure is then the figure at the first evaluated round that reaches it.
+            ``cell``: the first of the cell's own ``evaluation.targets``.
+        per: What one unit shown is: 1e6 shows millions.
+        size: In a table of kind ``groups``: of groups of this size alone.
+        active: Likewise, from cohorts of so many clients alone.
+    """
+
+    name: Text
+    label: str = ""
+    of: str = ""
+    over: Literal["last", "best", "mean", "sum", "last5", "first", "at_best"] = "last"
+    share_of: str = ""
+    percent: bool = False
+    digits: Annotated[int, Field(ge=0, le=10)] = 3
+    tolerance: Annotated[float, Field(ge=0)] | None = None
+    cost: bool = False
+    target: Annotated[float, Field(gt=0, le=1)] | Literal["cell"] | None = None
+    per: Annotated[float, Field(gt=0)] = 1.0
+    size: Annotated[int, Field(ge=1)] | None = None
+    active: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_default(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+            return given
+        name = given["name"]
+        digits = {"digits": 1} if given.get("percent") is True else {}
+        return {**digits, **given, "label": given.get("label") or name, "of": given.get("of") or name}
+
+    @model_validator(mode="after")
+    def _gap_is_known(self) -> Self:
+        if self.of.startswith("gap_"):
+            check_known("measure of the gap in loss", [self.of], GAP_FIGURES)
+        return self
+
+
+class Row(Section):
+    """A row: what it sets, or why it is missing.
+
+    Attributes:
+        name: Its heading.
+        set: Dotted key -> value, laid over the base and the column.
+        columns: Column -> more of the same, for that cell alone.
+        only: Names of the columns in which it has cells; by default all.
+        seeds: At full scale, in the place of the table's.
+        scales: Scale -> more of the same, laid over everything else.
+        missing: Why it cannot be measured; it then stands in the table with this reason.
+    """
+
+    name: Text
+    set: Settings = Field(default_factory=dict)
+    columns: dict[str, Settings] = Field(default_factory=dict)
+    only: Names | None = None
+    seeds: Seeds | None = None
+    scales: dict[ScaleName, Settings] = Field(default_factory=dict)
+    missing: str = ""
+
+    @cached_property
+    def why_missing(self) -> str:
+        """Why it cannot be measured: as the file says, or since a method that it names is not there; else empty."""
+        lacking = [name for name in dict.fromkeys(self._methods()) if not is_method(name)]
+        verb = "are" if len(lacking) > 1 else "is"
+        return self.missing or (f"{' and '.join(lacking)} {verb} not there yet" if lacking else "")
+
+    def _methods(self) -> Iterator[str]:
+        for settings in (self.set, *self.columns.values()):
+            given = settings.get("method")
+            if isinstance(given, Mapping):
+                parts = given.get("merge", [given])
+                yield from (str(part["name"]) for part in parts if "name" in part)
+
+
+class Column(Section):
+    """A column: what it sets.
+
+    Attributes:
+        name: Its heading.
+        set: Dotted key -> value, laid over the base.
+        scales: Scale -> more of the same, laid over the row and the scale.
+        x: Where it stands on the x axis of a ``lines`` figure.
+        missing: Why it cannot be measured.
+    """
+
+    name: Text
+    set: Settings = Field(default_factory=dict)
+    scales: dict[ScaleName, Settings] = Field(default_factory=dict)
+    x: float | None = None
+    missing: str = ""
+
+
+class Scale(Section):
+    """How much of a table is run, and how long.
+
+    Attributes:
+        seeds: By default the table's.
+        rows: Names; by default all.
+        columns: Names; by default all.
+        set: Dotted key -> value, laid over base, column and row.
+        note: What a reader must know of it.
+    """
+
+    seeds: Seeds | None = None
+    rows: Names | None = None
+    columns: Names | None = None
+    set: Settings = Field(default_factory=dict)
+    note: str = ""
+
+
+class FigureSpec(Section):
+    """A picture that is drawn from the cells' runs.
+
+    Attributes:
+        name: Its files' name.
+        kind: What is drawn.
+        title: Above it.
+        x: What is drawn from left to right.
+        y: What is drawn upwards.
+        log_x: Whether the x axis is logarithmic.
+        log_y: Whether the y axis is.
+        x_label: Below the x axis.
+        y_label: Beside the y axis.
+        rows: Names of the rows drawn; by default all that were measured.
+        columns: Names of the columns drawn.
+        measures: Names of measures that ``bars`` shows side by side of one row, in the place of ``y``.
+        groups: Label -> names of rows that belong together: ``scatter`` joins them by a line, ``curves`` gives each
+            group a panel. By default each row stands for itself.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    kind: FigureKind
+    title: str = ""
+    x: str = ""
+    y: str = ""
+    log_x: bool = False
+    log_y: bool = False
+    x_label: str = ""
+    y_label: str = ""
+    rows: Names | None = None
+    columns: Names | None = None
+    measures: Names | None = None
+    groups: dict[str, Names] = Field(default_factory=dict)
+
+
+class Claim(Section):
+    """An order that the paper claims, checked over seeds that two rows share.
+
+    Attributes:
+        order: Names of rows, the one with the largest figure first.
+        measure: By default the first.
+        columns: Names of the columns that it is claimed for; by default all.
+        apart: The claim is that neighbours lie apart by less than this, in the unit shown, in place of their order.
+    """
+
+    order: Annotated[list[Text], Field(min_length=2)]
+    measure: str = ""
+    columns: Names | None = None
+    apart: Annotated[float, Field(gt=0)] | None = None
+
+    @property
+    def text(self) -> str:
+        """The claim in a line."""
+        if self.apart is None:
+            return " > ".join(self.order)
+        return f"{' and '.join(self.order)} lie apart by less than {self.apart:g}"
+
+
+def check_unique(kind: str, names: Sequence[Any]) -> None:
+    """Raises a ValueError where a name stands twice."""
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if list(names).count(name) > 1)
+        raise ValueError(f"{kind} must differ, but {twice!r} is there more than once")
+
+
+def check_known(kind: str, names: Iterable[str], known: Sequence[str]) -> None:
+    """Raises a ValueError with the nearest name where one is not known."""
+    for name in names:
+        if name not in known:
+            raise ValueError(unknown_name(kind, name, known))

@@ -1,0 +1,75 @@
+"""Claimed orders: shown, not shown or contradicted by the seeds that rows share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from fedsweep.errors import ConfigError
+from fedsweep.reproduce.claims import findings
+from fedsweep.reproduce.formats import as_text
+from fedsweep.reproduce.grid import Grid, GridCell
+from fedsweep.reproduce.table_file import TableFile, read_table
+
+Changed = Callable[[str, str], Path]
+SEEDS = range(5)
+
+
+@pytest.fixture
+def claimed(changed: Changed) -> Callable[[str], TableFile]:
+    return lambda text: read_table(changed("  notes:\n", f"  claims: [{text}]\n  notes:\n"))
+
+
+def grid_of(table: TableFile, figures: Mapping[str, Mapping[int, float]]) -> Grid:
+    cells = tuple(GridCell(row=row, column="even", by_seed={"accuracy": by_seed}) for row, by_seed in figures.items())
+    return Grid(table=table, scale="full", rows=tuple(table.row_names), columns=("even",), cells=cells)
+
+
+def around(mean: float, spread: float = 0.1) -> dict[int, float]:
+    return {seed: mean + spread * (seed - 2) for seed in SEEDS}
+
+
+@pytest.mark.parametrize(
+    ("figures", "verdict", "said"),
+    [
+        ({"FedAvg": around(70), "FedProx": around(60), "SCAFFOLD": around(50)}, "shown", "2 of 2 neighbours"),
+        ({"FedAvg": around(60), "FedProx": around(70), "SCAFFOLD": around(50)}, "contradicted", "1 of 2"),
+        ({"FedAvg": {0: 70, 1: 50, 2: 61, 3: 58}, "FedProx": {0: 50, 1: 70, 2: 60, 3: 59}}, "not shown", "SCAFFOLD"),
+        ({"FedAvg": around(70), "FedProx": around(60)}, "not shown", "not measured: SCAFFOLD"),
+        ({"FedAvg": {0: 70.0, 1: 71.0}, "FedProx": {0: 60.0, 1: 61.0}}, "not shown", "too few to tell (--seeds)"),
+    ],
+)
+def test_an_order_is_judged_by_paired_seeds(
+    figures: Mapping[str, Mapping[int, float]], verdict: str, said: str, claimed: Callable[[str], TableFile]
+) -> None:
+    grid = grid_of(claimed("{order: [FedAvg, FedProx, SCAFFOLD]}"), figures)
+    (found,) = findings(grid)
+    assert found.verdict == verdict and said in found.detail and found.column == "even"
+    text = " ".join(as_text(grid).split())
+    assert f"Claimed: FedAvg > FedProx > SCAFFOLD (Accuracy, even): {verdict};" in text
+
+
+def test_neighbours_that_must_not_lie_apart(claimed: Callable[[str], TableFile]) -> None:
+    table = claimed("{order: [FedAvg, FedProx], apart: 1.0}")
+    near = {seed: 70 + 0.1 * (seed % 2) for seed in SEEDS}
+    for other, verdict in ((around(70.2, 0.0), "shown"), (around(75, 0.0), "contradicted"), (around(70.9, 0.5), "not")):
+        (found,) = findings(grid_of(table, {"FedAvg": near, "FedProx": other}))
+        assert found.verdict.startswith(verdict) and "lie apart by less than 1" in found.claim
+
+
+def test_nothing_is_said_of_columns_and_rows_that_were_not_measured(claimed: Callable[[str], TableFile]) -> None:
+    table = claimed(
+        "{order: [FedAvg, FedProx], columns: [K=2]}, {order: [FedProx, SCAFFOLD]}, {order: [FedAvg, FedProx]}"
+    )
+    found = findings(grid_of(table, {"FedAvg": around(1), "FedProx": around(0)}))
+    assert [(finding.claim, finding.column) for finding in found] == [("FedAvg > FedProx", "even")]
+
+
+@pytest.mark.parametrize(
+    "text", ["{order: [FedAvg, FedPorx]}", "{order: [FedAvg]}", "{order: [FedAvg, FedProx], measure: x}"]
+)
+def test_a_wrong_claim_is_refused(text: str, claimed: Callable[[str], TableFile]) -> None:
+    with pytest.raises(ConfigError, match="claims"):
+        claimed(text)
