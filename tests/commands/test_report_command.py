@@ -43,7 +43,7 @@ def test_an_experiment_is_found_by_its_name_in_the_local_store(config: Path, fed
     for name in ("one", "two"):
         assert fedsweep("run", config, "--set", f"name={name}", *options, "--out", f"runs/{name}")[0] == 0
     code, out, err = fedsweep("report", "my study", "--out", "page.html")
-    assert (code, err) == (0, "") and "(2 runs, " in out
+    assert code == 0 and "(2 runs, " in out and err == "note: the same models, bit for bit: one and two\n"
     assert f"{Path('runs/two').absolute()}/config.yaml" in Path("page.html").read_text()
 
     code, _, err = fedsweep("report", "my studi", "--out", "page.html")

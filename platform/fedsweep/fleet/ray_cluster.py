@@ -183,7 +183,7 @@ def _start(ray: Any, needs: ClusterNeeds, *, dashboard: bool) -> None:
             logging_level="ERROR",
             **_worker_settings(),
         )
-    except (RuntimeError, OSError, TimeoutError, ray.exceptions.RayError) as error:
+    except Exception as error:  # Ray raises the bare class where a process of its own dies while it starts
         ray.shutdown()
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ResourceError(f"no Ray cluster could be started here ({said}); try again") from error
