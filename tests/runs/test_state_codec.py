@@ -54,6 +54,8 @@ def same(a: Any, b: Any) -> bool:
         return bool(a.dtype == b.dtype and a.shape == b.shape and bits_of(a) == bits_of(b))
     if isinstance(a, np.ndarray):
         return bool(a.dtype.str == b.dtype.str and a.shape == b.shape and a.tobytes() == b.tobytes())
+    if isinstance(a, np.str_):
+        return str(a) == str(b)  # numpy's bytes of an empty text are whatever lay there
     if isinstance(a, np.generic):
         return bool(a.dtype.str == b.dtype.str and a.tobytes() == b.tobytes())
     if isinstance(a, float):
