@@ -118,7 +118,8 @@ def play(folder: Path, draw: random.Random, targets: list[str]) -> Outcome:
         check_words(log, code, outcome)
         if code == 0:
             return outcome
-        if code not in (1, -9) or (not hit and code != 0):
+        # 2: the cluster lost a process before anything was begun, so the machine could not give what was asked for.
+        if code not in (1, 2, -9) or (not hit and code != 0):
             outcome.problems.append(f"exit code {code} after {target if hit else 'nothing'}")
             return outcome
         if (folder / "run" / "config.yaml").is_file():
@@ -132,6 +133,8 @@ def check_words(log: Path, code: int, outcome: Outcome) -> None:
     if "this is a bug" in text or "Traceback" in text:
         outcome.problems.append("a bug or a traceback")
     if code == 1 and not (last.startswith("error: ") and "--resume" in last):
+        outcome.problems.append(f"last line: {last[:150]}")
+    if code == 2 and not last.startswith("error: "):
         outcome.problems.append(f"last line: {last[:150]}")
 
 
