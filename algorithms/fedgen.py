@@ -25,83 +25,16 @@ from fedsweep.method import FederatedMethod
 from fedsweep.models.functional import head_names, head_with
 from fedsweep.models.network import Network
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
-from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL
 
 from .parts.ensembles import template
+from .parts.generators import diversity, drawn, generated, new_generator, step_flops
 
 Head = Callable[[Tensor], Tensor]
 Teacher = Literal["clients", "logits", "global"]
 Variant = Literal["authors", "dynamicfl"]
 
 _STATISTICS = ("mean", "variance")
-
-
-def new_generator(noise: int, hidden: int, features: int, num_classes: int, *, stream: Stream) -> dict[str, Tensor]:
-    """Parameters and statistics of an untrained generator: linear to H, batch norm, ReLU, linear to D."""
-    draws = stream.torch()
-
-    def uniform(fan_in: int, *shape: int) -> Tensor:
-        """As torch starts a linear layer."""
-        return torch.empty(*shape).uniform_(-1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=draws)
-
-    inputs = noise + num_classes
-    return {
-        "hidden_weight": uniform(inputs, hidden, inputs),
-        "hidden_bias": uniform(inputs, hidden),
-        "norm_weight": torch.ones(hidden),
-        "norm_bias": torch.zeros(hidden),
-        "feature_weight": uniform(hidden, features, hidden),
-        "feature_bias": uniform(hidden, features),
-        "mean": torch.zeros(hidden),
-        "variance": torch.ones(hidden),
-    }
-
-
-def generated(values: Mapping[str, Tensor], noise_BE: Tensor, labels_B: Tensor, *, training: bool) -> Tensor:
-    """Features [B, D] for noise and labels.
-
-    Args:
-        values: See :func:`new_generator`; the statistics are updated in place where ``training``.
-        noise_BE: Uniform in 0..1.
-        labels_B: Classes.
-        training: Batch norm uses the batch's statistics.
-    """
-    num_classes = values["hidden_weight"].shape[1] - noise_BE.shape[1]
-    joined = torch.cat([noise_BE, F.one_hot(labels_B, num_classes).to(noise_BE)], dim=1)
-    hidden = F.batch_norm(
-        F.linear(joined, values["hidden_weight"], values["hidden_bias"]),
-        values["mean"],
-        values["variance"],
-        values["norm_weight"],
-        values["norm_bias"],
-        training=training,
-    )
-    return F.linear(hidden.relu(), values["feature_weight"], values["feature_bias"])
-
-
-def drawn(size: int, labels_C: Tensor, noise: int, *, stream: Stream, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Noise [size, noise] and labels [size], uniform over the classes that are allowed.
-
-    Args:
-        size: B.
-        labels_C: Which classes are allowed (bool).
-        noise: E.
-        stream: Where the numbers come from.
-        like: Whose type and device the noise has.
-    """
-    generator = stream.torch()
-    found = torch.rand(size, noise, generator=generator, dtype=like.dtype)
-    allowed = torch.nonzero(labels_C.cpu())[:, 0]
-    labels = allowed[torch.randint(len(allowed), (size,), generator=generator)]
-    return found.to(like.device), labels.to(like.device)
-
-
-def diversity(noise_BE: Tensor, features_BD: Tensor) -> Tensor:
-    """``exp(-mean_ij(mean_d |z_i - z_j| * mean_e (e_i - e_j)^2))``: 1 where all features are alike, less the wider."""
-    apart = (features_BD[:, None] - features_BD).abs().mean(dim=2)
-    noise = (noise_BE[:, None] - noise_BE).square().mean(dim=2)
-    return torch.exp(-(apart * noise).mean())
 
 
 def _at_least_0(**values: float) -> None:
@@ -316,6 +249,7 @@ class LatentGenerator(Refinement):
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total += float(loss.detach())
+        sync.spent(self.steps * self.batch_size * step_flops(values, sync.model, len(heads)))
         return {
             "generator": {name: value.detach().cpu() for name, value in values.items()},
             "adam": {name: {k: v.cpu() for k, v in optimizer.state[p].items()} for name, p in params.items()},

@@ -6,6 +6,7 @@ Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith (2020): Federated optimizati
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from fedsweep.components.local import LocalStep, LocalTerm
 from fedsweep.errors import ConfigError
@@ -32,16 +33,17 @@ class Proximal(LocalTerm):
         return {name: self.mu * (value.detach() - step.anchor[name]) for name, value in step.params.items()}
 
 
-def fedprox(*, mu: float = 0.01) -> FederatedMethod:
+def fedprox(*, mu: float = 0.01, penalty: Literal["half", "full"] = "half") -> FederatedMethod:
     """FedAvg with a proximal term on the clients.
 
     Args:
         mu: Strength of the term, at least 0; 0 is FedAvg bit for bit. 0.01 is DynamicFL's choice.
+        penalty: half: mu / 2 times the squared distance (the paper); full: mu times (DynaFed's program).
     """
     if not 0 <= mu < float("inf"):
         raise ConfigError(f"method.mu must be a number of at least 0, but got {mu}")
     return FederatedMethod(
         name="fedprox",
         source="Li et al. (2020), Federated optimization in heterogeneous networks",
-        terms=(Proximal(mu=mu),) if mu else (),
+        terms=(Proximal(mu=mu if penalty == "half" else 2 * mu),) if mu else (),
     )

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.local import CrossEntropy, LocalStep, Objective
 from fedsweep.components.submodels import SubModelPolicy
-from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
-from fedsweep.models.slicing import ordered_kept, ordered_width
+from fedsweep.models.slicing import ordered_width
 from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientWork, RoundContext, ServerContext, State
@@ -27,6 +26,7 @@ from fedsweep.submodel import Covered, SubModel
 from fedsweep.trees import FlatLayout
 
 from .parts.unit_draws import unit_groups_of
+from .parts.width_tests import StaticBatchNorm, WidthAccuracies, ordered_part
 from .parts.width_tiers import Assignment, WidthTiers, width_tiers
 
 
@@ -72,11 +72,6 @@ class NestedWidths(SubModel):
         return self.passes
 
 
-def ordered_part(groups: Sequence[UnitGroup], width: float) -> SubModel:
-    """The first units of each group at a width; the full model at width 1."""
-    return unit_submodel(groups, {name: units.tolist() for name, units in ordered_kept(groups, width).items()})
-
-
 def part_of_part(groups: Sequence[UnitGroup], width: float, widest: float) -> SubModel:
     """The same as a part of the network at the widest width."""
     smaller = [replace(group, size=ordered_width(group.size, widest)) for group in groups]
@@ -92,7 +87,8 @@ class OrderedDropout(SubModelPolicy):
         distillation: Each step trains the widest width, too, see :class:`SelfDistillation`; the costs need to know.
 
     Source: Horvath et al. (2021), section 3. Reading: one width for all layers in a step, all widths alike. Reading:
-    batch norm would need statistics for each width, so networks with batch norm are refused.
+    the paper keeps batch norm's statistics for each width while it trains; here those of the tested width are read from
+    the server's inputs, so that one set travels.
     """
 
     tiers: WidthTiers
@@ -106,11 +102,6 @@ class OrderedDropout(SubModelPolicy):
         """
         if self.tiers.cuts:
             unit_groups_of(context.model, method="fjord")
-            if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in context.model.modules()):
-                raise ConfigError(
-                    f"fjord would need batch norm's statistics for each width, but {type(context.model).__name__} has"
-                    " batch norm; choose a model with group norm or without norms"
-                )
         return {"widths": self.tiers.fixed(context), "mean_width": 1.0}
 
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
@@ -183,16 +174,26 @@ def fjord(
 ) -> FederatedMethod:
     """FedAvg with ordered dropout: each step trains the first units of every layer, as many as a drawn width says.
 
+    Where the server has validation data, the model is tested on it at each width. With batch norm the server needs
+    inputs (scenario.server_data.proxy), from which a width's statistics are read.
+
     Args:
         widths: Shares of each layer's units, above 0 and at most 1; 1 alone is FedAvg bit for bit.
         assignment: Who has which widest width. even: dealt to the clients once, each equally often; speed: likewise,
             the fastest devices get the widest; drawn: each client draws one in each round.
         distillation: Each step trains the client's widest width too, and the drawn one learns from it.
     """
+    tiers = width_tiers(widths, assignment)
     return FederatedMethod(
         name="fjord",
         source="Horvath et al. (2021), FjORD: fair and accurate federated learning under heterogeneous targets with"
         " ordered dropout",
         objective=SelfDistillation() if distillation else CrossEntropy(),
-        submodels=OrderedDropout(tiers=width_tiers(widths, assignment), distillation=distillation),
+        submodels=OrderedDropout(tiers=tiers, distillation=distillation),
+        refinements=(
+            StaticBatchNorm(method="fjord"),
+            WidthAccuracies(widths=tiers.widths, method="fjord"),
+        )
+        if tiers.cuts
+        else (),
     )

@@ -28,6 +28,7 @@ from fedsweep.submodel import FULL_MODEL, Covered, SubModel
 from fedsweep.trees import FlatLayout
 
 from .parts.unit_draws import unit_groups_of
+from .parts.width_tests import StaticBatchNorm
 from .parts.width_tiers import Assignment, WidthTiers, width_tiers
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -107,8 +108,7 @@ class Widths(SubModelPolicy):
 
     Source: Diao, Ding, Tarokh (2021), section 3. Reading: the scaler stands between a layer and its norm; a norm over
     what the layer makes undoes any factor, so layers with a norm have none here, and for the others it acts behind the
-    activation, which is the same for ReLU. Static batch norm (statistics from server data after each aggregation) is
-    left out: networks with batch norm are refused.
+    activation, which is the same for ReLU.
     """
 
     tiers: WidthTiers
@@ -127,7 +127,6 @@ class Widths(SubModelPolicy):
         """
         if self.tiers.cuts:
             groups = unit_groups_of(context.model, method="heterofl")
-            _refuse_batch_norm(context.model)
             if self.scaler:
                 self._scaled_groups(context.model, groups)
         if self.masked_loss and not isinstance(context.model, LinearHeadNetwork):
@@ -183,14 +182,6 @@ class Widths(SubModelPolicy):
         return ComponentReport(metrics={"submodel_width": state["mean_width"]})
 
 
-def _refuse_batch_norm(model: nn.Module) -> None:
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-        raise ConfigError(
-            f"heterofl would need batch norm's statistics from server data after each aggregation, which is not there"
-            f" yet, but {type(model).__name__} has batch norm; choose a model with group norm or without norms"
-        )
-
-
 def heterofl(
     *,
     widths: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625),
@@ -202,6 +193,8 @@ def heterofl(
     """FedAvg on networks of several widths: each client has the first channels, neurons and heads of every layer.
 
     The paper's setting is masked_loss=true with weighting=uniform; the defaults are such that width 1 alone is FedAvg.
+    With batch norm the server needs inputs (scenario.server_data.proxy), from which its statistics are read anew after
+    each round.
 
     Args:
         widths: Shares of each layer's units, above 0 and at most 1; 1 alone is FedAvg bit for bit.
@@ -211,10 +204,12 @@ def heterofl(
         masked_loss: Clients train on the logits of their own classes alone, and hold only these rows of the classifier.
         weighting: size: by samples; uniform: all holders of a value count alike, as in the paper.
     """
+    tiers = width_tiers(widths, assignment)
     return FederatedMethod(
         name="heterofl",
         source="Diao, Ding, Tarokh (2021), HeteroFL: computation and communication efficient federated learning for"
         " heterogeneous clients",
-        submodels=Widths(tiers=width_tiers(widths, assignment), scaler=scaler, masked_loss=masked_loss),
+        submodels=Widths(tiers=tiers, scaler=scaler, masked_loss=masked_loss),
         weighting=BySamples() if weighting == "size" else Uniform(),
+        refinements=(StaticBatchNorm(method="heterofl"),) if tiers.cuts else (),
     )

@@ -23,7 +23,9 @@ from fedsweep.components.refinement import Refinement
 from fedsweep.components.weighting import BySamples, Uniform
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
+from fedsweep.models.cost import PASSES_OF_A_STEP
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep.submodel import FULL_MODEL
 
 from .augmentation import augment as augmented
 from .pictures import as_picture
@@ -35,6 +37,9 @@ _SOURCE = "Pi et al. (2023), DynaFed: tackling client data heterogeneity with gl
 Profile = Literal["paper", "authors"]
 RealReference = Literal["none", "proxy", "validation"]
 _REFERENCES = ("none", "proxy", "validation")
+
+# A step's forward pass and backward pass, which costs two, and the backward pass of both, which costs twice as much.
+_PASSES_OF_A_STEP_LEARNED_THROUGH = 9
 
 _SHARED = {
     "inner_steps": 20,
@@ -159,7 +164,9 @@ class TrajectoryDistillation(Refinement):
         snapshots = [*state["snapshots"], vector[: sync.layout.num_params].clone()]
         if len(snapshots) < self.snapshots:
             return vector, {**state, "snapshots": snapshots}
-        synthetic = self._synthesizer(state, snapshots, sync).run(sync.resumed)
+        synthesizer = self._synthesizer(state, snapshots, sync)
+        synthetic = synthesizer.run(sync.resumed)
+        sync.spent(synthesizer.samples * _PASSES_OF_A_STEP_LEARNED_THROUGH * sync.forward_flops(FULL_MODEL))
         return vector, {**state, "snapshots": [], "synthetic": synthetic, "learned_in": sync.round}
 
     def _synthesizer(self, state: State, snapshots: list[Tensor], sync: SyncContext) -> Synthesizer:
@@ -205,6 +212,7 @@ class TrajectoryDistillation(Refinement):
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 loss_sum += float(loss.detach()) * len(index)
+        sync.spent(PASSES_OF_A_STEP * self.finetune_epochs * len(images) * sync.forward_flops(FULL_MODEL))
         refined = vector.clone()
         refined[: sync.layout.num_params] = torch.cat([value.detach().cpu().reshape(-1) for value in params])
         return refined, {**state, "finetune_loss": loss_sum / len(images)}

@@ -189,6 +189,13 @@ class Synthesizer:
             for name, rate in self._rates.items()
         }
 
+    @property
+    def samples(self) -> int:
+        """Images that all iterations' inner steps are taken on, repeats included."""
+        steps = self._loop(self._host.stream).batches
+        whole = len(self._variables["images"])
+        return self._settings.iterations * sum(whole if index is None else len(index) for index in steps)
+
     # -- the work ------------------------------------------------------------------------------------------------
 
     def run(self, resumed: State = None) -> State:

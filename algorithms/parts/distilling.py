@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsweep.models.cost import PASSES_OF_A_STEP
 from fedsweep.records import SyncContext
 from fedsweep.streams import Stream
+from fedsweep.submodel import FULL_MODEL
 from fedsweep.trees import load_vector
 
 from .ensembles import in_batches, template
@@ -38,6 +40,7 @@ class Student:
         self.module = template(sync)
         load_vector(self.module, sync.layout, vector)
         self._frozen = batch_norm == "frozen"
+        self._spent, self._forward_flops = sync.spent, sync.forward_flops(FULL_MODEL)
         self._steps = 0
 
     def step(
@@ -62,6 +65,7 @@ class Student:
             nn.utils.clip_grad_norm_(self.module.parameters(), clip_norm)
         optimizer.step()
         self._steps += 1
+        self._spent(PASSES_OF_A_STEP * len(inputs) * self._forward_flops)
         return float(loss.detach())
 
     @contextlib.contextmanager
@@ -81,6 +85,7 @@ class Student:
     def accuracy(self, inputs: Tensor, targets: Tensor) -> float:
         """Share of the inputs that it gets right, in evaluation mode."""
         self.module.eval()
+        self._spent(len(inputs) * self._forward_flops)
         with torch.no_grad():
             logits = in_batches(self.module, inputs, self._device)
         return float((logits.argmax(dim=1) == targets).double().mean())
@@ -93,6 +98,7 @@ class Student:
                 part.reset_running_stats()
                 part.momentum = None  # a plain mean over the batches
         self.module.train()
+        self._spent(len(inputs) * self._forward_flops)
         with torch.no_grad(), self._own_draws():
             in_batches(self.module, inputs, self._device)
         return self.vector()

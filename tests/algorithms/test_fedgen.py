@@ -15,15 +15,8 @@ from torch import Tensor, nn
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
-from fedsweep.algorithms.fedgen import (
-    GeneratedLatents,
-    LatentGenerator,
-    diversity,
-    drawn,
-    fedgen,
-    generated,
-    new_generator,
-)
+from fedsweep.algorithms.fedgen import GeneratedLatents, LatentGenerator, fedgen
+from fedsweep.algorithms.parts.generators import diversity, drawn, generated, new_generator
 from fedsweep.components.local import ClientFacts, LocalStep
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, FedsweepError

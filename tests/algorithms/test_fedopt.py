@@ -14,6 +14,7 @@ from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.parts.server_steps import ServerMomentum
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.server_update import Replace
+from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import ClientUpdate, ServerContext, SyncContext
@@ -82,6 +83,17 @@ def test_components_conform() -> None:
     component_conforms(ServerMomentum(momentum=0.9))
     for build in (fedadagrad, fedadam, fedyogi):
         component_conforms(build().server_update)
+
+
+@pytest.mark.parametrize("build", [fedavgm, fedadagrad, fedadam, fedyogi])
+def test_nothing_but_the_model_travels(build: Builder) -> None:
+    """W = 28 values for each of 3 clients each way, as told beforehand."""
+    experiment = tiny_experiment(build(), rounds=2)
+    state = run_rounds(local_engine(experiment))
+    for record in state.records:
+        assert (record.values_up, record.values_down) == (3 * 28, 3 * 28)
+        assert (record.bytes_up, record.bytes_down) == (4 * 3 * 28, 4 * 3 * 28)
+    assert forecast(experiment).total_bytes == state.total_bytes == 2 * 2 * 4 * 3 * 28
 
 
 def test_fedavgm_without_momentum_is_fedavg_bit_for_bit() -> None:

@@ -41,6 +41,11 @@ def test_mu_zero_is_fedavg_bit_for_bit() -> None:
     assert fedprox(mu=0).terms == ()
 
 
+def test_without_the_half_the_penalty_is_twice_as_strong() -> None:
+    full, half = vector(fedprox(mu=0.25, penalty="full"), rounds=2), vector(fedprox(mu=0.5), rounds=2)
+    assert torch.equal(full, half) and not torch.equal(full, vector(fedprox(mu=0.25), rounds=2))
+
+
 def test_the_first_step_is_fedavgs_for_any_mu() -> None:
     options = {"rounds": 1, "local_steps": 1}
     assert torch.equal(vector(fedprox(mu=5.0), **options), vector(fedavg(), **options))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -12,22 +12,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedprox import fedprox
-from fedsweep.algorithms.fjord import NestedWidths, SelfDistillation, fjord, ordered_part, part_of_part
+from fedsweep.algorithms.fjord import NestedWidths, SelfDistillation, fjord, part_of_part
 from fedsweep.algorithms.moon import moon
+from fedsweep.algorithms.parts.width_tests import ordered_part
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.engine.engine import Engine
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.cost import fwd_macs_per_sample
 from fedsweep.models.lenet import LeNet5
 from fedsweep.models.mlp import Mlp
+from fedsweep.models.network import Network
 from fedsweep.models.registry import build_model
+from fedsweep.models.slicing import build_submodel_module, ordered_kept
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment, tiny_pictures, with_parts
-from fedsweep.trees import ParamTree
+from fedsweep.trees import ParamTree, load_vector
 
 torch.set_num_threads(1)
 
@@ -312,19 +316,60 @@ def test_only_the_widest_part_travels_without_masks() -> None:
 # -- what is refused ---------------------------------------------------------------------------------------------
 
 
-def test_batch_norm_is_refused() -> None:
-    images, labels = tiny_pictures(4, size=9)
-    made = tiny_experiment(
-        fjord(),
-        build=lambda: build_model("feddhad_resnet18", input_shape=(3, 9, 9), num_classes=4, stream=stream(0, "m")),
+def pictured(method: FederatedMethod, name: str, **world: Any) -> Experiment:
+    images, labels = tiny_pictures(8, size=16)
+    return tiny_experiment(
+        method,
+        build=lambda: build_model(name, input_shape=(3, 16, 16), num_classes=10, stream=stream(0, "m")),
         images=images,
         labels=labels,
         num_clients=2,
-        cohort_size=1,
-        sizes=(2, 2),
+        cohort_size=2,
+        sizes=(4, 4),
+        rounds=2,
+        learning_rate=0.01,
+        **world,
     )
-    with pytest.raises(ConfigError, match="batch norm's statistics for each width, but FeddhadResNet18 has batch norm"):
-        check_experiment(made)
+
+
+def test_batch_norm_without_data_on_the_server_is_refused() -> None:
+    with pytest.raises(ConfigError, match="method fjord needs data on the server, but the scenario has none"):
+        check_experiment(pictured(fjord(), "fedstg_cnn"))
+
+
+def test_each_width_is_tested_on_the_servers_validation_data() -> None:
+    """Of width 1 it is the accuracy that the run reports, of one half that of the network cut out by hand."""
+    inputs, targets = tiny_pictures(30, size=16)
+    experiment = pictured(fjord(widths=(0.5, 1.0)), "lenet5", validation=(inputs, targets))
+    state = run_rounds(local_engine(experiment))
+    found, model = state.records[-1].extra, cast(Network, experiment.build_model())
+    load_vector(model, experiment.layout, state.vector)
+    half = build_submodel_module(model, ordered_kept(model.unit_groups(), 0.5)).eval()
+    hits = half(torch.from_numpy(inputs)).argmax(dim=1) == torch.from_numpy(targets)
+    assert found["accuracy_at_width_0.5"] == pytest.approx(float(hits.double().mean()), abs=1e-12)
+    assert found["accuracy_at_width_1.0"] == pytest.approx(state.records[-1].validation_accuracy, abs=1e-12)
+    assert "accuracy_at_width_1.0" not in run_rounds(local_engine(pictured(fjord(), "lenet5"))).records[-1].extra
+
+
+def test_with_batch_norm_each_width_has_statistics_of_its_own() -> None:
+    """Untrained statistics would leave the half network's as they are in the whole one."""
+    inputs, targets = tiny_pictures(30, size=16)
+    world = {"proxy": (inputs, None), "validation": (inputs, targets)}
+    experiment = pictured(fjord(widths=(0.5, 1.0)), "fedstg_cnn", **world)
+    state = run_rounds(local_engine(experiment))
+    found = state.records[-1].extra
+    assert found["accuracy_at_width_1.0"] == pytest.approx(state.records[-1].validation_accuracy, abs=1e-12)
+    model = cast(Network, experiment.build_model())
+    load_vector(model, experiment.layout, state.vector)
+    half = build_submodel_module(model, ordered_kept(model.unit_groups(), 0.5))
+    for module in half.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_running_stats()
+            module.momentum = None
+    batch = torch.from_numpy(inputs)
+    half.train()(batch)
+    hits = half.eval()(batch).argmax(dim=1) == torch.from_numpy(targets)
+    assert found["accuracy_at_width_0.5"] == pytest.approx(float(hits.double().mean()), abs=1e-12)
 
 
 def test_wrong_widths_and_networks_are_refused() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedsweep.algorithms.fedavg import fedavg
@@ -14,6 +15,7 @@ from fedsweep.algorithms.heterofl import HeldClasses, Widths, heterofl
 from fedsweep.engine.engine import Engine
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.models.lenet import LeNet5
 from fedsweep.models.mlp import Mlp
@@ -228,20 +230,40 @@ def test_the_mask_is_gone_when_the_model_is_tested() -> None:
 # -- what is refused ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["feddhad_resnet18", "fedstg_cnn"])
-def test_batch_norm_is_refused(name: str) -> None:
-    images, labels = tiny_pictures(4)
-    made = tiny_experiment(
-        heterofl(),
-        build=lambda: build_model(name, input_shape=(3, 32, 32), num_classes=10, stream=stream(0, "m")),
+def normed(method: FederatedMethod, **world: Any) -> Experiment:
+    """FedStg's network, which has batch norm, on two clients."""
+    images, labels = tiny_pictures(8, size=8)
+    return tiny_experiment(
+        method,
+        build=lambda: build_model("fedstg_cnn", input_shape=(3, 8, 8), num_classes=10, stream=stream(0, "m")),
         images=images,
         labels=labels,
         num_clients=2,
-        cohort_size=1,
-        sizes=(2, 2),
+        cohort_size=2,
+        sizes=(4, 4),
+        rounds=2,
+        learning_rate=0.01,
+        **world,
     )
-    with pytest.raises(ConfigError, match="has batch norm; choose a model with group norm or without norms"):
-        check_experiment(made)
+
+
+def test_batch_norm_without_data_on_the_server_is_refused() -> None:
+    with pytest.raises(ConfigError, match="method heterofl needs data on the server, but the scenario has none"):
+        check_experiment(normed(heterofl()))
+    check_experiment(normed(heterofl(widths=(1.0,))))
+
+
+def test_the_statistics_are_those_of_the_servers_inputs_under_the_mean_of_the_models() -> None:
+    inputs, _ = tiny_pictures(6, size=8)
+    experiment = normed(heterofl(widths=(1.0, 0.5)), proxy=(inputs, None))
+    vector = run_rounds(local_engine(experiment)).vector
+    values = experiment.layout.views(vector)
+    maps = F.conv2d(torch.from_numpy(inputs), values["conv1.weight"], values["conv1.bias"], padding=1)
+    spread, mean = torch.var_mean(maps, dim=(0, 2, 3))
+    torch.testing.assert_close(values["norm1.running_mean"], mean, rtol=0, atol=1e-6)
+    torch.testing.assert_close(values["norm1.running_var"], spread, rtol=0, atol=1e-6)
+    other = normed(heterofl(widths=(1.0, 0.5)), proxy=(inputs + 1, None))
+    assert not torch.equal(run_rounds(local_engine(other)).vector, vector)
 
 
 def test_the_scaler_refuses_heads_and_says_how_to_do_without() -> None:

@@ -238,7 +238,8 @@ class LocalRound:
 
     def _narrow_step(self, step: LocalStep, narrow: Narrowed) -> Tensor:
         """A step on a part. What lies outside stays as it is, the optimiser's state too, unless the loss read it."""
-        values = [self._flat.detach(), *self._optimizer.per_param()]
+        rests = self._optimizer.rests and self._side.solver.optimizer_alone
+        values = [] if rests else [self._flat.detach(), *self._optimizer.per_param()]
         before = [value.clone() for value in values]
         loss = self._side.solver.step(self._optimizer.torch, lambda: self._gradient(step, narrow))
         if step._whole_logits is None:

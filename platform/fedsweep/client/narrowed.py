@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.memories import cut_memory
 from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.trees import ParamTree
+from fedsweep.trees import FlatLayout, ParamTree
 
 
 class Narrowed:
@@ -34,6 +34,7 @@ class Narrowed:
         self._vector = torch.zeros(layout.num_values, dtype=layout.dtype, device=device)
         cover = part.embed(self._vector, slot.layout).cover
         self._cover = None if cover is None else cover.to(device)
+        self._places = _places(part, slot.layout, device)
         self._views = list(layout.views(self._vector).values())
         self.params, self.gradients = layout.params(self._vector), layout.params(self._slot.gradient)
 
@@ -44,7 +45,10 @@ class Narrowed:
 
     def load(self, vector: Tensor) -> None:
         """Take the values from the client's own vector; the gradient starts at zero."""
-        self._vector.copy_(self._part.extract(vector, self._whole))
+        if self._places is None:
+            self._vector.copy_(self._part.extract(vector, self._whole))
+        else:
+            torch.index_select(vector, 0, self._places, out=self._vector)
         self._slot.gradient.zero_()
 
     def tree(self, vector: Tensor) -> ParamTree:
@@ -61,6 +65,9 @@ class Narrowed:
 
     def add_gradient(self, gradient: Tensor) -> None:
         """Add the part's gradient to the client's own [P]."""
+        if self._places is not None:
+            gradient.scatter_add_(0, self._places[: self._slot.layout.num_params], self._slot.gradient)
+            return
         padded = torch.zeros_like(self._vector)
         padded[: self._slot.layout.num_params] = self._slot.gradient
         grown = self._part.embed(padded, self._whole).vector[: self._whole.num_params]
@@ -79,6 +86,15 @@ class Narrowed:
             held = self._cover[: self._whole.num_params]
             for value, old in zip(values, before, strict=True):
                 torch.where(held, value, old, out=value)
+
+
+def _places(part: SubModel, whole: FlatLayout, device: str) -> Tensor | None:
+    """Where the part's values lie in the client's own vector; None where the part is no choice of values."""
+    numbers = torch.arange(whole.num_values)
+    places = part.extract(numbers, whole)
+    cover = part.embed(places, whole).cover
+    chosen = numbers if cover is None else numbers[cover]
+    return places.to(device) if torch.equal(places.sort().values, chosen) else None
 
 
 def part_of_step(submodel: SubModel, position: int, *, slot: ModuleSlot, known: dict[str, Narrowed]) -> Narrowed | None:

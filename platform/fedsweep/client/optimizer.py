@@ -103,6 +103,12 @@ class ClientOptimizer:
         state = self.torch.state.get(self._flat, {})
         return [state[name] for name, whole in _slots(self._settings) if whole]
 
+    @property
+    def rests(self) -> bool:
+        """Whether a param whose gradient is 0 stays where it is, to the bit."""
+        settings = self._settings
+        return settings.name == "sgd" and not settings.momentum and not settings.weight_decay
+
     def effective_steps(self, steps: int) -> float:
         """Sum of the weights of this many further steps' gradients in the move; NaN where there is no such number.
 

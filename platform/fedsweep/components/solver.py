@@ -5,13 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 
 class LocalSolver(ABC):
-    """Takes one local step at a time."""
+    """Takes one local step at a time.
+
+    Class attributes:
+        optimizer_alone: Only the optimiser's steps move the params, so that what has no gradient may rest.
+    """
+
+    optimizer_alone: ClassVar[bool] = False
 
     @abstractmethod
     def step(self, optimizer: torch.optim.Optimizer, evaluate: Callable[[], Tensor]) -> Tensor:
@@ -27,6 +34,8 @@ class LocalSolver(ABC):
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSteps(LocalSolver):
     """One gradient, one step of the configured optimiser."""
+
+    optimizer_alone: ClassVar[bool] = True
 
     def step(self, optimizer: torch.optim.Optimizer, evaluate: Callable[[], Tensor]) -> Tensor:
         loss = evaluate()

@@ -75,6 +75,10 @@ class CostModel:
         macs = self.macs(submodel)
         return training_flops(macs, samples, passes=self._passes) + training_flops(macs, probed, passes=1)
 
+    def forward_flops(self, submodel: SubModel) -> int:
+        """FLOPs of one sample's forward pass."""
+        return training_flops(self.macs(submodel), 1, passes=1)
+
     def forward_macs(self, submodel: SubModel) -> float:
         """MACs of a sample's forward pass, batch norms included; teachers' in the proportion that they add to a step.
 

@@ -77,14 +77,15 @@ class RowMaker:
             comm_cost=group.comm_cost,
             comm_ratio=group.comm_ratio,
             local_steps=steps + sum(lost_steps.values()),
-            flops=self._flops(plan, round.totals, lost_steps),
+            flops=self._flops(plan, round.totals, lost_steps) + round.server_flops,
             fwd_macs_per_sample=self._macs(plan, trained),
             sim_time_s=plan.clock,
             wall_time_s=wall_time_s,
             server_time_s=round.server_time_s,
             aggregation_weights=round.weights,
             present=None if self._experiment.world.availability is None else context.present,
-            extra={name: float(value) for report in reports for name, value in report.metrics.items()},
+            extra={name: float(value) for report in reports for name, value in report.metrics.items()}
+            | ({"server_flops": float(round.server_flops)} if round.server_flops else {}),
         )
 
     def group_figures(self, plan: RoundPlan, components: Mapping[str, State], *, cost: int) -> GroupFigures:
