@@ -23,6 +23,7 @@ scenario:
   image_size: null
   clients: 20
   partition: {kind: dirichlet, dirichlet_alpha: 0.3, min_samples: 5}
+  feature_skew: null
   server_data: {validation: 0.0, proxy: null}
   drift: null
   availability: null
