@@ -88,9 +88,10 @@ class FederatedMethod:
             )
         if not self.pacing.carries_work():
             return
-        sending = [term.name for term in self.terms if term.sends]
-        if sending or self.submodels.cuts:
-            part = f"the term {sending[0]}, which sends" if sending else "sub-models, which are drawn"
+        verbs = {t.name: "sends" if t.sends else "begins" for t in self.terms if t.sends or t.needs_fresh_momentum}
+        if verbs or self.submodels.cuts:
+            parts = [f"the term {name}, which {verb}" for name, verb in verbs.items()]
+            part = parts[0] if parts else "sub-models, which are drawn"
             raise ConfigError(
                 f"method {self.name}: its clients keep what they trained over several rounds, which does not go"
                 f" with {part} anew in each round; leave one of them out, or choose a pacing that ends all work with"
