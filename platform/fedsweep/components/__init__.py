@@ -24,6 +24,7 @@ from fedsweep.components.server_update import Replace, ServerUpdate, mean_of_upd
 from fedsweep.components.solver import LocalSolver, OptimizerSteps
 from fedsweep.components.submodels import SubModelPolicy, WholeModel
 from fedsweep.components.weighting import BySamples, Uniform, Weighting
+from fedsweep.models.functional import features_with, head_names, head_with, logits_with
 from fedsweep.records import (
     ClientProfile,
     ClientUpdate,
@@ -92,7 +93,11 @@ __all__ = [
     "Weighting",
     "WholeModel",
     "coverage_mean",
+    "features_with",
+    "head_names",
+    "head_with",
     "layout_of",
+    "logits_with",
     "mean_of_updates",
     "weighted_mean",
 ]
