@@ -36,7 +36,9 @@ def test_a_setting_has_a_row_for_each_of_whom_it_was_asked(tmp_path: Path) -> No
     print_shares(settings, Console(file=shown, width=120))
     assert "clients, on their own classes  a" in shown.getvalue()
     assert "21.88%" in shown.getvalue()
-    page = render(build_report(find_sources([str(tmp_path)])), made=datetime(2026, 1, 1, tzinfo=UTC), script="beside")
+    page = render(
+        build_report(find_sources([str(tmp_path)], uri=None)), made=datetime(2026, 1, 1, tzinfo=UTC), script="beside"
+    )
     assert "Who pays" in page
     assert "accuracy for the worst tenth of the clients" in page
 
@@ -46,4 +48,6 @@ def test_without_such_tests_nothing_is_said(tmp_path: Path) -> None:
     shown = io.StringIO()
     print_shares(group_settings(compared_runs([tmp_path])), Console(file=shown))
     assert shown.getvalue() == ""
-    assert "Who pays" not in render(build_report(find_sources([str(tmp_path)])), made=datetime(2026, 1, 1, tzinfo=UTC))
+    assert "Who pays" not in render(
+        build_report(find_sources([str(tmp_path)], uri=None)), made=datetime(2026, 1, 1, tzinfo=UTC)
+    )
