@@ -17,7 +17,7 @@ from fedsweep.components.local import (
     Objective,
 )
 from fedsweep.components.pacing import FixedInterval, OncePerRound, Pacing
-from fedsweep.components.probes import LocalClient, Probe
+from fedsweep.components.probes import ClientTest, LocalClient, Probe
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.selection import Selection, UniformSelection
 from fedsweep.components.server_update import Replace, ServerUpdate, mean_of_updates
@@ -47,6 +47,7 @@ __all__ = [
     "BySamples",
     "ClientFacts",
     "ClientProfile",
+    "ClientTest",
     "ClientUpdate",
     "ClientWork",
     "ComponentReport",

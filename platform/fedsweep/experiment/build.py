@@ -94,6 +94,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
         training=build_training(config),
         evaluate_every=config.evaluation.every,
         evaluation_batch=config.evaluation.batch_size,
+        evaluate_per_client=config.evaluation.per_client,
         targets=tuple(config.evaluation.targets),
         device=device,
         server_device=server_device,
