@@ -4,6 +4,7 @@ One module for each seam, with its abstract base and its FedAvg default. These n
 """
 
 from fedsweep.components.base import ComponentReport, Published, ServerComponent
+from fedsweep.components.codec import Codec
 from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.components.frozen import Frozen
 from fedsweep.components.local import (
@@ -37,7 +38,7 @@ from fedsweep.records import (
     SyncContext,
     SyncPoint,
 )
-from fedsweep.submodel import FULL_MODEL, Covered, ElementMask, FullModel, SubModel
+from fedsweep.submodel import FULL_MODEL, Covered, ElementMask, FullModel, PartOfModel, SubModel
 from fedsweep.trees import FlatLayout, ParamTree, coverage_mean, layout_of, weighted_mean
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "ClientProfile",
     "ClientUpdate",
     "ClientWork",
+    "Codec",
     "ComponentReport",
     "Covered",
     "CrossEntropy",
@@ -70,6 +72,7 @@ __all__ = [
     "OptimizerSteps",
     "Pacing",
     "ParamTree",
+    "PartOfModel",
     "Payload",
     "Probe",
     "Published",

@@ -35,13 +35,14 @@ def check_world(experiment: Experiment) -> None:
         )
     if not method.pacing.carries_work():
         return
-    sending = [term.name for term in method.terms if term.sends]
-    if sending or method.submodels.cuts:
-        part = f"the term {sending[0]}, which sends" if sending else "sub-models, which are drawn"
+    parts = [f"the term {term.name}, which sends" for term in method.terms if term.sends]
+    parts += ["sub-models, which are drawn"] if method.submodels.cuts else []
+    parts += [] if method.codec is None else [f"the codec {type(method.codec).__name__}, which encodes moves"]
+    if parts:
         raise ConfigError(
             f"method {method.name}: its clients keep what they trained over several rounds, which does not go"
-            f" with {part} anew in each round; leave one of them out, or choose a pacing that ends all work with its"
-            " round"
+            f" with {parts[0]} anew in each round; leave one of them out, or choose a pacing that ends all work with"
+            " its round"
         )
 
 
