@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsweep.client.coding import Encoder
 from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.messages import ClientSide, Reply, RoundTotals, Tally, Turn
 from fedsweep.client.narrowed import Narrowed, part_of_step
@@ -116,6 +117,8 @@ class LocalRound:
             riders={name: self._params[name] for name in layout.names if name.startswith("optimizer.")},
             kept=memory.get("optimizer") if goes_on else None,
         )
+        codec = self._side.codec
+        self._encoder = None if codec is None else Encoder(codec, self.submodel, self._full, memory.get("codec"))
         self._terms = ClientTerms(self._side.terms, memory.get("terms", {}), self._facts, self._full)
         if turn.held is not None:
             self._tally, self._fresh = turn.held, False
@@ -153,7 +156,7 @@ class LocalRound:
             classes = self._work.classes
             self._tally = Tally(anchor_version=version, samples=self._work.num_samples, classes=classes)
             self._broadcast = broadcast
-            if probes or any(term.needs_anchor for term in self._side.terms):
+            if probes or self._encoder or any(term.needs_anchor for term in self._side.terms):
                 # A new tensor each time: a term may keep the one before.
                 self._see(self.vector.clone())
         elif self._fresh is False and self._position == 0:
@@ -358,7 +361,11 @@ class LocalRound:
         """
         extras, self._extras = self._extras, {}
         vector = self.vector.cpu() if leaves else self.vector.cpu().clone()
-        return Reply(client=self.client, vector=vector, tally=self._tally, extras=extras)
+        reply = Reply(client=self.client, vector=vector, tally=self._tally, extras=extras)
+        if self._encoder is None or self._anchor is None:
+            return reply
+        source = stream(self._side.seed, "codec", self._round, self.client, self._position)
+        return self._encoder.encoded(reply, self._anchor, source)
 
     def close(self, *, attended: bool) -> tuple[RoundTotals, State]:
         """End the round.
@@ -379,9 +386,8 @@ class LocalRound:
             pass_accuracies=pass_accuracies(self._hits, len(self._shard)),
             probed=self._probed,
         )
-        memory: dict[str, Any] = {}
-        terms = self._terms.kept()
-        if terms:
+        memory: dict[str, Any] = {} if self._encoder is None else {**self._encoder.memory()}
+        if terms := self._terms.kept():
             memory["terms"] = terms
         if self._side.optimizer.keep == "persist" or not attended:
             memory["optimizer"] = self._optimizer.arrays()

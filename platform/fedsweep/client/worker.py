@@ -162,7 +162,9 @@ class Worker:
             if submodel != FULL_MODEL:
                 whole = values.new_zeros(self._layout.num_values)
                 whole[: self._layout.num_params] = values
-                values = submodel.extract(whole, self._layout)
+                held = submodel.embed(submodel.extract(whole, self._layout), self._layout)
+                travels = whole if held.cover is None else held.vector.masked_fill(~held.cover, 0.0)
+                values = submodel.extract(travels, self._layout)
             given |= {f"{name}/{param}": value for param, value in part.params(values).items()}
         return given
 
