@@ -70,6 +70,7 @@ class Round:
         ledger: What travelled.
         attendees: Clients of the last aggregation.
         weights: Their weights.
+        staleness: How often the server's model changed since they received the one that they trained.
         updates: Their updates.
         totals: Each client's round.
         memories: What clients remember, where that changed.
@@ -89,6 +90,7 @@ class Round:
         self.ledger = Ledger()
         self.attendees: tuple[int, ...] = ()
         self.weights: tuple[float, ...] = ()
+        self.staleness: tuple[int, ...] = ()
         self.updates: tuple[ClientUpdate, ...] = ()
         self.totals: dict[int, RoundTotals] = {}
         self.memories: dict[int, Handle] = {}
@@ -135,12 +137,14 @@ class Round:
                 accuracies[client] = (*accuracies.get(client, ()), *total.pass_accuracies)[-3:]
         # Of earlier models only those are kept that somebody's unfinished work started from.
         versions, anchors = {tally.anchor_version for tally in held.values()}, {**before.anchors, **self.anchors}
+        memories = {k: m for k, m in before.memories.items() if k not in self.totals} | self.memories
         return RunState(
             round=self.plan.context.round,
             version=self.version,
             vector=self.vector,
             components=self.components,
-            memories={k: m for k, m in before.memories.items() if k not in self.totals} | self.memories,
+            # What was held and is now delivered is nobody's any more.
+            memories=memories if self._keeps else {k: m for k, m in memories.items() if k in held},
             held=dict(sorted(held.items())),
             anchors={version: anchors[version] for version in sorted(versions) if version in anchors},
             accuracies=dict(sorted(accuracies.items())),
@@ -225,8 +229,13 @@ class Round:
         for point in self.plan.points:
             last_seen |= {job.client: False for job in point.start}
             last_seen |= dict.fromkeys(point.attend, True)
+        return self._keeps or not all(last_seen.values())
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether clients keep anything but work that is under way."""
         keeps_optimizer = self._tools.experiment.training.optimizer.keep == "persist"
-        return keeps_optimizer or any(term.stateful for term in self._method.terms) or not all(last_seen.values())
+        return keeps_optimizer or any(term.stateful for term in self._method.terms)
 
     @cached_property
     def _workers(self) -> dict[int, int]:
@@ -338,6 +347,7 @@ class Round:
         self.vector, weights, self.components = self._tools.aggregator.aggregate(
             self.components, updates, sync, keep=self._keep, resumed=self.state.partial
         )
+        self.staleness = tuple(self.version - u.anchor_version for u in updates)
         self.version += 1
         self.anchors[self.version] = self.vector
         self.sync_points += 1
@@ -366,6 +376,7 @@ class Round:
             round=context.round,
             index=index,
             ends_round=ends_round,
+            version=self.version,
             vector=self.vector,
             layout=self._costs.layout,
             anchors={**self.state.anchors, **self.anchors},

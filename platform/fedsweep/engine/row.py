@@ -57,6 +57,8 @@ class RowMaker:
         steps = sum(total.steps for total in round.totals.values())
         loss_sum = sum(total.loss_sum for total in round.totals.values())
         lost_steps = {k: work.steps for k, work in plan.lost.items() if work.steps}
+        stale = round.staleness if self._experiment.method.pacing.carries_work() else None
+        figures = {name: float(value) for report in reports for name, value in report.metrics.items()}
         trained = [*(k for k, total in round.totals.items() if total.steps), *lost_steps]
         return RoundRecord(
             round=context.round,
@@ -83,8 +85,9 @@ class RowMaker:
             wall_time_s=wall_time_s,
             server_time_s=round.server_time_s,
             aggregation_weights=round.weights,
+            staleness=stale,
             present=None if self._experiment.world.availability is None else context.present,
-            extra={name: float(value) for report in reports for name, value in report.metrics.items()},
+            extra=figures | ({"mean_staleness": sum(stale) / len(stale)} if stale else {}),
         )
 
     def group_figures(self, plan: RoundPlan, components: Mapping[str, State], *, cost: int) -> GroupFigures:
