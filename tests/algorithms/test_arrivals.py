@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fedsweep.algorithms.fedasync import fedasync
 from fedsweep.algorithms.fedavg import fedavg
@@ -16,13 +19,18 @@ from fedsweep.algorithms.federated_dropout import federated_dropout
 from fedsweep.algorithms.fedopt import fedavgm
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.parts.arrivals import Arrivals, Discount, IdleClients
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.weighting import Uniform
+from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
+from fedsweep.engine.engine import Engine
 from fedsweep.engine.forecast import forecast
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
 from fedsweep.method import FederatedMethod, merge
+from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.testing import (
     component_conforms,
     local_engine,
@@ -183,13 +191,22 @@ def test_nothing_mixed_in_leaves_the_model() -> None:
     assert torch.equal(state.vector, world(fedasync()).initial_vector)
 
 
+KEPT = OptimizerSettings(momentum=0.5, keep="persist")
+
+
 @pytest.mark.parametrize("method", [fedasync(), fedbuff(buffer_size=3)])
-def test_it_resumes_with_work_under_way(method: FederatedMethod) -> None:
-    whole, engine = run(method), local_engine(world(method))
+@pytest.mark.parametrize("optimizer", [None, KEPT])
+def test_it_resumes_with_work_under_way(method: FederatedMethod, optimizer: object, tmp_path: Path) -> None:
+    work = world(method, optimizer=optimizer)
+    whole, engine = run_rounds(local_engine(work)), local_engine(work)
     for cut in (1, 5):
         half = run_rounds(engine, rounds=cut)
-        assert half.held
-        found = run_rounds(local_engine(world(method)), half)
+        store = CheckpointStore(tmp_path / str(cut), keep=1, config_hash="x")
+        store.save(half, fetch=engine.fleet.fetch)
+        again = local_engine(work)
+        read = store.newest(keep_handle=again.fleet.keep).state
+        assert read is not None and read.held and (read.held, read.ready) == (half.held, half.ready)
+        found = run_rounds(again, read)
         assert torch.equal(found.vector, whole.vector)
         assert [r.staleness for r in found.records] == [r.staleness for r in whole.records]
         assert (found.clock, found.ready, found.total_bytes) == (whole.clock, whole.ready, whole.total_bytes)
@@ -222,6 +239,37 @@ def test_moves_go_with_server_optimisers_and_a_pull() -> None:
         merge(fedasync(), fedbuff())
     with pytest.raises(ConfigError, match="over several rounds, which does not go with sub-models"):
         check_experiment(world(merge(fedbuff(buffer_size=3), federated_dropout(keep=0.5))))
+
+
+@pytest.fixture(scope="module")
+def ray_module() -> Iterator[Any]:
+    with ray_cluster(None, ClusterNeeds(actors=3)) as ray:
+        yield ray
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("actors", [1, 2, 3])
+def test_actors_give_the_bits_of_one_process(actors: int, ray_module: Any) -> None:
+    work = world(fedbuff(buffer_size=3), build=pickled_model(), rounds=5)
+    expected = run_rounds(local_engine(work))
+    settings = FleetSettings(num_actors=actors, name=f"arrivals{actors}", options={"num_cpus": 0.5})
+    fleet = make_ray_fleet(work, ray_module.put(work), settings, print)
+    try:
+        found = run_rounds(Engine(work, fleet))
+    finally:
+        fleet.close()
+    assert expected.held and found.held == expected.held
+    assert found.vector.numpy().tobytes() == expected.vector.numpy().tobytes()
+    assert [(r.attendees, r.staleness, r.total_bytes) for r in found.records] == [
+        (r.attendees, r.staleness, r.total_bytes) for r in expected.records
+    ]
+
+
+def pickled_model() -> Callable[[], nn.Module]:
+    def model() -> nn.Module:  # local: pickled by value
+        return nn.Sequential(nn.Flatten(), nn.Linear(6, 4))
+
+    return model
 
 
 @pytest.mark.parametrize("method", [fedasync(), fedbuff(buffer_size=3)])
