@@ -156,8 +156,13 @@ def test_one_client_at_a_time_mixed_in_whole_is_training_in_turn() -> None:
     assert {r.staleness for r in found.records} == {(0,)}
 
 
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(6), nn.Linear(6, 4))
+
+
 def test_mixing_is_a_step_towards_the_model_that_arrives() -> None:
-    engine = local_engine(world(fedasync(mixing=0.5, staleness="hinge", slope=1.0, grace=1.0), double=True))
+    method = fedasync(mixing=0.5, staleness="hinge", slope=1.0, grace=1.0)
+    engine = local_engine(world(method, build=with_batch_norm, double=True))
     state, seen = engine.start(), set()
     for _ in range(12):
         round = play_round(engine, state)
