@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedsweep.card import Card, with_card
 from fedsweep.components.weighting import Weighting
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
@@ -44,6 +45,7 @@ class Mixing(Weighting):
         return self.mixing * self.discount(staleness_of(updates, sync)), state
 
 
+@with_card(Card(needs=("devices",), live=("mean_staleness",)))
 def fedasync(
     *,
     mixing: float = 0.6,

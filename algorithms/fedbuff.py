@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedsweep.card import Card, with_card
 from fedsweep.components.weighting import Weighting
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
@@ -50,9 +51,10 @@ class BufferedMoves(Weighting):
         return share * self.discount(staleness_of(updates, sync)), state
 
 
+@with_card(Card(needs=("devices",), live=("mean_staleness",)))
 def fedbuff(
     *,
-    buffer_size: int = 10,
+    buffer_size: int | None = None,
     server_learning_rate: float = 1.0,
     exponent: float = 0.5,
     concurrency: int | None = None,
@@ -60,7 +62,8 @@ def fedbuff(
     """The server takes the mean of as many moves as its buffer holds; a round is one buffer.
 
     Args:
-        buffer_size: Moves from one model of the server to the next.
+        buffer_size: Moves from one model of the server to the next; null: half of the clients at work, 1 to 10. The
+            paper has 10 with a thousand at work.
         server_learning_rate: Multiplies their mean, above 0.
         exponent: A move counts (1 + s) ** -exponent after the server's model changed s times; 0: all alike.
         concurrency: Clients at work at a time; null: training.cohort_size.

@@ -67,6 +67,16 @@ class Discount:
         return torch.ones_like(staleness_M)
 
 
+def at_work(concurrency: int | None, context: RoundContext) -> int:
+    """How many clients are at work at a time."""
+    return concurrency or context.cohort_size
+
+
+def buffered(buffer_size: int | None, concurrency: int | None, context: RoundContext) -> int:
+    """How many updates make the server's next model; by default half of the clients at work, 1 to 10."""
+    return buffer_size or min(10, max(1, at_work(concurrency, context) // 2))
+
+
 @dataclass(frozen=True, kw_only=True)
 class IdleClients(Selection):
     """Draws those who may start in a round, uniformly among the clients that are not at work.
@@ -76,20 +86,21 @@ class IdleClients(Selection):
 
     Attributes:
         concurrency: Clients at work at a time, at least 1; None: ``training.cohort_size``.
-        buffer_size: Updates from one model of the server to the next, at least 1.
+        buffer_size: Updates from one model of the server to the next, at least 1; None: see :func:`buffered`.
 
     Source: Nguyen et al. (2022), FedBuff, Algorithm 1.
     """
 
     concurrency: int | None
-    buffer_size: int
+    buffer_size: int | None
 
     def choose(self, state: State, context: RoundContext) -> tuple[tuple[int, ...], State]:
         idle = set(context.available) - set(context.in_flight)
-        free = (self.concurrency or context.cohort_size) - len(context.in_flight)
+        free = at_work(self.concurrency, context) - len(context.in_flight)
+        later = buffered(self.buffer_size, self.concurrency, context) - 1
         generator = context.stream.numpy()
         drawn: list[int] = []
-        for places in (free, self.buffer_size - 1):
+        for places in (free, later):
             left = sorted(idle - set(drawn))
             if left and places > 0:
                 drawn += generator.choice(left, size=min(places, len(left)), replace=False).tolist()
@@ -117,7 +128,7 @@ class Arrivals(Pacing):
     sends_at_once: ClassVar[bool] = True
 
     concurrency: int | None
-    buffer_size: int
+    buffer_size: int | None
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "buffer_size"):
@@ -152,9 +163,10 @@ class Arrivals(Pacing):
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
         working = [(context.ready.get(k, context.clock), k) for k in context.in_flight]
         heapq.heapify(working)
-        free = deque([context.clock] * ((self.concurrency or context.cohort_size) - len(working)))
+        free = deque([context.clock] * (at_work(self.concurrency, context) - len(working)))
         waiting, jobs, arrived = deque(context.drawn), [], []
-        while len(arrived) < self.buffer_size:
+        size = buffered(self.buffer_size, self.concurrency, context)
+        while len(arrived) < size:
             if waiting and free and (not working or free[0] < working[0][0]):
                 client, begin = waiting.popleft(), free.popleft()
                 jobs.append(LocalJob(client=client, steps=context.work[client].steps, not_before=begin))

@@ -305,7 +305,9 @@ class RoundRecord:
 
     ``total_bytes`` (both ways up to and with the round, registration apart) and ``best_accuracy`` (of all tests so far)
     are None in rows that an older version wrote. ``staleness`` (None where no work outlasts its round) is, for each
-    attendee, how often the server's model changed since it received the one that it trained.
+    attendee, how often the server's model changed since it received the one that it trained. ``class_accuracies`` are
+    the tested model's by class index, ``personal_accuracies`` those of the clients' own models by client, each on its
+    share of the test set; NaN where there are no test samples.
     """
 
     round: int
@@ -339,4 +341,6 @@ class RoundRecord:
     aggregation_weights: tuple[float, ...] = ()
     staleness: tuple[int, ...] | None = late_field()
     present: tuple[int, ...] | None = None
+    class_accuracies: tuple[float, ...] | None = late_field()
+    personal_accuracies: tuple[float, ...] | None = late_field()
     extra: Mapping[str, float] = field(default_factory=dict)

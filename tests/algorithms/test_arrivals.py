@@ -167,7 +167,7 @@ def test_mixing_is_a_step_towards_the_model_that_arrives() -> None:
     for _ in range(12):
         round = play_round(engine, state)
         (update,) = round.updates
-        (late,) = round.staleness
+        late = state.version - update.anchor_version
         seen.add(late)
         weight = 0.5 if late <= 1 else 0.5 / late
         assert update.vector is not None
@@ -184,10 +184,12 @@ def test_a_buffer_moves_by_the_mean_of_discounted_moves() -> None:
     for _ in range(8):
         round = play_round(engine, state)
         moves = [(u.vector - {**state.anchors, **round.anchors}[u.anchor_version]) for u in round.updates]  # type: ignore[operator]
-        mean = sum(move / (1 + s) for move, s in zip(moves, round.staleness, strict=True)) / 2
+        late = [state.version - u.anchor_version for u in round.updates]
+        mean = sum(move / (1 + s) for move, s in zip(moves, late, strict=True)) / 2
         torch.testing.assert_close(round.vector, state.vector + 0.7 * mean, rtol=0, atol=1e-14)
-        stale += max(round.staleness)
+        stale += max(late)
         state, _ = engine.advance(state)
+        assert state.records[-1].staleness == tuple(late)
     assert stale > 0
 
 

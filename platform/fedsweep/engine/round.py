@@ -70,7 +70,6 @@ class Round:
         ledger: What travelled.
         attendees: Clients of the last aggregation.
         weights: Their weights.
-        staleness: How often the server's model changed since they received the one that they trained.
         updates: Their updates.
         totals: Each client's round.
         memories: What clients remember, where that changed.
@@ -90,7 +89,6 @@ class Round:
         self.ledger = Ledger()
         self.attendees: tuple[int, ...] = ()
         self.weights: tuple[float, ...] = ()
-        self.staleness: tuple[int, ...] = ()
         self.updates: tuple[ClientUpdate, ...] = ()
         self.totals: dict[int, RoundTotals] = {}
         self.memories: dict[int, Handle] = {}
@@ -137,14 +135,12 @@ class Round:
                 accuracies[client] = (*accuracies.get(client, ()), *total.pass_accuracies)[-3:]
         # Of earlier models only those are kept that somebody's unfinished work started from.
         versions, anchors = {tally.anchor_version for tally in held.values()}, {**before.anchors, **self.anchors}
-        memories = {k: m for k, m in before.memories.items() if k not in self.totals} | self.memories
         return RunState(
             round=self.plan.context.round,
             version=self.version,
             vector=self.vector,
             components=self.components,
-            # What was held and is now delivered is nobody's any more.
-            memories=memories if self._keeps else {k: m for k, m in memories.items() if k in held},
+            memories=self.remembered,
             held=dict(sorted(held.items())),
             anchors={version: anchors[version] for version in sorted(versions) if version in anchors},
             accuracies=dict(sorted(accuracies.items())),
@@ -156,6 +152,13 @@ class Round:
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
             records=(*before.records, record),
         )
+
+    @property
+    def remembered(self) -> Mapping[int, Handle]:
+        """What clients remember after the round."""
+        # Work that was held, and is now delivered, is nobody's any more.
+        gone = self.totals.keys() | (set() if self._keeps else self.attended)
+        return {k: m for k, m in self.state.memories.items() if k not in gone} | self.memories
 
     @property
     def learning_rate(self) -> float:
@@ -234,8 +237,8 @@ class Round:
     @property
     def _keeps(self) -> bool:
         """Whether clients keep anything but work that is under way."""
-        keeps_optimizer = self._tools.experiment.training.optimizer.keep == "persist"
-        return keeps_optimizer or any(term.stateful for term in self._method.terms)
+        persists = self._tools.experiment.training.optimizer.keep == "persist"
+        return persists or any(term.stateful for term in self._method.terms)
 
     @cached_property
     def _workers(self) -> dict[int, int]:
@@ -347,7 +350,6 @@ class Round:
         self.vector, weights, self.components = self._tools.aggregator.aggregate(
             self.components, updates, sync, keep=self._keep, resumed=self.state.partial
         )
-        self.staleness = tuple(self.version - u.anchor_version for u in updates)
         self.version += 1
         self.anchors[self.version] = self.vector
         self.sync_points += 1

@@ -57,7 +57,9 @@ class RowMaker:
         steps = sum(total.steps for total in round.totals.values())
         loss_sum = sum(total.loss_sum for total in round.totals.values())
         lost_steps = {k: work.steps for k, work in plan.lost.items() if work.steps}
-        stale = round.staleness if self._experiment.method.pacing.carries_work() else None
+        stale = None
+        if self._experiment.method.pacing.carries_work():
+            stale = tuple(round.version - 1 - u.anchor_version for u in round.updates)
         figures = {name: float(value) for report in reports for name, value in report.metrics.items()}
         trained = [*(k for k, total in round.totals.items() if total.steps), *lost_steps]
         return RoundRecord(
