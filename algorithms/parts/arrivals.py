@@ -164,7 +164,9 @@ class Arrivals(Pacing):
         working = [(context.ready.get(k, context.clock), k) for k in context.in_flight]
         heapq.heapify(working)
         free = deque([context.clock] * (at_work(self.concurrency, context) - len(working)))
-        waiting, jobs, arrived = deque(context.drawn), [], []
+        waiting = deque(context.drawn)
+        jobs: list[LocalJob] = []
+        arrived: list[int] = []
         size = buffered(self.buffer_size, self.concurrency, context)
         while len(arrived) < size:
             if waiting and free and (not working or free[0] < working[0][0]):
