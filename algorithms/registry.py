@@ -167,4 +167,14 @@ METHODS: Mapping[str, Entry] = {
         summary="each local step trains the first units of each layer, as many as a drawn width says",
         source="Horvath et al., NeurIPS 2021",
     ),
+    "fedasync": Entry(
+        builder="fedsweep.algorithms.fedasync:fedasync",
+        summary="nobody waits; each model that arrives is mixed in, the less the staler it is",
+        source="Xie, Koyejo, Gupta 2019",
+    ),
+    "fedbuff": Entry(
+        builder="fedsweep.algorithms.fedbuff:fedbuff",
+        summary="nobody waits; the server moves by the mean of a buffer of clients' moves",
+        source="Nguyen et al., AISTATS 2022",
+    ),
 }

@@ -58,6 +58,7 @@ COLUMNS = {
     "eval_time_s": "double",
     "server_time_s": "double",
     "aggregation_weights": "list<double>",
+    "staleness": "list<int64>?",
     "best_accuracy": "double?",
     "total_bytes": "int64?",
     "timestamp_ms": "int64",

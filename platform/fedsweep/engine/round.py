@@ -156,7 +156,9 @@ class Round:
     @property
     def remembered(self) -> Mapping[int, Handle]:
         """What clients remember after the round."""
-        return {k: m for k, m in self.state.memories.items() if k not in self.totals} | self.memories
+        # Work that was held, and is now delivered, is nobody's any more.
+        gone = self.totals.keys() | (set() if self._keeps else self.attended)
+        return {k: m for k, m in self.state.memories.items() if k not in gone} | self.memories
 
     @property
     def learning_rate(self) -> float:
@@ -230,8 +232,13 @@ class Round:
         for point in self.plan.points:
             last_seen |= {job.client: False for job in point.start}
             last_seen |= dict.fromkeys(point.attend, True)
-        keeps_optimizer = self._tools.experiment.training.optimizer.keep == "persist"
-        return keeps_optimizer or self._method.remembers or not all(last_seen.values())
+        return self._keeps or not all(last_seen.values())
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether clients keep anything but work that is under way."""
+        persists = self._tools.experiment.training.optimizer.keep == "persist"
+        return persists or self._method.remembers
 
     @cached_property
     def _workers(self) -> dict[int, int]:
@@ -376,6 +383,7 @@ class Round:
             round=context.round,
             index=index,
             ends_round=ends_round,
+            version=self.version,
             vector=self.vector,
             layout=self._costs.layout,
             anchors={**self.state.anchors, **self.anchors},
