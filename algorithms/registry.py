@@ -167,4 +167,14 @@ METHODS: Mapping[str, Entry] = {
         summary="each local step trains the first units of each layer, as many as a drawn width says",
         source="Horvath et al., NeurIPS 2021",
     ),
+    "prunefl": Entry(
+        builder="fedsweep.algorithms.prunefl.method:prunefl",
+        summary="a sparse network whose weights are chosen by gain per time, in one place first, then by all clients",
+        source="Jiang et al., TNNLS 2022",
+    ),
+    "feddst": Entry(
+        builder="fedsweep.algorithms.feddst:feddst",
+        summary="a sparse network whose clients move weights to where the gradient is large",
+        source="Bibikar et al., AAAI 2022",
+    ),
 }

@@ -235,5 +235,5 @@ class Worker:
             work = ClientWork(steps=0, batch_size=1, whole_batches=False, num_samples=len(self._side.indices[client]))
             turn = Turn(client=client, work=work, submodel=FULL_MODEL)
             local = self._local_round(turn, round=0, learning_rate=0.0, memory=None)
-            answers[client] = local.measured_at(vector, probes)
+            answers[client] = local.measured_at(vector, [probe for probe in probes if probe.asks(client)])
         return answers

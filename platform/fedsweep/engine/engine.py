@@ -122,7 +122,8 @@ class Engine:
                 components[seam] = component.observe(components[seam], record)
 
     def _ask(self, probes: tuple[Probe, ...], vector: Tensor, ledger: Ledger) -> Mapping[int, Payload]:
-        clients = [profile.client for profile in self.experiment.world.profiles]
+        asked = (profile.client for profile in self.experiment.world.profiles)
+        clients = [client for client in asked if any(probe.asks(client) for probe in probes)]
         answers = self.fleet.measure(clients, probes, vector)
         sent = whole_values({"params": self.layout.num_params, "buffers": self.layout.num_buffers})
         for client, tensors in answers.items():
