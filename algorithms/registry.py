@@ -177,4 +177,14 @@ METHODS: Mapping[str, Entry] = {
         summary="nobody waits; the server moves by the mean of a buffer of clients' moves",
         source="Nguyen et al., AISTATS 2022",
     ),
+    "prunefl": Entry(
+        builder="fedsweep.algorithms.prunefl.method:prunefl",
+        summary="a sparse network whose weights are chosen by gain per time, in one place first, then by all clients",
+        source="Jiang et al., TNNLS 2022",
+    ),
+    "feddst": Entry(
+        builder="fedsweep.algorithms.feddst:feddst",
+        summary="a sparse network whose clients move weights to where the gradient is large",
+        source="Bibikar et al., AAAI 2022",
+    ),
 }

@@ -81,6 +81,10 @@ class SubModel(ABC):
         """Bytes of masks or index lists that travel down with the part, as packed."""
         return 0
 
+    def densities(self, full: FlatLayout) -> Mapping[str, float]:
+        """Shares of tensors that cost something in a forward pass, where zeros among them cost nothing; else 1."""
+        return {}
+
     def at_step(self, position: int) -> SubModel:
         """What a local step trains of this part, as a part of the part's own model; the full model: all of it.
 
@@ -176,15 +180,18 @@ class ElementMask(SubModel):
         mask: Which params are alive (bool [P]).
         fresh: The client does not know the mask: it travels down with the model, a bit for each param that it decides.
         num_maskable: How many of the params it decides; None: all.
+        saves_work: Layers cost what their alive weights do, as kernels for sparse weights would have it; otherwise they
+            cost what they do without a mask.
     """
 
     mask: Tensor
     fresh: bool = True
     num_maskable: int | None = None
+    saves_work: bool = False
 
     def key(self) -> str:
         packed = np.packbits(self.mask.cpu().numpy())
-        return f"mask {hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest()}"
+        return f"mask {self.saves_work} {hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest()}"
 
     def layout(self, full: FlatLayout) -> FlatLayout:
         return full
@@ -207,6 +214,11 @@ class ElementMask(SubModel):
 
     def message(self, full: FlatLayout, direction: Direction) -> Mapping[str, int]:
         return _sizes(self, full)
+
+    def densities(self, full: FlatLayout) -> Mapping[str, float]:
+        if not self.saves_work:
+            return {}
+        return {name: float(alive.double().mean()) for name, alive in full.params(self.mask).items()}
 
     def index_bytes(self) -> int:
         return -(-(self.mask.numel() if self.num_maskable is None else self.num_maskable) // 8) if self.fresh else 0

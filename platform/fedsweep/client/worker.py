@@ -256,5 +256,6 @@ class Worker:
             if self._tests is not None:
                 own = self._tests.indices[client]
                 local.test_shard = self._shard(self._tests.images, self._tests.labels, own, classes)
-            answers[client] = local.measured_at(vector, inquiry.probes)
+            asked = [probe for probe in inquiry.probes if probe.asks(client)]
+            answers[client] = local.measured_at(vector, asked)
         return answers

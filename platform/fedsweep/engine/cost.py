@@ -67,12 +67,13 @@ class CostModel:
         """
         own = submodel.layout(self.layout)
         shapes = dict(zip(own.names, own.shapes, strict=True))
-        total = 0
+        total, densities = 0, submodel.densities(self.layout)
         for name, (macs, norm) in self._layers.items():
             whole, part = self._sizes.get(name), shapes.get(name)
             if whole is None or part is None or len(part) != len(whole) or any(map(int.__gt__, part, whole)):
                 return None
-            total += (macs + norm * count_batch_norm) * math.prod(part) // math.prod(whole)
+            share = (macs + norm * count_batch_norm) * math.prod(part) // math.prod(whole)
+            total += round(share * densities[name]) if name in densities else share
         return total
 
     def flops(self, submodel: SubModel, samples: int, *, probed: float = 0) -> int:

@@ -127,8 +127,9 @@ class Engine:
                 components[seam] = component.observe(components[seam], record)
 
     def _ask(self, probes: tuple[Probe, ...], vector: Tensor, ledger: Ledger) -> Mapping[int, Payload]:
-        clients = tuple(profile.client for profile in self.experiment.world.profiles)
-        answers = self.fleet.measure(Inquiry(clients=clients, probes=probes), vector, {})
+        everybody = (profile.client for profile in self.experiment.world.profiles)
+        asked = tuple(client for client in everybody if any(probe.asks(client) for probe in probes))
+        answers = self.fleet.measure(Inquiry(clients=asked, probes=probes), vector, {})
         sent = whole_values({"params": self.layout.num_params, "buffers": self.layout.num_buffers})
         for client, tensors in answers.items():
             if any(probe.reads_model for probe in probes):
