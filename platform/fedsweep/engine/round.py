@@ -17,7 +17,7 @@ from fedsweep.engine.cost import CostModel
 from fedsweep.engine.ledger import Ledger, Versions
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.state import RunState
-from fedsweep.engine.updates import announced, answered, kept
+from fedsweep.engine.updates import announced, answered, decoded, kept
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment, ServerTensors
 from fedsweep.fleet.fleet import Fleet
@@ -231,7 +231,7 @@ class Round:
             last_seen |= {job.client: False for job in point.start}
             last_seen |= dict.fromkeys(point.attend, True)
         keeps_optimizer = self._tools.experiment.training.optimizer.keep == "persist"
-        return keeps_optimizer or any(term.stateful for term in self._method.terms) or not all(last_seen.values())
+        return keeps_optimizer or self._method.remembers or not all(last_seen.values())
 
     @cached_property
     def _workers(self) -> dict[int, int]:
@@ -287,9 +287,9 @@ class Round:
 
     def _charge_download(self, client: int, broadcast: Payload) -> None:
         submodel = self.plan.submodel(client)
-        self.ledger.model(client, "down", self._costs.message(submodel, "down"))
+        self.ledger.message(client, "down", self._costs.message(submodel, "down"))
         if client not in self._masked:
-            self.ledger.packed("down", submodel.index_bytes())
+            self.ledger.packed(client, "down", submodel.index_bytes())
             self._masked.add(client)
         self.ledger.payload(client, "down", broadcast)
 
@@ -303,19 +303,22 @@ class Round:
         for name, content in contents.items():
             got[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
             if has.get(name) != got[name]:
-                size = submodel.layout(self._costs.layout).num_params if content.like else content.value.numel()
+                size = self._costs.message(submodel, "down")["params"].values if content.like else content.value.numel()
                 self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
         return got
 
-    def _charge_upload(self, client: int) -> None:
-        self.ledger.model(client, "up", self._costs.message(self.plan.submodel(client), "up"))
+    def _charge_upload(self, client: int, encoded: Payload | None = None) -> None:
+        submodel, costs = self.plan.submodel(client), self._costs
+        sent = costs.message(submodel, "up") if encoded is None else costs.encoded(submodel, encoded)
+        self.ledger.message(client, "up", sent)
 
     # -- aggregate -----------------------------------------------------------------------------------------------
 
     def _receive(self, segment: Segment, reply: SegmentReply) -> None:
+        encoded = {answer.client: answer.encoded for answer in reply.replies}
         for point in segment.points:
             for client in point.attend:
-                self._charge_upload(client)
+                self._charge_upload(client, encoded.get(client))
             self.attended.update(point.attend)
         for answer in reply.replies:
             self.ledger.payload(answer.client, "up", answer.extras)
@@ -333,7 +336,9 @@ class Round:
         # Ascending by client: floating-point sums depend on their order, and who answers first is chance.
         for client in sorted({*point.attend, *point.idle}):
             if client in answers:
-                updates.append(answered(self._announced(client), answers[client], self.plan.submodel(client)))
+                submodel = self.plan.submodel(client)
+                answer = decoded(answers[client], submodel, costs=self._costs, anchors=self.anchors)
+                updates.append(answered(self._announced(client), answer, submodel))
             elif client in point.idle:
                 idle = self._announced(client)
                 updates.append(replace(idle, vector=self.state.vector, anchor_version=self.state.version))

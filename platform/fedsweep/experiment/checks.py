@@ -37,13 +37,14 @@ def check_world(experiment: Experiment) -> None:
     if not method.pacing.carries_work():
         return
     verbs = {t.name: "sends" if t.sends else "begins" for t in method.terms if t.sends or t.needs_fresh_momentum}
-    if verbs or method.submodels.cuts:
-        parts = [f"the term {name}, which {verb}" for name, verb in verbs.items()]
-        part = parts[0] if parts else "sub-models, which are drawn"
+    parts = [f"the term {name}, which {verb}" for name, verb in verbs.items()]
+    parts += ["sub-models, which are drawn"] if method.submodels.cuts else []
+    parts += [] if method.codec is None else [f"the codec {type(method.codec).__name__}, which encodes moves"]
+    if parts:
         raise ConfigError(
             f"method {method.name}: its clients keep what they trained over several rounds, which does not go"
-            f" with {part} anew in each round; leave one of them out, or choose a pacing that ends all work with its"
-            " round"
+            f" with {parts[0]} anew in each round; leave one of them out, or choose a pacing that ends all work with"
+            " its round"
         )
 
 
