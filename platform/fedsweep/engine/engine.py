@@ -215,8 +215,7 @@ class Engine:
             state: The evaluation's.
             updates: The round's last attendees'.
         """
-        due = record.round % self.experiment.evaluate_every == 0 or record.round == self.experiment.training.rounds
-        if not due:
+        if not self._is_due(record.round):
             return record
         began = time.perf_counter()
         load_vector(self._model, self.layout, vector)
@@ -233,6 +232,28 @@ class Engine:
             validation_accuracy=validation,
             eval_time_s=time.perf_counter() - began,
         )
+
+    def _is_due(self, round: int) -> bool:
+        """Whether the model is tested after a round."""
+        return round % self.experiment.evaluate_every == 0 or round == self.experiment.training.rounds
+
+    def as_planned(self, state: RunState) -> RunState:
+        """A state that a shorter run of the same experiment ended with, as this run has it after that round.
+
+        The shorter run tested its last model, whatever ``evaluate_every`` says.
+        """
+        if not state.records or self._is_due(state.round) or state.records[-1].test_accuracy is None:
+            return state
+        *before, last = state.records
+        untested = replace(
+            last,
+            test_accuracy=None,
+            test_loss=None,
+            validation_accuracy=None,
+            eval_time_s=0.0,
+            best_accuracy=_best_accuracy(before),
+        )
+        return replace(state, records=(*before, untested))
 
     def check(self) -> None:
         """What can only be known with model and world together; wrong input is a ConfigError before round 1."""
