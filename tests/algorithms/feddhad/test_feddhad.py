@@ -19,7 +19,6 @@ from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.testing import local_engine, run_rounds
 
-
 BOTH = {"merge": [{"name": "feddh", "floor": 0.02}, {"name": "fedad", "base_rate": 0.3, "refresh": [1]}]}
 OURS = {"name": "feddhad", "floor": 0.02, "base_rate": 0.3, "refresh": [1]}
 
