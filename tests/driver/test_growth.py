@@ -76,7 +76,7 @@ def test_more_rounds_give_the_bits_of_a_longer_run(method: str, tmp_path: Path) 
 
 
 def test_it_may_grow_again_and_the_last_test_of_a_shorter_run_leaves_no_trace(tmp_path: Path) -> None:
-    settings = ("evaluation.every=3", "training.schedule={kind: exponential, decay: 0.9}")
+    settings = ("evaluation={every: 3, per_client: true}", "training.schedule={kind: exponential, decay: 0.9}")
     short = begun(tmp_path / "short", *settings)
     assert RunFolder(short).read_rounds()[-1].test_accuracy is not None
     long = begun(tmp_path / "long", *settings, rounds=8)
