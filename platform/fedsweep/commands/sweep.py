@@ -10,7 +10,7 @@ import typer
 
 from fedsweep.commands.interrupts import INTERRUPTED
 from fedsweep.commands.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
-from fedsweep.errors import ConfigError, OutputError
+from fedsweep.errors import ClusterLost, ConfigError, OutputError
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -98,7 +98,7 @@ def _carry_out(
     quiet: bool,
 ) -> int:
     from fedsweep.commands.output import note
-    from fedsweep.commands.trials import run_trials, tell_interrupted
+    from fedsweep.commands.trials import after_loss, run_trials, tell_interrupted
     from fedsweep.sweeps.prepare import prepare
 
     prepared = prepare(config, folder, resume=going_on)
@@ -114,6 +114,8 @@ def _carry_out(
     except KeyboardInterrupt:
         tell_interrupted(folder, "sweep", what="the sweep")
         return INTERRUPTED
+    except ClusterLost as error:
+        raise after_loss(error, folder, "sweep") from error
     return _tell(summary, folder, quiet=quiet)
 
 
