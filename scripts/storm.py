@@ -143,6 +143,7 @@ class Storm:
                 process.kill()
                 outcome.problems.append(f"hung after {target}")
                 return outcome
+            time.sleep(0.5)  # where Ray ends the driver from within C++, the last word is another process's
             if hit and target:
                 outcome.kills.append((target, code))
             check_words(log, code, outcome)

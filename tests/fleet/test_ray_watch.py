@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -111,3 +112,32 @@ def test_a_process_that_dies_while_the_cluster_starts_is_noticed_and_the_others_
     assert second.wait(10) != 0 and other.wait(10) != 0 and older.poll() is None
     older.kill()
     older.wait()
+
+
+DRIVER = """
+import os, sys
+from pathlib import Path
+from fedsweep.fleet.ray_watch import last_word
+with last_word(Path(sys.argv[1])):
+    if sys.argv[2] == "ends":
+        os._exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "has_begun", "words"),
+    [
+        ("ends", True, "error: this process was ended before its time; go on with --resume (in {})"),
+        ("ends", False, "error: this process was ended before its time; try again"),
+        ("goes on", True, ""),
+    ],
+)
+def test_who_is_ended_from_within_has_somebody_who_says_so(
+    tmp_path: Path, way: str, has_begun: bool, words: str
+) -> None:
+    if has_begun:
+        (tmp_path / "config.yaml").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(tmp_path), way], capture_output=True, text=True, check=False
+    )
+    assert done.stderr.strip() == words.format(tmp_path)

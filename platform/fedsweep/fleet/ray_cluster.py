@@ -29,7 +29,7 @@ from fedsweep.fleet.ray_leftovers import (
     remove_session,
     tell_kept,
 )
-from fedsweep.fleet.ray_watch import StartWatch, unless_lost
+from fedsweep.fleet.ray_watch import StartWatch, last_word, unless_lost
 from fedsweep.user_modules import worker_settings
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -87,6 +87,12 @@ def ray_cluster(
     Raises:
         ResourceError: No cluster there, or it can't hold the run.
     """
+    with last_word(folder), _connected(address, needs, dashboard=dashboard, folder=folder) as ray:
+        yield ray
+
+
+@contextlib.contextmanager
+def _connected(address: str | None, needs: ClusterNeeds, *, dashboard: bool, folder: Path | None) -> Iterator[Any]:
     _set_environment(joining=address is not None)
     import ray
 

@@ -7,8 +7,10 @@ to the user. So what may wait for Ray is done in a thread of its own, and the ca
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -21,6 +23,33 @@ _LOOK_EVERY_S = 0.2
 _GRACE_S = 5.0
 _Result = TypeVar("_Result")
 _left_alone: list[threading.Thread] = []
+
+
+# Waits for a word, and speaks where its driver goes without one.
+_LAST_WORD = """
+read -r said && exit
+way_on="try again"
+[ -f "$1/config.yaml" ] && way_on="go on with --resume (in $1)"
+echo "error: this process was ended before its time; $way_on" >&2
+"""
+
+
+@contextlib.contextmanager
+def last_word(folder: Path | None) -> Iterator[None]:
+    """Where Ray or the system ends this process in the meantime, another one tells the user how to go on.
+
+    Args:
+        folder: The run's or the sweep's; None: nobody does.
+    """
+    if folder is None:
+        yield
+        return
+    command = ["/bin/sh", "-c", _LAST_WORD, "fedsweep", str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as speaker:
+        try:
+            yield
+        finally:
+            speaker.communicate(b"done\n")
 
 
 def has_left_work() -> bool:

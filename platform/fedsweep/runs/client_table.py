@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -79,5 +80,5 @@ def _divergences(label_counts_NC: np.ndarray) -> tuple[list[float | None], list[
         rows = known[start : start + _AT_ONCE]
         figures[0, rows] = kl_divergence(label_counts_NC[rows], shares_C)
         figures[1, rows] = js_divergence(label_counts_NC[rows], shares_C)
-    kl, js = np.where(np.isnan(figures), None, figures.astype(object)).tolist()
+    kl, js = ([None if math.isnan(value) else value for value in row] for row in figures.tolist())
     return kl, js
