@@ -172,17 +172,21 @@ def check_end(folder: Path, whole: Path, outcome: Outcome) -> None:
     """Compares with the undisturbed one."""
     if models(folder) != models(whole):
         outcome.problems.append("another model")
-    for table in (folder / "run").rglob("rounds.parquet"):
+    for table in [path.with_name("rounds.parquet") for path in results_of(folder / "run")]:
         if pq.read_table(table).column("round").to_pylist() != list(range(1, ROUNDS + 1)):
             outcome.problems.append(f"rounds missing or twice in {table.parent.name}")
     if points(folder) != points(whole):
         outcome.problems.append("MLflow points lost or doubled")
 
 
+def results_of(run: Path) -> list[Path]:
+    """The result of a run, or those of a sweep's trials."""
+    return sorted(run.glob("0*/result.json")) or [run / "result.json"]
+
+
 def models(folder: Path) -> dict[str, str]:
     """The hashes of the final models."""
-    results = sorted((folder / "run").rglob("result.json"))
-    return {path.parent.name: str(json.loads(path.read_text())["model_sha256"]) for path in results}
+    return {path.parent.name: str(json.loads(path.read_text())["model_sha256"]) for path in results_of(folder / "run")}
 
 
 def points(folder: Path) -> tuple[list[str], collections.Counter[tuple[str, int]]]:

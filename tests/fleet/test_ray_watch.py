@@ -42,7 +42,7 @@ def test_raises_what_the_work_raises() -> None:
 def test_work_that_waits_for_a_lost_process_is_left_alone() -> None:
     release = threading.Event()
     with pytest.raises(ClusterLost, match="Ray lost its raylet"):
-        unless_lost(release.wait, lambda: "its raylet")
+        unless_lost(lambda: release.wait(10), lambda: "its raylet")
     assert has_left_work()
     release.set()
     deadline = time.monotonic() + 10

@@ -23,7 +23,7 @@ from typing import Any
 from fedsweep.errors import ClusterLost, InputError, ResourceError
 from fedsweep.fleet.ray_leftovers import (
     keep_what_ray_says,
-    mark_failed_start,
+    mark_new_sessions,
     marked_session,
     own_sessions,
     remove_session,
@@ -199,14 +199,20 @@ def _start(ray: Any, needs: ClusterNeeds, *, dashboard: bool) -> None:
         **_worker_settings(),
     )
     watch, sessions = StartWatch(), own_sessions()
+
+    def lost() -> str | None:
+        mark_new_sessions(sessions)  # so that doctor knows them, too, if this process is killed
+        return watch.lost()
+
     mask = os.umask(0o077)  # Ray writes its token with the umask's mode
     try:
-        context = unless_lost(init, watch.lost, starts_processes=True)
+        context = unless_lost(init, lost, starts_processes=True)
     except Exception as error:  # Ray raises the bare class where a process of its own dies while it starts
         with contextlib.suppress(ClusterLost):
             unless_lost(ray.shutdown, watch.lost)
         watch.end()
-        mark_failed_start(sessions)
+        for session in mark_new_sessions(sessions):
+            tell_kept(session)
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ResourceError(f"no Ray cluster could be started here ({said}); try again") from error
     finally:

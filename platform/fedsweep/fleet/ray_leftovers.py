@@ -61,16 +61,17 @@ def marked_session() -> Path | None:
     return folder
 
 
-def mark_failed_start(before: Collection[Path]) -> None:
-    """Mark the session folders that a cluster has left which did not come to life, and say where they are.
+def mark_new_sessions(before: Collection[Path]) -> set[Path]:
+    """The session folders that this process's clusters have made since, marked as ours.
 
     Args:
-        before: Those of this process that were there before.
+        before: Those that were there before.
     """
-    for folder in own_sessions() - set(before):
+    new = own_sessions() - set(before)
+    for folder in new:
         with contextlib.suppress(OSError):
             (folder / _MARK).touch()
-        tell_kept(folder)
+    return new
 
 
 def tell_kept(session: Path) -> None:
