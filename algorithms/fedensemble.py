@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.evaluation import Evaluation
 from fedsweep.method import FederatedMethod
 from fedsweep.models.functional import logits_with
@@ -59,6 +60,7 @@ class SumOfLogits(Evaluation):
         return total  # type: ignore[return-value]
 
 
+@with_card(Card(limits=(Limit(),)))
 def fedensemble(*, members: Members = "participants") -> FederatedMethod:
     """FedAvg; what is tested is the sum of the clients' logits. The models that travel are FedAvg's bit for bit.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.local import LocalStep, LocalTerm
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
@@ -33,6 +34,13 @@ class Proximal(LocalTerm):
         return {name: self.mu * (value.detach() - step.anchor[name]) for name, value in step.params.items()}
 
 
+@with_card(
+    Card(
+        limits=(Limit(given={"mu": 0.0}),),
+        golden=(4.31942,),
+        golden_given={"mu": 1.0},
+    )
+)
 def fedprox(*, mu: float = 0.01, penalty: Literal["half", "full"] = "half") -> FederatedMethod:
     """FedAvg with a proximal term on the clients.
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.local import CrossEntropy, LocalStep, Objective
 from fedsweep.components.submodels import SubModelPolicy
@@ -166,6 +167,16 @@ class SelfDistillation(Objective):
         return learned + F.kl_div(step.logits.log_softmax(dim=1), teacher, reduction="batchmean", log_target=True)
 
 
+@with_card(
+    Card(
+        needs=("units",),
+        limits=(Limit(given={"widths": [1.0]}),),
+        live=("submodel_width",),
+        differs=(
+            "with batch norm it needs samples on the server (`scenario.server_data.proxy`), from which statistics are read",
+        ),
+    )
+)
 def fjord(
     *,
     widths: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0),

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.components.weighting import BySamples, Uniform
@@ -182,6 +183,16 @@ class Widths(SubModelPolicy):
         return ComponentReport(metrics={"submodel_width": state["mean_width"]})
 
 
+@with_card(
+    Card(
+        needs=("units",),
+        limits=(Limit(given={"widths": [1.0]}),),
+        live=("submodel_width",),
+        differs=(
+            "with batch norm it needs samples on the server (`scenario.server_data.proxy`), from which statistics are read",
+        ),
+    )
+)
 def heterofl(
     *,
     widths: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625),

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedsweep.card import Card, with_card
 from fedsweep.components.base import Published
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.refinement import Refinement
@@ -142,6 +143,7 @@ def _in_whole(update: ClientUpdate, part: Tensor, sync: SyncContext) -> Tensor:
     return held.vector[:size] if held.cover is None else held.vector[:size].masked_fill(~held.cover[:size], 0.0)
 
 
+@with_card(Card(up="0 if rebuild else P", down="P", golden=(4.945325, 7.042854439, 7.843186324)))
 def scaffold(
     *,
     server_learning_rate: float = 1.0,

@@ -19,7 +19,7 @@ from fedsweep.algorithms.fedgen import GeneratedLatents, LatentGenerator, fedgen
 from fedsweep.algorithms.parts.generators import diversity, drawn, generated, new_generator
 from fedsweep.components.local import ClientFacts, LocalStep
 from fedsweep.engine.state import RunState
-from fedsweep.errors import ConfigError, FedsweepError
+from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
@@ -309,8 +309,9 @@ def test_clients_count_whatever_their_order() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="fedgen generates what a model's head reads, but model Sequential has no"):
         check_experiment(tiny_experiment(fedgen()))
-    with pytest.raises(FedsweepError, match="fedgen needs clients that train the whole model"):
-        run(merge(fedgen(**SMALL), fedad(base_rate=0.4, refresh=(1,))))
+    refusal = r"fedgen\+fedad: its LatentGenerator needs clients that train the whole model, but AdaptiveDropout gives"
+    with pytest.raises(ConfigError, match=refusal):
+        merge(fedgen(**SMALL), fedad())
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ def check_world(experiment: Experiment) -> None:
     """What can be known of method and world together without a model.
 
     Raises:
-        ConfigError: A client has no samples, or parts of the method or of the scenario can't do without each round's
-            updates although clients carry work from round to round; or moves are to be divided by effective steps that
-            the clients' optimiser does not have, or not exactly.
+        ConfigError: A client has no samples, or parts of the scenario can't do without each round's updates although
+            clients carry work from round to round; or moves are to be divided by effective steps that the clients'
+            optimiser does not have, or not exactly.
     """
     empty = [p.client for p in experiment.world.profiles if p.num_samples == 0]
     if empty:
@@ -34,17 +34,6 @@ def check_world(experiment: Experiment) -> None:
             f" {experiment.training.optimizer.name} has not; set training.optimizer to {{name: sgd, lr: 0.05}}, say"
         )
     _check_momentum(experiment)
-    if not method.pacing.carries_work():
-        return
-    verbs = {t.name: "sends" if t.sends else "begins" for t in method.terms if t.sends or t.needs_fresh_momentum}
-    if verbs or method.submodels.cuts:
-        parts = [f"the term {name}, which {verb}" for name, verb in verbs.items()]
-        part = parts[0] if parts else "sub-models, which are drawn"
-        raise ConfigError(
-            f"method {method.name}: its clients keep what they trained over several rounds, which does not go"
-            f" with {part} anew in each round; leave one of them out, or choose a pacing that ends all work with its"
-            " round"
-        )
 
 
 def _check_momentum(experiment: Experiment) -> None:
