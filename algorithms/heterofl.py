@@ -188,9 +188,7 @@ class Widths(SubModelPolicy):
         needs=("units",),
         limits=(Limit(given={"widths": [1.0]}),),
         live=("submodel_width",),
-        differs=(
-            "with batch norm it needs samples on the server (`scenario.server_data.proxy`), from which statistics are read",
-        ),
+        differs=("batch norm's statistics are read from samples on the server, which it then needs",),
     )
 )
 def heterofl(

@@ -63,7 +63,7 @@ class QuietCorrection(Correction):
     """The same, but the server makes the change itself: ``c_k`` does not occur in it."""
 
     sends: ClassVar[bool] = False
-    needs_fresh_momentum: ClassVar[bool] = True
+    needs_exact_moves: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class RebuiltControl(MeanControl):
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
-        sent = {**state["sent"], max(sync.anchors): state["control"]}
+        sent = {**state["sent"], sync.version: state["control"]}
         changes = {u.client: _rebuilt(u, sent[u.anchor_version], sync) for u in updates if u.steps}
         return vector, {**state, "control": _moved(state, changes), "sent": {} if sync.ends_round else sent}
 

@@ -91,7 +91,7 @@ class FederatedMethod:
             )
         if not self.pacing.carries_work():
             return
-        verbs = {t.name: "sends" if t.sends else "begins" for t in self.terms if t.sends or t.needs_fresh_momentum}
+        verbs = {t.name: "sends" if t.sends else "begins" for t in self.terms if t.sends or t.needs_exact_moves}
         parts = [f"the term {name}, which {verb}" for name, verb in verbs.items()]
         parts += ["sub-models, which are drawn"] if self.submodels.cuts else []
         parts += [] if self.codec is None else [f"the codec {type(self.codec).__name__}, which encodes moves"]

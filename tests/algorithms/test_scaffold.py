@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,15 @@ from fedsweep.algorithms.fedopt import fedadam
 from fedsweep.algorithms.fedstg import fedstg
 from fedsweep.algorithms.scaffold import Correction, MeanControl, scaffold
 from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.components.codec import Codec
 from fedsweep.components.weighting import Uniform
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
+from fedsweep.records import Payload
+from fedsweep.streams import Stream
 from fedsweep.testing import component_conforms, local_engine, play_round, run_rounds, tiny_experiment
 
 PIXELS: dict[str, Any] = {"input_shape": (1, 1, 6), "num_classes": 4}
@@ -220,6 +223,24 @@ def test_nothing_is_rebuilt_where_the_steps_are_not_exact() -> None:
     check_experiment(tiny_experiment(scaffold(rebuild=True), optimizer=OptimizerSettings(keep="persist")))
     with pytest.raises(ConfigError, match="the term scaffold, which begins anew in each round"):
         check_experiment(tiny_experiment(merge(scaffold(rebuild=True, weighting="size"), fedstg())))
+
+
+@dataclass(frozen=True)
+class AsItIs(Codec):
+    """Sends the move whole."""
+
+    def encode(self, move: Tensor, stream: Stream) -> Payload:
+        return {"move": move}
+
+    def decode(self, message: Payload, size: int) -> Tensor:
+        return message["move"]
+
+
+def test_nothing_is_rebuilt_from_moves_that_went_through_a_codec() -> None:
+    match = "the server repeats what the term scaffold makes of a client's move, but the codec AsItIs changes"
+    with pytest.raises(ConfigError, match=match):
+        check_experiment(tiny_experiment(replace(scaffold(rebuild=True), codec=AsItIs())))
+    check_experiment(tiny_experiment(replace(scaffold(), codec=AsItIs())))
 
 
 def test_a_wrong_rate_is_refused() -> None:

@@ -220,7 +220,8 @@ class LocalTerm(ABC):
         stateful: ``init`` returns something; the memory is kept between the client's participations.
         needs_share: The client's share of the samples is read.
         needs_effective_steps: ``LocalWork.effective_steps`` is read, so the optimiser must have such a number.
-        needs_fresh_momentum: That number must be exact: momentum, where there is any, starts at zero in each round.
+        needs_exact_moves: The server repeats what the client makes of its move: no codec changes it, and that number is
+            exact, since momentum, where there is any, starts at zero in each round.
 
     A concrete term is a frozen dataclass with a ``name``, unique in a method. ``init``, ``prepare`` and ``finish`` may
     take further arguments: ``client: ClientFacts = NOBODY``, what the client knows of itself, and
@@ -233,7 +234,7 @@ class LocalTerm(ABC):
     stateful: ClassVar[bool] = False
     needs_share: ClassVar[bool] = False
     needs_effective_steps: ClassVar[bool] = False
-    needs_fresh_momentum: ClassVar[bool] = False
+    needs_exact_moves: ClassVar[bool] = False
     name: str
 
     @property

@@ -75,7 +75,7 @@ class Round:
         sync_points: Aggregations.
         anchors: The server's models of this round by version.
         server_time_s: Seconds that the server spent aggregating.
-        server_flops: What components say that they computed there.
+        spent: FLOPs of the components' work there.
         attended: Clients whose work reached the server.
         published: Which versions of published content clients have, where that changed.
     """
@@ -95,7 +95,7 @@ class Round:
         self.sync_points = 0
         self.anchors: dict[int, Tensor] = {state.version: state.vector}
         self.server_time_s = 0.0
-        self.server_flops = 0
+        self.spent: list[float] = []
         self.attended: set[int] = set()
         self._passed = 0  # sync points gone through
         self._opened: set[int] = set()  # clients whose part in the round has begun
@@ -366,10 +366,8 @@ class Round:
         before = self.state
         if client not in before.held:
             raise InvariantError(f"client {client} attends a sync point, but it has neither a job nor earlier work")
-        memory, rate = (
-            self._fleet.fetch(before.memories[client]),
-            self._tools.experiment.training.schedule(before.round),
-        )
+        memory = self._fleet.fetch(before.memories[client])
+        rate = self._tools.experiment.training.schedule(before.round)
         return kept(client, before.held[client], memory, layout=self._costs.layout, learning_rate=rate)
 
     def _sync(self, index: int, *, ends_round: bool) -> SyncContext:
@@ -390,15 +388,12 @@ class Round:
             model=tools.model,
             message=tools.message,
             working=tools.working,
-            spent=self._spend,
+            spent=self.spent.append,
             forward_flops=tools.costs.forward_flops,
             device=tools.experiment.server_device,
             proxy_data=tools.server_tensors[0],
             validation_data=tools.server_tensors[1],
         )
-
-    def _spend(self, flops: float) -> None:
-        self.server_flops += round(flops)
 
     def _keep(self, call: str, tree: State) -> None:
         """Save a refinement's unfinished work with the state that the round began from: the rest is done anew."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,8 +57,7 @@ class RowMaker:
         steps = sum(total.steps for total in round.totals.values())
         loss_sum = sum(total.loss_sum for total in round.totals.values())
         lost_steps = {k: work.steps for k, work in plan.lost.items() if work.steps}
-        stale = self._staleness(round)
-        figures = {name: float(value) for report in reports for name, value in report.metrics.items()}
+        stale, spent = self._staleness(round), int(sum(round.spent))
         trained = [*(k for k, total in round.totals.items() if total.steps), *lost_steps]
         return RoundRecord(
             round=context.round,
@@ -79,7 +78,7 @@ class RowMaker:
             comm_cost=group.comm_cost,
             comm_ratio=group.comm_ratio,
             local_steps=steps + sum(lost_steps.values()),
-            flops=self._flops(plan, round.totals, lost_steps) + round.server_flops,
+            flops=self._flops(plan, round.totals, lost_steps) + spent,
             fwd_macs_per_sample=self._macs(plan, trained),
             sim_time_s=plan.clock,
             wall_time_s=wall_time_s,
@@ -87,9 +86,7 @@ class RowMaker:
             aggregation_weights=round.weights,
             staleness=stale,
             present=None if self._experiment.world.availability is None else context.present,
-            extra=figures
-            | ({"mean_staleness": sum(stale) / len(stale)} if stale else {})
-            | ({"server_flops": float(round.server_flops)} if round.server_flops else {}),
+            extra=_further(reports, stale, spent),
         )
 
     def group_figures(self, plan: RoundPlan, components: Mapping[str, State], *, cost: int) -> GroupFigures:
@@ -158,3 +155,10 @@ class RowMaker:
             return None
         macs = [self._costs.forward_macs(plan.submodel(k)) for k in trained]
         return sum(macs) / len(macs)
+
+
+def _further(reports: Sequence[ComponentReport], stale: Sequence[int] | None, spent: int) -> dict[str, float]:
+    """Figures that not every run has."""
+    figures = {name: float(value) for report in reports for name, value in report.metrics.items()}
+    figures |= {"mean_staleness": sum(stale) / len(stale)} if stale else {}
+    return figures | ({"server_flops": float(spent)} if spent else {})

@@ -33,15 +33,21 @@ def check_world(experiment: Experiment) -> None:
             f"method {method.name} divides clients' moves by their effective steps, which training.optimizer"
             f" {experiment.training.optimizer.name} has not; set training.optimizer to {{name: sgd, lr: 0.05}}, say"
         )
-    _check_momentum(experiment)
+    _check_exactness(experiment)
 
 
-def _check_momentum(experiment: Experiment) -> None:
+def _check_exactness(experiment: Experiment) -> None:
     optimizer = experiment.training.optimizer
-    asking = [term.name for term in experiment.method.terms if term.needs_fresh_momentum]
+    method = experiment.method
+    asking = [term.name for term in method.terms if term.needs_exact_moves]
+    if asking and method.codec is not None:
+        raise ConfigError(
+            f"method {method.name}: the server repeats what the term {asking[0]} makes of a client's move, but the"
+            f" codec {type(method.codec).__name__} changes the move on its way; leave one of them out"
+        )
     if asking and optimizer.momentum and optimizer.keep != "reset":
         raise ConfigError(
-            f"method {experiment.method.name}: the term {asking[0]} divides moves by steps whose momentum begins at"
+            f"method {method.name}: the term {asking[0]} divides moves by steps whose momentum begins at"
             f" zero in each round, but training.optimizer_state is {optimizer.keep}; set"
             " training.optimizer_state=reset, or leave out the momentum"
         )
