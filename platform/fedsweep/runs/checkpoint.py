@@ -11,7 +11,7 @@ import errno
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,12 +85,14 @@ class CheckpointStore:
         folder: The run folder; the checkpoints lie in its folder ``checkpoints``, made by the first save.
         keep: How many are kept, at least 1.
         config_hash: Names the configuration; checkpoints of another one are refused.
+        earlier: Names of configurations whose checkpoints are this one's, too.
     """
 
-    def __init__(self, folder: Path, *, keep: int, config_hash: str) -> None:
+    def __init__(self, folder: Path, *, keep: int, config_hash: str, earlier: Collection[str] = ()) -> None:
         if keep < 1:
             raise ConfigError(f"checkpoint.keep must be at least 1, but got {keep}")
         self._folder, self._keep, self._config_hash = folder / "checkpoints", keep, config_hash
+        self._accepted = frozenset({config_hash, *earlier})
         self._objects = ObjectStore(self._folder / "objects", suffix=".safetensors")
         # What was last written or read, so that unchanged memories and rows are neither fetched nor encoded again.
         self._memories: dict[int, tuple[Handle, ObjectRef]] = {}
@@ -207,11 +209,11 @@ class CheckpointStore:
         for path in self._manifests():
             try:
                 manifest = _read_manifest(path)
-                if manifest.config_hash != self._config_hash:
+                if manifest.config_hash not in self._accepted:
                     raise ConfigError(
                         f"{path} belongs to another configuration (hash {manifest.config_hash[:12]}, this run's is"
-                        f" {self._config_hash[:12]}); go on with the config.yaml that it was written with, or choose"
-                        " another --out"
+                        f" {self._config_hash[:12]}); go on with the config.yaml that it was written with, give it more"
+                        " rounds by --resume DIR --rounds N, or choose another --out"
                     )
                 state, trees = self._read(manifest)
             except DataError as error:

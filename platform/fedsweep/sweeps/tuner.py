@@ -23,7 +23,7 @@ from fedsweep.fleet.ray_cluster import ray_cluster
 from fedsweep.fleet.ray_watch import unless_lost
 from fedsweep.sweeps.prepare import Entry, PreparedSweep, default_folder, make_entry, prepare, worlds
 from fedsweep.sweeps.resources import check_shares, largest
-from fedsweep.sweeps.space import TRIAL, is_listed, make_trial, short_names, space_keys
+from fedsweep.sweeps.space import TRIAL, is_listed, label_of, make_trial
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
 from fedsweep.sweeps.sweep_folder import PLAN, SUMMARY, TABLE, TUNE, SweepFolder, with_trial
 from fedsweep.sweeps.tune_callback import KeptHere
@@ -64,6 +64,7 @@ def sweep(
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
     resume: bool = False,
+    extend: bool = False,
 ) -> ResultGrid:
     """Run the ``sweep:`` section of a configuration on Ray Tune.
 
@@ -72,6 +73,7 @@ def sweep(
         overrides: ``KEY=VALUE`` with dotted keys, as for ``fedsweep sweep --set``.
         out: The sweep's folder; by default ``runs/<name>-<timestamp>``.
         resume: Go on with the sweep in ``out``; trials that have finished only report their last round.
+        extend: Add the configuration's trials to the sweep in ``out``; those that have a run there keep it.
 
     Returns:
         One result per trial, with ``metrics`` as of its last round; trials that failed have an ``error``.
@@ -82,12 +84,15 @@ def sweep(
     """
     loaded = config if isinstance(config, Config) else load_config(config, overrides)
     folder = SweepFolder(Path(out) if out is not None else default_folder(loaded))
-    resume = resume and folder.has_plan
+    resume = resume and folder.has_plan and not extend
     if resume:
         folder.check_same(loaded.given)
-    else:
+    elif not extend:
         folder.check_free(overwrite=False)
-    outcome = run_sweep(prepare(loaded, folder, resume=resume), SweepProgress(), resume=resume)
+    prepared = prepare(loaded, folder, resume=resume, extend=extend)
+    if extend:
+        prepared.write_extension()
+    outcome = run_sweep(prepared, SweepProgress(), resume=resume or extend)
     assert outcome.grid is not None
     return outcome.grid
 
@@ -267,10 +272,10 @@ def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgres
     from fedsweep.sweeps.schedulers import ProposedTrials, decoded, make_optuna
 
     config = prepared.config
-    names = short_names(space_keys(config))
 
     def make(proposed: Mapping[str, Any]) -> dict[str, Any]:
-        trial = make_trial(len(prepared.entries) + 1, decoded(config, proposed), names=names)
+        values = decoded(config, proposed)
+        trial = make_trial(config, len(prepared.entries) + 1, values, label=label_of(config, values))
         entry = make_entry(config, trial, uri=prepared.uri)
         prepared.entries.append(entry)
         prepared.plan = with_trial(prepared.plan, trial)
@@ -345,18 +350,9 @@ def _tracking(prepared: PreparedSweep, tracker: SweepTracker | None) -> Iterator
             [tracked(entry, folder=prepared.folder, sweep=config.name) for entry in prepared.entries],
             status=status,
             files=[prepared.folder.path / name for name in (CONFIG, PLAN, SUMMARY, TABLE)],
-            figures=_parent_figures(ending.summary),
+            figures=ending.summary.headline if ending.summary is not None else {},
             timestamp_ms=int(time.time() * 1000),
         )
-
-
-def _parent_figures(summary: Summary | None) -> dict[str, float]:
-    if summary is None or not summary.settings:
-        return {}
-    best = summary.settings[0]
-    figures = {f"best_setting/{name}": best.figures[name].mean for name in summary.metrics}
-    failed = len(summary.failed)
-    return {**figures, "trials_finished": float(len(summary.trials) - failed), "trials_failed": float(failed)}
 
 
 @contextlib.contextmanager
