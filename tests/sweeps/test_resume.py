@@ -17,7 +17,8 @@ import pytest
 
 from fedsweep.config import yaml12
 from fedsweep.fleet.ray_leftovers import dead_sessions, remove_session
-from fedsweep.runs.run_folder import RunFolder, find_runs
+from fedsweep.runs.find import find_runs
+from fedsweep.runs.run_folder import RunFolder
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]

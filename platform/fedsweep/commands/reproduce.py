@@ -161,7 +161,7 @@ def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
 def _show(made: Reproduced, *, quiet: bool) -> int:
     from fedsweep.commands.output import command, make_console, note
     from fedsweep.reproduce.formats import print_grid
-    from fedsweep.runs.run_folder import find_runs
+    from fedsweep.runs.find import find_runs
 
     grid = made.grid
     if not quiet:
