@@ -27,7 +27,7 @@ class Leg:
         down: The server sends its model first.
         masked: With the sub-model's masks, which travel once a round.
         up: The client sends its model at the end.
-        probes: Forward passes of all its samples that measurements take on the way.
+        probes: Forward passes of all its samples that measurements and terms' own work take on the way.
     """
 
     client: int
@@ -56,12 +56,13 @@ class Prices:
     sends_at_once: bool = False
 
     def probed(self, *, last: bool) -> float:
-        """Forward passes of all of a client's samples that a job's measurements take.
+        """Forward passes of all of a client's samples that a job takes outside its steps.
 
         Args:
             last: It is the client's last job of the round.
         """
-        return sum(probe.passes for probe in self.probes if last or probe.when != "round_end")
+        measured = sum(probe.passes for probe in self.probes if last or probe.when != "round_end")
+        return measured + self.costs.job_passes
 
 
 def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:

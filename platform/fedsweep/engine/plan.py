@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -12,11 +13,11 @@ from fedsweep.components.probes import Probe
 from fedsweep.engine import clock
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round
+from fedsweep.engine.ledger import Size
 from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.checks import nobody_drops_out
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import ClientWork, RoundContext, State, SyncPoint
 from fedsweep.streams import Stream, stream
 from fedsweep.submodel import FULL_MODEL, Direction, SubModel
@@ -35,6 +36,7 @@ class RoundPlan:
         ready: When clients whose work goes on over that end will be done.
         probes: The round's measurements, as far as planning knows them.
         values: Scalars that models will move, both ways; payloads come on top.
+        value_bytes: Their bytes.
         index_bytes: Bytes of sub-models' masks, down: with each client's first download.
         lost: Members of the cohort that drop out; the sync points are without them.
     """
@@ -44,6 +46,7 @@ class RoundPlan:
     components: Mapping[str, State]
     clock: float | None
     values: int
+    value_bytes: int
     index_bytes: int
     lost: Mapping[int, LostWork] = field(default_factory=dict)
     ready: Mapping[int, float] = field(default_factory=dict)
@@ -52,7 +55,7 @@ class RoundPlan:
     @property
     def num_bytes(self) -> int:
         """Bytes that models and masks will move, both ways; payloads come on top."""
-        return BYTES_PER_VALUE * self.values + self.index_bytes
+        return self.value_bytes + self.index_bytes
 
     @property
     def folds(self) -> bool:
@@ -118,13 +121,14 @@ class Planner:
         if closing is not None:
             points, end = self._closed(points, context, closing, prices)
         lost = {} if closing is None else closing.lost
-        values, index_bytes = self._traffic(points, context, lost=lost)
+        models, index_bytes = self._traffic(points, context, lost=lost)
         return RoundPlan(
             context=context,
             points=points,
             components=components,
             clock=end,
-            values=values,
+            values=models.values,
+            value_bytes=models.num_bytes,
             index_bytes=index_bytes,
             lost=lost,
             ready=ready,
@@ -225,18 +229,22 @@ class Planner:
 
     def _traffic(
         self, points: tuple[SyncPoint, ...], context: RoundContext, *, lost: Mapping[int, LostWork]
-    ) -> tuple[int, int]:
-        def message(client: int, direction: Direction) -> int:
-            return self._costs.values(context.submodels.get(client, FULL_MODEL), direction)
-
-        values = sum(message(client, "down") + work.sends * message(client, "up") for client, work in lost.items())
+    ) -> tuple[Size, int]:
+        """Models' messages, and the bytes of masks."""
+        messages: Counter[tuple[int, Direction]] = Counter()
+        for client, work in lost.items():
+            messages.update({(client, "down"): 1, (client, "up"): int(work.sends)})
         sent = set(lost)
         for point, times in alike(points):
             down = [job.client for job in point.start if not job.resume]
             sent.update(down)
-            values += times * sum(message(client, "down") for client in down)
-            values += times * sum(message(client, "up") for client in point.attend)
-        return values, sum(context.submodels.get(k, FULL_MODEL).index_bytes() for k in sent)
+            messages.update(dict.fromkeys(((client, "down") for client in down), times))
+            messages.update(dict.fromkeys(((client, "up") for client in point.attend), times))
+        values = num_bytes = 0
+        for (client, direction), times in messages.items():
+            size = self._costs.total(context.submodels.get(client, FULL_MODEL), direction)
+            values, num_bytes = values + times * size.values, num_bytes + times * size.num_bytes
+        return Size(values, num_bytes), sum(context.submodels.get(k, FULL_MODEL).index_bytes() for k in sent)
 
     def _check(self, points: tuple[SyncPoint, ...], context: RoundContext) -> None:
         steps: dict[int, int] = {}
