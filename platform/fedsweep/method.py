@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from fedsweep.components.base import ServerComponent
-from fedsweep.components.codec import Codec
+from fedsweep.components.codec import AsItIs, Codec
 from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.components.local import CrossEntropy, LocalTerm, Objective
 from fedsweep.components.pacing import OncePerRound, Pacing
@@ -55,7 +55,7 @@ class FederatedMethod:
         server_update: The next server model from the attendees' models.
         refinements: Work on the aggregate, in order.
         evaluation: Which model is tested.
-        codec: What clients' models go through on their way to the server; None: they are sent as they are.
+        codec: What clients' models go through on their way to the server.
         settings: What the method asks of the training section.
     """
 
@@ -71,14 +71,36 @@ class FederatedMethod:
     server_update: ServerUpdate = Replace()
     refinements: tuple[Refinement, ...] = ()
     evaluation: Evaluation = GlobalModel()
-    codec: Codec | None = None
+    codec: Codec = AsItIs()
     settings: MethodSettings = MethodSettings()
 
     def __post_init__(self) -> None:
-        """Check what must be unique."""
+        """Check what must be unique, and that the parts go together."""
         names = [term.name for term in self.terms]
         if len(set(names)) != len(names):
             raise ConfigError(f"the terms of a method need names of their own, but {self.name} has {names}")
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        """Refuse parts that don't go together, whatever the world."""
+        whole = [type(c).__name__ for _, c in self.server_components() if c.needs_whole_models]
+        if whole and self.submodels.cuts:
+            raise ConfigError(
+                f"method {self.name}: its {whole[0]} needs clients that train the whole model, but"
+                f" {type(self.submodels).__name__} gives them parts of it; leave one of them out"
+            )
+        if not self.pacing.carries_work():
+            return
+        verbs = {t.name: "sends" if t.sends else "begins" for t in self.terms if t.sends or t.needs_fresh_momentum}
+        parts = [f"the term {name}, which {verb}" for name, verb in verbs.items()]
+        parts += ["sub-models, which are drawn"] if self.submodels.cuts else []
+        parts += [f"the codec {type(self.codec).__name__}, which encodes moves"] if self.codec.encodes else []
+        if parts:
+            raise ConfigError(
+                f"method {self.name}: its clients keep what they trained over several rounds, which does not go"
+                f" with {parts[0]} anew in each round; leave one of them out, or choose a pacing that ends all work"
+                " with its round"
+            )
 
     def server_components(self) -> Iterator[tuple[str, ServerComponent]]:
         """The server-side components with the keys under which their states are kept, in a fixed order."""
@@ -99,7 +121,7 @@ class FederatedMethod:
         return (
             self.server_update.plain_mean
             and self.moves_from is None
-            and self.codec is None
+            and not self.codec.encodes
             and not any(component.needs_updates for component in inner)
             and not any(component.has_own("learn") for _, component in self.server_components())
             and all(refinement.when == "round_end" for refinement in self.refinements)
@@ -118,7 +140,7 @@ class FederatedMethod:
     @property
     def remembers(self) -> bool:
         """Whether clients keep something of the method's between their rounds."""
-        return any(term.stateful for term in self.terms) or (self.codec is not None and self.codec.error_feedback)
+        return self.codec.error_feedback or any(term.stateful for term in self.terms)
 
     @property
     def moves_from(self) -> Literal["server", "anchor"] | None:
@@ -165,7 +187,7 @@ class FederatedMethod:
         return tuple(sorted({name for _, c in self.server_components() for name in c.registration()}))
 
 
-_SEAMS = (
+SEAMS = (
     "objective",
     "solver",
     "selection",
@@ -185,7 +207,8 @@ def merge(*methods: FederatedMethod) -> FederatedMethod:
         methods: At least one.
 
     Raises:
-        ConfigError: Two of them have different components on one seam, or ask for different settings.
+        ConfigError: Two of them have different components on one seam, ask for different settings, or have parts that
+            don't go together.
     """
     merged = methods[0]
     for other in methods[1:]:
@@ -196,7 +219,7 @@ def merge(*methods: FederatedMethod) -> FederatedMethod:
 def _merge_two(first: FederatedMethod, second: FederatedMethod) -> FederatedMethod:
     plain = FederatedMethod(name="fedavg", source="")
     chosen: dict[str, object] = {}
-    for seam in _SEAMS:
+    for seam in SEAMS:
         a, b, default = getattr(first, seam), getattr(second, seam), getattr(plain, seam)
         if a != b and default not in (a, b):
             raise ConfigError(

@@ -21,13 +21,13 @@ from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.messages import ClientSide, Reply, RoundTotals, Tally, Turn
 from fedsweep.client.narrowed import Narrowed, part_of_step
 from fedsweep.client.optimizer import ClientOptimizer
-from fedsweep.client.shards import Shard, batch_order
+from fedsweep.client.shards import Shard, batch_order, pass_accuracies
 from fedsweep.client.terms import ClientTerms
 from fedsweep.components.local import ClientFacts, LocalStep, LocalWork
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.errors import ClientJobError
 from fedsweep.records import LocalJob, Payload, State
-from fedsweep.streams import stream
+from fedsweep.streams import Stream, stream
 from fedsweep.submodel import SubModel
 from fedsweep.trees import FlatLayout, ParamTree
 
@@ -45,6 +45,9 @@ class LocalRound:
         full: The full model's layout.
         memory: What the client remembers; None: nothing yet.
         num_classes: Classes of the data set.
+
+    Attributes:
+        test_shard: The client's share of the test set, where it is to test a model.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class LocalRound:
         self.layout = slot.layout
         self._side, self._round, self._learning_rate = side, round, learning_rate
         self._slot, self._shard, self._full, self._num_classes = slot, shard, full, num_classes
+        self.test_shard: Shard | None = None
         self._work = turn.work
         self._facts = ClientFacts(
             client=turn.client,
@@ -114,7 +118,7 @@ class LocalRound:
             kept=memory.get("optimizer") if goes_on else None,
         )
         codec = self._side.codec
-        self._encoder = None if codec is None else Encoder(codec, self.submodel, self._full, memory.get("codec"))
+        self._encoder = Encoder(codec, self.submodel, self._full, memory.get("codec")) if codec.encodes else None
         self._terms = ClientTerms(self._side.terms, memory.get("terms", {}), self._facts, self._full)
         if turn.held is not None:
             self._tally, self._fresh = turn.held, False
@@ -156,7 +160,7 @@ class LocalRound:
                 # A new tensor each time: a term may keep the one before.
                 self._see(self.vector.clone())
         elif self._fresh is False and self._position == 0:
-            self._tally = self._tally.joined(self._work.num_samples, self._work.classes)
+            self._tally = self._tally.carried_on(self._work.num_samples, self._work.classes)
         for replacing in self._terms.prepare(self._trained, self._anchor_tree):
             self._replace(replacing)
         self._measure([p for p in probes if p.when == "start"])
@@ -307,26 +311,35 @@ class LocalRound:
     def _measure(self, probes: Sequence[Probe]) -> None:
         if not probes:
             return
-        module = self._slot.bind(self._views)
-        inputs, targets = self._shard.everything()
+        view = self._view(reads_data=any(probe.reads_data for probe in probes))
         for probe in probes:
-            module.eval()
-            view = LocalClient(
-                client=self.client,
-                round=self._round,
-                inputs=inputs,
-                targets=targets,
-                num_classes=self._num_classes,
-                anchor={name: self._anchor_tree[name] for name in self._trained if self._anchor_tree},
-                params=self._trained,
-                model=module,
-                forward_with=lambda params, x: torch.func.functional_call(module, params, (x,), strict=False),
-                stream=stream(self._side.seed, f"probe {probe.name}", self._round, self.client),
-            )
-            self._keep_extras(probe.name, probe.measure(view))
-            self._probed += probe.passes * len(targets)
+            view.model.eval()
+            draws = stream(self._side.seed, f"probe {probe.name}", self._round, self.client)
+            self._keep_extras(probe.name, probe.measure(dataclasses.replace(view, stream=draws)))
+            self._probed += probe.passes * len(view.targets)
         # A probe may have run backward passes; what it left must not reach the next step.
         self._slot.gradient.zero_()
+
+    def _view(self, *, reads_data: bool) -> LocalClient:
+        """The client as it is now."""
+        module = self._slot.bind(self._views)
+        inputs = self._shard.everything()[0] if reads_data else self.vector.new_empty(0)
+        tests = (None, None) if self.test_shard is None else self.test_shard.everything()
+        return LocalClient(
+            client=self.client,
+            round=self._round,
+            inputs=inputs,
+            targets=self._shard.targets,
+            num_classes=self._num_classes,
+            anchor={name: self._anchor_tree[name] for name in self._trained if self._anchor_tree},
+            params=self._trained,
+            model=module,
+            forward_with=lambda params, x: torch.func.functional_call(module, params, (x,), strict=False),
+            stream=Stream(("unset",)),
+            memories=self._terms.memories(),
+            test_inputs=tests[0],
+            test_targets=tests[1],
+        )
 
     def _keep_extras(self, owner: str, payload: Payload) -> None:
         for name, value in payload.items():
@@ -349,10 +362,8 @@ class LocalRound:
         extras, self._extras = self._extras, {}
         vector = self.vector.cpu() if leaves else self.vector.cpu().clone()
         reply = Reply(client=self.client, vector=vector, tally=self._tally, extras=extras)
-        if self._encoder is None or self._anchor is None:
-            return reply
         source = stream(self._side.seed, "codec", self._round, self.client, self._position)
-        return self._encoder.encoded(reply, self._anchor, source)
+        return reply if self._encoder is None else self._encoder.encoded(reply, self._anchor, source)
 
     def close(self, *, attended: bool) -> tuple[RoundTotals, State]:
         """End the round.
@@ -370,7 +381,7 @@ class LocalRound:
             samples=self._samples,
             loss_sum=self._loss_sum,
             held=None if attended else self._tally,
-            pass_accuracies=self._pass_accuracies(),
+            pass_accuracies=pass_accuracies(self._hits, len(self._shard)),
             probed=self._probed,
         )
         memory: dict[str, Any] = {} if self._encoder is None else {**self._encoder.memory()}
@@ -383,17 +394,6 @@ class LocalRound:
             if self._anchor is not None:
                 memory["anchor"] = self._anchor.cpu().numpy().copy()
         return totals, memory or None
-
-    def _pass_accuracies(self) -> tuple[float, ...]:
-        """Accuracy of each pass over the shard; a last, partial pass counts as one."""
-        accuracies: list[float] = []
-        hits = seen = 0
-        for right, size in self._hits:
-            hits, seen = hits + right, seen + size
-            if seen >= len(self._shard):
-                accuracies.append(hits / seen)
-                hits = seen = 0
-        return (*accuracies, hits / seen) if seen else tuple(accuracies)
 
     def _error(self, step: int, reason: str) -> ClientJobError:
         return ClientJobError(client=self.client, round=self._round, step=step, reason=reason)

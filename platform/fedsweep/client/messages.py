@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.base import Published
-from fedsweep.components.codec import Codec
+from fedsweep.components.codec import AsItIs, Codec
 from fedsweep.components.local import LocalTerm, Objective
 from fedsweep.components.probes import Probe
 from fedsweep.components.solver import LocalSolver
@@ -34,7 +34,7 @@ class ClientSide:
         indices: For each client the indices of its training samples.
         device: ``"cpu"`` or ``"cuda"``.
         track_accuracy: Keep the training accuracy of each pass over a client's data.
-        codec: What clients' models go through on their way to the server; None: they are sent as they are.
+        codec: What clients' models go through on their way to the server.
     """
 
     seed: int
@@ -45,7 +45,7 @@ class ClientSide:
     indices: tuple[np.ndarray, ...]
     device: str = "cpu"
     track_accuracy: bool = False
-    codec: Codec | None = None
+    codec: Codec = AsItIs()
 
     def share(self, client: int) -> float | None:
         """A client's number of samples over the clients' mean; None where nobody asks for it."""
@@ -93,8 +93,8 @@ class Tally:
     samples: int = 0
     classes: tuple[int, ...] | None = None
 
-    def joined(self, samples: int, classes: tuple[int, ...] | None) -> Tally:
-        """This, carried into another round of so many samples and these classes."""
+    def carried_on(self, samples: int, classes: tuple[int, ...] | None) -> Tally:
+        """The same, carried into a round with so many samples of these classes."""
         union = None if self.classes is None or classes is None else tuple(sorted({*self.classes, *classes}))
         return replace(self, samples=self.samples + samples, classes=union)
 
@@ -135,6 +135,27 @@ class Segment:
     closes: bool = False
     workers: Mapping[int, int] = field(default_factory=dict)
     remembers: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inquiry:
+    """A question to clients outside a round's work: the exchange before round 1, or a test of their own models.
+
+    Attributes:
+        clients: Who is asked.
+        probes: What they measure.
+        round: Rounds that are done.
+        classes: Under drift, clients' classes of the round.
+    """
+
+    clients: tuple[int, ...]
+    probes: tuple[Probe, ...]
+    round: int = 0
+    classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def of(self, clients: Sequence[int]) -> Inquiry:
+        """The same question to some of them."""
+        return replace(self, clients=tuple(clients))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,6 +70,11 @@ class ClientTerms:
                 )
             yield term.name, payload
 
+    def memories(self) -> dict[str, Memory]:
+        """What the client remembers of each term, in its present sub-model's size; nothing before its first job."""
+        stored = {name: cut_memory(m, self._facts.submodel, self._full) for name, m in self._stored.items()}
+        return {**stored, **self._memories}
+
     def kept(self) -> dict[str, Memory]:
         """What the client remembers of the stateful terms, in the full model's size."""
         return {

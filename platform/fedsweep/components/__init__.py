@@ -4,7 +4,7 @@ One module for each seam, with its abstract base and its FedAvg default. These n
 """
 
 from fedsweep.components.base import ComponentReport, Published, ServerComponent
-from fedsweep.components.codec import Codec
+from fedsweep.components.codec import AsItIs, Codec
 from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.components.frozen import Frozen
 from fedsweep.components.local import (
@@ -18,13 +18,14 @@ from fedsweep.components.local import (
     Objective,
 )
 from fedsweep.components.pacing import FixedInterval, OncePerRound, Pacing
-from fedsweep.components.probes import LocalClient, Probe
+from fedsweep.components.probes import ClientTest, LocalClient, Probe
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.selection import Selection, UniformSelection
 from fedsweep.components.server_update import Replace, ServerUpdate, mean_of_updates
 from fedsweep.components.solver import LocalSolver, OptimizerSteps
 from fedsweep.components.submodels import SubModelPolicy, WholeModel
 from fedsweep.components.weighting import BySamples, Uniform, Weighting
+from fedsweep.models.functional import features_with, head_names, head_with, logits_with
 from fedsweep.records import (
     ClientProfile,
     ClientUpdate,
@@ -44,9 +45,11 @@ from fedsweep.trees import FlatLayout, ParamTree, coverage_mean, layout_of, weig
 __all__ = [
     "FULL_MODEL",
     "NOBODY",
+    "AsItIs",
     "BySamples",
     "ClientFacts",
     "ClientProfile",
+    "ClientTest",
     "ClientUpdate",
     "ClientWork",
     "Codec",
@@ -94,7 +97,11 @@ __all__ = [
     "Weighting",
     "WholeModel",
     "coverage_mean",
+    "features_with",
+    "head_names",
+    "head_with",
     "layout_of",
+    "logits_with",
     "mean_of_updates",
     "weighted_mean",
 ]

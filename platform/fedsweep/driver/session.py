@@ -21,6 +21,7 @@ from fedsweep.errors import MemoryLost, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
+from fedsweep.runs.accuracy_table import accuracy_table
 from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.runs.component_pictures import write_pictures
 from fedsweep.runs.folder_guard import FolderGuard
@@ -247,6 +248,7 @@ class RunSession:
             self._store.save(state, fetch=self._fleet.fetch)
             self._saved_round = state.round
             self._write_rounds(state)
+            self._write_accuracies(state)
 
     def _save_partial(self, state: RunState) -> None:
         with self._guard.writing():
@@ -280,6 +282,7 @@ class RunSession:
             self._folder.write_result(early)
             return early
         self._write_rounds(state)
+        self._write_accuracies(state)
         if status != "failed":
             # Also where the run was killed: it may have gone on by a round since it was asked to save.
             self._save_state(state)
@@ -319,6 +322,11 @@ class RunSession:
         self._folder.write_rounds(state.records)
         self._write_scenario(state.records)
         self._written = time.monotonic()
+
+    def _write_accuracies(self, state: RunState) -> None:
+        # Not as often as the rounds: it has a row for each client of each.
+        if (table := accuracy_table(self._experiment, state.records)) is not None:
+            self._folder.write_client_accuracy(table)
 
     def _write_scenario(self, records: tuple[RoundRecord, ...]) -> None:
         """Who was there and with which classes, for other runs to replay."""

@@ -140,7 +140,7 @@ class Round:
             version=self.version,
             vector=self.vector,
             components=self.components,
-            memories={k: m for k, m in before.memories.items() if k not in self.totals} | self.memories,
+            memories=self.remembered,
             held=dict(sorted(held.items())),
             anchors={version: anchors[version] for version in sorted(versions) if version in anchors},
             accuracies=dict(sorted(accuracies.items())),
@@ -152,6 +152,11 @@ class Round:
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
             records=(*before.records, record),
         )
+
+    @property
+    def remembered(self) -> Mapping[int, Handle]:
+        """What clients remember after the round."""
+        return {k: m for k, m in self.state.memories.items() if k not in self.totals} | self.memories
 
     @property
     def learning_rate(self) -> float:
@@ -282,7 +287,7 @@ class Round:
 
     def _charge_download(self, client: int, broadcast: Payload) -> None:
         submodel = self.plan.submodel(client)
-        self.ledger.message(client, "down", self._costs.message(submodel, "down"))
+        self.ledger.message(client, "down", self._costs.sizes(submodel, "down"))
         if client not in self._masked:
             self.ledger.packed(client, "down", submodel.index_bytes())
             self._masked.add(client)
@@ -298,13 +303,13 @@ class Round:
         for name, content in contents.items():
             got[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
             if has.get(name) != got[name]:
-                size = self._costs.message(submodel, "down")["params"].values if content.like else content.value.numel()
+                size = self._costs.message(submodel, "down")["params"] if content.like else content.value.numel()
                 self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
         return got
 
     def _charge_upload(self, client: int, encoded: Payload | None = None) -> None:
         submodel, costs = self.plan.submodel(client), self._costs
-        sent = costs.message(submodel, "up") if encoded is None else costs.encoded(submodel, encoded)
+        sent = costs.sizes(submodel, "up") if encoded is None else costs.encoded(submodel, encoded)
         self.ledger.message(client, "up", sent)
 
     # -- aggregate -----------------------------------------------------------------------------------------------
