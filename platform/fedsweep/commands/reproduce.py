@@ -43,7 +43,7 @@ def reproduce(
             "--scale",
             metavar="smoke|small|full",
             help="smoke: about a minute on built-in data; small: real data, tens of minutes on two cores; full: the"
-            " paper's setting. [dim]smoke[/dim]",
+            " paper's setting. [dim]the first of these that the table has[/dim]",
         ),
     ] = None,
     rows: Annotated[
@@ -89,6 +89,7 @@ def reproduce(
     text, Markdown, LaTeX, HTML and JSON. The exit code is 1 where a cell failed; the rest is shown all the same.
     """
     from fedsweep.reproduce.reproduction import TableRequest
+    from fedsweep.reproduce.table_file import read_table
     from fedsweep.reproduce.task import begin
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -98,7 +99,7 @@ def reproduce(
     else:
         request = TableRequest(
             table=table,
-            scale=scale or ("full" if costs_only else "smoke"),
+            scale=scale or ("full" if costs_only else read_table(table).default_scale),
             rows=rows,
             columns=columns,
             seeds=_seeds(seeds),
@@ -173,7 +174,9 @@ def _show(made: Reproduced, *, quiet: bool) -> int:
         if problem not in grid.problems:
             note(f"error: {problem}")
     failed = sum(bool(cell.problems) for cell in grid.cells)
-    counts = f"{len(grid.cells) - failed} of {len(grid.cells)} cells measured"
+    untold = sum(bool(cell.untold) for cell in grid.cells)
+    counts = f"{len(grid.cells) - failed - untold} of {len(grid.cells)} cells measured"
+    counts += f", {untold} can't be told without training" if untold else ""
     files = f"{made.folder} ({', '.join(path.name for path in made.files)})"
     page = made.folder.with_suffix(".html").name
     report = f"; report: {command('report', made.folder, '--out', page)}" if find_runs(made.folder) else ""
