@@ -16,6 +16,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.server_update import ServerUpdate, mean_of_updates
 from fedsweep.errors import ConfigError
@@ -196,6 +197,14 @@ class MovingMask(MaskPolicy):
         return mask
 
 
+@with_card(
+    Card(
+        up="mask(K) if sparsity * moved and 1 < round <= (until or round) and not (round - 2) % every else 0",
+        limits=(Limit(given={"sparsity": 0.0}),),
+        live=("sparsity",),
+        small={"sparsity": 0.5, "moved": 0.2, "until": 3, "every": 1},
+    )
+)
 def feddst(
     *,
     sparsity: float = 0.8,
