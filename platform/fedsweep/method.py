@@ -155,6 +155,11 @@ class FederatedMethod:
         return self.objective.passes + sum(term.passes for term in self.terms)
 
     @property
+    def job_passes(self) -> float:
+        """What a job's work outside the steps costs, in forward passes of all the client's samples."""
+        return sum(term.job_passes for term in self.terms)
+
+    @property
     def needs_share(self) -> bool:
         """Whether clients are told the federation's mean number of samples."""
         return self.objective.needs_share or any(term.needs_share for term in self.terms)

@@ -177,6 +177,7 @@ EFFECTS: dict[str, tuple[list[str], Read, Any]] = {
     "training.stop.wall_time_s": (["training.stop.wall_time_s=3.5"], stop("wall_time_s"), 3.5),
     "evaluation.every": (["evaluation.every=3"], lambda e: e.evaluate_every, 3),
     "evaluation.batch_size": (["evaluation.batch_size=17"], lambda e: e.evaluation_batch, 17),
+    "evaluation.per_client": (["evaluation.per_client=true"], lambda e: e.evaluate_per_client, True),
     "evaluation.targets": (["evaluation.targets=[0.5, 0.25]"], lambda e: e.targets, (0.5, 0.25)),
     "runtime.device": (["runtime.device=cpu"], lambda e: (e.device, e.server_device), ("cpu", "cpu")),
 }
@@ -184,6 +185,8 @@ EFFECTS: dict[str, tuple[list[str], Read, Any]] = {
 # Keys that say where the data lies or how a run is carried out; the bits of a run do not depend on them.
 ELSEWHERE = {
     "name": "tests/runs/test_run_folder.py",
+    "model.init_from": "tests/experiment/test_initial_model.py",
+    "model.init_sha256": "tests/experiment/test_initial_model.py",
     "scenario.root": "tests/world/data/test_torchvision_sets.py",
     "scenario.download": "tests/world/data/test_torchvision_sets.py",
     "runtime.backend": "tests/fleet/test_ray_fleet.py",

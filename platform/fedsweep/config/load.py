@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,9 +100,9 @@ def _read(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _find(source: str | Path) -> Path:
     path = Path(source).expanduser()
-    if path.is_file():
+    if os.path.isfile(path):  # not the path's own way to ask: that raises where the name is too long
         return path
-    if path.is_dir() and find_preset(str(source)) is None:
+    if os.path.isdir(path) and find_preset(str(source)) is None:
         raise ConfigError(f"{path} is a folder; give the YAML file in it, e.g. {path / 'config.yaml'}")
     preset = find_preset(str(source))
     if preset is None:
@@ -130,10 +131,13 @@ def _plain(value: Any, path: tuple[str, ...]) -> Any:
 
 def _build(given: dict[str, Any]) -> Config:
     config = _validate(_with_defaults(given))
-    for key in config.sweep.space:
-        if key.split(".")[0] == "sweep":
-            raise ConfigError(f"sweep.space: a sweep can't vary its own section, but has {key!r}")
-        check_key(key, kind="key of sweep.space")
+    varied: dict[str, Mapping[str, Any]] = {"sweep.space": config.sweep.space}
+    varied |= {f"sweep.settings {setting.name!r}": setting.set for setting in config.sweep.settings}
+    for place, keys in varied.items():
+        for key in keys:
+            if key.split(".")[0] == "sweep":
+                raise ConfigError(f"{place}: a sweep can't vary its own section, but has {key!r}")
+            check_key(key, kind=f"key of {place}")
     config._given = given
     return config
 

@@ -24,6 +24,7 @@ from fedsweep.records import RoundRecord
 from fedsweep.runs.accuracy_table import accuracy_table
 from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.runs.component_pictures import write_pictures
+from fedsweep.runs.earlier import read_earlier
 from fedsweep.runs.folder_guard import FolderGuard
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.targets import targets_reached
@@ -111,7 +112,10 @@ class RunSession:
         self._bulletin = Bulletin()
         self._folder = RunFolder(settings.folder)
         self._store = CheckpointStore(
-            settings.folder, keep=settings.checkpoint_keep, config_hash=experiment.config_hash
+            settings.folder,
+            keep=settings.checkpoint_keep,
+            config_hash=experiment.config_hash,
+            earlier=read_earlier(settings.folder),
         )
         self._fleet = make_fleet(self._bulletin.message)
         self._engine = Engine(
@@ -156,7 +160,7 @@ class RunSession:
             for text in found.skipped:
                 self._bulletin.message(text)
             if found.state is not None:
-                start = self._with_setup_bytes(found.state)
+                start = self._checkpointed(found.state)
                 self._saved_round = start.round
                 self._bulletin.message(f"going on after round {start.round}")
             else:
@@ -175,8 +179,9 @@ class RunSession:
             num_actors=self._fleet.num_workers,
         )
 
-    def _with_setup_bytes(self, state: RunState) -> RunState:
+    def _checkpointed(self, state: RunState) -> RunState:
         """A checkpoint's state; what the exchange before round 1 cost is measured again where it was not kept."""
+        state = self._engine.as_planned(state)
         if state.setup_bytes is not None:
             return state
         return replace(state, setup_bytes=self._engine.start().setup_bytes)
@@ -228,7 +233,7 @@ class RunSession:
         self._went_back = self._reported
         self._fleet.repair()
         found = self._store.newest(keep_handle=self._fleet.keep)
-        self._state = self._engine.start() if found.state is None else self._with_setup_bytes(found.state)
+        self._state = self._engine.start() if found.state is None else self._checkpointed(found.state)
         self._bulletin.message(f"{lost}: going back to the checkpoint of round {self._state.round}")
         for text in found.skipped:
             self._bulletin.message(text)

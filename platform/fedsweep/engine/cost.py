@@ -27,6 +27,7 @@ class CostModel:
     Attributes:
         model: A template of the full model.
         layout: How the full model lies in its vector.
+        job_passes: Forward passes of all its samples that a client's work outside the steps takes in each job.
         codec: The method's.
     """
 
@@ -37,6 +38,7 @@ class CostModel:
         self.layout = experiment.layout
         self._sizes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
         self._passes = experiment.method.passes
+        self.job_passes = experiment.method.job_passes
         self._macs: dict[tuple[str, bool], int] = {}
         self.codec = experiment.method.codec
         self._noise: dict[int, Payload] = {}

@@ -24,7 +24,7 @@ from fedsweep.engine.plan import Planner, RoundPlan
 from fedsweep.engine.round import Round, RoundTools
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
-from fedsweep.engine.who_pays import client_accuracies, present_counts, spread
+from fedsweep.engine.who_pays import client_accuracies, present_counts, spread, untested
 from fedsweep.errors import InvariantError, RunError, WorkerLost
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, server_context
@@ -127,9 +127,9 @@ class Engine:
                 components[seam] = component.observe(components[seam], record)
 
     def _ask(self, probes: tuple[Probe, ...], vector: Tensor, ledger: Ledger) -> Mapping[int, Payload]:
-        asked = (profile.client for profile in self.experiment.world.profiles)
-        clients = tuple(client for client in asked if any(probe.asks(client) for probe in probes))
-        answers = self.fleet.measure(Inquiry(clients=clients, probes=probes), vector, {})
+        everybody = (profile.client for profile in self.experiment.world.profiles)
+        asked = tuple(client for client in everybody if any(probe.asks(client) for probe in probes))
+        answers = self.fleet.measure(Inquiry(clients=asked, probes=probes), vector, {})
         sent = whole_values({"params": self.layout.num_params, "buffers": self.layout.num_buffers})
         for client, tensors in answers.items():
             if any(probe.reads_model for probe in probes):
@@ -246,6 +246,16 @@ class Engine:
             validation_accuracy=validation,
             eval_time_s=time.perf_counter() - began,
         )
+
+    def as_planned(self, state: RunState) -> RunState:
+        """A state that a shorter run of the same experiment ended with, as this run has it after that round.
+
+        The shorter run tested its last model, whatever ``evaluate_every`` says.
+        """
+        if not state.records or self._due(state.round):
+            return state
+        *before, last = state.records
+        return replace(state, records=(*before, replace(untested(last), best_accuracy=_best_accuracy(before))))
 
     def _due(self, round: int) -> bool:
         return round % self.experiment.evaluate_every == 0 or round == self.experiment.training.rounds

@@ -103,13 +103,18 @@ class Planner:
         )
         context = replace(context, submodels=submodels)
         prices = clock.Prices(
-            costs=self._costs, seed=self._experiment.seed, probes=method.probes(components, context.round)
+            costs=self._costs,
+            seed=self._experiment.seed,
+            probes=method.probes(components, context.round),
+            sends_at_once=method.pacing.sends_at_once,
         )
         durations = clock.durations(context, prices)
         context = replace(context, durations=durations, stream=self._seam("pacing", context.round))
         points: tuple[SyncPoint, ...] = ()
         if context.cohort or context.in_flight:
             points, components["pacing"] = method.pacing.plan(components["pacing"], context)
+        if method.pacing.draws_candidates:
+            context = _of_those_who_work(context, points)
         self._check(points, context)
         end, ready = (None, {}) if state.clock is None else clock.round_end(points, context, prices)
         closing = self._closing(points, context, prices)
@@ -163,10 +168,10 @@ class Planner:
         cohort: tuple[int, ...] = ()
         if available:
             cohort, chooser = method.selection.choose(chooser, context)
-        if not set(cohort) <= set(available) or list(cohort) != sorted(set(cohort)):
-            raise InvariantError(f"selection must give available clients in ascending order, but gave {cohort}")
-        work = {k: self._work(k, samples[k], classes.get(k)) for k in cohort}
-        return replace(context, cohort=cohort, work=work), chooser
+        if not set(cohort) <= set(available) or len(set(cohort)) < len(cohort):
+            raise InvariantError(f"selection must give available clients, each once, but gave {cohort}")
+        work = {k: self._work(k, samples[k], classes.get(k)) for k in sorted(cohort)}
+        return replace(context, cohort=tuple(work), drawn=cohort, work=work), chooser
 
     def _samples(self, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
         profiles = self._experiment.world.profiles
@@ -275,6 +280,19 @@ class Planner:
                 raise InvariantError(f"pacing lets client {job.client} resume, but it has nothing to go on from")
             steps[job.client] = steps.get(job.client, 0) + job.steps
             out.add(job.client)
+
+
+def _of_those_who_work(context: RoundContext, points: tuple[SyncPoint, ...]) -> RoundContext:
+    """The round without those of its cohort that got no job."""
+    working = {job.client for point in points for job in point.start}
+    return replace(
+        context,
+        cohort=tuple(k for k in context.cohort if k in working),
+        drawn=tuple(k for k in context.drawn if k in working),
+        work={k: work for k, work in context.work.items() if k in working},
+        submodels={k: part for k, part in context.submodels.items() if k in working},
+        durations={k: seconds for k, seconds in context.durations.items() if k in working},
+    )
 
 
 def alike(points: tuple[SyncPoint, ...]) -> list[tuple[SyncPoint, int]]:
