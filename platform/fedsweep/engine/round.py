@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fedsweep.client.messages import Handle, RoundTotals, Segment, SegmentReply, Turn
 from fedsweep.components.base import Published
-from fedsweep.components.probes import Probe
 from fedsweep.engine.aggregation import Aggregator
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.ledger import Ledger, Versions
