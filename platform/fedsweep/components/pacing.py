@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
+from typing import ClassVar
 
 from fedsweep.components.base import ServerComponent
 from fedsweep.errors import ConfigError
@@ -16,7 +17,13 @@ IsDue = Callable[[int, int], bool]  # (interval, step from 1) -> whether a clien
 
 
 class Pacing(ServerComponent):
-    """Plans the sync points of a round."""
+    """Plans the sync points of a round.
+
+    Class attributes:
+        syncs_inside: It is there to synchronise clients inside rounds; where it never does, the user is told.
+    """
+
+    syncs_inside: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
