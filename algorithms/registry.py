@@ -207,4 +207,28 @@ METHODS: Mapping[str, Entry] = {
         summary="each local step trains the first units of each layer, as many as a drawn width says",
         source="Horvath et al., NeurIPS 2021",
     ),
+    "fedasync": Entry(
+        title="FedAsync",
+        builder="fedsweep.algorithms.fedasync:fedasync",
+        summary="nobody waits; each model that arrives is mixed in, the less the staler it is",
+        source="Xie, Koyejo, Gupta 2019",
+    ),
+    "fedbuff": Entry(
+        title="FedBuff",
+        builder="fedsweep.algorithms.fedbuff:fedbuff",
+        summary="nobody waits; the server moves by the mean of a buffer of clients' moves",
+        source="Nguyen et al., AISTATS 2022",
+    ),
+    "prunefl": Entry(
+        title="PruneFL",
+        builder="fedsweep.algorithms.prunefl.method:prunefl",
+        summary="a sparse network whose weights are chosen by gain per time, in one place first, then by all clients",
+        source="Jiang et al., TNNLS 2022",
+    ),
+    "feddst": Entry(
+        title="FedDST",
+        builder="fedsweep.algorithms.feddst:feddst",
+        summary="a sparse network whose clients move weights to where the gradient is large",
+        source="Bibikar et al., AAAI 2022",
+    ),
 }

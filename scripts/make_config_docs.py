@@ -55,8 +55,6 @@ _PLANNED = (
     "fedmix",
     "feddrop",
     "afd",
-    "prunefl",
-    "feddst",
     "fedas",
     "fedktl",
     "augfl",

@@ -15,11 +15,12 @@ from typing import Any, Literal, TypeVar, get_args
 
 from fedsweep.errors import ConfigError
 
-Need = Literal["proxy", "validation", "evaluation", "features", "units", "no batch norm"]
+Need = Literal["proxy", "validation", "evaluation", "devices", "features", "units", "no batch norm"]
 NEEDS: Mapping[Need, str] = {
     "proxy": "samples on the server, labels not needed (`scenario.server_data.proxy`)",
     "validation": "labelled validation data on the server (`scenario.server_data.validation`)",
     "evaluation": "a test after every round (`evaluation.every: 1`)",
+    "devices": "simulated devices, whose times order what happens (`scenario.devices`)",
     "features": "a network that says where its features and its head are",
     "units": "a network that lists its units",
     "no batch norm": "a network without batch norm",
@@ -29,6 +30,8 @@ assert set(NEEDS) == set(get_args(Need))
 SYMBOLS: Mapping[str, str] = {
     "W": "values of the client's model: params and float buffers",
     "P": "its params",
+    "F": "params of the full model",
+    "K": "weights of its linear and convolutional layers",
     "X": "values of an input",
     "C": "classes",
     "D": "features that the head reads",

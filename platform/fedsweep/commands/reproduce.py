@@ -10,7 +10,8 @@ import typer
 
 from fedsweep.commands.interrupts import INTERRUPTED
 from fedsweep.commands.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
-from fedsweep.errors import ConfigError, OutputError
+from fedsweep.commands.seeds import parse_seeds
+from fedsweep.errors import ClusterLost, ConfigError, OutputError
 
 if TYPE_CHECKING:
     from fedsweep.reproduce.reproduction import TableRequest
@@ -58,7 +59,7 @@ def reproduce(
     columns: Annotated[str | None, typer.Option("--columns", metavar="PATTERN", help="Columns, likewise.")] = None,
     seeds: Annotated[
         list[str] | None,
-        typer.Option("--seeds", metavar="N[,N...]", help="Seeds in place of the scale's own, e.g. 0,1,2."),
+        typer.Option("--seeds", metavar="SEEDS", help="Seeds in place of the scale's own, e.g. 0-4 or 0,3,7."),
     ] = None,
     overrides: Overrides = None,
     out: Annotated[
@@ -102,7 +103,7 @@ def reproduce(
             scale=scale or ("full" if costs_only else read_table(table).default_scale),
             rows=rows,
             columns=columns,
-            seeds=_seeds(seeds),
+            seeds=None if not seeds else tuple(parse_seeds(",".join(seeds))),
             overrides=tuple(overrides or ()),
         )
     task = begin(request, folder, resume=resume, overwrite=overwrite, costs_only=costs_only)
@@ -130,19 +131,9 @@ def _begun(folder: SweepFolder | None, *, given: Sequence[object], resume: bool)
     return request_of(folder)
 
 
-def _seeds(texts: Sequence[str] | None) -> tuple[int, ...] | None:
-    if not texts:
-        return None
-    parts = [part for text in texts for part in text.replace(",", " ").split()]
-    found = tuple(int(part) for part in parts if part.removeprefix("-").isdecimal())
-    if not parts or len(found) < len(parts) or min(found) < 0:
-        raise ConfigError(f"--seeds takes whole numbers from 0, e.g. 0,1,2, but got {' '.join(texts)!r}")
-    return found
-
-
 def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
     from fedsweep.commands.output import note
-    from fedsweep.commands.trials import run_trials, tell_interrupted
+    from fedsweep.commands.trials import after_loss, run_trials, tell_interrupted
 
     def run(prepared: PreparedSweep, going_on: bool) -> None:
         run_trials(
@@ -154,13 +145,15 @@ def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
     except KeyboardInterrupt:
         tell_interrupted(task.folder, "reproduce", what="the first cell")
         return INTERRUPTED
+    except ClusterLost as error:
+        raise after_loss(error, task.folder, "reproduce") from error
     return _show(made, quiet=quiet)
 
 
 def _show(made: Reproduced, *, quiet: bool) -> int:
     from fedsweep.commands.output import command, make_console, note
     from fedsweep.reproduce.formats import print_grid
-    from fedsweep.runs.run_folder import find_runs
+    from fedsweep.runs.find import find_runs
 
     grid = made.grid
     if not quiet:

@@ -10,7 +10,7 @@ import typer
 
 from fedsweep.commands.interrupts import INTERRUPTED
 from fedsweep.commands.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
-from fedsweep.errors import ConfigError, OutputError
+from fedsweep.errors import ClusterLost, ConfigError, OutputError
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -100,7 +100,7 @@ def begin(
         quiet: Without progress.
     """
     from fedsweep.commands.output import note
-    from fedsweep.commands.trials import run_trials, tell_interrupted
+    from fedsweep.commands.trials import after_loss, run_trials, tell_interrupted
     from fedsweep.sweeps.prepare import default_folder, prepare
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -123,6 +123,8 @@ def begin(
     except KeyboardInterrupt:
         tell_interrupted(folder, "sweep", what="the sweep")
         raise typer.Exit(INTERRUPTED) from None
+    except ClusterLost as error:
+        raise after_loss(error, folder, "sweep") from error
     if code := _tell(summary, folder, quiet=quiet):
         raise typer.Exit(code)
 

@@ -4,6 +4,7 @@ One module for each seam, with its abstract base and its FedAvg default. These n
 """
 
 from fedsweep.components.base import ComponentReport, Published, ServerComponent
+from fedsweep.components.codec import AsItIs, Codec
 from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.components.frozen import Frozen
 from fedsweep.components.local import (
@@ -38,18 +39,20 @@ from fedsweep.records import (
     SyncContext,
     SyncPoint,
 )
-from fedsweep.submodel import FULL_MODEL, Covered, ElementMask, FullModel, SubModel
+from fedsweep.submodel import FULL_MODEL, Covered, ElementMask, FullModel, PartOfModel, SubModel
 from fedsweep.trees import FlatLayout, ParamTree, coverage_mean, layout_of, weighted_mean
 
 __all__ = [
     "FULL_MODEL",
     "NOBODY",
+    "AsItIs",
     "BySamples",
     "ClientFacts",
     "ClientProfile",
     "ClientTest",
     "ClientUpdate",
     "ClientWork",
+    "Codec",
     "ComponentReport",
     "Covered",
     "CrossEntropy",
@@ -72,6 +75,7 @@ __all__ = [
     "OptimizerSteps",
     "Pacing",
     "ParamTree",
+    "PartOfModel",
     "Payload",
     "Probe",
     "Published",

@@ -19,7 +19,7 @@ from fedsweep.components.probes import Probe
 from fedsweep.engine.aggregation import Aggregator
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.evaluator import Evaluator
-from fedsweep.engine.ledger import Ledger
+from fedsweep.engine.ledger import Ledger, whole_values
 from fedsweep.engine.plan import Planner, RoundPlan
 from fedsweep.engine.round import Round, RoundTools
 from fedsweep.engine.row import RowMaker
@@ -127,12 +127,13 @@ class Engine:
                 components[seam] = component.observe(components[seam], record)
 
     def _ask(self, probes: tuple[Probe, ...], vector: Tensor, ledger: Ledger) -> Mapping[int, Payload]:
-        clients = tuple(profile.client for profile in self.experiment.world.profiles)
-        answers = self.fleet.measure(Inquiry(clients=clients, probes=probes), vector, {})
-        sent = {"params": self.layout.num_params, "buffers": self.layout.num_buffers}
+        everybody = (profile.client for profile in self.experiment.world.profiles)
+        asked = tuple(client for client in everybody if any(probe.asks(client) for probe in probes))
+        answers = self.fleet.measure(Inquiry(clients=asked, probes=probes), vector, {})
+        sent = whole_values({"params": self.layout.num_params, "buffers": self.layout.num_buffers})
         for client, tensors in answers.items():
             if any(probe.reads_model for probe in probes):
-                ledger.model(client, "down", sent)
+                ledger.message(client, "down", sent)
             ledger.payload(client, "up", tensors)
         return answers
 

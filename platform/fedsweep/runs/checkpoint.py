@@ -42,6 +42,9 @@ _MAX_MANIFEST_BYTES = 256 * 2**20
 # Rows are kept in blocks, so that a long run does not write all of its past again with each checkpoint.
 _ROWS_PER_OBJECT = 100
 
+# So many clients' memories are in memory twice while they are written.
+_AT_ONCE = 64
+
 _Rows = tuple[RoundRecord, ...]
 
 
@@ -151,14 +154,18 @@ class CheckpointStore:
     def _keep_memories(self, state: RunState, fetch: Callable[[Handle], State]) -> dict[int, ObjectRef]:
         for client in set(self._memories) - set(state.memories):
             del self._memories[client]
-        for client, handle in state.memories.items():
-            known = self._memories.get(client)
-            if known is not None and known[0] is handle and self._objects.holds(known[1]):
-                continue
-            data = to_bytes(fetch(handle), root=f"memory of client {client}")
+        changed = [client for client, handle in state.memories.items() if not self._has(client, handle)]
+        for start in range(0, len(changed), _AT_ONCE):
+            block = changed[start : start + _AT_ONCE]
+            data = [to_bytes(fetch(state.memories[k]), root=f"memory of client {k}") for k in block]
             with self._writing(state.round):
-                self._memories[client] = (handle, self._objects.put(data))
+                refs = self._objects.put_all(data)
+            self._memories |= {k: (state.memories[k], ref) for k, ref in zip(block, refs, strict=True)}
         return {client: self._memories[client][1] for client in state.memories}
+
+    def _has(self, client: int, handle: Handle) -> bool:
+        known = self._memories.get(client)
+        return known is not None and known[0] is handle and self._objects.holds(known[1])
 
     def _keep_rows(self, records: _Rows) -> tuple[ObjectRef, ...]:
         refs = []

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedsweep.bounded import MOST_LEVELS, MOST_TEXT_BYTES, open_regular, parse_json, read_regular
+from fedsweep.bounded import MOST_TEXT_BYTES, open_regular, parse_json, read_regular
 from fedsweep.errors import OutputError
 from fedsweep.fleet.ray_leftovers import RAY_LOG
 from fedsweep.records import RoundRecord
@@ -40,8 +40,6 @@ SCENARIO, PICTURES = "scenario.json", "pictures"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
 _FILES = (ROUNDS, CLIENTS, CLIENT_ACCURACY, SCENARIO, RESULT, MODEL, EARLIER, TRACKING, RAY_LOG, CONFIG)
-# Copies of a run's files lie among the artifacts of a tracking store; they are no runs.
-_NO_RUNS_IN = frozenset({CHECKPOINTS, "mlartifacts", "mlruns"})
 _MOST_BYTES = dict.fromkeys((ROUNDS, CLIENTS, CLIENT_ACCURACY), MOST_TABLE_BYTES)
 # Beside its tensors, a model's file has their names.
 _HEADER_BYTES = 10 * 2**20
@@ -339,38 +337,6 @@ class RunFolder:
             return file.read(use_threads=False)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise OutputError(f"{self.path / name}: not a readable parquet file: {error}") from error
-
-
-def find_runs(path: str | Path) -> list[Path]:
-    """The folder itself where it is a run's, otherwise the run folders below it, sorted.
-
-    A folder that has no more than a configuration is a run that broke off early, unless runs lie below it: then it
-    is a sweep's. Hidden folders, links and the artifacts of tracking stores are passed over.
-
-    Args:
-        path: A folder.
-
-    Raises:
-        OutputError: There is no such folder.
-    """
-    return _find_runs(Path(path), 0)
-
-
-def _find_runs(folder: Path, level: int) -> list[Path]:
-    if not folder.is_dir():
-        raise OutputError(f"{folder}: there is no such folder")
-    if level > MOST_LEVELS:
-        raise OutputError(f"{str(folder)[:200]}...: more than {MOST_LEVELS} folders in one another; name an inner one")
-    has_config = (folder / CONFIG).is_file()
-    if has_config and any((folder / name).exists() for name in (ROUNDS, RESULT, CLIENTS, CHECKPOINTS)):
-        return [folder]
-    below = [child for child in sorted(folder.iterdir()) if _may_hold_runs(child)]
-    return [run for child in below for run in _find_runs(child, level + 1)] or ([folder] if has_config else [])
-
-
-def _may_hold_runs(folder: Path) -> bool:
-    hidden = folder.name.startswith(".")
-    return not hidden and folder.name not in _NO_RUNS_IN and folder.is_dir() and not folder.is_symlink()
 
 
 def _jsonable(value: Any) -> Any:

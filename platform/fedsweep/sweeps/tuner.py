@@ -6,6 +6,7 @@ Tune's own way of resuming is not used: it unpickles its state, which lags behin
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -18,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.run import present_umask
-from fedsweep.errors import RunError
 from fedsweep.fleet.ray_cluster import ray_cluster
-from fedsweep.fleet.ray_leftovers import lost_process
+from fedsweep.fleet.ray_watch import unless_lost
 from fedsweep.sweeps.prepare import Entry, PreparedSweep, default_folder, make_entry, prepare, worlds
 from fedsweep.sweeps.resources import check_shares, largest
 from fedsweep.sweeps.space import TRIAL, is_listed, label_of, make_trial
@@ -116,6 +116,7 @@ def run_sweep(
 
     Raises:
         InputError: The folder, the cluster or a store can't be used; nothing was written.
+        ClusterLost: A process of a cluster of our own died; resumed, trials go on from their checkpoints.
         KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
     """
     config, shares = prepared.config, [entry.share for entry in prepared.samples]
@@ -133,7 +134,7 @@ def run_sweep(
         ray_cluster(config.runtime.address, needs, dashboard=dashboard, folder=prepared.folder.path) as ray,
         _quiet_tune(),
     ):
-        check_shares(ray.nodes(), shares)
+        check_shares(unless_lost(ray.nodes), shares)
         if not resume:
             prepared.folder.create(prepared.plan, config_yaml=config.to_yaml(), overwrite=overwrite)
         with _tracking(prepared, tracker) as ending:
@@ -176,8 +177,10 @@ def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracke
     for entry in prepared.entries:
         _announce(prepared, entry, watcher=watcher, progress=progress)
     interrupted = threading.Event()
-    tuner = _make_tuner(prepared, watcher, progress=progress, interrupted=interrupted)
-    return _fit(tuner, interrupted, way_on=f"go on with fedsweep sweep --resume --out {prepared.folder.path}")
+    make = functools.partial(_make_tuner, prepared, watcher, progress=progress, interrupted=interrupted)
+    # At Ctrl-C, Tune is asked to put all trials away.
+    grid: ResultGrid = unless_lost(lambda: make().fit(), on_interrupt=interrupted.set)
+    return grid
 
 
 def _announce(prepared: PreparedSweep, entry: Entry, *, watcher: Watcher, progress: SweepProgress) -> None:
@@ -296,36 +299,6 @@ def _make_stopper(interrupted: threading.Event) -> Any:
             return interrupted.is_set()
 
     return WhenInterrupted()
-
-
-def _fit(tuner: Any, interrupted: threading.Event, *, way_on: str) -> ResultGrid:
-    """Tune in a thread of its own, so that Ctrl-C comes here and Tune is asked to put all trials away."""
-    outcome: list[Any] = []
-    # Not the thread's own join: interrupted, Python 3.11 takes the thread for ended.
-    is_over = threading.Event()
-
-    def work() -> None:
-        try:
-            outcome.append(tuner.fit())
-        except BaseException as error:
-            outcome.append(error)
-        finally:
-            is_over.set()
-
-    threading.Thread(target=work, name="fedsweep-tune", daemon=True).start()
-    try:
-        while not is_over.wait(timeout=0.2):
-            if lost := lost_process():
-                raise RunError(f"Ray lost {lost}, so the sweep can't go on by itself; {way_on}")
-    except KeyboardInterrupt:
-        interrupted.set()
-        while not is_over.wait(timeout=0.2):
-            pass
-        raise
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    grid: ResultGrid = outcome[0]
-    return grid
 
 
 # -- surroundings ------------------------------------------------------------------------------------------------------
