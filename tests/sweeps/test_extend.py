@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,9 @@ def folders(prepared: PreparedSweep) -> list[str]:
 def test_what_has_finished_is_kept_however_the_configuration_is_written(tiny: TinySweep, done: Path) -> None:
     method = {"method": {"grid": [{"name": "fedprox"}, {"name": "fedavg"}]}, "seed": {"grid": [0, 1]}}
     prepared = extended(done, tiny(method, rounds=1, more={"name": "renamed"}))
-    assert folders(prepared) == ["0003-FedProx_seed=0", "0001-seed=0", "0004-FedProx_seed=1", "0005-FedAvg_seed=1"]
+    assert folders(prepared) == ["0003-FedProx_seed=0", "0004-FedProx_seed=1", "0001-seed=0", "0005-FedAvg_seed=1"]
     assert prepared.extended == "1 finished trials kept, 3 to run"
-    assert [prepared.folder.has_finished(trial) for trial in prepared.plan.trials] == [False, True, False, False]
+    assert [prepared.folder.has_finished(trial) for trial in prepared.plan.trials] == [False, False, True, False]
     assert len(prepared.unfinished) == 3
 
 
@@ -55,8 +56,6 @@ def test_runs_without_a_trial_stay_beside_and_their_numbers_are_not_given_again(
 
 
 def test_the_plan_is_gone_on_by_and_extended_again(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
-    import shutil
-
     path = tmp_path / "copy"
     shutil.copytree(done, path)
     extended(path, tiny(SEEDS, rounds=2)).write_extension()
