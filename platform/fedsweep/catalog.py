@@ -296,6 +296,11 @@ def method_title(name: str) -> str:
     return str(getattr(TABLES["method"].names().get(name), "title", name))
 
 
+def method_titles() -> tuple[str, ...]:
+    """What the built-in methods' papers call them, in the registry's order."""
+    return tuple(str(entry.title) for entry in TABLES["method"].names().values())
+
+
 def merged_title(names: Sequence[str]) -> str:
     """What methods that are merged are called together.
 
