@@ -15,14 +15,16 @@ from typing import Any, Literal, TypeVar, get_args
 
 from fedsweep.errors import ConfigError
 
-Need = Literal["proxy", "validation", "evaluation", "features", "units", "no batch norm"]
+Need = Literal["proxy", "validation", "evaluation", "features", "units", "input shape", "no batch norm", "two samples"]
 NEEDS: Mapping[Need, str] = {
     "proxy": "samples on the server, labels not needed (`scenario.server_data.proxy`)",
     "validation": "labelled validation data on the server (`scenario.server_data.validation`)",
     "evaluation": "a test after every round (`evaluation.every: 1`)",
     "features": "a network that says where its features and its head are",
     "units": "a network that lists its units",
+    "input shape": "a network that tells the shape of its inputs",
     "no batch norm": "a network without batch norm",
+    "two samples": "clients of at least two samples",
 }
 assert set(NEEDS) == set(get_args(Need))
 

@@ -93,3 +93,11 @@ class CostModel:
     def bits(self, submodel: SubModel, direction: Direction) -> int:
         """Bits of that message, without the masks that come with it once a round."""
         return 8 * BYTES_PER_VALUE * self.values(submodel, direction)
+
+
+def registration_bytes(experiment: Experiment) -> int:
+    """Bytes that travel once: number of samples, label counts where a component reads them; their mean, back."""
+    per_client = 1 + experiment.method.needs_share
+    if "label_counts" in experiment.method.registration:
+        per_client += experiment.world.data.num_classes
+    return BYTES_PER_VALUE * per_client * len(experiment.world.profiles)
