@@ -7,11 +7,11 @@ Shape letters: B samples, C classes, D features, E noise, H hidden neurons, M at
 
 from __future__ import annotations
 
-import copy
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,13 +23,14 @@ from fedsweep.components.local import LocalStep, LocalTerm
 from fedsweep.components.refinement import Refinement
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
-from fedsweep.models.network import Network
+from fedsweep.models.functional import head_names, head_with
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 from fedsweep.streams import Stream
-from fedsweep.trees import load_vector
 
+from .parts.ensembles import template
 from .parts.features import network_with_features
 
+Head = Callable[[Tensor], Tensor]
 Teacher = Literal["clients", "logits", "global"]
 Variant = Literal["authors", "dynamicfl"]
 
@@ -278,7 +279,9 @@ class LatentGenerator(Refinement):
     def _trained(
         self, state: State, models: Sequence[Tensor], labels_C: Tensor, weights_MC: Tensor, sync: SyncContext
     ) -> State:
-        heads = [_teacher(sync, vector) for vector in models]
+        model, trees = template(sync).requires_grad_(False), map(sync.layout.views, models)
+        own = [{name: tree[name].to(sync.device) for name in head_names(sync.model)} for tree in trees]
+        heads = [functools.partial(head_with, model, values) for values in own]
         values = {name: value.to(sync.device, copy=True) for name, value in state["generator"].items()}
         params = {name: value.requires_grad_() for name, value in values.items() if name not in _STATISTICS}
         optimizer = torch.optim.Adam(
@@ -309,10 +312,10 @@ class LatentGenerator(Refinement):
         }
 
     def _loss(
-        self, values: Mapping[str, Tensor], heads: Sequence[Network], weights_MC: Tensor, noise: Tensor, labels: Tensor
+        self, values: Mapping[str, Tensor], heads: Sequence[Head], weights_MC: Tensor, noise: Tensor, labels: Tensor
     ) -> Tensor:
         features = generated(values, noise, labels, training=True)
-        logits = torch.stack([head.head(features) for head in heads])
+        logits = torch.stack([head(features) for head in heads])
         if self.teacher == "clients":
             each = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(heads)), reduction="none")
             loss = (weights_MC[:, labels] * each.view(len(heads), -1)).mean(dim=1).sum()
@@ -323,13 +326,6 @@ class LatentGenerator(Refinement):
     def report(self, state: State) -> ComponentReport:
         """The generator's mean loss in the round."""
         return ComponentReport(metrics={} if state["loss"] is None else {"generator_loss": state["loss"]})
-
-
-def _teacher(sync: SyncContext, vector: Tensor) -> Network:
-    """A frozen copy of the model under other values, in evaluation mode."""
-    model = copy.deepcopy(sync.model).eval().requires_grad_(False)
-    load_vector(model, sync.layout, vector)
-    return cast(Network, model.to(sync.device))
 
 
 @with_card(

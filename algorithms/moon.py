@@ -35,9 +35,9 @@ class Contrastive(LocalTerm):
         strength: Above 0.
         temperature: T, above 0.
 
-    Source: Li et al. (2021), Eq. 3 and the authors' program. Reading: z is what the model's head reads; the paper's
-    networks have a projection of two layers there. Reading: the other two models are in evaluation mode, with the batch
-    norm's statistics that they were sent or kept with.
+    Source: Li et al. (2021), Eq. 3 and the authors' program. Reading: z is what the model's head reads; in the paper
+    that is a projection of two layers, which networks have with the option ``projection``. Reading: the other two
+    models are in evaluation mode, with the batch norm's statistics that they were sent or kept with.
     """
 
     stateful: ClassVar[bool] = True
@@ -87,6 +87,8 @@ class ContrastNeeds(Refinement):
 @with_card(Card(needs=("features",), limits=(Limit(given={"strength": 0.0}),)))
 def moon(*, strength: float = 1.0, temperature: float = 0.5) -> FederatedMethod:
     """FedAvg whose clients contrast features of the model that they received and of their own last one.
+
+    The paper's networks have a projection before the classifier: ``model: {name: lenet5, projection: 256}``.
 
     Args:
         strength: Of the contrast, at least 0; 0 is FedAvg bit for bit. The paper has 5 on CIFAR-10 and 1 on CIFAR-100.

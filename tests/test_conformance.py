@@ -136,9 +136,9 @@ class OnlyWhole(Refinement):
 class Scribbles(Pull):
     """Changes the batch that others see, too."""
 
-    def loss(self, step: LocalStep) -> Tensor | None:
+    def gradient(self, step: LocalStep) -> ParamTree:
         step.inputs.mul_(1.5)
-        return None
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,14 @@ from typing import Any, Literal, TypeVar, get_args
 
 from fedsweep.errors import ConfigError
 
-Need = Literal["proxy", "validation", "evaluation", "features", "units", "input shape", "no batch norm", "two samples"]
+Need = Literal[
+    "proxy", "validation", "evaluation", "devices", "features", "units", "input shape", "no batch norm", "two samples"
+]
 NEEDS: Mapping[Need, str] = {
     "proxy": "samples on the server, labels not needed (`scenario.server_data.proxy`)",
     "validation": "labelled validation data on the server (`scenario.server_data.validation`)",
     "evaluation": "a test after every round (`evaluation.every: 1`)",
+    "devices": "simulated devices, whose times order what happens (`scenario.devices`)",
     "features": "a network that says where its features and its head are",
     "units": "a network that lists its units",
     "input shape": "a network that tells the shape of its inputs",
@@ -35,9 +38,13 @@ SYMBOLS: Mapping[str, str] = {
     "C": "classes",
     "D": "features that the head reads",
     "U": "units that the network lists",
+    "F": "params of the whole model",
+    "L": "weights of its linear and convolutional layers",
     "n": "the client's samples",
     "sizes": "all clients' samples",
+    "largest": "whether it is the client with the most samples",
     "round": "the round, from 1",
+    "rounds": "rounds of the run",
     "first": "whether it is the client's first round",
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import entry_points
@@ -81,6 +81,12 @@ TABLES: Mapping[str, Table] = {
         word="partition",
         builders="fedsweep.world.partitions:PARTITIONS",
         gives="fedsweep.world.partition_base:Partition",
+    ),
+    "scenario.feature_skew": Table(
+        word="skew",
+        builders="fedsweep.world.feature_skew:FEATURE_SKEWS",
+        gives="fedsweep.world.feature_skew:FeatureSkew",
+        null_is_default=True,
     ),
     "scenario.drift": Table(
         word="drift",
@@ -283,6 +289,23 @@ def method_names() -> tuple[str, ...]:
     return tuple(sorted({*TABLES["method"].names(), *installed}))
 
 
+def method_title(name: str) -> str:
+    """What a method's paper calls it; one's own methods have the name that they are called by."""
+    return str(getattr(TABLES["method"].names().get(name), "title", name))
+
+
+def merged_title(names: Sequence[str]) -> str:
+    """What methods that are merged are called together.
+
+    Args:
+        names: One or more.
+    """
+    for entry in TABLES["method"].names().values():
+        if entry.merges and sorted(entry.merges) == sorted(names):
+            return str(entry.title)
+    return "+".join(map(method_title, names))
+
+
 def is_method(name: str) -> bool:
     """Whether there is a method of that name; ``package.module:callable`` is taken on trust."""
     return ":" in name or name in TABLES["method"].names() or name in method_names()
@@ -300,6 +323,7 @@ def method_builder(name: str) -> Callable[..., FederatedMethod]:
 # A transform and a schedule have no parameters beside those that the schema knows.
 _RESOLVED = (
     "scenario.partition",
+    "scenario.feature_skew",
     "scenario.drift",
     "scenario.availability",
     "scenario.budgets",

@@ -248,7 +248,8 @@ def test_the_generators_loss_by_hand(teacher: str) -> None:
     heads = [build() for _ in range(1 if teacher == "global" else 2)]
     noise, labels = torch.rand(6, 3), torch.tensor([0, 1, 2, 3, 0, 1])
     weights = torch.tensor([[0.9, 0.2, 0.5, 0.4], [0.1, 0.8, 0.5, 0.6]])
-    found = component._loss(values, heads, weights, noise, labels)  # type: ignore[arg-type]
+    asked = [head.head for head in heads]
+    found = component._loss(values, asked, weights, noise, labels)  # type: ignore[arg-type]
     features = generated(values, noise, labels, training=True)
     logits = torch.stack([head.head(features) for head in heads])  # type: ignore[operator]
     if teacher == "clients":

@@ -22,8 +22,9 @@ from fedsweep.records import RoundRecord
 from fedsweep.runs import facts
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.files import atomic_write
+from fedsweep.runs.find import find_runs
 from fedsweep.runs.round_table import records_to_table, scalar_figures
-from fedsweep.runs.run_folder import RunFolder, find_runs
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 
 torch.set_num_threads(1)
@@ -58,9 +59,12 @@ COLUMNS = {
     "eval_time_s": "double",
     "server_time_s": "double",
     "aggregation_weights": "list<double>",
+    "staleness": "list<int64>?",
     "best_accuracy": "double?",
     "total_bytes": "int64?",
     "timestamp_ms": "int64",
+    "class_accuracies": "list<double>?",
+    "personal_accuracies": "list<double>?",
 }
 
 
@@ -98,7 +102,8 @@ def test_rounds_have_the_columns_that_users_rely_on(tmp_path: Path) -> None:
 def test_a_table_of_an_older_version_is_read_without_the_columns_that_came_later(tmp_path: Path) -> None:
     folder = create(tmp_path)
     written = [record(1, best_accuracy=0.25, total_bytes=120), record(2, best_accuracy=0.5, total_bytes=240)]
-    old = records_to_table(written).drop_columns(["best_accuracy", "total_bytes"])
+    late = ["best_accuracy", "total_bytes", "class_accuracies", "personal_accuracies"]
+    old = records_to_table(written).drop_columns(late)
     pq.write_table(old, folder.path / "rounds.parquet")
     assert folder.read_rounds() == [replace(row, best_accuracy=None, total_bytes=None) for row in written]
 

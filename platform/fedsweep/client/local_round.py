@@ -16,12 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsweep.client.coding import Encoder
 from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.messages import ClientSide, Reply, RoundTotals, Tally, Turn
 from fedsweep.client.narrowed import Narrowed, part_of_step
 from fedsweep.client.optimizer import ClientOptimizer
-from fedsweep.client.shards import Shard, batch_order
+from fedsweep.client.shards import Shard, batch_order, pass_accuracies
 from fedsweep.client.terms import ClientTerms
+from fedsweep.client.views import ClientViews
 from fedsweep.components.local import ClientFacts, LocalStep, LocalWork
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.errors import ClientJobError
@@ -44,6 +46,7 @@ class LocalRound:
         full: The full model's layout.
         memory: What the client remembers; None: nothing yet.
         num_classes: Classes of the data set.
+        tests: The client's share of the test set, where it is to test a model.
     """
 
     def __init__(
@@ -58,12 +61,16 @@ class LocalRound:
         full: FlatLayout,
         memory: State,
         num_classes: int,
+        tests: Shard | None = None,
     ) -> None:
         self.client = turn.client
         self.submodel: SubModel = turn.submodel
         self.layout = slot.layout
         self._side, self._round, self._learning_rate = side, round, learning_rate
-        self._slot, self._shard, self._full, self._num_classes = slot, shard, full, num_classes
+        self._slot, self._shard, self._full = slot, shard, full
+        self._views_of = ClientViews(
+            client=turn.client, round=round, seed=side.seed, num_classes=num_classes, shard=shard, test_shard=tests
+        )
         self._work = turn.work
         self._facts = ClientFacts(
             client=turn.client,
@@ -112,6 +119,8 @@ class LocalRound:
             riders={name: self._params[name] for name in layout.names if name.startswith("optimizer.")},
             kept=memory.get("optimizer") if goes_on else None,
         )
+        codec = self._side.codec
+        self._encoder = None if codec is None else Encoder(codec, self.submodel, self._full, memory.get("codec"))
         self._terms = ClientTerms(self._side.terms, memory.get("terms", {}), self._facts, self._full)
         if turn.held is not None:
             self._tally, self._fresh = turn.held, False
@@ -149,12 +158,12 @@ class LocalRound:
             classes = self._work.classes
             self._tally = Tally(anchor_version=version, samples=self._work.num_samples, classes=classes)
             self._broadcast = broadcast
-            if probes or any(term.needs_anchor for term in self._side.terms):
+            if probes or self._encoder or any(term.needs_anchor for term in self._side.terms):
                 # A new tensor each time: a term may keep the one before.
                 self._see(self.vector.clone())
         elif self._fresh is False and self._position == 0:
-            self._tally = _joined(self._tally, self._work.num_samples, self._work.classes)
-        for replacing in self._terms.prepare(self._trained, self._anchor_tree):
+            self._tally = self._tally.carried_on(self._work.num_samples, self._work.classes)
+        for replacing in self._terms.prepare(self._trained, self._anchor_tree, self._view):
             self._replace(replacing)
         self._measure([p for p in probes if p.when == "start"])
         self._due += job.steps
@@ -292,8 +301,10 @@ class LocalRound:
             broadcast=self._broadcast,
             client=self._facts,
         )
-        for name, payload in self._terms.finish(work):
+        for name, payload, replacing in self._terms.finish(work, self._view):
             self._keep_extras(name, payload)
+            self._replace(replacing)
+        self._probed += sum(term.job_passes for term in self._side.terms) * len(self._shard)
 
     def measured_at(self, anchor: Tensor, probes: Sequence[Probe]) -> Payload:
         """What the client measures at a model [V full] that it does not train."""
@@ -305,26 +316,23 @@ class LocalRound:
     def _measure(self, probes: Sequence[Probe]) -> None:
         if not probes:
             return
-        module = self._slot.bind(self._views)
-        inputs, targets = self._shard.everything()
         for probe in probes:
-            module.eval()
-            view = LocalClient(
-                client=self.client,
-                round=self._round,
-                inputs=inputs,
-                targets=targets,
-                num_classes=self._num_classes,
-                anchor={name: self._anchor_tree[name] for name in self._trained if self._anchor_tree},
-                params=self._trained,
-                model=module,
-                forward_with=lambda params, x: torch.func.functional_call(module, params, (x,), strict=False),
-                stream=stream(self._side.seed, f"probe {probe.name}", self._round, self.client),
-            )
+            view = self._view(f"probe {probe.name}", reads_data=probe.reads_data)
             self._keep_extras(probe.name, probe.measure(view))
-            self._probed += probe.passes * len(targets)
+            self._probed += probe.passes * len(self._shard)
         # A probe may have run backward passes; what it left must not reach the next step.
         self._slot.gradient.zero_()
+
+    def _view(self, purpose: str, *, reads_data: bool = True) -> LocalClient:
+        """The client as it is now."""
+        return self._views_of.view(
+            purpose,
+            self._slot.bind(self._views),
+            params=self._trained,
+            anchor=self._anchor_tree,
+            memories=self._terms.memories(),
+            reads_data=reads_data,
+        )
 
     def _keep_extras(self, owner: str, payload: Payload) -> None:
         for name, value in payload.items():
@@ -346,7 +354,11 @@ class LocalRound:
         """
         extras, self._extras = self._extras, {}
         vector = self.vector.cpu() if leaves else self.vector.cpu().clone()
-        return Reply(client=self.client, vector=vector, tally=self._tally, extras=extras)
+        reply = Reply(client=self.client, vector=vector, tally=self._tally, extras=extras)
+        if self._encoder is None or self._anchor is None:
+            return reply
+        source = stream(self._side.seed, "codec", self._round, self.client, self._position)
+        return self._encoder.encoded(reply, self._anchor, source)
 
     def close(self, *, attended: bool) -> tuple[RoundTotals, State]:
         """End the round.
@@ -364,12 +376,11 @@ class LocalRound:
             samples=self._samples,
             loss_sum=self._loss_sum,
             held=None if attended else self._tally,
-            pass_accuracies=self._pass_accuracies(),
+            pass_accuracies=pass_accuracies(self._hits, len(self._shard)),
             probed=self._probed,
         )
-        memory: dict[str, Any] = {}
-        terms = self._terms.kept()
-        if terms:
+        memory: dict[str, Any] = {} if self._encoder is None else {**self._encoder.memory()}
+        if terms := self._terms.kept():
             memory["terms"] = terms
         if self._side.optimizer.keep == "persist" or not attended:
             memory["optimizer"] = self._optimizer.arrays()
@@ -379,22 +390,5 @@ class LocalRound:
                 memory["anchor"] = self._anchor.cpu().numpy().copy()
         return totals, memory or None
 
-    def _pass_accuracies(self) -> tuple[float, ...]:
-        """Accuracy of each pass over the shard; a last, partial pass counts as one."""
-        accuracies: list[float] = []
-        hits = seen = 0
-        for right, size in self._hits:
-            hits, seen = hits + right, seen + size
-            if seen >= len(self._shard):
-                accuracies.append(hits / seen)
-                hits = seen = 0
-        return (*accuracies, hits / seen) if seen else tuple(accuracies)
-
     def _error(self, step: int, reason: str) -> ClientJobError:
         return ClientJobError(client=self.client, round=self._round, step=step, reason=reason)
-
-
-def _joined(tally: Tally, samples: int, classes: tuple[int, ...] | None) -> Tally:
-    """A tally carried into another round."""
-    union = None if tally.classes is None or classes is None else tuple(sorted({*tally.classes, *classes}))
-    return dataclasses.replace(tally, samples=tally.samples + samples, classes=union)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.base import Published
+from fedsweep.components.codec import Codec
 from fedsweep.components.local import LocalTerm, Objective
 from fedsweep.components.probes import Probe
 from fedsweep.components.solver import LocalSolver
@@ -33,6 +34,7 @@ class ClientSide:
         indices: For each client the indices of its training samples.
         device: ``"cpu"`` or ``"cuda"``.
         track_accuracy: Keep the training accuracy of each pass over a client's data.
+        codec: What clients' models go through on their way to the server; None: they are sent as they are.
     """
 
     seed: int
@@ -43,6 +45,7 @@ class ClientSide:
     indices: tuple[np.ndarray, ...]
     device: str = "cpu"
     track_accuracy: bool = False
+    codec: Codec | None = None
 
     def share(self, client: int) -> float | None:
         """A client's number of samples over the clients' mean; None where nobody asks for it."""
@@ -90,6 +93,11 @@ class Tally:
     samples: int = 0
     classes: tuple[int, ...] | None = None
 
+    def carried_on(self, samples: int, classes: tuple[int, ...] | None) -> Tally:
+        """The same, carried into a round with so many samples of these classes."""
+        union = None if self.classes is None or classes is None else tuple(sorted({*self.classes, *classes}))
+        return replace(self, samples=self.samples + samples, classes=union)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
@@ -130,20 +138,43 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Inquiry:
+    """A question to clients outside a round's work: the exchange before round 1, or a test of their own models.
+
+    Attributes:
+        clients: Who is asked.
+        probes: What they measure.
+        round: Rounds that are done.
+        classes: Under drift, clients' classes of the round.
+    """
+
+    clients: tuple[int, ...]
+    probes: tuple[Probe, ...]
+    round: int = 0
+    classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def of(self, clients: Sequence[int]) -> Inquiry:
+        """The same question to some of them."""
+        return replace(self, clients=tuple(clients))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reply:
     """A client's answer at the last sync point of a segment.
 
     Attributes:
         client: Its id.
-        vector: Its model [V of its sub-model].
+        vector: Its model [V of its sub-model]; without the params where they are encoded.
         tally: What it has done since it last received a model.
         extras: What it sends beside the model.
+        encoded: What it sends of its params instead, made by the method's codec.
     """
 
     client: int
     vector: Tensor
     tally: Tally
     extras: Payload = field(default_factory=dict)
+    encoded: Payload | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ The order follows from (seed, round, client) alone: neither the sync points of a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +46,23 @@ def batch_order(work: ClientWork, order_stream: Stream) -> list[np.ndarray]:
     return batches[: work.steps]
 
 
+def pass_accuracies(hits: Sequence[tuple[int, int]], num_samples: int) -> tuple[float, ...]:
+    """Accuracy of each pass over the data; a last, partial pass counts as one.
+
+    Args:
+        hits: For each batch how many samples were told right, and how many it had.
+        num_samples: Samples of a pass.
+    """
+    accuracies: list[float] = []
+    right = seen = 0
+    for hit, size in hits:
+        right, seen = right + hit, seen + size
+        if seen >= num_samples:
+            accuracies.append(right / seen)
+            right = seen = 0
+    return (*accuracies, right / seen) if seen else tuple(accuracies)
+
+
 class Shard:
     """The samples of one client in one round.
 
@@ -74,7 +91,7 @@ class Shard:
         self._raw = torch.from_numpy(images[indices])
         self.targets = torch.from_numpy(labels[indices].astype(np.int64)).to(device)
         self._ready: Tensor | None = None
-        if not transform.random and self._raw[0].numel() * len(indices) * 4 <= _CACHE_BYTES:
+        if not transform.random and self._raw.numel() * 4 <= _CACHE_BYTES:
             self._ready = self._convert(self._raw, None, train=True)
 
     def __len__(self) -> int:
@@ -98,6 +115,21 @@ class Shard:
     def _convert(self, raw: Tensor, generator: torch.Generator | None, *, train: bool) -> Tensor:
         inputs = self._transform(raw, generator=generator, train=train)
         return inputs.to(device=self._device, dtype=self._dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientTests:
+    """What clients test their own models on.
+
+    Attributes:
+        images: The test set [T, C, H, W]; may be read-only shared memory.
+        labels: [T].
+        indices: Each client's part of it.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    indices: tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.local_round import LocalRound
-from fedsweep.client.messages import ClientSide, RoundTotals, Segment, SegmentReply, Turn
-from fedsweep.client.shards import Shard, TrainingData
+from fedsweep.client.messages import ClientSide, Inquiry, RoundTotals, Segment, SegmentReply, Turn
+from fedsweep.client.shards import ClientTests, Shard, TrainingData
 from fedsweep.components.base import Published
-from fedsweep.components.probes import Probe
 from fedsweep.errors import ClientJobError, InvariantError
 from fedsweep.records import ClientWork, Payload, State, SyncPoint
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -57,12 +56,20 @@ class Worker:
         model: A template of the full model; taken over.
         layout: How the full model lies in its vector.
         index: The worker's number, from 0.
+        tests: What clients test their own models on, where they do.
     """
 
     def __init__(
-        self, side: ClientSide, data: TrainingData, model: nn.Module, *, layout: FlatLayout, index: int = 0
+        self,
+        side: ClientSide,
+        data: TrainingData,
+        model: nn.Module,
+        *,
+        layout: FlatLayout,
+        index: int = 0,
+        tests: ClientTests | None = None,
     ) -> None:
-        self._side, self._data, self._layout, self.index = side, data, layout, index
+        self._side, self._data, self._layout, self.index, self._tests = side, data, layout, index, tests
         if side.device != "cpu":
             # cuDNN may otherwise choose algorithms by timing them, or ones that sum in no fixed order.
             torch.backends.cudnn.deterministic = True
@@ -155,7 +162,9 @@ class Worker:
             if submodel != FULL_MODEL:
                 whole = values.new_zeros(self._layout.num_values)
                 whole[: self._layout.num_params] = values
-                values = submodel.extract(whole, self._layout)
+                held = submodel.embed(submodel.extract(whole, self._layout), self._layout)
+                travels = whole if held.cover is None else held.vector.masked_fill(~held.cover, 0.0)
+                values = submodel.extract(travels, self._layout)
             given |= {f"{name}/{param}": value for param, value in part.params(values).items()}
         return given
 
@@ -164,18 +173,11 @@ class Worker:
             turn, round=segment.round, learning_rate=segment.learning_rate, memory=memory
         )
 
-    def _local_round(self, turn: Turn, *, round: int, learning_rate: float, memory: State) -> LocalRound:
-        indices = self._side.indices[turn.client]
-        if turn.work.classes is not None:
-            indices = indices[np.isin(self._data.labels[indices], turn.work.classes)]
-        shard = Shard(
-            self._data.images,
-            self._data.labels,
-            indices,
-            transform=self._data.transform,
-            device=self._side.device,
-            dtype=self._layout.dtype,
-        )
+    def _local_round(
+        self, turn: Turn, *, round: int, learning_rate: float, memory: State, tests: Shard | None = None
+    ) -> LocalRound:
+        classes = turn.work.classes
+        shard = self._shard(self._data.images, self._data.labels, self._side.indices[turn.client], classes)
         return LocalRound(
             self._side,
             turn,
@@ -186,6 +188,20 @@ class Worker:
             full=self._layout,
             memory=memory,
             num_classes=self._data.num_classes,
+            tests=tests,
+        )
+
+    def _shard(
+        self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray, classes: tuple[int, ...] | None
+    ) -> Shard:
+        """A client's samples of a round; under drift, of its classes."""
+        return Shard(
+            images,
+            labels,
+            indices if classes is None else indices[np.isin(labels[indices], classes)],
+            transform=self._data.transform,
+            device=self._side.device,
+            dtype=self._layout.dtype,
         )
 
     def _slot(self, submodel: SubModel) -> ModuleSlot:
@@ -225,13 +241,26 @@ class Worker:
                 client=client, round=segment.round, step=step, reason=f"{type(error).__name__}: {error}"
             ) from error
 
-    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: Tensor) -> dict[int, Payload]:
-        """The set-up exchange: what each client measures at the initial model [V]."""
+    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, State]) -> dict[int, Payload]:
+        """What clients measure at the server's model [V]; nothing is trained, and no term is asked.
+
+        Args:
+            inquiry: Who measures what.
+            vector: The model; stays as it is.
+            memories: What clients remember.
+        """
         answers: dict[int, Payload] = {}
-        for client in clients:
-            # A round 0 without work: nothing is trained, and no term is asked.
-            work = ClientWork(steps=0, batch_size=1, whole_batches=False, num_samples=len(self._side.indices[client]))
+        for client in inquiry.clients:
+            classes = inquiry.classes.get(client)
+            size = len(self._side.indices[client])
+            work = ClientWork(steps=0, batch_size=1, whole_batches=False, num_samples=size, classes=classes)
             turn = Turn(client=client, work=work, submodel=FULL_MODEL)
-            local = self._local_round(turn, round=0, learning_rate=0.0, memory=None)
-            answers[client] = local.measured_at(vector, probes)
+            tests = None
+            if self._tests is not None:
+                own = self._tests.indices[client]
+                tests = self._shard(self._tests.images, self._tests.labels, own, classes)
+            memory = memories.get(client)
+            local = self._local_round(turn, round=inquiry.round, learning_rate=0.0, memory=memory, tests=tests)
+            asked = [probe for probe in inquiry.probes if probe.asks(client)]
+            answers[client] = local.measured_at(vector, asked)
         return answers

@@ -4,6 +4,7 @@ One module for each seam, with its abstract base and its FedAvg default. These n
 """
 
 from fedsweep.components.base import ComponentReport, Published, ServerComponent
+from fedsweep.components.codec import Codec
 from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.components.frozen import Frozen
 from fedsweep.components.local import (
@@ -17,13 +18,14 @@ from fedsweep.components.local import (
     Objective,
 )
 from fedsweep.components.pacing import FixedInterval, OncePerRound, Pacing
-from fedsweep.components.probes import LocalClient, Probe
+from fedsweep.components.probes import ClientTest, LocalClient, Probe
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.selection import Selection, UniformSelection
 from fedsweep.components.server_update import Replace, ServerUpdate, mean_of_updates
 from fedsweep.components.solver import LocalSolver, OptimizerSteps
 from fedsweep.components.submodels import SubModelPolicy, WholeModel
 from fedsweep.components.weighting import BySamples, Uniform, Weighting
+from fedsweep.models.functional import features_with, head_names, head_with, logits_with
 from fedsweep.records import (
     ClientProfile,
     ClientUpdate,
@@ -37,7 +39,7 @@ from fedsweep.records import (
     SyncContext,
     SyncPoint,
 )
-from fedsweep.submodel import FULL_MODEL, Covered, ElementMask, FullModel, SubModel
+from fedsweep.submodel import FULL_MODEL, Covered, ElementMask, FullModel, PartOfModel, SubModel
 from fedsweep.trees import FlatLayout, ParamTree, coverage_mean, layout_of, weighted_mean
 
 __all__ = [
@@ -46,8 +48,10 @@ __all__ = [
     "BySamples",
     "ClientFacts",
     "ClientProfile",
+    "ClientTest",
     "ClientUpdate",
     "ClientWork",
+    "Codec",
     "ComponentReport",
     "Covered",
     "CrossEntropy",
@@ -70,6 +74,7 @@ __all__ = [
     "OptimizerSteps",
     "Pacing",
     "ParamTree",
+    "PartOfModel",
     "Payload",
     "Probe",
     "Published",
@@ -91,7 +96,11 @@ __all__ = [
     "Weighting",
     "WholeModel",
     "coverage_mean",
+    "features_with",
+    "head_names",
+    "head_with",
     "layout_of",
+    "logits_with",
     "mean_of_updates",
     "weighted_mean",
 ]

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.components.frozen import Frozen, Twin
+from fedsweep.components.frozen import Frozen, twin
 from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -102,7 +102,7 @@ class LocalStep:
     learning_rate: float
     whole: nn.Module | None = None
     client: ClientFacts = NOBODY
-    _twin: Callable[[], Twin] | None = None
+    _twin: Callable[[], nn.Module] | None = None
     _features: Tensor | None = None
     _logits: Tensor | None = None
     _whole_logits: Tensor | None = None
@@ -150,7 +150,7 @@ class LocalStep:
             values: All params by name, and the float buffers; buffers that are not given are the live ones.
         """
         if self._twin is None:
-            self._twin = functools.cache(functools.partial(Twin, self.model))
+            self._twin = functools.cache(functools.partial(twin, self.model))
         return Frozen(self._twin(), dict(self.model.named_buffers()) | values)
 
     def forward_with(self, params: ParamTree, inputs: Tensor) -> Tensor:
@@ -221,9 +221,12 @@ class LocalTerm(ABC):
         stateful: ``init`` returns something; the memory is kept between the client's participations.
         needs_share: The client's share of the samples is read.
         needs_effective_steps: ``LocalWork.effective_steps`` is read, so the optimiser must have such a number.
+        needs_fresh_momentum: That number must be exact: momentum, where there is any, starts at zero in each round.
 
-    A concrete term is a frozen dataclass with a ``name``, unique in a method. ``init`` and ``prepare`` may take a
-    further argument ``client: ClientFacts = NOBODY``: what the client knows of itself.
+    A concrete term is a frozen dataclass with a ``name``, unique in a method. ``init``, ``prepare`` and ``finish`` may
+    take further arguments: ``client: ClientFacts = NOBODY``, what the client knows of itself, and
+    ``local: LocalClient | None = None``, its data, its module in evaluation mode and random numbers, for work outside
+    the steps.
     """
 
     sends: ClassVar[bool] = False
@@ -231,11 +234,17 @@ class LocalTerm(ABC):
     stateful: ClassVar[bool] = False
     needs_share: ClassVar[bool] = False
     needs_effective_steps: ClassVar[bool] = False
+    needs_fresh_momentum: ClassVar[bool] = False
     name: str
 
     @property
     def passes(self) -> float:
         """What the term adds to a step's cost, in forward passes per sample; 1 for a teacher that is asked."""
+        return 0
+
+    @property
+    def job_passes(self) -> float:
+        """What the work outside the steps costs in each job, in forward passes of all the client's samples."""
         return 0
 
     def init(self, params: ParamTree) -> Memory:
@@ -258,6 +267,8 @@ class LocalTerm(ABC):
         """After an optimiser step; may return params that replace the present ones."""
         return step.memory, None
 
-    def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
-        """At a job's end; the payload travels with the update."""
+    def finish(
+        self, memory: Memory, work: LocalWork
+    ) -> tuple[Memory, Payload] | tuple[Memory, Payload, ParamTree | None]:
+        """At a job's end; the payload travels with the update. Params that come third replace the present ones."""
         return memory, {}

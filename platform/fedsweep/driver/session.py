@@ -21,6 +21,7 @@ from fedsweep.errors import MemoryLost, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
+from fedsweep.runs.accuracy_table import accuracy_table
 from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.runs.component_pictures import write_pictures
 from fedsweep.runs.folder_guard import FolderGuard
@@ -110,7 +111,10 @@ class RunSession:
         self._bulletin = Bulletin()
         self._folder = RunFolder(settings.folder)
         self._store = CheckpointStore(
-            settings.folder, keep=settings.checkpoint_keep, config_hash=experiment.config_hash
+            settings.folder,
+            keep=settings.checkpoint_keep,
+            config_hash=experiment.config_hash,
+            earlier=self._folder.read_earlier(),
         )
         self._fleet = make_fleet(self._bulletin.message)
         self._engine = Engine(
@@ -155,7 +159,7 @@ class RunSession:
             for text in found.skipped:
                 self._bulletin.message(text)
             if found.state is not None:
-                start = self._with_setup_bytes(found.state)
+                start = self._checkpointed(found.state)
                 self._saved_round = start.round
                 self._bulletin.message(f"going on after round {start.round}")
             else:
@@ -174,8 +178,9 @@ class RunSession:
             num_actors=self._fleet.num_workers,
         )
 
-    def _with_setup_bytes(self, state: RunState) -> RunState:
+    def _checkpointed(self, state: RunState) -> RunState:
         """A checkpoint's state; what the exchange before round 1 cost is measured again where it was not kept."""
+        state = self._engine.as_planned(state)
         if state.setup_bytes is not None:
             return state
         return replace(state, setup_bytes=self._engine.start().setup_bytes)
@@ -227,7 +232,7 @@ class RunSession:
         self._went_back = self._reported
         self._fleet.repair()
         found = self._store.newest(keep_handle=self._fleet.keep)
-        self._state = self._engine.start() if found.state is None else self._with_setup_bytes(found.state)
+        self._state = self._engine.start() if found.state is None else self._checkpointed(found.state)
         self._bulletin.message(f"{lost}: going back to the checkpoint of round {self._state.round}")
         for text in found.skipped:
             self._bulletin.message(text)
@@ -247,6 +252,7 @@ class RunSession:
             self._store.save(state, fetch=self._fleet.fetch)
             self._saved_round = state.round
             self._write_rounds(state)
+            self._write_accuracies(state)
 
     def _save_partial(self, state: RunState) -> None:
         with self._guard.writing():
@@ -280,6 +286,7 @@ class RunSession:
             self._folder.write_result(early)
             return early
         self._write_rounds(state)
+        self._write_accuracies(state)
         if status != "failed":
             # Also where the run was killed: it may have gone on by a round since it was asked to save.
             self._save_state(state)
@@ -319,6 +326,11 @@ class RunSession:
         self._folder.write_rounds(state.records)
         self._write_scenario(state.records)
         self._written = time.monotonic()
+
+    def _write_accuracies(self, state: RunState) -> None:
+        # Not as often as the rounds: it has a row for each client of each.
+        if (table := accuracy_table(self._experiment, state.records)) is not None:
+            self._folder.write_client_accuracy(table)
 
     def _write_scenario(self, records: tuple[RoundRecord, ...]) -> None:
         """Who was there and with which classes, for other runs to replay."""

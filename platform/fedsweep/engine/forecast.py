@@ -89,7 +89,9 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
         clock = plan.clock
         for client, count in taken.items():
             samples = plan.context.work[client].samples_in(count)
-            flops += costs.flops(plan.context.submodels[client], samples, probed=_probed(plan, client))
+            flops += costs.flops(
+                plan.context.submodels[client], samples, probed=_probed(plan, client, costs.job_passes)
+            )
         ratio = rows.group_figures(plan, plan.components, cost=plan.values).comm_ratio
         if ratio is not None:
             ratios.append(ratio)
@@ -149,12 +151,12 @@ def _beside(plan: RoundPlan, beside: Beside, seen: set[int]) -> int:
     return int(BYTES_PER_VALUE * total)
 
 
-def _probed(plan: RoundPlan, client: int) -> float:
-    """Forward passes of one sample that a client's measurements will take."""
-    if not plan.probes:
+def _probed(plan: RoundPlan, client: int, job_passes: float) -> float:
+    """Forward passes of one sample that a client will take outside its steps."""
+    if not plan.probes and not job_passes:
         return 0.0
     jobs = sum(times for point, times in alike(plan.points) for job in point.start if job.client == client)
-    each = sum(probe.passes for probe in plan.probes if probe.when != "round_end")
+    each = sum(probe.passes for probe in plan.probes if probe.when != "round_end") + job_passes
     once = sum(probe.passes for probe in plan.probes if probe.when == "round_end")
     return plan.context.work[client].num_samples * (jobs * each + bool(jobs) * once)
 

@@ -15,8 +15,8 @@ def check_world(experiment: Experiment) -> None:
 
     Raises:
         ConfigError: A client has no samples, or parts of the scenario can't do without each round's updates although
-            clients carry work from round to round; or moves are to be divided by effective steps that
-            the clients' optimiser does not have.
+            clients carry work from round to round; or moves are to be divided by effective steps that the clients'
+            optimiser does not have, or not exactly.
     """
     empty = [p.client for p in experiment.world.profiles if p.num_samples == 0]
     if empty:
@@ -32,6 +32,18 @@ def check_world(experiment: Experiment) -> None:
         raise ConfigError(
             f"method {method.name} divides clients' moves by their effective steps, which training.optimizer"
             f" {experiment.training.optimizer.name} has not; set training.optimizer to {{name: sgd, lr: 0.05}}, say"
+        )
+    _check_momentum(experiment)
+
+
+def _check_momentum(experiment: Experiment) -> None:
+    optimizer = experiment.training.optimizer
+    asking = [term.name for term in experiment.method.terms if term.needs_fresh_momentum]
+    if asking and optimizer.momentum and optimizer.keep != "reset":
+        raise ConfigError(
+            f"method {experiment.method.name}: the term {asking[0]} divides moves by steps whose momentum begins at"
+            f" zero in each round, but training.optimizer_state is {optimizer.keep}; set"
+            " training.optimizer_state=reset, or leave out the momentum"
         )
 
 

@@ -69,7 +69,8 @@ def _require(holds: bool, otherwise: str) -> None:
 def components_are_values(subject: Subject) -> None:
     """Components are frozen, hashable and picklable; every parameter is explained."""
     for method in (subject.built({}), subject.method):
-        for component in (*(getattr(method, seam) for seam in SEAMS), *method.terms, *method.refinements):
+        own = [getattr(method, seam) for seam in SEAMS]
+        for component in (*(c for c in own if c is not None), *method.terms, *method.refinements):
             kind = type(component).__name__
             _require(is_dataclass(component), f"{kind} must be a frozen dataclass")
             _require(type(component).__dataclass_params__.frozen, f"{kind} must be a frozen dataclass")  # type: ignore[attr-defined]
@@ -206,10 +207,12 @@ ROUGH: Mapping[str, Callable[[Subject], Experiment]] = {
     "Adam on the clients": lambda s: s.world(s.method, learning_rate=0.01, optimizer=OptimizerSettings(name="adam")),
     "float64": lambda s: s.world(s.method, double=True),
     "no data on the server": lambda s: s.world(s.method, proxy=None, validation=None),
+    "no devices": lambda s: _without_devices(s.world(s.method)),
     "a learning rate of 0": lambda s: s.world(s.method, learning_rate=0.0),
 }
 # What a card may need, and the world that lacks it.
 LACKING = {
+    "devices": "no devices",
     "proxy": "no data on the server",
     "validation": "no data on the server",
     "features": "a network that says nothing of itself",
@@ -218,6 +221,11 @@ LACKING = {
     "no batch norm": "batch norm",
     "two samples": "clients of one or two samples",
 }
+
+
+def _without_devices(experiment: Experiment) -> Experiment:
+    profiles = tuple(replace(profile, device=None) for profile in experiment.world.profiles)
+    return replace(experiment, world=replace(experiment.world, profiles=profiles))
 
 
 def _without_a_class() -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fedsweep.client.messages import Handle, Segment, SegmentReply
-from fedsweep.components.probes import Probe
+from fedsweep.client.messages import Handle, Inquiry, Segment, SegmentReply
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet, LocalFleet, combine, make_worker
 from fedsweep.models.cost import BYTES_PER_VALUE
@@ -51,8 +50,10 @@ class SplitFleet(Fleet):
         found = combine(answers)
         return replace(found, replies=found.replies[::-1])
 
-    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: Tensor) -> Mapping[int, Payload]:
-        found = {k: self._workers[k % 3].measure([k], probes, vector)[k] for k in reversed(clients)}
+    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
+        found: dict[int, Payload] = {}
+        for k in reversed(inquiry.clients):
+            found |= self._workers[k % 3].measure(inquiry.of((k,)), vector, memories)
         return dict(sorted(found.items()))
 
 
@@ -117,16 +118,22 @@ class MeasuringFleet(LocalFleet):
         answered = set()
         for answer in reply.replies:
             answered.add(answer.client)
-            self.up += self._alive(parts.get(answer.client, FULL_MODEL), answer.vector) + _bytes(answer.extras)
+            self.up += _bytes(answer.extras)
+            if answer.encoded is None:
+                self.up += self._alive(parts.get(answer.client, FULL_MODEL), answer.vector)
+            else:
+                self.up += _bytes(answer.encoded) + _bytes({"rest": answer.vector})
         # Who kept work of earlier rounds sends what it kept then.
         self.up += BYTES_PER_VALUE * self._layout.num_values * len(set(segment.points[-1].attend) - answered)
         return reply
 
-    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: Tensor) -> Mapping[int, Payload]:
-        answers = super().measure(clients, probes, vector)
-        if any(probe.reads_model for probe in probes):
+    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
+        answers = super().measure(inquiry, vector, memories)
+        if inquiry.round:
+            return answers  # a test, which is no part of the run
+        if any(probe.reads_model for probe in inquiry.probes):
             model = self._layout.num_params + self._layout.num_buffers
-            self.setup += BYTES_PER_VALUE * model * len(clients)
+            self.setup += BYTES_PER_VALUE * model * len(answers)
         self.setup += sum(map(_bytes, answers.values()))
         return answers
 
@@ -152,5 +159,6 @@ class MeasuringFleet(LocalFleet):
 
 
 def _bytes(tensors: Payload) -> int:
-    bits, values = [t for t in tensors.values() if t.dtype == torch.bool], list(tensors.values())
-    return sum(-(-t.numel() // 8) for t in bits) + sum(4 * t.numel() for t in values if t.dtype != torch.bool)
+    bits = [t for t in tensors.values() if t.dtype == torch.bool]
+    values = [t for t in tensors.values() if t.dtype != torch.bool]
+    return sum(-(-t.numel() // 8) for t in bits) + sum(min(4, t.element_size()) * t.numel() for t in values)

@@ -41,9 +41,9 @@ class NormedNetwork(LinearHeadNetwork):
     def __init__(self) -> None:
         super().__init__(input_shape=(1, 1, 6), num_classes=4)
         self.fc1, self.norm1, self.relu1 = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU()
-        self.classifier = nn.Linear(8, 4)
+        self.add_head(8, None)
 
-    def features(self, inputs: Tensor) -> Tensor:
+    def encode(self, inputs: Tensor) -> Tensor:
         hidden: Tensor = self.relu1(self.norm1(self.fc1(inputs.flatten(1))))
         return hidden
 
