@@ -61,7 +61,7 @@ def test_limits_in_words() -> None:
 def test_what_the_program_knows_is_not_on_the_card() -> None:
     """Parameters, seams, sources, readings, registration and restrictions come from the code."""
     facts = method_facts("scaffold")
-    assert [row.name for row in facts.parameters] == ["server_learning_rate", "weighting"]
+    assert [row.name for row in facts.parameters] == ["server_learning_rate", "weighting", "rebuild"]
     assert list(facts.changes) == ["weighting", "terms", "refinements"]
     assert facts.source.startswith("Karimireddy et al. (2020): SCAFFOLD") and "Option II" in facts.source
     assert facts.needs[0].startswith("SGD on the clients") and "remember" in facts.needs[1]
