@@ -199,10 +199,10 @@ class MovingMask(MaskPolicy):
 
 @with_card(
     Card(
-        up="mask(L) if 0 < round - 1 < (until or rounds / 2) and (round - 2) % every == 0 and moved else 0",
+        up="mask(K) if sparsity * moved and 0 < round - 1 < (until or rounds / 2) and not (round - 2) % every else 0",
         limits=(Limit(given={"sparsity": 0.0}),),
         live=("sparsity",),
-        small={"sparsity": 0.5, "moved": 0.5, "every": 2, "until": 20},
+        small={"sparsity": 0.5, "moved": 0.2, "until": 3, "every": 1},
     )
 )
 def feddst(

@@ -65,7 +65,7 @@ def test_what_the_program_knows_is_not_on_the_card() -> None:
     assert list(facts.changes) == ["weighting", "terms", "refinements"]
     assert facts.source.startswith("Karimireddy et al. (2020): SCAFFOLD") and "Option II" in facts.source
     assert facts.needs[0].startswith("SGD on the clients") and "remember" in facts.needs[1]
-    assert facts.sends[0] == "up: `P` (P: its params)"
+    assert facts.sends[0] == "up: `0 if rebuild else P` (P: its params)"
     assert any("with momentum" in text for text in facts.differs)
     assert "label counts (C values) up" in method_facts("fedgen").sends[-1]
     assert method_facts("fedsgd").changes == {"training section": "local_steps=1"}

@@ -160,9 +160,8 @@ class Played:
         """In what the end differs from that of the same run in one process."""
         assert self._state is not None
         fetched = {k: self._fleet.fetch(memory) for k, memory in self._state.memories.items()}
-        memories = {
-            k: memory for k, memory in fetched.items() if memory is not None
-        }  # nothing to remember is kept, too
+        # Of a client that has nothing to remember, actors hand back that it is nothing.
+        memories = {k: memory for k, memory in fetched.items() if memory is not None}
         found, expected = content(self._state, memories), content(subject.states[-1], subject.states[-1].memories)
         self._fleet.close()
         return [key for key in expected if found[key] != expected[key]]

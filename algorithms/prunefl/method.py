@@ -163,12 +163,12 @@ def _server_samples(context: ServerContext) -> tuple[Tensor, Tensor] | None:
 
 @with_card(
     Card(
-        up="F if round % every == 0 else 0",
-        setup_up="mask(L) if first_stage == 'client' and largest else 0",
-        setup_down="W if first_stage == 'client' and largest else 0",
+        up="F if sparsity and round % every == 0 else 0",
+        setup_up="mask(K) if sparsity and first_stage == 'client' and largest else 0",
+        setup_down="W if sparsity and first_stage == 'client' and largest else 0",
         limits=(Limit(given={"sparsity": 0.0}),),
         live=("sparsity",),
-        small={"sparsity": 0.5, "every": 2, "fixed_time": 1e9, "first_stage": "none"},
+        small={"sparsity": 0.5, "first_stage": "none", "every": 2},
     )
 )
 def prunefl(

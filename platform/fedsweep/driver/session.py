@@ -24,6 +24,7 @@ from fedsweep.records import RoundRecord
 from fedsweep.runs.accuracy_table import accuracy_table
 from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.runs.component_pictures import write_pictures
+from fedsweep.runs.earlier import read_earlier
 from fedsweep.runs.folder_guard import FolderGuard
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.targets import targets_reached
@@ -114,7 +115,7 @@ class RunSession:
             settings.folder,
             keep=settings.checkpoint_keep,
             config_hash=experiment.config_hash,
-            earlier=self._folder.read_earlier(),
+            earlier=read_earlier(settings.folder),
         )
         self._fleet = make_fleet(self._bulletin.message)
         self._engine = Engine(

@@ -63,9 +63,9 @@ def _expected(plan: RoundPlan, costs: CostModel, said: Beside, seen: set[int]) -
         if client in sending:
             beside["up"] += said.values("up", client, part, round=plan.context.round, first=first)
     seen |= started
-    ups = sum(costs.total(plan.submodel(k), "up").num_bytes for p in plan.points for k in p.attend)
+    ups = sum(costs.num_bytes(plan.submodel(k), "up") for p in plan.points for k in p.attend)
     starts = [job.client for point in plan.points for job in point.start if not job.resume]
-    downs = sum(costs.total(plan.submodel(k), "down").num_bytes for k in starts)
+    downs = sum(costs.num_bytes(plan.submodel(k), "down") for k in starts)
     return int(ups + BYTES_PER_VALUE * beside["up"]), int(downs + BYTES_PER_VALUE * beside["down"]) + plan.index_bytes
 
 
