@@ -27,6 +27,7 @@ PAIRS = [
     *((term, server) for term in (*TERMS, "scaffold") for server in SERVERS),
     *((other, "fednova") for other in (*TERMS, *SERVERS)),
     *((other, "dynamicfl") for other in (*TERMS, *SERVERS, "scaffold", "feddyn", "fednova", *ON_SERVER)),
+    *(("feddh", "fedad"), ("moon", "fjord")),  # what shipped tables and presets merge
     *((cut, other) for cut in CUT for other in ("fedprox", "scaffold", "fedadam", "feddh")),
 ]
 
