@@ -37,7 +37,7 @@ class Beside:
             "C": experiment.world.data.num_classes,
             "U": sum(group.size for group in groups()),
             "F": experiment.layout.num_params,
-            "K": sum(layer.weight.numel() for layer in _layers(template)),
+            "K": sum(layer.get_parameter("weight").numel() for layer in _layers(template)),
             "sizes": tuple(profile.num_samples for profile in experiment.world.profiles),
             "rounds": experiment.training.rounds,
         } | ({"D": template.feature_width} if features else {})

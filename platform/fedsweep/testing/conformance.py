@@ -69,8 +69,8 @@ def _require(holds: bool, otherwise: str) -> None:
 def components_are_values(subject: Subject) -> None:
     """Components are frozen, hashable and picklable; every parameter is explained."""
     for method in (subject.built({}), subject.method):
-        own = [getattr(method, seam) for seam in SEAMS]
-        for component in (*(c for c in own if c is not None), *method.terms, *method.refinements):
+        components: list[Any] = [*(getattr(method, seam) for seam in SEAMS), *method.terms, *method.refinements]
+        for component in (c for c in components if c is not None):
             kind = type(component).__name__
             _require(is_dataclass(component), f"{kind} must be a frozen dataclass")
             _require(type(component).__dataclass_params__.frozen, f"{kind} must be a frozen dataclass")  # type: ignore[attr-defined]
