@@ -164,14 +164,10 @@ def _show(made: Reproduced, *, quiet: bool) -> int:
     for problem in made.problems:
         if problem not in grid.problems:
             note(f"error: {problem}")
-    failed = sum(bool(cell.problems) for cell in grid.cells)
-    untold = sum(bool(cell.untold) for cell in grid.cells)
-    counts = f"{len(grid.cells) - failed - untold} of {len(grid.cells)} cells measured"
-    counts += f", {untold} can't be told without training" if untold else ""
     files = f"{made.folder} ({', '.join(path.name for path in made.files)})"
     page = made.folder.with_suffix(".html").name
     report = f"; report: {command('report', made.folder, '--out', page)}" if find_runs(made.folder) else ""
-    print(f"{counts}{f', {failed} failed' if failed else ''}; in {files}{report}", flush=True)
+    print(f"{grid.tally}; in {files}{report}", flush=True)
     return _FAILED if made.problems else 0
 
 

@@ -105,6 +105,14 @@ class Grid:
         return [f"{cell.row} | {cell.column}: {text}" for cell in self.cells for text in cell.problems]
 
     @property
+    def tally(self) -> str:
+        """How many cells have figures, how many failed, and how many are known by training alone; in words."""
+        failed, untold = sum(bool(c.problems) for c in self.cells), sum(bool(c.untold) for c in self.cells)
+        said = f"{len(self.cells) - failed - untold} of {len(self.cells)} cells measured"
+        said += f", {untold} known by training alone" if untold else ""
+        return f"{said}, {failed} failed" if failed else said
+
+    @property
     def untold(self) -> list[str]:
         """Why rows have no figures although nothing went wrong: each reason once, with its rows."""
         rows: dict[str, dict[str, None]] = {}
