@@ -68,6 +68,14 @@ class FlatLayout:
             offset += size
         return tree
 
+    def places(self) -> dict[str, slice]:
+        """Where each tensor lies in the vector, by name."""
+        found, offset = {}, 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            found[name] = slice(offset, offset + prod(shape))
+            offset += prod(shape)
+        return found
+
     def flatten(self, tree: Mapping[str, Tensor]) -> Tensor:
         """A new vector [num_values] from tensors by name; a missing name is a KeyError."""
         if not self.names:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
+from fedsweep.client.lane_step import Lane, Taken
 from fedsweep.client.messages import ClientSide, Reply, RoundTotals, Tally, Turn
 from fedsweep.client.narrowed import Narrowed, part_of_step
 from fedsweep.client.optimizer import ClientOptimizer
-from fedsweep.client.shards import Shard, batch_order
+from fedsweep.client.shards import Shard, batch_order, pass_accuracies
 from fedsweep.client.terms import ClientTerms
 from fedsweep.components.local import ClientFacts, LocalStep, LocalWork
 from fedsweep.components.probes import LocalClient, Probe
@@ -153,39 +154,71 @@ class LocalRound:
                 # A new tensor each time: a term may keep the one before.
                 self._see(self.vector.clone())
         elif self._fresh is False and self._position == 0:
-            self._tally = _joined(self._tally, self._work.num_samples, self._work.classes)
+            self._tally = self._tally.joined(self._work.num_samples, self._work.classes)
         for replacing in self._terms.prepare(self._trained, self._anchor_tree):
             self._replace(replacing)
         self._measure([p for p in probes if p.when == "start"])
         self._due += job.steps
         self._job_steps, self._job_effective_steps = job.steps, 0.0
 
-    def advance(self, probes: tuple[Probe, ...] = ()) -> None:
-        """Take the steps that are due; then let terms and probes finish."""
-        if self._due:
-            self._take_steps()
+    def lane(self) -> Lane | None:
+        """What the client brings to steps that it takes together with others; None where none are due."""
+        if not self._due:
+            return None
+        side, client, first = self._side, self.client, self._position
+        return Lane(
+            facts=self._facts,
+            submodel=self.submodel,
+            slot=self._slot,
+            vector=self.vector,
+            optimizer=self._optimizer,
+            anchor=self._anchor if side.terms else None,
+            memories=self._terms.memories,
+            broadcast=self._broadcast if side.terms else {},
+            learning_rate=self._learning_rate,
+            first=first,
+            sizes=[len(positions) for positions in self._batches[first : first + self._due]],
+            batch=self._batch,
+            seed=lambda position: stream(side.seed, "dropout", self._round, client, position).seed(56),
+        )
+
+    def advance(self, probes: tuple[Probe, ...] = (), taken: Taken | None = None) -> None:
+        """Take the steps that are due; then let terms and probes finish.
+
+        Args:
+            probes: Measurements of the round.
+            taken: The steps, where they were taken together with other clients'.
+        """
+        if taken is not None:
+            self._hits += zip(taken.hits, map(len, self._batches[self._position :]), strict=False)
+            self._count(taken.losses)
+        elif self._due:
+            self._count(self._steps_alone())
         self._finish_terms()
         self._measure([p for p in probes if p.when != "start"])
         total = float(self.vector.sum())
         if not math.isfinite(total) and not bool(torch.isfinite(self.vector).all()):
             raise self._error(self._position, "its model has values that are not finite; lower the learning rate")
 
-    def _take_steps(self) -> None:
+    def _steps_alone(self) -> list[float]:
         module = self._slot.bind(self._views)
         if not module.training:
             module.train()
-        losses: list[Tensor] = []
         first = self._position
-        for _ in range(self._due):
-            losses.append(self._one_step(module))
+        losses = [self._one_step(module, position) for position in range(first, first + self._due)]
+        return [float(losses[0])] if len(losses) == 1 else cast("list[float]", torch.stack(losses).tolist())
+
+    def _count(self, values: Sequence[float]) -> None:
+        """Take note of steps that were taken, by their losses."""
+        first, steps = self._position, len(values)
         self._due = 0
-        values = [float(losses[0])] if len(losses) == 1 else torch.stack(losses).tolist()
+        self._position = self._reached = first + steps
+        self._samples += sum(map(len, self._batches[first : first + steps]))
         loss_sum = math.fsum(values)
         if not math.isfinite(loss_sum):
             step = first + 1 + [math.isfinite(value) for value in values].index(False)
             raise self._error(step, "its loss is not finite; lower the learning rate or clip the gradient")
         self._loss_sum += loss_sum
-        steps = len(losses)
         self._job_effective_steps = self._optimizer.effective_steps(steps)
         self._tally = dataclasses.replace(
             self._tally,
@@ -195,13 +228,16 @@ class LocalRound:
             loss_sum=self._tally.loss_sum + loss_sum,
         )
 
-    def _one_step(self, module: nn.Module) -> Tensor:
-        side, position = self._side, self._position
-        self._reached = position + 1
-        positions = self._batches[position]
-        inputs, targets = self._shard.batch(
-            positions, lambda: stream(side.seed, "augment", self._round, self.client, position)
+    def _batch(self, position: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of a step, by its number within the round."""
+        return self._shard.batch(
+            self._batches[position], lambda: stream(self._side.seed, "augment", self._round, self.client, position)
         )
+
+    def _one_step(self, module: nn.Module, position: int) -> Tensor:
+        side = self._side
+        self._reached = position + 1
+        inputs, targets = self._batch(position)
         # A network's own draws (dropout) take no generator: the global one is keyed anew for each step. Directly,
         # since torch.manual_seed costs as much as a small step.
         seed = stream(side.seed, "dropout", self._round, self.client, position).seed(56)
@@ -228,12 +264,10 @@ class LocalRound:
             loss = side.solver.step(self._optimizer.torch, lambda: self._gradient(step))
         else:
             loss = self._narrow_step(step, narrow)
-        self._position += 1
-        self._samples += len(positions)
         for replacing in self._terms.after_step(step, self._slot.gradients):
             self._replace(replacing)
         if side.track_accuracy:
-            self._hits.append((int((step.logits.argmax(1) == targets).sum()), len(positions)))
+            self._hits.append((int((step.logits.argmax(1) == targets).sum()), len(targets)))
         return loss
 
     def _narrow_step(self, step: LocalStep, narrow: Narrowed) -> Tensor:
@@ -347,23 +381,24 @@ class LocalRound:
         vector = self.vector.cpu() if leaves else self.vector.cpu().clone()
         return Reply(client=self.client, vector=vector, tally=self._tally, extras=extras)
 
-    def close(self, *, attended: bool) -> tuple[RoundTotals, State]:
+    def close(self, *, attended: bool, taken: Taken | None = None) -> tuple[RoundTotals, State]:
         """End the round.
 
         Args:
             attended: The client's work has reached the server; otherwise it goes on from it next time.
+            taken: The steps that were due, where they were taken together with other clients'.
 
         Returns:
             The round's figures, and what the client remembers (None: nothing).
         """
         if self._due:
-            self.advance()
+            self.advance(taken=taken)
         totals = RoundTotals(
             steps=self._position,
             samples=self._samples,
             loss_sum=self._loss_sum,
             held=None if attended else self._tally,
-            pass_accuracies=self._pass_accuracies(),
+            pass_accuracies=pass_accuracies(self._hits, len(self._shard)),
             probed=self._probed,
         )
         memory: dict[str, Any] = {}
@@ -378,22 +413,5 @@ class LocalRound:
                 memory["anchor"] = self._anchor.cpu().numpy().copy()
         return totals, memory or None
 
-    def _pass_accuracies(self) -> tuple[float, ...]:
-        """Accuracy of each pass over the shard; a last, partial pass counts as one."""
-        accuracies: list[float] = []
-        hits = seen = 0
-        for right, size in self._hits:
-            hits, seen = hits + right, seen + size
-            if seen >= len(self._shard):
-                accuracies.append(hits / seen)
-                hits = seen = 0
-        return (*accuracies, hits / seen) if seen else tuple(accuracies)
-
     def _error(self, step: int, reason: str) -> ClientJobError:
         return ClientJobError(client=self.client, round=self._round, step=step, reason=reason)
-
-
-def _joined(tally: Tally, samples: int, classes: tuple[int, ...] | None) -> Tally:
-    """A tally carried into another round."""
-    union = None if tally.classes is None or classes is None else tuple(sorted({*tally.classes, *classes}))
-    return dataclasses.replace(tally, samples=tally.samples + samples, classes=union)

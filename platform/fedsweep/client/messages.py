@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class ClientSide:
         indices: For each client the indices of its training samples.
         device: ``"cpu"`` or ``"cuda"``.
         track_accuracy: Keep the training accuracy of each pass over a client's data.
+        lanes: Clients that a worker steps at once; 0: one after another.
     """
 
     seed: int
@@ -43,6 +44,7 @@ class ClientSide:
     indices: tuple[np.ndarray, ...]
     device: str = "cpu"
     track_accuracy: bool = False
+    lanes: int = 0
 
     def share(self, client: int) -> float | None:
         """A client's number of samples over the clients' mean; None where nobody asks for it."""
@@ -89,6 +91,11 @@ class Tally:
     loss_sum: float = 0.0
     samples: int = 0
     classes: tuple[int, ...] | None = None
+
+    def joined(self, samples: int, classes: tuple[int, ...] | None) -> Tally:
+        """The same, carried into a round in which the client has these samples and classes."""
+        union = None if self.classes is None or classes is None else tuple(sorted({*self.classes, *classes}))
+        return replace(self, samples=self.samples + samples, classes=union)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +184,11 @@ class SegmentReply:
         memories: By client, when the round closes and the client remembers something.
         aggregate: The server's model [V] after the last folded point, from the one worker that is asked for it; None
             where none was folded.
+        notes: Sentences for the user.
     """
 
     replies: tuple[Reply, ...]
     totals: Mapping[int, RoundTotals]
     memories: Mapping[int, Handle]
     aggregate: Tensor | None = None
+    notes: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ The order follows from (seed, round, client) alone: neither the sync points of a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,23 @@ def batch_order(work: ClientWork, order_stream: Stream) -> list[np.ndarray]:
         order = generator.permutation(n)
         batches.extend(order[start : start + size] for start in range(0, n, size))
     return batches[: work.steps]
+
+
+def pass_accuracies(hits: Sequence[tuple[int, int]], num_samples: int) -> tuple[float, ...]:
+    """Accuracy of each pass over a client's samples; a last, partial pass counts as one.
+
+    Args:
+        hits: For each step how many samples were classified rightly, and of how many.
+        num_samples: Samples of a pass.
+    """
+    accuracies: list[float] = []
+    right = seen = 0
+    for more, size in hits:
+        right, seen = right + more, seen + size
+        if seen >= num_samples:
+            accuracies.append(right / seen)
+            right = seen = 0
+    return (*accuracies, right / seen) if seen else tuple(accuracies)
 
 
 class Shard:

@@ -30,6 +30,11 @@ class ClientTerms:
         self._terms, self._stored, self._facts, self._full = terms, stored, facts, full
         self._memories: dict[str, Memory] = {}
 
+    @property
+    def memories(self) -> Mapping[str, Memory]:
+        """What each term remembers at present."""
+        return self._memories
+
     def prepare(self, params: ParamTree, anchor: ParamTree) -> Iterator[ParamTree | None]:
         """At a job's start: for each term what replaces the starting params."""
         for term in self._terms:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
+from fedsweep.client.lane_step import Taken
+from fedsweep.client.lanes import Lanes
 from fedsweep.client.local_round import LocalRound
 from fedsweep.client.messages import ClientSide, RoundTotals, Segment, SegmentReply, Turn
 from fedsweep.client.shards import Shard, TrainingData
@@ -73,6 +75,7 @@ class Worker:
         self._attended: set[int] = set()
         self._round = (0, 0)
         self._exchange: Exchange = Alone()
+        self._lanes = Lanes(side, side.lanes) if side.lanes else None
 
     def use_exchange(self, exchange: Exchange) -> None:
         """Average with other workers through this exchange from now on."""
@@ -103,8 +106,9 @@ class Worker:
         for number, point in enumerate(segment.points):
             self._start_jobs(segment, point, turns, current, version, memories)
             due = [k for k in point.attend if self._mine(segment, k) and k in self._sessions]
+            taken = self._taken_together(due)
             for client in due:
-                self._guard(segment, client, lambda k=client: self._sessions[k].advance(probes))
+                self._guard(segment, client, lambda k=client, t=taken: self._sessions[k].advance(probes, t.get(k)))
             self._attended.update(due)
             if number < len(segment.points) - 1:
                 # The exchange takes part in every process, also where no attendee is: all wait for the same mean.
@@ -112,6 +116,12 @@ class Worker:
                 self._exchange.mean(own, point.attend, segment.weights[number], current)
                 version += 1
         return self._answer(segment, due, current if folded and self.index == 0 else None)
+
+    def _taken_together(self, clients: Sequence[int]) -> Mapping[int, Taken]:
+        """The clients' steps that are due, as far as they can be taken in lanes."""
+        if self._lanes is None:
+            return {}
+        return self._lanes.take([lane for k in clients if (lane := self._sessions[k].lane()) is not None])
 
     def _mine(self, segment: Segment, client: int) -> bool:
         return segment.workers.get(client, 0) == self.index
@@ -201,16 +211,18 @@ class Worker:
         totals: dict[int, RoundTotals] = {}
         kept: dict[int, State] = {}
         if segment.closes:
+            taken = self._taken_together(sorted(self._sessions))
             for client, session in self._sessions.items():
 
                 def end(s: LocalRound = session, k: int = client) -> None:
-                    totals[k], memory = s.close(attended=k in self._attended)
+                    totals[k], memory = s.close(attended=k in self._attended, taken=taken.get(k))
                     if memory is not None:
                         kept[k] = memory
 
                 self._guard(segment, client, end)
             self._sessions, self._attended = {}, set()
-        return SegmentReply(replies=replies, totals=totals, memories=kept, aggregate=aggregate)
+        notes = () if self._lanes is None else self._lanes.notes()
+        return SegmentReply(replies=replies, totals=totals, memories=kept, aggregate=aggregate, notes=notes)
 
     def _guard(self, segment: Segment, client: int, action: Any) -> None:
         """Run a client's work; whatever it raises comes out with the client, the round and the step."""

@@ -189,9 +189,11 @@ class Objective(ABC):
 
     Class attributes:
         needs_share: ``step.client.share`` is read.
+        skips_padding: Samples with the target -100 do not count, not even in the mean.
     """
 
     needs_share: ClassVar[bool] = False
+    skips_padding: ClassVar[bool] = False
 
     @property
     def passes(self) -> float:
@@ -206,6 +208,8 @@ class Objective(ABC):
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy(Objective):
     """Mean cross-entropy of the batch."""
+
+    skips_padding: ClassVar[bool] = True
 
     def loss(self, step: LocalStep) -> Tensor:
         return F.cross_entropy(step.logits, step.targets)

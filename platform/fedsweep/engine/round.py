@@ -38,6 +38,7 @@ class RoundTools:
         keep: Called with a state that holds a refinement's unfinished work.
         message: Takes a component's sentences for the user.
         working: Takes a component's lines on how far long work is.
+        note: Takes what workers have to say.
     """
 
     experiment: Experiment
@@ -49,6 +50,7 @@ class RoundTools:
     keep: Callable[[RunState], None] = lambda state: None
     message: Callable[[str], None] = lambda text: None
     working: Callable[[str], None] = lambda text: None
+    note: Callable[[str], None] = lambda text: None
 
 
 class Round:
@@ -308,6 +310,8 @@ class Round:
     # -- aggregate -----------------------------------------------------------------------------------------------
 
     def _receive(self, segment: Segment, reply: SegmentReply) -> None:
+        for text in reply.notes:
+            self._tools.note(text)
         for point in segment.points:
             for client in point.attend:
                 self._charge_upload(client)

@@ -122,6 +122,7 @@ class Experiment:
         targets: Test accuracies whose first crossing is told in the result.
         device: ``"cpu"`` or ``"cuda"`` for the clients.
         server_device: The same for the server.
+        lanes: Clients that a worker steps at once; 0: one after another.
         config_hash: Names the configuration; checkpoints of another one are refused.
     """
 
@@ -135,6 +136,7 @@ class Experiment:
     targets: tuple[float, ...] = ()
     device: str = "cpu"
     server_device: str = "cpu"
+    lanes: int = 0
     config_hash: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -258,6 +260,7 @@ def client_side(experiment: Experiment) -> ClientSide:
         indices=experiment.world.indices,
         device=experiment.device,
         track_accuracy=experiment.world.availability is not None,
+        lanes=experiment.lanes,
     )
 
 

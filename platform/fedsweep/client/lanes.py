@@ -1,0 +1,127 @@
+"""Lanes: a worker's clients stepped together where their steps have the same shape.
+
+Which clients share a tile changes no bit: a tile always has the same number of lanes, and lanes do not see each other.
+So clients may be laid on workers in any way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import nn
+
+from fedsweep.client.lane_step import Lane, Taken, Tile, has_own
+from fedsweep.client.messages import ClientSide
+from fedsweep.submodel import SubModel
+
+# Tiles of this many shapes are kept: each has matrices of its own.
+_KEPT_TILES = 8
+
+
+class Lanes:
+    """Steps clients together; those that can't be are left to be stepped one by one.
+
+    Args:
+        side: The experiment's client side.
+        width: Lanes of a tile.
+    """
+
+    def __init__(self, side: ClientSide, width: int) -> None:
+        self._side, self._width = side, width
+        self._tiles: dict[Hashable, Tile] = {}
+        self._refused: dict[Hashable, str] = {}
+        self._notes: dict[str, bool] = {}  # sentences, and whether they have been told
+
+    def notes(self) -> tuple[str, ...]:
+        """What has not been told yet of what could not be done in lanes."""
+        new = tuple(text for text, is_told in self._notes.items() if not is_told)
+        self._notes = dict.fromkeys(self._notes, True)
+        return new
+
+    def take(self, lanes: Sequence[Lane]) -> dict[int, Taken]:
+        """Take the steps that are due.
+
+        Args:
+            lanes: Clients with steps due.
+
+        Returns:
+            By client what it has taken; who is missing has not been changed.
+
+        Raises:
+            torch.OutOfMemoryError: Not even one lane fits into the device's memory.
+        """
+        groups: dict[Hashable, list[Lane]] = {}
+        for lane in lanes:
+            key = lane.key()
+            reason = why_alone(self._side, lane) or self._refused.get(key)
+            if reason is None:
+                groups.setdefault(key, []).append(lane)
+            else:
+                self._note(f"{reason}: clients are stepped one by one")
+        taken: dict[int, Taken] = {}
+        for key, group in groups.items():
+            # Those with equally many steps side by side, so that few lanes idle.
+            waiting = sorted(group, key=lambda lane: (-len(lane.sizes), lane.facts.client))
+            while waiting and key not in self._refused:
+                done = self._together(key, waiting[: self._width])
+                taken |= done
+                waiting = waiting[len(done) :]
+        return taken
+
+    def _together(self, key: Hashable, lanes: Sequence[Lane]) -> dict[int, Taken]:
+        """The steps of a tile's clients; nothing where they have to be tried again, or can't be had."""
+        try:
+            tile = self._tile(key, lanes[0])
+            losses, hits = tile.run(lanes)
+        except torch.OutOfMemoryError:
+            if self._width == 1:
+                raise
+            self._tiles.clear()
+            torch.cuda.empty_cache()
+            before, self._width = self._width, -(-self._width // 2)
+            self._note(f"{before} at once do not fit into the device's memory: {self._width} at once from now on")
+            return {}
+        except Exception as error:
+            # Whatever it is, no client has been changed: one by one it comes out as a client's error, or does not.
+            first_line = (str(error).strip().splitlines() or [""])[0]
+            self._refused[key] = f"the method's clients can't take a step together ({first_line})"
+            self._note(f"{self._refused[key]}: clients are stepped one by one")
+            return {}
+        return {
+            lane.facts.client: Taken(losses=losses[k][: len(lane.sizes)], hits=hits[k][: len(lane.sizes)])
+            for k, lane in enumerate(lanes)
+        }
+
+    def _tile(self, key: Hashable, pattern: Lane) -> Tile:
+        tile = self._tiles.pop(key, None)
+        if tile is None:
+            tile = Tile(self._side, pattern, self._width)
+            for old in [*self._tiles][: len(self._tiles) + 1 - _KEPT_TILES]:
+                del self._tiles[old]
+        self._tiles[key] = tile  # the one that was used last comes last
+        return tile
+
+    def _note(self, text: str) -> None:
+        self._notes.setdefault(f"lanes: {text}", False)
+
+
+def why_alone(side: ClientSide, lane: Lane) -> str | None:
+    """Why a client's steps can't be taken with others', as far as it is known beforehand; None: they can."""
+    if not side.solver.plain:
+        return f"the method's solver ({type(side.solver).__name__}) takes steps of a kind of its own"
+    if type(lane.submodel).at_step is not SubModel.at_step:
+        return f"what a client trains ({type(lane.submodel).__name__}) changes from step to step"
+    after = [term.name for term in side.terms if has_own(term, "after_step")]
+    if after:
+        return f"the term {after[0]} works after each step"
+    if not lane.is_padded:
+        return None
+    whole = "training.local_steps, or equal_steps: true, makes all batches whole"
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in lane.slot.module.modules()):
+        return f"batch norm would take in what fills up smaller batches ({whole})"
+    reading = [term.name for term in side.terms if has_own(term, "loss")]
+    if reading or not side.objective.skips_padding:
+        reader = f"term {reading[0]}" if reading else f"objective {type(side.objective).__name__}"
+        return f"the {reader} would take in what fills up smaller batches ({whole})"
+    return None
