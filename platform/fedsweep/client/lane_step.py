@@ -30,7 +30,6 @@ from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, Memory
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
-from fedsweep.submodel import SubModel
 from fedsweep.trees import ParamTree
 
 # Rows begin at multiples of this many values: no kernel sees one lane at another alignment than the next.
@@ -47,7 +46,6 @@ class Lane:
 
     Attributes:
         facts: What it knows of itself.
-        submodel: Its part of the model.
         slot: A module of that size.
         vector: Its values [V]; changed.
         optimizer: Its optimiser; the state is changed.
@@ -62,7 +60,6 @@ class Lane:
     """
 
     facts: ClientFacts
-    submodel: SubModel
     slot: ModuleSlot
     vector: Tensor
     optimizer: ClientOptimizer
@@ -97,7 +94,7 @@ class Lane:
         """Equal for clients that can be stepped together."""
         tensors, (spec, others) = self.given()
         shapes = tuple((tuple(t.shape), t.dtype) for t in tensors)
-        return self.submodel.shape(), self.batch_size, self.anchor is None, str(spec), repr(others), shapes
+        return self.facts.submodel.shape(), self.batch_size, self.anchor is None, str(spec), repr(others), shapes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedsweep.client.lane_step import Lane, Taken, Tile, has_own
-from fedsweep.client.messages import ClientSide
+from fedsweep.client.messages import ClientSide, LaneSettings
 from fedsweep.submodel import SubModel
 
 # Tiles of this many shapes are kept: each has matrices of its own.
@@ -24,11 +24,11 @@ class Lanes:
 
     Args:
         side: The experiment's client side.
-        width: Lanes of a tile.
+        settings: How many at once.
     """
 
-    def __init__(self, side: ClientSide, width: int) -> None:
-        self._side, self._width = side, width
+    def __init__(self, side: ClientSide, settings: LaneSettings) -> None:
+        self._side, self._width = side, settings.width
         self._tiles: dict[Hashable, Tile] = {}
         self._refused: dict[Hashable, str] = {}
         self._notes: dict[str, bool] = {}  # sentences, and whether they have been told
@@ -54,11 +54,12 @@ class Lanes:
         groups: dict[Hashable, list[Lane]] = {}
         for lane in lanes:
             key = lane.key()
-            reason = why_alone(self._side, lane) or self._refused.get(key)
+            module, submodel = lane.slot.module, lane.facts.submodel
+            reason = why_alone(self._side, submodel, module, is_padded=lane.is_padded) or self._refused.get(key)
             if reason is None:
                 groups.setdefault(key, []).append(lane)
             else:
-                self._note(f"{reason}: clients are stepped one by one")
+                self._note(alone(reason))
         taken: dict[int, Taken] = {}
         for key, group in groups.items():
             # Those with equally many steps side by side, so that few lanes idle.
@@ -80,13 +81,13 @@ class Lanes:
             self._tiles.clear()
             torch.cuda.empty_cache()
             before, self._width = self._width, -(-self._width // 2)
-            self._note(f"{before} at once do not fit into the device's memory: {self._width} at once from now on")
+            self._note(f"lanes: {before} do not fit into the device's memory: {self._width} at once from now on")
             return {}
         except Exception as error:
             # Whatever it is, no client has been changed: one by one it comes out as a client's error, or does not.
             first_line = (str(error).strip().splitlines() or [""])[0]
             self._refused[key] = f"the method's clients can't take a step together ({first_line})"
-            self._note(f"{self._refused[key]}: clients are stepped one by one")
+            self._note(alone(self._refused[key]))
             return {}
         return {
             lane.facts.client: Taken(losses=losses[k][: len(lane.sizes)], hits=hits[k][: len(lane.sizes)])
@@ -103,22 +104,34 @@ class Lanes:
         return tile
 
     def _note(self, text: str) -> None:
-        self._notes.setdefault(f"lanes: {text}", False)
+        self._notes.setdefault(text, False)
 
 
-def why_alone(side: ClientSide, lane: Lane) -> str | None:
-    """Why a client's steps can't be taken with others', as far as it is known beforehand; None: they can."""
+def alone(reason: str) -> str:
+    """The sentence for the user."""
+    return f"lanes: {reason}: clients are stepped one by one"
+
+
+def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_padded: bool) -> str | None:
+    """Why a client's steps can't be taken with others', as far as it is known beforehand; None: they can.
+
+    Args:
+        side: The experiment's client side.
+        submodel: The client's part of the model.
+        module: A network of its kind.
+        is_padded: Some batch has fewer samples than the others, and is filled up.
+    """
     if not side.solver.plain:
         return f"the method's solver ({type(side.solver).__name__}) takes steps of a kind of its own"
-    if type(lane.submodel).at_step is not SubModel.at_step:
-        return f"what a client trains ({type(lane.submodel).__name__}) changes from step to step"
+    if type(submodel).at_step is not SubModel.at_step:
+        return f"what a client trains ({type(submodel).__name__}) changes from step to step"
     after = [term.name for term in side.terms if has_own(term, "after_step")]
     if after:
         return f"the term {after[0]} works after each step"
-    if not lane.is_padded:
+    if not is_padded:
         return None
     whole = "training.local_steps, or equal_steps: true, makes all batches whole"
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in lane.slot.module.modules()):
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in module.modules()):
         return f"batch norm would take in what fills up smaller batches ({whole})"
     reading = [term.name for term in side.terms if has_own(term, "loss")]
     if reading or not side.objective.skips_padding:

@@ -21,10 +21,10 @@ from fedsweep.client.lane_step import Lane, Taken
 from fedsweep.client.messages import ClientSide, Reply, RoundTotals, Tally, Turn
 from fedsweep.client.narrowed import Narrowed, part_of_step
 from fedsweep.client.optimizer import ClientOptimizer
-from fedsweep.client.shards import Shard, batch_order, pass_accuracies
+from fedsweep.client.shards import Batches, Shard, pass_accuracies
 from fedsweep.client.terms import ClientTerms
 from fedsweep.components.local import ClientFacts, LocalStep, LocalWork
-from fedsweep.components.probes import LocalClient, Probe
+from fedsweep.components.probes import Probe, client_view
 from fedsweep.errors import ClientJobError
 from fedsweep.records import LocalJob, Payload, State
 from fedsweep.streams import stream
@@ -64,7 +64,7 @@ class LocalRound:
         self.submodel: SubModel = turn.submodel
         self.layout = slot.layout
         self._side, self._round, self._learning_rate = side, round, learning_rate
-        self._slot, self._shard, self._full, self._num_classes = slot, shard, full, num_classes
+        self._slot, self._shard, self._full = slot, shard, full
         self._work = turn.work
         self._facts = ClientFacts(
             client=turn.client,
@@ -75,16 +75,12 @@ class LocalRound:
             submodel=turn.submodel,
             told_share=side.share(turn.client),
         )
-        self._batches = batch_order(turn.work, stream(side.seed, "batches", round, turn.client))
-        self._position = self._reached = 0
-        self._due = 0
+        self._batches = Batches(shard, turn.work, seed=side.seed, round=round, client=turn.client)
+        self._position = self._reached = self._due = self._samples = 0
         self._job_steps, self._job_effective_steps = 0, 0.0
-        self._loss_sum = 0.0
-        self._samples = 0
-        self._probed = 0.0
+        self._loss_sum = self._probed = 0.0
         self._hits: list[tuple[int, int]] = []
-        self._tally = Tally()
-        self._fresh = True
+        self._tally, self._fresh = Tally(), True
         self._broadcast: Payload = {}
         self._extras: Payload = {}
         self._anchor: Tensor | None = None
@@ -165,21 +161,20 @@ class LocalRound:
         """What the client brings to steps that it takes together with others; None where none are due."""
         if not self._due:
             return None
-        side, client, first = self._side, self.client, self._position
+        first = self._position
         return Lane(
             facts=self._facts,
-            submodel=self.submodel,
             slot=self._slot,
             vector=self.vector,
             optimizer=self._optimizer,
-            anchor=self._anchor if side.terms else None,
+            anchor=self._anchor,
             memories=self._terms.memories,
-            broadcast=self._broadcast if side.terms else {},
+            broadcast=self._broadcast,
             learning_rate=self._learning_rate,
             first=first,
-            sizes=[len(positions) for positions in self._batches[first : first + self._due]],
-            batch=self._batch,
-            seed=lambda position: stream(side.seed, "dropout", self._round, client, position).seed(56),
+            sizes=self._batches.sizes(first, self._due),
+            batch=self._batches.at,
+            seed=self._seed,
         )
 
     def advance(self, probes: tuple[Probe, ...] = (), taken: Taken | None = None) -> None:
@@ -190,7 +185,7 @@ class LocalRound:
             taken: The steps, where they were taken together with other clients'.
         """
         if taken is not None:
-            self._hits += zip(taken.hits, map(len, self._batches[self._position :]), strict=False)
+            self._hits += zip(taken.hits, self._batches.sizes(self._position, self._due), strict=True)
             self._count(taken.losses)
         elif self._due:
             self._count(self._steps_alone())
@@ -211,9 +206,8 @@ class LocalRound:
     def _count(self, values: Sequence[float]) -> None:
         """Take note of steps that were taken, by their losses."""
         first, steps = self._position, len(values)
-        self._due = 0
-        self._position = self._reached = first + steps
-        self._samples += sum(map(len, self._batches[first : first + steps]))
+        self._due, self._position, self._reached = 0, first + steps, first + steps
+        self._samples += sum(self._batches.sizes(first, steps))
         loss_sum = math.fsum(values)
         if not math.isfinite(loss_sum):
             step = first + 1 + [math.isfinite(value) for value in values].index(False)
@@ -228,19 +222,17 @@ class LocalRound:
             loss_sum=self._tally.loss_sum + loss_sum,
         )
 
-    def _batch(self, position: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of a step, by its number within the round."""
-        return self._shard.batch(
-            self._batches[position], lambda: stream(self._side.seed, "augment", self._round, self.client, position)
-        )
+    def _seed(self, position: int) -> int:
+        """Of the network's own draws in a step."""
+        return stream(self._side.seed, "dropout", self._round, self.client, position).seed(56)
 
     def _one_step(self, module: nn.Module, position: int) -> Tensor:
         side = self._side
         self._reached = position + 1
-        inputs, targets = self._batch(position)
+        inputs, targets = self._batches.at(position)
         # A network's own draws (dropout) take no generator: the global one is keyed anew for each step. Directly,
         # since torch.manual_seed costs as much as a small step.
-        seed = stream(side.seed, "dropout", self._round, self.client, position).seed(56)
+        seed = self._seed(position)
         torch.default_generator.manual_seed(seed)
         if side.device != "cpu":
             torch.cuda.manual_seed(seed)
@@ -340,20 +332,11 @@ class LocalRound:
             return
         module = self._slot.bind(self._views)
         inputs, targets = self._shard.everything()
+        anchor = {name: self._anchor_tree[name] for name in self._trained if self._anchor_tree}
         for probe in probes:
             module.eval()
-            view = LocalClient(
-                client=self.client,
-                round=self._round,
-                inputs=inputs,
-                targets=targets,
-                num_classes=self._num_classes,
-                anchor={name: self._anchor_tree[name] for name in self._trained if self._anchor_tree},
-                params=self._trained,
-                model=module,
-                forward_with=lambda params, x: torch.func.functional_call(module, params, (x,), strict=False),
-                stream=stream(self._side.seed, f"probe {probe.name}", self._round, self.client),
-            )
+            draws = stream(self._side.seed, f"probe {probe.name}", self._round, self.client)
+            view = client_view(self._facts, module, (inputs, targets), trees=(anchor, self._trained), stream=draws)
             self._keep_extras(probe.name, probe.measure(view))
             self._probed += probe.passes * len(targets)
         # A probe may have run backward passes; what it left must not reach the next step.
@@ -386,7 +369,7 @@ class LocalRound:
 
         Args:
             attended: The client's work has reached the server; otherwise it goes on from it next time.
-            taken: The steps that were due, where they were taken together with other clients'.
+            taken: See :meth:`advance`.
 
         Returns:
             The round's figures, and what the client remembers (None: nothing).

@@ -21,6 +21,19 @@ Handle = Any  # what a fleet gives for a client's memory: the memory itself, or 
 
 
 @dataclass(frozen=True, kw_only=True)
+class LaneSettings:
+    """How clients are stepped together.
+
+    Attributes:
+        width: Clients that a worker steps at once, at least 1; it is the same on all workers.
+        fits_memory: Fewer, where a GPU's memory asks for it.
+    """
+
+    width: int
+    fits_memory: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClientSide:
     """What a worker needs to know of the experiment, once.
 
@@ -33,7 +46,7 @@ class ClientSide:
         indices: For each client the indices of its training samples.
         device: ``"cpu"`` or ``"cuda"``.
         track_accuracy: Keep the training accuracy of each pass over a client's data.
-        lanes: Clients that a worker steps at once; 0: one after another.
+        lanes: How a worker steps clients together; None: one after another.
     """
 
     seed: int
@@ -44,7 +57,7 @@ class ClientSide:
     indices: tuple[np.ndarray, ...]
     device: str = "cpu"
     track_accuracy: bool = False
-    lanes: int = 0
+    lanes: LaneSettings | None = None
 
     def share(self, client: int) -> float | None:
         """A client's number of samples over the clients' mean; None where nobody asks for it."""

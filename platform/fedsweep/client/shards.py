@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.records import ClientWork
-from fedsweep.streams import Stream
+from fedsweep.streams import Stream, stream
 from fedsweep.world.transforms import Transform
 
 # Shards of up to this many bytes are transformed once; larger ones batch by batch.
@@ -115,6 +115,31 @@ class Shard:
     def _convert(self, raw: Tensor, generator: torch.Generator | None, *, train: bool) -> Tensor:
         inputs = self._transform(raw, generator=generator, train=train)
         return inputs.to(device=self._device, dtype=self._dtype)
+
+
+class Batches:
+    """A client's batches of a round, by the number of their step, from 0.
+
+    Args:
+        shard: The client's samples.
+        work: How much it does.
+        seed: The run's.
+        round: From 1.
+        client: Its id.
+    """
+
+    def __init__(self, shard: Shard, work: ClientWork, *, seed: int, round: int, client: int) -> None:
+        self._shard, self._key = shard, (round, client)
+        self._seed = seed
+        self._order = batch_order(work, stream(seed, "batches", round, client))
+
+    def sizes(self, first: int, steps: int) -> list[int]:
+        """Samples of each of some steps."""
+        return [len(positions) for positions in self._order[first : first + steps]]
+
+    def at(self, position: int) -> tuple[Tensor, Tensor]:
+        """Inputs [B, C, H, W] and targets [B] of a step."""
+        return self._shard.batch(self._order[position], lambda: stream(self._seed, "augment", *self._key, position))
 
 
 @dataclass(frozen=True, kw_only=True)

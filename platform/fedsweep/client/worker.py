@@ -75,7 +75,7 @@ class Worker:
         self._attended: set[int] = set()
         self._round = (0, 0)
         self._exchange: Exchange = Alone()
-        self._lanes = Lanes(side, side.lanes) if side.lanes else None
+        self._lanes = None if side.lanes is None else Lanes(side, side.lanes)
 
     def use_exchange(self, exchange: Exchange) -> None:
         """Average with other workers through this exchange from now on."""

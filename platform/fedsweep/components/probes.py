@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
+from fedsweep.components.local import ClientFacts
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 from fedsweep.trees import ParamTree
@@ -44,6 +46,37 @@ class LocalClient:
     model: nn.Module
     forward_with: Callable[[ParamTree, Tensor], Tensor]
     stream: Stream
+
+
+def client_view(
+    facts: ClientFacts,
+    module: nn.Module,
+    batch: tuple[Tensor, Tensor],
+    *,
+    trees: tuple[ParamTree, ParamTree],
+    stream: Stream,
+) -> LocalClient:
+    """A client as a probe sees it.
+
+    Args:
+        facts: What the client knows of itself.
+        module: Its module, loaded.
+        batch: All its inputs and targets.
+        trees: Its anchor and its params.
+        stream: Random numbers of the probe.
+    """
+    return LocalClient(
+        client=facts.client,
+        round=facts.round,
+        inputs=batch[0],
+        targets=batch[1],
+        num_classes=len(facts.label_counts),
+        anchor=trees[0],
+        params=trees[1],
+        model=module,
+        forward_with=lambda params, x: torch.func.functional_call(module, params, (x,), strict=False),
+        stream=stream,
+    )
 
 
 class Probe(ABC):

@@ -119,7 +119,7 @@ class Config(Section):
         """SHA-256 (hexadecimal) of everything that affects results.
 
         Left out: the name, where the data lie, the targets (they are read off the results), the runtime except its
-        executor, tracking, checkpoints, the sweep.
+        executor and lanes, tracking, checkpoints, the sweep.
         """
         tree = self.tree()
         for key in ("name", "tracking", "checkpoint", "sweep"):
@@ -127,7 +127,10 @@ class Config(Section):
         for key in ("root", "download"):
             del tree["scenario"][key]
         del tree["evaluation"]["targets"]
-        tree["runtime"] = {"executor": tree["runtime"]["executor"]}
+        runtime = tree["runtime"]
+        # Where clients are stepped one by one, how many would be stepped at once means nothing.
+        shown = ("executor",) if runtime["executor"] == "loop" else ("executor", "lanes")
+        tree["runtime"] = {key: runtime[key] for key in shown}
         canonical = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -310,6 +310,7 @@ class RunSession:
             "method": self._experiment.method.name,
             "seed": self._experiment.seed,
             "config_hash": self._experiment.config_hash,
+            "executor": {"name": "loop" if self._experiment.lanes is None else "lanes", "notes": self._engine.notes},
             **self._settings.facts,
         }
         self._folder.write_result(result)

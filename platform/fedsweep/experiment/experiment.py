@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.client.messages import ClientSide
+from fedsweep.client.messages import ClientSide, LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings, optimizer_riders
 from fedsweep.client.shards import TrainingData
 from fedsweep.errors import ConfigError
@@ -122,7 +122,7 @@ class Experiment:
         targets: Test accuracies whose first crossing is told in the result.
         device: ``"cpu"`` or ``"cuda"`` for the clients.
         server_device: The same for the server.
-        lanes: Clients that a worker steps at once; 0: one after another.
+        lanes: How a worker steps clients together; None: one after another.
         config_hash: Names the configuration; checkpoints of another one are refused.
     """
 
@@ -136,7 +136,7 @@ class Experiment:
     targets: tuple[float, ...] = ()
     device: str = "cpu"
     server_device: str = "cpu"
-    lanes: int = 0
+    lanes: LaneSettings | None = None
     config_hash: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
