@@ -45,6 +45,7 @@ evaluation: {every: 1, batch_size: 1000, targets: []}
 runtime:
   backend: auto
   executor: loop
+  lanes: auto
   device: auto
   client_actors: auto
   cpus_per_client: 1.0

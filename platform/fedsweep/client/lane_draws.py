@@ -50,7 +50,7 @@ class _Intercepted(TorchFunctionMode):
         kwargs = kwargs or {}
         if func not in _DROPOUTS:
             return func(*args, **kwargs)
-        given = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
+        given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
         if not given.get("training", True) or not given.get("p", 0.5):
             return given["input"]
         return self._answer(func, given["input"], given.get("p", 0.5))

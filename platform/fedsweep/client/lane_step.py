@@ -13,22 +13,18 @@ Shape letters: K lanes, V values of a vector, P parameters, B batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fedsweep.client.flat_module import ModuleSlot
+from fedsweep.client.lane import TENSOR, Lane
 from fedsweep.client.lane_draws import LaneDraws, drawn_shapes
 from fedsweep.client.lane_optimizer import LaneOptimizer
 from fedsweep.client.messages import ClientSide
-from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, Memory
-from fedsweep.records import Payload
 from fedsweep.streams import Stream
 from fedsweep.trees import ParamTree
 
@@ -36,78 +32,7 @@ from fedsweep.trees import ParamTree
 _ALIGNED = 16
 # What F.cross_entropy leaves out of its mean.
 _NO_TARGET = -100
-# Stands for a tensor in a tree of what is no tensor.
-_TENSOR = "<tensor>"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lane:
-    """What a client brings to a joint step.
-
-    Attributes:
-        facts: What it knows of itself.
-        slot: A module of that size.
-        vector: Its values [V]; changed.
-        optimizer: Its optimiser; the state is changed.
-        anchor: The model that it last received [V]; None where nobody asks for it.
-        memories: What its terms remember.
-        broadcast: What came with the model.
-        learning_rate: The round's.
-        first: Number within the round of the first step that is due.
-        sizes: Samples of each step that is due.
-        batch: Inputs and targets of a step, by its number within the round.
-        seed: Of the network's own draws, likewise.
-    """
-
-    facts: ClientFacts
-    slot: ModuleSlot
-    vector: Tensor
-    optimizer: ClientOptimizer
-    anchor: Tensor | None
-    memories: Mapping[str, Memory]
-    broadcast: Payload
-    learning_rate: float
-    first: int
-    sizes: Sequence[int]
-    batch: Callable[[int], tuple[Tensor, Tensor]]
-    seed: Callable[[int], int]
-
-    @property
-    def batch_size(self) -> int:
-        """B: samples of a full batch."""
-        assert self.facts.work is not None
-        return self.facts.work.batch_size
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether some batch that is due is smaller than the others."""
-        return any(size != self.batch_size for size in self.sizes)
-
-    def given(self) -> tuple[list[Tensor], Any]:
-        """The tensors among its memories and what came with the model, and a tree of the rest that they fit into."""
-        leaves, spec = pytree.tree_flatten((dict(self.memories), dict(self.broadcast)))
-        leaves = [torch.from_numpy(np.array(leaf)) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        return tensors, (spec, tuple(_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves))
-
-    def key(self) -> Hashable:
-        """Equal for clients that can be stepped together."""
-        tensors, (spec, others) = self.given()
-        shapes = tuple((tuple(t.shape), t.dtype) for t in tensors)
-        return self.facts.submodel.shape(), self.batch_size, self.anchor is None, str(spec), repr(others), shapes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Taken:
-    """The steps that a client has taken in a lane.
-
-    Attributes:
-        losses: One per step.
-        hits: Samples that each step's forward pass classified rightly.
-    """
-
-    losses: Sequence[float]
-    hits: Sequence[int]
+_WARM_UPS = 3
 
 
 class _Seen:
@@ -154,7 +79,7 @@ class Tile:
         inputs, _ = pattern.batch(pattern.first)
         self._inputs = self._zeros(pattern.batch_size, *inputs.shape[1:], dtype=inputs.dtype)
         self._targets = self._zeros(pattern.batch_size, dtype=torch.int64)
-        self._positions = self._zeros(dtype=torch.int64)
+        self._facts = {name: self._zeros(*value.shape, dtype=value.dtype) for name, value in _facts(pattern).items()}
         self._active = torch.ones(width, dtype=torch.bool, device=self._device)
         self._asking = _Asking(pattern.slot.module)
         self._twin = pattern.slot.twin if any(has_own(term, "loss") for term in side.terms) else None
@@ -163,6 +88,7 @@ class Tile:
         full = inputs[:1].expand(pattern.batch_size, *inputs.shape[1:])
         shapes = drawn_shapes(pattern.slot.module, layout.model(pattern.vector.clone()), full)
         self._draws = LaneDraws(shapes, self._zeros)
+        self._recorded: dict[bool, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
 
     def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.zeros(self._width, *shape, dtype=dtype or self._layout.dtype, device=self._device)
@@ -200,7 +126,15 @@ class Tile:
         return losses, hits
 
     def _step_at(self, tick: int) -> tuple[Tensor, Tensor]:
-        return self._taken(idle=self._next_batch(tick))
+        idle = self._next_batch(tick)
+        return self._replayed(idle=idle) if self._rows.is_cuda else self._taken(idle=idle)
+
+    def peak_memory(self, lane: Lane) -> int:
+        """Bytes of the GPU that a step takes at most, all that the process holds beside it included."""
+        torch.cuda.reset_peak_memory_stats()
+        self._load([lane])
+        self._taken(idle=self._next_batch(0))
+        return torch.cuda.max_memory_allocated()
 
     # -- clients in and out --------------------------------------------------------------------------------------
 
@@ -217,17 +151,10 @@ class Tile:
         for name, buffer in self._buffers.items():
             buffer.copy_(self._tree(self._rows)[name])
         self._asking.train()
-        first, facts = lanes[0], [lane.facts for lane in self._lanes]
-        self._optimizer.rate.fill_(first.learning_rate)
-        self._learning_rate, self._round = first.learning_rate, first.facts.round
-        self._facts = {
-            "client": torch.tensor([fact.client for fact in facts], device=self._device),
-            "num_samples": torch.tensor([fact.num_samples for fact in facts], device=self._device),
-            "label_counts": torch.stack([fact.label_counts for fact in facts]).to(self._device),
-        }
-        if facts[0].told_share is not None:
-            shares = [fact.told_share for fact in facts]
-            self._facts["share"] = torch.tensor(shares, dtype=self._layout.dtype, device=self._device)
+        self._optimizer.rate.fill_(lanes[0].learning_rate)
+        told = [_facts(lane) for lane in self._lanes]
+        for name, held in self._facts.items():
+            held.copy_(torch.stack([facts[name] for facts in told]))
 
     def _store(self) -> None:
         """Give the clients their values and optimiser state back."""
@@ -251,7 +178,7 @@ class Tile:
                 self._inputs[k, size:] = inputs[0]
                 self._targets[k, size:] = _NO_TARGET
             self._draws.draw(k, lane.seed(position), size)
-        self._positions.copy_(torch.tensor([lane.first + tick for lane in self._lanes]))
+        self._facts["position"].copy_(torch.tensor([lane.first + tick for lane in self._lanes]))
         self._active.copy_(torch.tensor(has_one))
         return not all(has_one)
 
@@ -266,7 +193,7 @@ class Tile:
         Returns:
             The losses at its start [K], and how many samples were classified rightly [K]; 0 where nobody asks.
         """
-        values = [self._rows, *self._buffers.values(), *self._optimizer.slots.values()]
+        values = self._state()
         before = [value.clone() for value in values] if idle else []
         losses, hits = self._losses()
         found = torch.autograd.grad(losses.sum(), list(self._params.values()), allow_unused=True)
@@ -279,6 +206,38 @@ class Tile:
                 active = self._active.view(-1, *[1] * (value.dim() - 1))
                 value.copy_(torch.where(active, value, old))
         return losses.detach(), hits
+
+    def _state(self) -> list[Tensor]:
+        """All that a step changes, lane by lane."""
+        return [self._rows, *self._buffers.values(), *self._optimizer.slots.values()]
+
+    def _replayed(self, *, idle: bool) -> tuple[Tensor, Tensor]:
+        """The same on a GPU, as one launch: the step's kernels are recorded once and then played again.
+
+        A recording holds the addresses of what it reads, so all that differs from step to step is copied into tensors
+        that stay where they are.
+        """
+        if idle not in self._recorded:
+            self._recorded[idle] = self._record(idle=idle)
+        graph, losses, hits = self._recorded[idle]
+        graph.replay()
+        return losses.clone(), hits.clone()
+
+    def _record(self, *, idle: bool) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        values = self._state()
+        before = [value.clone() for value in values]
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):  # libraries set themselves up in their first calls, which can't be recorded
+            for _ in range(_WARM_UPS):
+                self._taken(idle=idle)
+        torch.cuda.current_stream().wait_stream(beside)
+        for value, old in zip(values, before, strict=True):
+            value.copy_(old)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            losses, hits = self._taken(idle=idle)
+        return graph, losses, hits
 
     def _losses(self) -> tuple[Tensor, Tensor]:
         def lane(params: ParamTree, buffers: ParamTree, noise: list[Tensor], seen: dict[str, Any]) -> Any:
@@ -321,12 +280,12 @@ class Tile:
     def _seen(self) -> dict[str, Any]:
         """What differs between lanes beside their values, as vmap takes it."""
         anchors = {} if self._anchors is None else self._tree(self._anchors)
-        return {"anchor": anchors, "given": self._given, "position": self._positions, "facts": self._facts}
+        return {"anchor": anchors, "given": self._given, "facts": self._facts}
 
     def _step(self, seen: dict[str, Any], module: nn.Module, params: ParamTree) -> LocalStep:
         """The step as one lane's objective and terms see it; what they can't see has no attributes."""
         rest = iter(seen["given"])
-        leaves = [next(rest) if other is _TENSOR else other for other in self._others]
+        leaves = [next(rest) if other is TENSOR else other for other in self._others]
         memories, broadcast = pytree.tree_unflatten(leaves, self._spec)
         step = LocalStep(
             inputs=seen.get("inputs"),  # type: ignore[arg-type]
@@ -337,9 +296,9 @@ class Tile:
             memory=memories,
             broadcast=broadcast,
             stream=cast(Stream, _Seen("a stream of random numbers")),
-            position=seen["position"],
-            learning_rate=self._learning_rate,
-            client=cast(ClientFacts, _Seen("what the client knows of itself", round=self._round, **seen["facts"])),
+            position=seen["facts"]["position"],
+            learning_rate=cast(float, self._optimizer.rate),
+            client=cast(ClientFacts, _Seen("what the client knows of itself", **seen["facts"])),
             _twin=self._twin,
         )
         return step
@@ -351,6 +310,21 @@ class Tile:
             step.memory = memories[term.name]
             yield term
         step.memory = cast(Memory, memories)
+
+
+def _facts(lane: Lane) -> dict[str, Tensor]:
+    """What a lane knows of its client, and the step's number; told to it anew in each step or round."""
+    facts = lane.facts
+    known: dict[str, Tensor] = {
+        "client": torch.tensor(facts.client),
+        "round": torch.tensor(facts.round),
+        "num_samples": torch.tensor(facts.num_samples),
+        "label_counts": facts.label_counts,
+        "position": torch.tensor(lane.first),
+    }
+    if facts.told_share is not None:
+        known["share"] = torch.tensor(facts.told_share, dtype=lane.vector.dtype)
+    return known
 
 
 def has_own(term: LocalTerm, hook: str) -> bool:

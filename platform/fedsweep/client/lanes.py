@@ -11,12 +11,16 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import nn
 
-from fedsweep.client.lane_step import Lane, Taken, Tile, has_own
+from fedsweep.client.lane import Lane, Taken
+from fedsweep.client.lane_step import Tile, has_own
 from fedsweep.client.messages import ClientSide, LaneSettings
 from fedsweep.submodel import SubModel
 
 # Tiles of this many shapes are kept: each has matrices of its own.
 _KEPT_TILES = 8
+# Lanes that are tried to see what each of them takes of a GPU's memory, and how much of it may be filled.
+_PROBED = (2, 8)
+_MEMORY_SHARE = 0.8
 
 
 class Lanes:
@@ -29,6 +33,7 @@ class Lanes:
 
     def __init__(self, side: ClientSide, settings: LaneSettings) -> None:
         self._side, self._width = side, settings.width
+        self._is_fitted = not settings.fits_memory
         self._tiles: dict[Hashable, Tile] = {}
         self._refused: dict[Hashable, str] = {}
         self._notes: dict[str, bool] = {}  # sentences, and whether they have been told
@@ -95,6 +100,8 @@ class Lanes:
         }
 
     def _tile(self, key: Hashable, pattern: Lane) -> Tile:
+        if not self._is_fitted:
+            self._width, self._is_fitted = self._fitted(pattern), True
         tile = self._tiles.pop(key, None)
         if tile is None:
             tile = Tile(self._side, pattern, self._width)
@@ -103,8 +110,28 @@ class Lanes:
         self._tiles[key] = tile  # the one that was used last comes last
         return tile
 
+    def _fitted(self, pattern: Lane) -> int:
+        """As many lanes as the device's memory has room for."""
+        few, many = (Tile(self._side, pattern, width).peak_memory(pattern) for width in _PROBED)
+        total = torch.cuda.get_device_properties(0).total_memory * torch.cuda.get_per_process_memory_fraction()
+        return lanes_that_fit(few, many, total=total, wanted=self._width)
+
     def _note(self, text: str) -> None:
         self._notes.setdefault(text, False)
+
+
+def lanes_that_fit(few: float, many: float, *, total: float, wanted: int) -> int:
+    """How many lanes to step at once: the clients in as few tiles as their memory allows, all equally full.
+
+    Args:
+        few: Bytes at most in use during a step of 2 lanes.
+        many: The same of 8 lanes.
+        total: Bytes that the process may use.
+        wanted: Clients that are to be stepped at once if possible.
+    """
+    each = max(1.0, (many - few) / (_PROBED[1] - _PROBED[0]))
+    room = max(1, int((_MEMORY_SHARE * total - few) / each) + _PROBED[0])
+    return -(-wanted // -(-wanted // room))
 
 
 def alone(reason: str) -> str:

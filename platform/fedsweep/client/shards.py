@@ -67,7 +67,7 @@ class Shard:
     """The samples of one client in one round.
 
     Args:
-        images: The whole training set [S, C, H, W]; may be read-only shared memory.
+        images: The whole training set [S, C, H, W]; may be read-only shared memory, or lie on the device.
         labels: Its labels [S].
         indices: The client's samples.
         transform: What is done to a batch before the model sees it.
@@ -77,7 +77,7 @@ class Shard:
 
     def __init__(
         self,
-        images: np.ndarray,
+        images: np.ndarray | Tensor,
         labels: np.ndarray,
         indices: np.ndarray,
         *,
@@ -88,7 +88,10 @@ class Shard:
         self._transform = transform
         self._device = device
         self._dtype = dtype
-        self._raw = torch.from_numpy(images[indices])
+        if isinstance(images, Tensor):
+            self._raw = images.index_select(0, torch.from_numpy(indices).to(images.device))
+        else:
+            self._raw = torch.from_numpy(images[indices])
         self.targets = torch.from_numpy(labels[indices].astype(np.int64)).to(device)
         self._ready: Tensor | None = None
         if not transform.random and self._raw[0].numel() * len(indices) * 4 <= _CACHE_BYTES:
@@ -105,7 +108,7 @@ class Shard:
                 index = index.to(self._device)
             return self._ready.index_select(0, index), self.targets.index_select(0, index)
         generator = augment().torch() if self._transform.random else None
-        inputs = self._convert(self._raw.index_select(0, index), generator, train=True)
+        inputs = self._convert(self._raw.index_select(0, index.to(self._raw.device)), generator, train=True)
         return inputs, self.targets.index_select(0, index.to(self._device))
 
     def everything(self) -> tuple[Tensor, Tensor]:

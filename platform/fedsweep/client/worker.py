@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
-from fedsweep.client.lane_step import Taken
+from fedsweep.client.lane import Taken
 from fedsweep.client.lanes import Lanes
 from fedsweep.client.local_round import LocalRound
 from fedsweep.client.messages import ClientSide, RoundTotals, Segment, SegmentReply, Turn
@@ -29,7 +29,13 @@ from fedsweep.trees import FlatLayout, weighted_mean
 
 
 class Exchange(ABC):
-    """How workers aggregate among themselves at a sync point inside a segment."""
+    """How workers aggregate among themselves at a sync point inside a segment.
+
+    Class attributes:
+        on_device: Vectors may lie on the clients' device; otherwise they are brought to the CPU.
+    """
+
+    on_device: ClassVar[bool] = False
 
     @abstractmethod
     def mean(self, own: Mapping[int, Tensor], attendees: Sequence[int], weights: Sequence[float], out: Tensor) -> None:
@@ -39,12 +45,14 @@ class Exchange(ABC):
             own: The vectors [V] of the attendees that are on this worker.
             attendees: All of them, ascending.
             weights: Theirs.
-            out: [V] on the CPU.
+            out: [V], where the vectors are.
         """
 
 
 class Alone(Exchange):
     """All clients are on this worker."""
+
+    on_device: ClassVar[bool] = True
 
     def mean(self, own: Mapping[int, Tensor], attendees: Sequence[int], weights: Sequence[float], out: Tensor) -> None:
         weighted_mean([own[k] for k in attendees], weights, out)
@@ -69,6 +77,9 @@ class Worker:
             # cuDNN may otherwise choose algorithms by timing them, or ones that sum in no fixed order.
             torch.backends.cudnn.deterministic = True
             torch.backends.cudnn.benchmark = False
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        # On a GPU the data set lies there once; a client's samples are gathered there.
+        self._images = data.images if side.device == "cpu" else torch.tensor(data.images, device=side.device)
         self._template = model
         self._full_slot = ModuleSlot(model, layout, side.device)
         self._sessions: dict[int, LocalRound] = {}
@@ -101,7 +112,8 @@ class Worker:
             self._sessions.pop(client, None)  # what an unfinished try of the round left
         probes = tuple(p for p in segment.probes if segment.closes or p.when != "round_end")
         folded = len(segment.points) > 1
-        current = anchor.clone() if folded else anchor
+        home = self._side.device if self._exchange.on_device else "cpu"
+        current = anchor.to(home, copy=True) if folded else anchor
         version = segment.version
         for number, point in enumerate(segment.points):
             self._start_jobs(segment, point, turns, current, version, memories)
@@ -112,10 +124,10 @@ class Worker:
             self._attended.update(due)
             if number < len(segment.points) - 1:
                 # The exchange takes part in every process, also where no attendee is: all wait for the same mean.
-                own = {k: self._sessions[k].vector.cpu() for k in due}
+                own = {k: self._sessions[k].vector.to(home) for k in due}
                 self._exchange.mean(own, point.attend, segment.weights[number], current)
                 version += 1
-        return self._answer(segment, due, current if folded and self.index == 0 else None)
+        return self._answer(segment, due, current.cpu() if folded and self.index == 0 else None)
 
     def _taken_together(self, clients: Sequence[int]) -> Mapping[int, Taken]:
         """The clients' steps that are due, as far as they can be taken in lanes."""
@@ -179,7 +191,7 @@ class Worker:
         if turn.work.classes is not None:
             indices = indices[np.isin(self._data.labels[indices], turn.work.classes)]
         shard = Shard(
-            self._data.images,
+            self._images,
             self._data.labels,
             indices,
             transform=self._data.transform,

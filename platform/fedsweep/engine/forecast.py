@@ -102,12 +102,6 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
     )
 
 
-def first_round(experiment: Experiment, planner: Planner) -> tuple[RunState, RoundPlan]:
-    """The run's start without its one-off exchanges, and the plan of its first round."""
-    state = _start(experiment)
-    return state, planner.plan(state)
-
-
 def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPlan]:
     """The plans of the run's rounds, one after another, as if nothing that is trained had a say in them.
 

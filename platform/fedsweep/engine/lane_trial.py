@@ -7,7 +7,6 @@ from dataclasses import replace
 from fedsweep.client.lanes import alone, why_alone
 from fedsweep.client.messages import LaneSettings
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.forecast import first_round
 from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.fleet.fleet import LocalFleet
 
@@ -27,7 +26,8 @@ def lanes_refused(experiment: Experiment) -> tuple[str, ...]:
     """
     tried = replace(experiment, lanes=LaneSettings(width=2))
     engine = Engine(tried, LocalFleet(tried))
-    state, plan = first_round(tried, engine.planner)
+    state = engine.start()
+    plan = engine.planner.plan(state)
     side, found = client_side(tried), dict[str, None]()
     for client in plan.context.cohort:
         work, submodel = plan.context.work[client], plan.submodel(client)
