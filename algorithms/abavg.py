@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedsweep.card import Card, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.weighting import Weighting, by_samples
 from fedsweep.errors import ConfigError
@@ -67,6 +68,12 @@ class ByAccuracy(Weighting):
         return ComponentReport(metrics={"abavg_accuracy_min": low, "abavg_accuracy_max": high})
 
 
+@with_card(
+    Card(
+        needs=("validation",),
+        live=("abavg_accuracy_max",),
+    )
+)
 def abavg(*, times_size: bool = False) -> FederatedMethod:
     """FedAvg with weights by the accuracy of the clients' models on the server's validation data.
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.errors import ConfigError
@@ -149,6 +150,13 @@ def _units_by_group(groups: Sequence[UnitGroup], units_U: Tensor) -> dict[str, t
     return {g.name: tuple(int(i) for i in part.nonzero().flatten()) for g, part in zip(groups, parts, strict=True)}
 
 
+@with_card(
+    Card(
+        needs=("units",),
+        limits=(Limit(given={"keep": 1.0}),),
+        live=("dropout_reused",),
+    )
+)
 def afd(
     *,
     keep: float = 0.75,

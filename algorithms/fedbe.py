@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.weighting import by_samples
@@ -20,7 +21,6 @@ from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 from fedsweep.streams import Stream
-from fedsweep.submodel import FULL_MODEL
 
 from .parts.distilling import BatchNorm, Student, batches
 from .parts.ensembles import ensemble_logits, model_logits, server_inputs
@@ -140,6 +140,11 @@ class BayesianEnsemble(Refinement):
         if not (self.samples or self.with_average or self.with_clients):
             raise ConfigError("fedbe needs teachers; set method.samples, method.with_average or method.with_clients")
 
+    @property
+    def needs_whole_models(self) -> bool:
+        """Models are drawn around whole ones; with ``samples=0`` none are drawn."""
+        return bool(self.samples)
+
     def init(self, context: ServerContext) -> State:
         server_inputs(context, "fedbe")  # refuses a server without
         return {"loss": None}
@@ -184,11 +189,6 @@ class BayesianEnsemble(Refinement):
     def _drawn(self, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext) -> list[Tensor]:
         if not self.samples:
             return []
-        if any(u.submodel != FULL_MODEL for u in updates):
-            raise ConfigError(
-                "fedbe draws models around the clients' whole models, but some clients trained sub-models; set"
-                " method.samples=0, or leave out the method that gives clients sub-models"
-            )
         params = slice(sync.layout.num_params)
         found = draws(
             self.posterior,
@@ -209,6 +209,14 @@ class BayesianEnsemble(Refinement):
         return ComponentReport(metrics={} if state["loss"] is None else {"distillation_loss": state["loss"]})
 
 
+@with_card(
+    Card(
+        needs=("proxy",),
+        limits=(Limit(given={"epochs": 0}),),
+        live=("distillation_loss",),
+        small={"epochs": 3, "average_every": 2, "batch_size": 8},
+    )
+)
 def fedbe(
     *,
     posterior: Posterior = "gaussian",

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.refinement import Refinement
 from fedsweep.errors import ConfigError
@@ -118,6 +119,14 @@ class Distilled(Refinement):
         return ComponentReport(metrics={"distillation_loss": state["loss"], "distillation_steps": state["steps"]})
 
 
+@with_card(
+    Card(
+        needs=("proxy",),
+        limits=(Limit(given={"steps": 0}),),
+        live=("distillation_loss", "distillation_steps"),
+        small={"steps": 10, "check_every": 5, "batch_size": 8},
+    )
+)
 def feddf(
     *,
     steps: int = 10_000,

@@ -15,6 +15,7 @@ from typing import cast
 import numpy as np
 from torch import nn
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.errors import ConfigError
@@ -171,6 +172,7 @@ class DroppedNeurons(SubModelPolicy):
         return ComponentReport(metrics={"dropout_device_rate": state["mean_rate"]})
 
 
+@with_card(Card(needs=("units",), limits=(Limit(given={"rate": 0.0}),), live=("dropout_device_rate",)))
 def feddrop(*, rate: float = 0.5, budget_s: float | None = None, aggregate: Aggregate = "masked") -> FederatedMethod:
     """FedAvg with dropout of hidden neurons in each device's round, so that their weights need not travel.
 

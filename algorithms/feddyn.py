@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.evaluation import GlobalModel
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, LocalWork, Memory
@@ -103,6 +104,7 @@ class AddMeanMove(ServerUpdate):
         return ComponentReport(metrics={"feddyn_offset_norm": float(state["moves"].double().norm())})
 
 
+@with_card(Card(limits=(Limit(given={"strength": 0.0}),), live=("feddyn_offset_norm",)))
 def feddyn(
     *,
     strength: float = 0.1,

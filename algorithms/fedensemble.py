@@ -12,11 +12,13 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.evaluation import Evaluation
 from fedsweep.method import FederatedMethod
+from fedsweep.models.functional import logits_with
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 
-from .parts.ensembles import forward, upload_logits
+from .parts.ensembles import upload_logits
 
 Members = Literal["participants", "all"]
 
@@ -54,10 +56,11 @@ class SumOfLogits(Evaluation):
         others = state["num_clients"] - len(updates)
         if state["sent"] is not None and others:
             sent = {name: value.to(inputs.device) for name, value in state["sent"].items()}
-            total = total + others * forward(model, sent, inputs)
+            total = total + others * logits_with(model, sent, inputs)
         return total  # type: ignore[return-value]
 
 
+@with_card(Card(limits=(Limit(),)))
 def fedensemble(*, members: Members = "participants") -> FederatedMethod:
     """FedAvg; what is tested is the sum of the clients' logits. The models that travel are FedAvg's bit for bit.
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.method import FederatedMethod
 from fedsweep.models.unit_submodel import unit_submodel
@@ -66,6 +67,7 @@ class RandomUnits(SubModelPolicy):
         return unit_submodel(groups, drawn_of_each(groups, counts, generator=source.numpy()))
 
 
+@with_card(Card(needs=("units",), limits=(Limit(given={"keep": 1.0}),)))
 def federated_dropout(*, keep: float = 0.75, aggregate: Aggregate = "masked", shared: bool = False) -> FederatedMethod:
     """FedAvg on sub-models: a fixed share of the channels, neurons and heads of each layer, drawn in each round.
 

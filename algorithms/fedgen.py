@@ -7,27 +7,30 @@ Shape letters: B samples, C classes, D features, E noise, H hidden neurons, M at
 
 from __future__ import annotations
 
-import copy
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport, Published
 from fedsweep.components.local import LocalStep, LocalTerm
 from fedsweep.components.refinement import Refinement
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
-from fedsweep.models.network import Network
+from fedsweep.models.functional import head_names, head_with
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 from fedsweep.streams import Stream
-from fedsweep.submodel import FULL_MODEL
-from fedsweep.trees import load_vector
 
+from .parts.ensembles import template
+from .parts.features import network_with_features
+
+Head = Callable[[Tensor], Tensor]
 Teacher = Literal["clients", "logits", "global"]
 Variant = Literal["authors", "dynamicfl"]
 
@@ -160,22 +163,14 @@ class GeneratedLatents(LocalTerm):
         factor = self.decay ** (step.client.round - 1)
         total = torch.zeros((), dtype=noise.dtype, device=noise.device)
         if self.strength:
-            logits = self._head(step, generated(values, noise, labels, training=False))
+            logits = step.head(generated(values, noise, labels, training=False))
             total = total + max(1e-4, self.strength * factor) * F.cross_entropy(logits, labels)
         if self.consistency:
             with torch.no_grad():
-                target = self._head(step, generated(values, noise, step.targets, training=False)).softmax(dim=1)
+                target = step.head(generated(values, noise, step.targets, training=False)).softmax(dim=1)
             divergence = F.kl_div(step.logits.log_softmax(dim=1), target, reduction="batchmean")
             total = total + max(1e-4, self.consistency * factor) * divergence
         return total
-
-    def _head(self, step: LocalStep, features: Tensor) -> Tensor:
-        if step.features.shape[1] != features.shape[1]:
-            raise ConfigError(
-                f"fedgen needs clients that train the whole model, but a head reads {step.features.shape[1]} features"
-                f" here and {features.shape[1]} on the server; leave out the method that gives clients sub-models"
-            )
-        return step.head(features)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +220,10 @@ class LatentGenerator(Refinement):
             if number < least:
                 raise ConfigError(f"method.{name} must be at least {least}, but got {number}")
 
+    @property
+    def needs_whole_models(self) -> bool:
+        return True  # it makes what a whole head reads
+
     def registration(self) -> tuple[str, ...]:
         return ("label_counts",)
 
@@ -234,13 +233,8 @@ class LatentGenerator(Refinement):
         Raises:
             ConfigError: The network does not say where its features are.
         """
-        model = context.model
-        if not getattr(model, "has_features", False):
-            raise ConfigError(
-                f"fedgen generates what a model's head reads, but model {type(model).__name__} has no features and"
-                " head; use a built-in model or give yours the methods features and head"
-            )
-        sizes = (self.noise_width, self.hidden_width, cast(Network, model).feature_width, context.num_classes)
+        model = network_with_features(context.model, method="fedgen", use="generates")
+        sizes = (self.noise_width, self.hidden_width, model.feature_width, context.num_classes)
         fresh = new_generator(*sizes, stream=context.stream)
         counts = torch.stack([torch.from_numpy(p.label_counts) for p in context.profiles]).double()
         return {
@@ -265,8 +259,6 @@ class LatentGenerator(Refinement):
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
-        if any(u.submodel != FULL_MODEL for u in updates):
-            raise ConfigError("fedgen needs clients that train the whole model; leave out what gives them sub-models")
         counts = state["counts"][[u.client for u in updates]]
         if self.variant == "dynamicfl":
             seen = state["seen"].clone()
@@ -287,7 +279,9 @@ class LatentGenerator(Refinement):
     def _trained(
         self, state: State, models: Sequence[Tensor], labels_C: Tensor, weights_MC: Tensor, sync: SyncContext
     ) -> State:
-        heads = [_teacher(sync, vector) for vector in models]
+        model, trees = template(sync).requires_grad_(False), map(sync.layout.views, models)
+        own = [{name: tree[name].to(sync.device) for name in head_names(sync.model)} for tree in trees]
+        heads = [functools.partial(head_with, model, values) for values in own]
         values = {name: value.to(sync.device, copy=True) for name, value in state["generator"].items()}
         params = {name: value.requires_grad_() for name, value in values.items() if name not in _STATISTICS}
         optimizer = torch.optim.Adam(
@@ -318,10 +312,10 @@ class LatentGenerator(Refinement):
         }
 
     def _loss(
-        self, values: Mapping[str, Tensor], heads: Sequence[Network], weights_MC: Tensor, noise: Tensor, labels: Tensor
+        self, values: Mapping[str, Tensor], heads: Sequence[Head], weights_MC: Tensor, noise: Tensor, labels: Tensor
     ) -> Tensor:
         features = generated(values, noise, labels, training=True)
-        logits = torch.stack([head.head(features) for head in heads])
+        logits = torch.stack([head(features) for head in heads])
         if self.teacher == "clients":
             each = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(heads)), reduction="none")
             loss = (weights_MC[:, labels] * each.view(len(heads), -1)).mean(dim=1).sum()
@@ -334,13 +328,15 @@ class LatentGenerator(Refinement):
         return ComponentReport(metrics={} if state["loss"] is None else {"generator_loss": state["loss"]})
 
 
-def _teacher(sync: SyncContext, vector: Tensor) -> Network:
-    """A frozen copy of the model under other values, in evaluation mode."""
-    model = copy.deepcopy(sync.model).eval().requires_grad_(False)
-    load_vector(model, sync.layout, vector)
-    return cast(Network, model.to(sync.device))
-
-
+@with_card(
+    Card(
+        needs=("features",),
+        down="hidden_width * (noise_width + C + D + 5) + D if round > 1 or variant == 'dynamicfl' else 0",
+        limits=(Limit(given={"strength": 0.0, "consistency": 0.0}),),
+        live=("generator_loss",),
+        small={"noise_width": 3, "hidden_width": 5, "generator_steps": 4},
+    )
+)
 def fedgen(
     *,
     strength: float = 10.0,

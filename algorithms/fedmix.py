@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import Published
 from fedsweep.components.local import LocalStep, Objective
 from fedsweep.components.probes import LocalClient, Probe
@@ -134,6 +135,13 @@ class MixedLoss(Objective):
         return loss + share * (1 - share) * (slope * other).sum()
 
 
+@with_card(
+    Card(
+        setup_up="(ceil(n / group_size) if group_size else 1) * (X + C)",
+        down="sum(ceil(n / group_size) if group_size else 1 for n in sizes) * (X + C) if first else 0",
+        limits=(Limit(given={"strength": 0.0}),),
+    )
+)
 def fedmix(*, strength: float = 0.05, mixup: Mixup = "taylor", group_size: int | None = None) -> FederatedMethod:
     """FedAvg whose clients mix their samples with averages of all clients' samples, sent once before round 1.
 

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.weighting import Weighting, by_samples
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, State, SyncContext
@@ -58,6 +59,7 @@ class NormalizedMoves(Weighting):
         return normalised(by_samples(updates), updates), state
 
 
+@with_card(Card(limits=(Limit(tolerance=1e-6, equal_sizes=True),)))
 def fednova() -> FederatedMethod:
     """FedAvg with moves normalised by the clients' effective steps; weights by samples."""
     return FederatedMethod(

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.server_update import ServerUpdate, mean_of_updates
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
@@ -23,6 +24,9 @@ from .parts.server_steps import server_steps
 
 _HSU = "Hsu et al. (2019), Measuring the effects of non-identical data distribution"
 _REDDI = "Reddi et al. (2021), Adaptive federated optimization"
+
+# A second moment that no move can change leaves half of rate / adaptivity as the server's plain rate.
+_PLAIN_RATE = Limit(given={"server_learning_rate": 2e4, "adaptivity": 1e4, "momentum": 0.0}, tolerance=1e-6)
 
 Rule = Literal["adagrad", "adam", "yogi"]
 
@@ -84,6 +88,7 @@ class AdaptiveServer(ServerUpdate):
         return second - (1 - self.second_momentum) * square * (second - square).sign()
 
 
+@with_card(Card(limits=(Limit(given={"momentum": 0.0}),)))
 def fedavgm(*, momentum: float = 0.9, server_learning_rate: float = 1.0) -> FederatedMethod:
     """FedAvg with momentum on the server.
 
@@ -96,6 +101,7 @@ def fedavgm(*, momentum: float = 0.9, server_learning_rate: float = 1.0) -> Fede
     return FederatedMethod(name="fedavgm", source=_HSU, server_update=update)
 
 
+@with_card(Card(limits=(_PLAIN_RATE,)))
 def fedadagrad(
     *, server_learning_rate: float = 0.1, momentum: float = 0.0, adaptivity: float = 1e-3
 ) -> FederatedMethod:
@@ -112,6 +118,7 @@ def fedadagrad(
     return FederatedMethod(name="fedadagrad", source=_REDDI, server_update=update)
 
 
+@with_card(Card(limits=(_PLAIN_RATE,)))
 def fedadam(
     *,
     server_learning_rate: float = 0.1,
@@ -137,6 +144,7 @@ def fedadam(
     return FederatedMethod(name="fedadam", source=_REDDI, server_update=update)
 
 
+@with_card(Card(limits=(_PLAIN_RATE,)))
 def fedyogi(
     *,
     server_learning_rate: float = 0.1,

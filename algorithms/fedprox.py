@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.local import LocalStep, LocalTerm
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
@@ -32,6 +33,13 @@ class Proximal(LocalTerm):
         return {name: self.mu * (value.detach() - step.anchor[name]) for name, value in step.params.items()}
 
 
+@with_card(
+    Card(
+        limits=(Limit(given={"mu": 0.0}),),
+        golden=(4.31942,),
+        golden_given={"mu": 1.0},
+    )
+)
 def fedprox(*, mu: float = 0.01) -> FederatedMethod:
     """FedAvg with a proximal term on the clients.
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.pacing import OncePerRound, Pacing
 from fedsweep.components.weighting import BySamples, Weighting
@@ -233,6 +234,13 @@ class StagnationAware(Pacing):
         )
 
 
+@with_card(
+    Card(
+        needs=("validation", "evaluation"),
+        limits=(Limit(given={"reduced_interval": 1, "weights": "size"}),),
+        small={"first_rounds": 1},
+    )
+)
 def fedstg(
     *,
     reduced_interval: int = 2,

@@ -14,6 +14,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.local import CrossEntropy, LocalStep, Objective
 from fedsweep.components.submodels import SubModelPolicy
@@ -175,6 +176,13 @@ class SelfDistillation(Objective):
         return learned + F.kl_div(step.logits.log_softmax(dim=1), teacher, reduction="batchmean", log_target=True)
 
 
+@with_card(
+    Card(
+        needs=("units", "no batch norm"),
+        limits=(Limit(given={"widths": [1.0]}),),
+        live=("submodel_width",),
+    )
+)
 def fjord(
     *,
     widths: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0),

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.components.weighting import BySamples, Uniform
@@ -191,6 +192,13 @@ def _refuse_batch_norm(model: nn.Module) -> None:
         )
 
 
+@with_card(
+    Card(
+        needs=("units", "no batch norm"),
+        limits=(Limit(given={"widths": [1.0]}),),
+        live=("submodel_width",),
+    )
+)
 def heterofl(
     *,
     widths: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625),

@@ -13,12 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.refinement import Refinement
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.trees import ParamTree
+
+from .parts.features import network_with_features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +35,9 @@ class Contrastive(LocalTerm):
         strength: Above 0.
         temperature: T, above 0.
 
-    Source: Li et al. (2021), Eq. 3 and the authors' program. Reading: z is what the model's head reads; the paper's
-    networks have a projection of two layers there. Reading: the other two models are in evaluation mode, with the batch
-    norm's statistics that they were sent or kept with.
+    Source: Li et al. (2021), Eq. 3 and the authors' program. Reading: z is what the model's head reads; in the paper
+    that is a projection of two layers, which networks have with the option ``projection``. Reading: the other two
+    models are in evaluation mode, with the batch norm's statistics that they were sent or kept with.
     """
 
     stateful: ClassVar[bool] = True
@@ -72,12 +75,7 @@ class ContrastNeeds(Refinement):
         Raises:
             ConfigError: The network does not say where its features are.
         """
-        model = context.model
-        if not getattr(model, "has_features", False):
-            raise ConfigError(
-                f"moon contrasts what a model's head reads, but model {type(model).__name__} has no features and head;"
-                " use a built-in model or give yours the methods features and head"
-            )
+        network_with_features(context.model, method="moon", use="contrasts")
         return {}
 
     def refine(
@@ -86,8 +84,11 @@ class ContrastNeeds(Refinement):
         return vector, state
 
 
+@with_card(Card(needs=("features",), limits=(Limit(given={"strength": 0.0}),)))
 def moon(*, strength: float = 1.0, temperature: float = 0.5) -> FederatedMethod:
     """FedAvg whose clients contrast features of the model that they received and of their own last one.
+
+    The paper's networks have a projection before the classifier: ``model: {name: lenet5, projection: 256}``.
 
     Args:
         strength: Of the contrast, at least 0; 0 is FedAvg bit for bit. The paper has 5 on CIFAR-10 and 1 on CIFAR-100.

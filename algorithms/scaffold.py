@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedsweep.card import Card, with_card
 from fedsweep.components.base import Published
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.refinement import Refinement
@@ -53,7 +54,16 @@ class Correction(LocalTerm):
             name: ((work.anchor[name] - value) / divisor).cpu() - work.broadcast[f"control/{name}"]
             for name, value in work.params.items()
         }
-        return {name: torch.as_tensor(memory[name]) + change for name, change in changes.items()}, changes
+        kept: Memory = {name: torch.as_tensor(memory[name]) + change for name, change in changes.items()}
+        return kept, changes if self.sends else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuietCorrection(Correction):
+    """The same, but the server makes the change itself: ``c_k`` does not occur in it."""
+
+    sends: ClassVar[bool] = False
+    needs_fresh_momentum: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,24 +89,66 @@ class MeanControl(Refinement):
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
         told = [u for u in updates if u.extras]
-        rows = [state["control"], *(_change(u, sync) for u in told)]
-        control = torch.empty_like(rows[0])
-        weighted_mean(rows, [1.0, *(state["shares"][u.client] for u in told)], control)
-        return vector, {**state, "control": control}
+        return vector, {**state, "control": _moved(state, {u.client: _told(u, sync) for u in told})}
 
 
-def _change(update: ClientUpdate, sync: SyncContext) -> Tensor:
-    """By how much a client's variate changed [P]; what its sub-model does not hold did not."""
-    part, size = update.layout, sync.layout.num_params
-    vector = sync.vector.new_zeros(part.num_values)
-    for name, place in part.params(vector).items():
+@dataclass(frozen=True, kw_only=True)
+class RebuiltControl(MeanControl):
+    """The same without being told: ``(x - y_k) / (t_k * learning rate) - c`` for the x and the c that were sent.
+
+    The state has the variates that were sent in the round, by the version of the model that they came with.
+    """
+
+    needs_updates: ClassVar[bool] = True
+
+    def init(self, context: ServerContext) -> State:
+        return {**super().init(context), "sent": {}}
+
+    def refine(
+        self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        sent = {**state["sent"], max(sync.anchors): state["control"]}
+        changes = {u.client: _rebuilt(u, sent[u.anchor_version], sync) for u in updates if u.steps}
+        return vector, {**state, "control": _moved(state, changes), "sent": {} if sync.ends_round else sent}
+
+
+def _moved(state: State, changes: Mapping[int, Tensor]) -> Tensor:
+    """The server's variate after some clients' changed by so much [P]."""
+    control = torch.empty_like(state["control"])
+    weighted_mean([state["control"], *changes.values()], [1.0, *(state["shares"][k] for k in changes)], control)
+    return control
+
+
+def _told(update: ClientUpdate, sync: SyncContext) -> Tensor:
+    """By how much a client says that its variate changed [P]; what its sub-model does not hold did not."""
+    vector = sync.vector.new_zeros(update.layout.num_values)
+    for name, place in update.layout.params(vector).items():
         place.copy_(update.extras[f"scaffold/{name}"])
-    held = update.submodel.embed(vector, sync.layout)
+    return _in_whole(update, vector, sync)
+
+
+def _rebuilt(update: ClientUpdate, control: Tensor, sync: SyncContext) -> Tensor:
+    """The same, made from its model: the client's own arithmetic, value by value."""
+    if update.vector is None:
+        raise ValueError("SCAFFOLD's server rebuilds variates from the attendees' models")
+    padded = torch.cat([control, control.new_zeros(sync.layout.num_values - len(control))])
+    anchor, sent = (update.submodel.extract(v, sync.layout) for v in (sync.anchors[update.anchor_version], padded))
+    change = (anchor - update.vector) / (update.effective_steps * update.learning_rate) - sent
+    return _in_whole(update, change, sync)
+
+
+def _in_whole(update: ClientUpdate, part: Tensor, sync: SyncContext) -> Tensor:
+    """A sub-model's values among those of the full params [P], zero elsewhere."""
+    held, size = update.submodel.embed(part, sync.layout), sync.layout.num_params
     return held.vector[:size] if held.cover is None else held.vector[:size].masked_fill(~held.cover[:size], 0.0)
 
 
+@with_card(Card(up="P", down="P", golden=(4.945325, 7.042854439, 7.843186324)))
 def scaffold(
-    *, server_learning_rate: float = 1.0, weighting: Literal["uniform", "size"] = "uniform"
+    *,
+    server_learning_rate: float = 1.0,
+    weighting: Literal["uniform", "size"] = "uniform",
+    rebuild: bool = False,
 ) -> FederatedMethod:
     """SCAFFOLD with SGD on the clients: control variates correct their drift; twice FedAvg's traffic.
 
@@ -104,13 +156,15 @@ def scaffold(
         server_learning_rate: Multiplies the server's move towards the clients' mean, above 0.
         weighting: uniform: all clients count alike, the optimum is that of the mean of their losses; size: by samples,
             in the model and in the variates.
+        rebuild: The server makes the changes of the clients' variates from their models, to the same bits, so that they
+            send no more than in FedAvg. Not with momentum that is kept from round to round.
     """
     by_size = weighting == "size"
     return FederatedMethod(
         name="scaffold",
         source="Karimireddy et al. (2020), SCAFFOLD: stochastic controlled averaging for federated learning",
-        terms=(Correction(),),
+        terms=(QuietCorrection() if rebuild else Correction(),),
         weighting=BySamples() if by_size else Uniform(),
         server_update=server_steps(server_learning_rate=server_learning_rate),
-        refinements=(MeanControl(by_size=by_size),),
+        refinements=((RebuiltControl if rebuild else MeanControl)(by_size=by_size),),
     )

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.weighting import BySamples, Uniform
@@ -226,6 +227,22 @@ def _template(sync: SyncContext) -> nn.Module:
     return copy.deepcopy(sync.model).eval().to(sync.device)
 
 
+@with_card(
+    Card(
+        limits=(Limit(given={"snapshots": 10**6, "weights": "size"}),),
+        live=("synthesis_objective", "finetune_loss"),
+        small={
+            "snapshots": 2,
+            "horizon_rounds": 1,
+            "inner_steps": 3,
+            "iterations": 6,
+            "images_per_class": 2,
+            "finetune_epochs": 3,
+            "finetune_learning_rate": 0.05,
+            "checkpoint_seconds": 0.0,
+        },
+    )
+)
 def dynafed(
     *,
     profile: Profile = "paper",

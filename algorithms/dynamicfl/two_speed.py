@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.pacing import FixedInterval, Pacing, check_sync_rule, cut_round, due_steps
 from fedsweep.components.probes import Probe
@@ -176,6 +177,7 @@ class TwoSpeed(Pacing):
         return ComponentReport(high_frequency=tuple(state["group"]))
 
 
+@with_card(Card())
 def dynamicsgd(*, sync_rule: SyncRule = "authors") -> FederatedMethod:
     """A sync point after every local step: the costly bound of DynamicFL.
 
@@ -191,6 +193,17 @@ def dynamicsgd(*, sync_rule: SyncRule = "authors") -> FederatedMethod:
     )
 
 
+@with_card(
+    Card(
+        setup_up="sketch_values if group == 'similarity' else 0",
+        setup_down="W if group == 'similarity' else 0",
+        limits=(
+            Limit(given={"high_interval": 10**6, "low_interval": 10**6}, equal_sizes=True),
+            Limit(given={"high_interval": 1, "low_interval": 1}, of="dynamicsgd"),
+        ),
+        small={"high_interval": 1, "low_interval": 3},
+    )
+)
 def dynamicfl(
     *,
     high_interval: str | int = "a",

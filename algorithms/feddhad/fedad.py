@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.probes import Probe
 from fedsweep.components.submodels import SubModelPolicy
@@ -265,6 +266,16 @@ def _time(macs: int, context: RoundContext, client: int) -> float:
     ).total_s
 
 
+@with_card(
+    Card(
+        needs=("units",),
+        up="U if (round % check_every == 0 if refresh == 'trigger' else round in refresh) else 0",
+        limits=(Limit(given={"base_rate": 0.0}),),
+        live=("dropout_base_rate", "dropout_device_rate"),
+        differs=("Under the trigger the rounds that measure again follow from training: they are not in the formula.",),
+        small={"base_rate": 0.4, "refresh": [1]},
+    )
+)
 def fedad(
     *,
     base_rate: BaseRate = "hessian",

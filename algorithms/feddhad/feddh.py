@@ -20,6 +20,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.probes import Probe
 from fedsweep.components.weighting import Weighting
@@ -280,6 +281,13 @@ class NonIIDDegree(Weighting):
 # -- methods -----------------------------------------------------------------------------------------------------
 
 
+@with_card(
+    Card(
+        up="P if gradient == 'explicit' and round > 1 else 0",
+        limits=(Limit(given={"learning_rate_v": 0.0, "learning_rate_b": 0.0}, of="fedjs"),),
+        live=("noniid_v_mean", "noniid_b_mean"),
+    )
+)
 def feddh(
     *,
     gradient: GradientSource = "deferred",
@@ -325,6 +333,7 @@ def feddh(
     )
 
 
+@with_card(Card())
 def fedjs(*, floor: float = 1e-3) -> FederatedMethod:
     """FedAvg with weights by samples over the divergence of the client's labels: FedDH without learning.
 

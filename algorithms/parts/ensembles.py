@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fedsweep.errors import ConfigError
+from fedsweep.models.functional import logits_with
 from fedsweep.records import ClientUpdate, ServerContext, SyncContext
 
 # Inputs per forward pass, so that large server sets fit into memory.
@@ -24,17 +25,6 @@ def template(sync: SyncContext) -> nn.Module:
     return copy.deepcopy(sync.model).eval().to(sync.device)
 
 
-def forward(model: nn.Module, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """Logits [B, C] of a template under given parameters and buffers; the template itself stays as it is.
-
-    Riders among the values, optimiser state that moves with the model, are passed over.
-    """
-    known = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    own = {name: value for name, value in values.items() if name in known}
-    logits: Tensor = torch.func.functional_call(model, own, (inputs,), strict=False)
-    return logits
-
-
 def upload_logits(model: nn.Module, update: ClientUpdate, inputs: Tensor) -> Tensor:
     """Logits [B, C] of a client's model, with its own buffers, in the template's mode.
 
@@ -44,7 +34,7 @@ def upload_logits(model: nn.Module, update: ClientUpdate, inputs: Tensor) -> Ten
         inputs: [B, ...].
     """
     values = {name: value.to(inputs.device) for name, value in update.params.items()}
-    return forward(update.submodel.build(model), values, inputs)
+    return logits_with(update.submodel.build(model), values, inputs)
 
 
 def in_batches(predict: Callable[[Tensor], Tensor], inputs: Tensor, device: torch.device | str) -> Tensor:
@@ -67,7 +57,7 @@ def model_logits(vectors: Sequence[Tensor], sync: SyncContext, inputs: Tensor) -
     with torch.no_grad():
         for vector in vectors:
             values = sync.layout.views(vector.to(sync.device))
-            rows.append(in_batches(functools.partial(forward, model, values), inputs, sync.device))
+            rows.append(in_batches(functools.partial(logits_with, model, values), inputs, sync.device))
     return torch.stack(rows)
 
 

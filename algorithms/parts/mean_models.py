@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.components.evaluation import Evaluation
+from fedsweep.models.functional import logits_with
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
-
-from .ensembles import forward
 
 Of = Literal["active", "all"]
 
@@ -48,4 +47,4 @@ class MeanOfModels(Evaluation):
         return {"models": rows if self.of == "all" else None, "mean": sync.layout.views(mean)}
 
     def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
-        return forward(model, {name: value.to(inputs.device) for name, value in state["mean"].items()}, inputs)
+        return logits_with(model, {name: value.to(inputs.device) for name, value in state["mean"].items()}, inputs)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedsweep.api import Result, load, load_model, run
+    from fedsweep.card import Card, Limit, with_card
     from fedsweep.errors import ConfigError, DataError, FedsweepError
     from fedsweep.method import FederatedMethod, merge
     from fedsweep.models.network import Network
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Card",
     "ConfigError",
     "DataError",
     "Dataset",
     "FederatedMethod",
     "FedsweepError",
+    "Limit",
     "Network",
     "Partition",
     "Result",
@@ -44,14 +47,17 @@ __all__ = [
     "stream",
     "sweep",
     "unit_group",
+    "with_card",
 ]
 
 _HOME = {
+    "Card": "fedsweep.card",
     "ConfigError": "fedsweep.errors",
     "DataError": "fedsweep.errors",
     "Dataset": "fedsweep.world.data.record",
     "FederatedMethod": "fedsweep.method",
     "FedsweepError": "fedsweep.errors",
+    "Limit": "fedsweep.card",
     "Network": "fedsweep.models.network",
     "Partition": "fedsweep.world.partition_base",
     "Result": "fedsweep.api",
@@ -65,6 +71,7 @@ _HOME = {
     "stream": "fedsweep.streams",
     "sweep": "fedsweep.sweeps",
     "unit_group": "fedsweep.models.unit_groups",
+    "with_card": "fedsweep.card",
 }
 
 # In a clone, algorithms/ lies beside platform/; with this, PYTHONPATH=platform is enough to find it.

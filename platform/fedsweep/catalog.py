@@ -81,6 +81,12 @@ TABLES: Mapping[str, Table] = {
         builders="fedsweep.world.partitions:PARTITIONS",
         gives="fedsweep.world.partition_base:Partition",
     ),
+    "scenario.feature_skew": Table(
+        word="skew",
+        builders="fedsweep.world.feature_skew:FEATURE_SKEWS",
+        gives="fedsweep.world.feature_skew:FeatureSkew",
+        null_is_default=True,
+    ),
     "scenario.drift": Table(
         word="drift",
         builders="fedsweep.world.drift:DRIFTS",
@@ -287,6 +293,7 @@ def method_builder(name: str) -> Callable[..., FederatedMethod]:
 # A transform and a schedule have no parameters beside those that the schema knows.
 _RESOLVED = (
     "scenario.partition",
+    "scenario.feature_skew",
     "scenario.drift",
     "scenario.availability",
     "scenario.budgets",

@@ -72,10 +72,31 @@ class FederatedMethod:
     settings: MethodSettings = MethodSettings()
 
     def __post_init__(self) -> None:
-        """Check what must be unique."""
+        """Check what must be unique, and that the parts go together."""
         names = [term.name for term in self.terms]
         if len(set(names)) != len(names):
             raise ConfigError(f"the terms of a method need names of their own, but {self.name} has {names}")
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        """Refuse parts that don't go together, whatever the world."""
+        whole = [type(c).__name__ for _, c in self.server_components() if c.needs_whole_models]
+        if whole and self.submodels.cuts:
+            raise ConfigError(
+                f"method {self.name}: its {whole[0]} needs clients that train the whole model, but"
+                f" {type(self.submodels).__name__} gives them parts of it; leave one of them out"
+            )
+        if not self.pacing.carries_work():
+            return
+        verbs = {t.name: "sends" if t.sends else "begins" for t in self.terms if t.sends or t.needs_fresh_momentum}
+        if verbs or self.submodels.cuts:
+            parts = [f"the term {name}, which {verb}" for name, verb in verbs.items()]
+            part = parts[0] if parts else "sub-models, which are drawn"
+            raise ConfigError(
+                f"method {self.name}: its clients keep what they trained over several rounds, which does not go"
+                f" with {part} anew in each round; leave one of them out, or choose a pacing that ends all work with"
+                " its round"
+            )
 
     def server_components(self) -> Iterator[tuple[str, ServerComponent]]:
         """The server-side components with the keys under which their states are kept, in a fixed order."""
@@ -156,7 +177,7 @@ class FederatedMethod:
         return tuple(sorted({name for _, c in self.server_components() for name in c.registration()}))
 
 
-_SEAMS = (
+SEAMS = (
     "objective",
     "solver",
     "selection",
@@ -175,7 +196,8 @@ def merge(*methods: FederatedMethod) -> FederatedMethod:
         methods: At least one.
 
     Raises:
-        ConfigError: Two of them have different components on one seam, or ask for different settings.
+        ConfigError: Two of them have different components on one seam, ask for different settings, or have parts that
+            don't go together.
     """
     merged = methods[0]
     for other in methods[1:]:
@@ -186,7 +208,7 @@ def merge(*methods: FederatedMethod) -> FederatedMethod:
 def _merge_two(first: FederatedMethod, second: FederatedMethod) -> FederatedMethod:
     plain = FederatedMethod(name="fedavg", source="")
     chosen: dict[str, object] = {}
-    for seam in _SEAMS:
+    for seam in SEAMS:
         a, b, default = getattr(first, seam), getattr(second, seam), getattr(plain, seam)
         if a != b and default not in (a, b):
             raise ConfigError(

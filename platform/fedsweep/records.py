@@ -300,7 +300,9 @@ class RoundRecord:
     """One row of ``rounds.parquet``; None where a method has no such thing.
 
     ``total_bytes`` (both ways up to and with the round, registration apart) and ``best_accuracy`` (of all tests so far)
-    are None in rows that an older version wrote.
+    are None in rows that an older version wrote. ``class_accuracies`` are the tested model's by class index,
+    ``personal_accuracies`` those of the clients' own models by client, each on its share of the test set; NaN where
+    there are no test samples.
     """
 
     round: int
@@ -333,4 +335,6 @@ class RoundRecord:
     server_time_s: float = 0.0
     aggregation_weights: tuple[float, ...] = ()
     present: tuple[int, ...] | None = None
+    class_accuracies: tuple[float, ...] | None = late_field()
+    personal_accuracies: tuple[float, ...] | None = late_field()
     extra: Mapping[str, float] = field(default_factory=dict)

@@ -185,8 +185,8 @@ def test_one_client_has_no_variance() -> None:
 
 def test_sub_models_are_refused_unless_nothing_is_drawn() -> None:
     cut = fedad(base_rate=0.4, refresh=(1,))
-    with pytest.raises(ConfigError, match="fedbe draws models around the clients' whole models"):
-        run(merge(fedbe(**SHORT), cut))
+    with pytest.raises(ConfigError, match=r"fedbe\+fedad: its BayesianEnsemble needs clients that train the whole"):
+        merge(fedbe(**SHORT), cut)
     assert bool(torch.isfinite(run(merge(fedbe(samples=0, **SHORT), cut)).vector).all())
 
 

@@ -215,7 +215,8 @@ def test_one_client_with_all_classes_is_centralised_sgd_with_the_same_schedule()
 def test_the_first_decision_knows_the_initial_models_accuracy() -> None:
     engine = local_engine(experiment(fedstg(decide_on="test")))
     state = engine.start()
-    accuracy, _ = engine._test.test(engine.experiment.method.evaluation, {}, engine.experiment.build_model().eval(), ())
+    model = engine.experiment.build_model().eval()
+    accuracy = engine._test.test(engine.experiment.method.evaluation, {}, model, ()).accuracy
     assert accuracy > 0
     assert state.components["pacing"] == {"every": False, "count": 0, "best": accuracy}
     assert state.records == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.federated_dropout import federated_dropout
 from fedsweep.algorithms.fedopt import fedadam
+from fedsweep.algorithms.fedstg import fedstg
 from fedsweep.algorithms.scaffold import Correction, MeanControl, scaffold
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.weighting import Uniform
@@ -24,6 +26,7 @@ from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
 from fedsweep.testing import component_conforms, local_engine, play_round, run_rounds, tiny_experiment
 
+PIXELS: dict[str, Any] = {"input_shape": (1, 1, 6), "num_classes": 4}
 Golden = Callable[..., list[RunState]]
 
 
@@ -171,7 +174,7 @@ def test_variates_are_cut_to_sub_models() -> None:
     """What travels is twice the sub-model each way, and c stays the mean of all c_k, zero where nobody was."""
 
     def build() -> nn.Module:
-        return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
+        return Mlp(**PIXELS, hidden_width=8)
 
     options: dict[str, object] = {"build": build, "rounds": 3, "double": True}
     state = run(merge(scaffold(), federated_dropout(keep=0.5)), **options)
@@ -181,6 +184,42 @@ def test_variates_are_cut_to_sub_models() -> None:
     total = torch.stack(list(client_controls(state).values())).sum(dim=0) / 6
     torch.testing.assert_close(server_control(state), total, rtol=0, atol=1e-14)
     assert not torch.equal(state.vector, plain.vector)
+
+
+WORLDS: dict[str, tuple[tuple[FederatedMethod, ...], dict[str, object]]] = {
+    "unequal sizes": ((), {"sizes": (4, 8, 12, 24, 28, 20), "rounds": 4, "cohort_size": 2}),
+    "momentum": ((), {"rounds": 3, "optimizer": OptimizerSettings(momentum=0.9, nesterov=True)}),
+    "sync points": ((dynamicfl(high_interval=1, low_interval=2),), {"local_steps": 6, "cohort_size": 4}),
+    "sub-models": ((federated_dropout(keep=0.5),), {"build": lambda: Mlp(**PIXELS, hidden_width=8), "rounds": 3}),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("weighting", ["uniform", "size"])
+def test_rebuilt_variates_are_those_that_clients_send_bit_for_bit(world: str, weighting: str) -> None:
+    others, options = WORLDS[world]
+    told, rebuilt = (
+        run(merge(scaffold(weighting=weighting, rebuild=rebuild), *others), **options)  # type: ignore[arg-type]
+        for rebuild in (False, True)
+    )
+    assert torch.equal(told.vector, rebuilt.vector)
+    assert torch.equal(server_control(told), server_control(rebuilt)) and float(server_control(told).norm()) > 0
+    mine, theirs = client_controls(told), client_controls(rebuilt)
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
+    assert [2 * r.values_up for r in rebuilt.records] == [r.values_up for r in told.records]
+    assert [r.values_down for r in rebuilt.records] == [r.values_down for r in told.records]
+    assert rebuilt.components["refinement0"]["sent"] == {}
+
+
+def test_nothing_is_rebuilt_where_the_steps_are_not_exact() -> None:
+    kept = {"optimizer": OptimizerSettings(momentum=0.9, keep="persist")}
+    match = "the term scaffold divides moves by steps whose momentum begins at zero in each round, but .* is persist"
+    with pytest.raises(ConfigError, match=match):
+        check_experiment(tiny_experiment(scaffold(rebuild=True), **kept))  # type: ignore[arg-type]
+    check_experiment(tiny_experiment(scaffold(), **kept))  # type: ignore[arg-type]
+    check_experiment(tiny_experiment(scaffold(rebuild=True), optimizer=OptimizerSettings(keep="persist")))
+    with pytest.raises(ConfigError, match="the term scaffold, which begins anew in each round"):
+        check_experiment(tiny_experiment(merge(scaffold(rebuild=True, weighting="size"), fedstg())))
 
 
 def test_a_wrong_rate_is_refused() -> None:

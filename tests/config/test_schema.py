@@ -23,6 +23,7 @@ scenario:
   image_size: null
   clients: 20
   partition: {kind: dirichlet, dirichlet_alpha: 0.3, min_samples: 5}
+  feature_skew: null
   server_data: {validation: 0.0, proxy: null}
   drift: null
   availability: null
@@ -41,7 +42,7 @@ training:
   optimizer_state: reset
   schedule: constant
   stop: {target_accuracy: null, total_bytes: null, sim_time_s: null, wall_time_s: null}
-evaluation: {every: 1, batch_size: 1000, targets: []}
+evaluation: {every: 1, batch_size: 1000, per_client: false, targets: []}
 runtime:
   backend: auto
   executor: loop

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
-from fedsweep.components.probes import Probe
+from fedsweep.client.messages import Handle, Inquiry
 from fedsweep.driver.session import RunSession, SessionSettings
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
@@ -28,9 +28,9 @@ class Counting(LocalFleet):
         super().__init__(experiment)
         self.asked = 0
 
-    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: Tensor) -> Mapping[int, Payload]:
-        self.asked += len(clients)
-        return super().measure(clients, probes, vector)
+    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
+        self.asked += len(inquiry.clients)
+        return super().measure(inquiry, vector, memories)
 
 
 def session(folder: Path) -> tuple[RunSession, Counting]:

@@ -13,11 +13,10 @@ from torch import Tensor
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
-from fedsweep.client.messages import Handle, Segment, SegmentReply
+from fedsweep.client.messages import Handle, Inquiry, Segment, SegmentReply
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Objective
 from fedsweep.components.pacing import FixedInterval, Pacing
-from fedsweep.components.probes import Probe
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError, RunError, WorkerLost
@@ -51,8 +50,8 @@ class Workers(Fleet):
             raise WorkerLost("a worker of the test is gone")
         return combine(answers)
 
-    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: Tensor) -> Mapping[int, Payload]:
-        return self._workers[0].measure(clients, probes, vector)
+    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
+        return self._workers[0].measure(inquiry, vector, memories)
 
     def repair(self) -> None:
         self.repairs += 1

@@ -76,6 +76,13 @@ EFFECTS: dict[str, tuple[list[str], Read, Any]] = {
         lambda e: max(map(len, e.world.indices)) - min(map(len, e.world.indices)) <= 1,
         True,
     ),
+    "scenario.feature_skew.kind": (
+        ["scenario.feature_skew={kind: rotation, groups: 2}"],
+        lambda e: np.array_equal(
+            e.world.data.images[e.world.indices[1]], built().world.data.images[e.world.indices[1]][:, :, ::-1, ::-1]
+        ),
+        True,
+    ),
     "scenario.server_data.validation": (
         ["scenario.server_data.validation=0.1"],
         lambda e: num_validation(e) == tenths_of_classes(e),
@@ -239,10 +246,12 @@ WORLD = [
     "training.local_steps=2",
 ]
 
+NOISE = "scenario.feature_skew={kind: noise}"
 DRAWS: dict[str, Read] = {
     "partition": lambda e: np.concatenate(built(f"seed={e.seed}").world.indices).tolist(),
     "initial model": lambda e: model_vector(e.build_model(), local_engine(e).layout).tolist(),
     "budgets": lambda e: e.world.budgets.client_budgets(10.0, 1.0).tolist(),
+    "feature skew": lambda e: built(*WORLD[:2], NOISE, f"seed={e.seed}").world.data.images[0].tolist(),
     "devices": lambda e: [p.device.flops_per_s for p in e.world.profiles],
     "validation data": lambda e: e.world.validation[0].tolist(),
     "drift": lambda e: [tuple(e.classes(round).items()) for round in (1, 2)],

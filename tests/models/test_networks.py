@@ -5,14 +5,17 @@ import torch
 from torch import nn
 
 from fedsweep.errors import ConfigError
+from fedsweep.models.cost import fwd_macs_per_sample
 from fedsweep.models.network import InputShape, Network
 from fedsweep.models.registry import MODELS, build_model
+from fedsweep.models.slicing import build_submodel_module, ordered_kept
 from fedsweep.streams import Stream
 
 torch.set_num_threads(1)
 
 RGB = (3, 32, 32)
 GREY = (1, 28, 28)
+PARTS = ("weight", "bias")
 STREAM = Stream((0, "init"))
 
 
@@ -133,3 +136,40 @@ def test_no_parameter_is_tied_and_float_buffers_come_from_batch_norm_alone(name:
 def test_impossible_shapes_are_refused(input_shape: InputShape, num_classes: int, rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         outline("mlp", input_shape, num_classes)
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "feddhad_cnn", "vit_tiny"])
+def test_a_projection_adds_two_layers_and_leaves_what_is_before_as_it_starts(name: str) -> None:
+    plain, projected = (
+        build_model(name, input_shape=RGB, num_classes=10, stream=STREAM, **options)
+        for options in ({}, {"projection": 7})
+    )
+    width, own = plain.feature_width, dict(projected.named_parameters())
+    assert [tuple(own[f"projection.{layer}.weight"].shape) for layer in (0, 2)] == [(width, width), (7, width)]
+    assert tuple(own["classifier.weight"].shape) == (10, 7) and projected.feature_width == 7
+    body = [key for key, _ in plain.named_parameters() if not key.startswith("classifier")]
+    assert own.keys() - body == {f"{k}.{p}" for k in ("projection.0", "projection.2", "classifier") for p in PARTS}
+    if name != "vit_tiny":  # which draws its last values when all layers are there
+        assert all(torch.equal(own[key], dict(plain.named_parameters())[key]) for key in body)
+    more = fwd_macs_per_sample(projected, RGB) - fwd_macs_per_sample(plain, RGB)
+    assert more == width * width + width * 7 + 7 * 10 - width * 10
+    inputs = torch.rand(2, *RGB)
+    expected = projected.projection[2](projected.projection[0](projected.encode(inputs)).relu())  # type: ignore
+    torch.testing.assert_close(projected.eval().features(inputs), expected)
+
+
+def test_a_projections_hidden_neurons_can_be_left_out_and_its_outputs_not() -> None:
+    model = build_model("resnet18", input_shape=GREY, num_classes=4, stream=STREAM, projection=6)
+    kept = ordered_kept(model.unit_groups(), 0.25)
+    assert len(kept["projection"]) == 128
+    smaller = build_submodel_module(model, kept)
+    assert [tuple(smaller.get_parameter(f"projection.{layer}.weight").shape) for layer in (0, 2)] == [
+        (128, 128),
+        (6, 128),
+    ]
+    assert smaller.eval()(torch.rand(2, *GREY)).shape == (2, 4)
+
+
+def test_a_projection_without_outputs_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.projection must be at least 1, or null for none, but got 0"):
+        build_model("mlp", input_shape=GREY, num_classes=10, stream=STREAM, projection=0)

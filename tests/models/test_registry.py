@@ -124,9 +124,9 @@ def test_global_generator_is_put_back_after_an_error() -> None:
 
 
 def test_options_come_from_the_signature_and_act() -> None:
-    assert bind_spec("model", {"name": "mlp"}).parameters == {"hidden_width": 128}
-    assert bind_spec("model", {"name": "fedstg_cnn"}).parameters == {"dropout": 0.5}
-    assert bind_spec("model", {"name": "lenet5"}).parameters == {}
+    assert bind_spec("model", {"name": "mlp"}).parameters == {"hidden_width": 128, "projection": None}
+    assert bind_spec("model", {"name": "fedstg_cnn"}).parameters == {"dropout": 0.5, "projection": None}
+    assert bind_spec("model", {"name": "lenet5"}).parameters == {"projection": None}
     assert build("mlp", hidden_width=4).feature_width == 4
     assert build("convnet3", width=4).feature_width == 4
     assert build("fedstg_cnn", dropout=0).get_submodule("dropout").p == 0
@@ -137,7 +137,7 @@ def test_options_come_from_the_signature_and_act() -> None:
     [
         ("lenet", {}, "unknown model 'lenet'; did you mean 'lenet5'"),
         ("mlp", {"hiden_width": 4}, "model mlp: unknown parameter 'hiden_width'; did you mean 'hidden_width'"),
-        ("resnet18", {"width": 4}, "model resnet18: has no parameter 'width'"),
+        ("resnet18", {"width": 4}, "model resnet18: unknown parameter 'width' .known: projection"),
         ("mlp", {"hidden_width": 4.5}, "model mlp: hidden_width must be an integer, but got 4.5"),
         ("mlp", {"hidden_width": True}, "hidden_width must be an integer, but got true"),
         ("mlp", {"hidden_width": 0}, "model.hidden_width must be at least 1, but got 0"),

@@ -18,8 +18,12 @@ SPECS: list[dict[str, Any]] = [
     {"kind": "classes", "classes_per_client": 2},
     {"kind": "dirichlet", "dirichlet_alpha": 0.3, "min_samples": 5},
     {"kind": "dirichlet_balanced", "dirichlet_alpha": 0.3},
+    {"kind": "quantity", "dirichlet_alpha": 0.5},
+    {"kind": "mixture", "of": [{"share": 1, "kind": "iid"}, {"share": 3, "kind": "classes", "classes_per_client": 1}]},
     {"kind": "writer"},
 ]
+# Its partitioners are drawn and tested by their authors; what is ours is tested below.
+FLOWER = {"kind": "flwr", "partitioner": "DirichletPartitioner", "parameters": {"alpha": 0.3}}
 LABELS = np.random.default_rng(0).permutation(np.arange(2000) % 10)
 WRITERS = np.arange(2000) // 50
 
@@ -53,7 +57,7 @@ def test_every_kind_repeats_itself_and_leaves_its_input_alone(spec: dict[str, An
 
 
 def test_the_tested_kinds_are_all_kinds() -> None:
-    assert {spec["kind"] for spec in SPECS} == set(PARTITIONS)
+    assert {spec["kind"] for spec in [*SPECS, FLOWER]} == set(PARTITIONS)
     assert all(kind.source and kind.__doc__ for kind in PARTITIONS.values())
 
 
@@ -276,3 +280,74 @@ def test_a_partition_of_one_s_own_is_built_by_reference(tmp_path: Path, monkeypa
 def test_check_parts_refuses(parts: list[list[float]], message: str) -> None:
     with pytest.raises(InvariantError, match=message):
         check_parts([np.array(part) for part in parts], num_samples=5, num_clients=2)
+
+
+def test_quantity_skew_is_one_draw_of_sizes_with_classes_at_random() -> None:
+    spec = {"kind": "quantity", "dirichlet_alpha": 2.0, "min_samples": 1}
+    sizes = np.array([[len(part) for part in split(spec, clients=10, seed=seed)] for seed in range(200)])
+    assert sizes.sum(axis=1).tolist() == [2000] * 200
+    # A symmetric Dirichlet of 10 parts with concentration 2: variance of a share 0.1 * 0.9 / (20 + 1).
+    assert (sizes / 2000).var() == pytest.approx(0.09 / 21, rel=0.1)
+    counts = label_counts(LABELS, split(spec, clients=4), 10)
+    large = counts[counts.sum(axis=1) > 300]
+    assert len(large) >= 2 and np.abs(large / large.sum(axis=1, keepdims=True) - 0.1).max() < 0.04
+
+
+def test_a_mixture_of_a_quarter_is_a_quarter_iid() -> None:
+    """20 clients, 10 classes: by classes, one class each; of the 2000 samples 500 are dealt evenly."""
+    counts = label_counts(LABELS, split(SPECS[5]), 10)
+    main = counts.max(axis=1)
+    assert counts.sum() == 2000 and np.abs(main - (75 + 2.5)).max() <= 12
+    assert abs(int((counts.sum(axis=1) - main).sum()) - 450) <= 30
+
+
+def test_a_mixture_of_one_kind_has_its_sizes() -> None:
+    parts = split({"kind": "mixture", "of": [{"share": 0.5, "kind": "iid"}]})
+    assert {len(part) for part in parts} == {100}
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        ([], "must name at least one kind"),
+        ([{"share": 1}], r"of\[0\] must have share and kind, but kind is missing"),
+        ([{"kind": "iid"}], "share is missing"),
+        ([{"share": 0, "kind": "iid"}], r"of\[0\].share must be a finite number > 0, but is 0"),
+        ([{"share": 1, "kind": "ii"}], "unknown partition 'ii'; did you mean 'iid'"),
+        ([{"share": 1, "kind": "iid", "alpha": 1}], "partition 'iid' cannot be built.*alpha"),
+        ([{"share": 1, "kind": "dirichlet", "dirichlet_alpha": "x"}], "dirichlet_alpha must be a finite number"),
+    ],
+)
+def test_a_wrong_mixture_says_what_is_wrong(of: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        build_partition({"kind": "mixture", "of": of})
+
+
+def test_flowers_partitioners_split_as_they_do_by_themselves(capfd: pytest.CaptureFixture[str]) -> None:
+    partitioners = pytest.importorskip("flwr_datasets.partitioner", reason="comes with the extra flwr")
+    import datasets
+
+    parts = split(FLOWER)
+    check_parts(parts, num_samples=2000, num_clients=20)
+    own = partitioners.DirichletPartitioner(
+        num_partitions=20, partition_by="label", alpha=0.3, seed=stream(0, "partition").seed(32)
+    )
+    own.dataset = datasets.Dataset.from_dict({"index": np.arange(2000), "label": LABELS})
+    capfd.readouterr()
+    assert [part.tolist() for part in parts] == [sorted(own.load_partition(k)["index"]) for k in range(20)]
+    capfd.readouterr()
+    by_writer = split({"kind": "flwr", "partitioner": "NaturalIdPartitioner"})
+    assert capfd.readouterr().err == "" and sorted(set(WRITERS[by_writer[3]])) == [WRITERS[by_writer[3][0]]]
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"partitioner": "Dirichlet"}, "unknown class 'Dirichlet'; did you mean 'DirichletPartitioner'"),
+        ({"partitioner": "DirichletPartitioner"}, "can't split 2000 samples among 20 clients.*'alpha'"),
+    ],
+)
+def test_a_partitioner_that_flower_has_not_is_said(spec: dict[str, Any], said: str) -> None:
+    pytest.importorskip("flwr_datasets", reason="comes with the extra flwr")
+    with pytest.raises((ConfigError, DataError), match=said):
+        split({"kind": "flwr", **spec})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedsweep.components.frozen import Twin
+from fedsweep.components.frozen import twin
 from fedsweep.trees import FlatLayout
 
 
@@ -32,7 +32,7 @@ class ModuleSlot:
             parameter.grad = view
         self._tensors += [b for b in self.module.buffers() if b.is_floating_point()]
         self._bound: list[Tensor] | None = None
-        self._twin: Twin | None = None
+        self._twin: nn.Module | None = None
 
     def bind(self, views: list[Tensor]) -> nn.Module:
         """The module, with the given tensors as its parameters and buffers."""
@@ -42,8 +42,8 @@ class ModuleSlot:
             self._bound = views
         return self.module
 
-    def twin(self) -> Twin:
+    def twin(self) -> nn.Module:
         """A copy that is only asked; made when it is first wanted."""
         if self._twin is None:
-            self._twin = Twin(self.module)
+            self._twin = twin(self.module)
         return self._twin

@@ -22,6 +22,14 @@ from fedsweep.trees import ParamTree
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 
 
+def seed_draws(seed: int, device: str) -> None:
+    """Key what a network draws in its next forward pass: dropout takes no generator, but draws from the global one."""
+    # Directly, since torch.manual_seed costs as much as a small step.
+    torch.default_generator.manual_seed(seed)
+    if device != "cpu":
+        torch.cuda.manual_seed(seed)
+
+
 @dataclass(frozen=True)
 class Drawn:
     """A call of a dropout function.
@@ -95,9 +103,7 @@ class LaneDraws:
         """Draw a lane's noise for a batch of ``size`` samples."""
         if not self._shapes:
             return
-        torch.default_generator.manual_seed(seed)
-        if self.noise[0].is_cuda:
-            torch.cuda.manual_seed(seed)
+        seed_draws(seed, self.noise[0].device.type)
         for noise, drawn in zip(self.noise, self._shapes, strict=True):
             ones = torch.ones(size, *drawn.shape[1:], dtype=noise.dtype, device=noise.device)
             noise[lane, :size].copy_(drawn.function(ones, drawn.p, True))

@@ -226,7 +226,7 @@ class Tile:
     def _record(self, *, idle: bool) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
         values = self._state()
         before = [value.clone() for value in values]
-        beside = torch.cuda.Stream()
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):  # libraries set themselves up in their first calls, which can't be recorded
             for _ in range(_WARM_UPS):

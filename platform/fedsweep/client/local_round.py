@@ -18,13 +18,15 @@ from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.lane import Lane, Taken
+from fedsweep.client.lane_draws import seed_draws
 from fedsweep.client.messages import ClientSide, Reply, RoundTotals, Tally, Turn
 from fedsweep.client.narrowed import Narrowed, part_of_step
 from fedsweep.client.optimizer import ClientOptimizer
+from fedsweep.client.probing import asked, client_view
 from fedsweep.client.shards import Batches, Shard, pass_accuracies
 from fedsweep.client.terms import ClientTerms
 from fedsweep.components.local import ClientFacts, LocalStep, LocalWork
-from fedsweep.components.probes import Probe, client_view
+from fedsweep.components.probes import Probe
 from fedsweep.errors import ClientJobError
 from fedsweep.records import LocalJob, Payload, State
 from fedsweep.streams import stream
@@ -45,6 +47,9 @@ class LocalRound:
         full: The full model's layout.
         memory: What the client remembers; None: nothing yet.
         num_classes: Classes of the data set.
+
+    Attributes:
+        test_shard: The client's share of the test set, where it is to test a model.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class LocalRound:
         self.layout = slot.layout
         self._side, self._round, self._learning_rate = side, round, learning_rate
         self._slot, self._shard, self._full = slot, shard, full
+        self.test_shard: Shard | None = None
         self._work = turn.work
         self._facts = ClientFacts(
             client=turn.client,
@@ -150,7 +156,7 @@ class LocalRound:
                 # A new tensor each time: a term may keep the one before.
                 self._see(self.vector.clone())
         elif self._fresh is False and self._position == 0:
-            self._tally = self._tally.joined(self._work.num_samples, self._work.classes)
+            self._tally = self._tally.carried_on(self._work.num_samples, self._work.classes)
         for replacing in self._terms.prepare(self._trained, self._anchor_tree):
             self._replace(replacing)
         self._measure([p for p in probes if p.when == "start"])
@@ -168,13 +174,13 @@ class LocalRound:
             vector=self.vector,
             optimizer=self._optimizer,
             anchor=self._anchor,
-            memories=self._terms.memories,
+            memories=self._terms.present,
             broadcast=self._broadcast,
             learning_rate=self._learning_rate,
             first=first,
             sizes=self._batches.sizes(first, self._due),
             batch=self._batches.at,
-            seed=self._seed,
+            seed=self._batches.seed,
         )
 
     def advance(self, probes: tuple[Probe, ...] = (), taken: Taken | None = None) -> None:
@@ -222,20 +228,11 @@ class LocalRound:
             loss_sum=self._tally.loss_sum + loss_sum,
         )
 
-    def _seed(self, position: int) -> int:
-        """Of the network's own draws in a step."""
-        return stream(self._side.seed, "dropout", self._round, self.client, position).seed(56)
-
     def _one_step(self, module: nn.Module, position: int) -> Tensor:
         side = self._side
         self._reached = position + 1
         inputs, targets = self._batches.at(position)
-        # A network's own draws (dropout) take no generator: the global one is keyed anew for each step. Directly,
-        # since torch.manual_seed costs as much as a small step.
-        seed = self._seed(position)
-        torch.default_generator.manual_seed(seed)
-        if side.device != "cpu":
-            torch.cuda.manual_seed(seed)
+        seed_draws(self._batches.seed(position), side.device)
         narrow = part_of_step(self.submodel, position, slot=self._slot, known=self._narrowed)
         step = LocalStep(
             inputs=inputs,
@@ -330,15 +327,17 @@ class LocalRound:
     def _measure(self, probes: Sequence[Probe]) -> None:
         if not probes:
             return
-        module = self._slot.bind(self._views)
-        inputs, targets = self._shard.everything()
-        anchor = {name: self._anchor_tree[name] for name in self._trained if self._anchor_tree}
+        view = client_view(
+            self._facts,
+            self._slot.bind(self._views),
+            (self._shard, self.test_shard),
+            trees=({name: self._anchor_tree[name] for name in self._trained if self._anchor_tree}, self._trained),
+            memories=self._terms.memories(),
+            reads_data=any(probe.reads_data for probe in probes),
+        )
         for probe in probes:
-            module.eval()
-            draws = stream(self._side.seed, f"probe {probe.name}", self._round, self.client)
-            view = client_view(self._facts, module, (inputs, targets), trees=(anchor, self._trained), stream=draws)
-            self._keep_extras(probe.name, probe.measure(view))
-            self._probed += probe.passes * len(targets)
+            self._keep_extras(probe.name, asked(probe, view, self._side.seed))
+            self._probed += probe.passes * len(view.targets)
         # A probe may have run backward passes; what it left must not reach the next step.
         self._slot.gradient.zero_()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -105,8 +105,8 @@ class Tally:
     samples: int = 0
     classes: tuple[int, ...] | None = None
 
-    def joined(self, samples: int, classes: tuple[int, ...] | None) -> Tally:
-        """The same, carried into a round in which the client has these samples and classes."""
+    def carried_on(self, samples: int, classes: tuple[int, ...] | None) -> Tally:
+        """The same, carried into a round with so many samples of these classes."""
         union = None if self.classes is None or classes is None else tuple(sorted({*self.classes, *classes}))
         return replace(self, samples=self.samples + samples, classes=union)
 
@@ -147,6 +147,27 @@ class Segment:
     closes: bool = False
     workers: Mapping[int, int] = field(default_factory=dict)
     remembers: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inquiry:
+    """A question to clients outside a round's work: the exchange before round 1, or a test of their own models.
+
+    Attributes:
+        clients: Who is asked.
+        probes: What they measure.
+        round: Rounds that are done.
+        classes: Under drift, clients' classes of the round.
+    """
+
+    clients: tuple[int, ...]
+    probes: tuple[Probe, ...]
+    round: int = 0
+    classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def of(self, clients: Sequence[int]) -> Inquiry:
+        """The same question to some of them."""
+        return replace(self, clients=tuple(clients))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.memories import cut_memory
-from fedsweep.components.frozen import Twin
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import ParamTree
 
@@ -52,7 +51,7 @@ class Narrowed:
         """The part's params and float buffers of a vector like the client's own."""
         return self._slot.layout.model(self._part.extract(vector, self._whole))
 
-    def twin(self) -> Twin:
+    def twin(self) -> nn.Module:
         """A copy of the part's module that is only asked."""
         return self._slot.twin()
 

@@ -47,16 +47,16 @@ def batch_order(work: ClientWork, order_stream: Stream) -> list[np.ndarray]:
 
 
 def pass_accuracies(hits: Sequence[tuple[int, int]], num_samples: int) -> tuple[float, ...]:
-    """Accuracy of each pass over a client's samples; a last, partial pass counts as one.
+    """Accuracy of each pass over the data; a last, partial pass counts as one.
 
     Args:
-        hits: For each step how many samples were classified rightly, and of how many.
+        hits: For each batch how many samples were told right, and how many it had.
         num_samples: Samples of a pass.
     """
     accuracies: list[float] = []
     right = seen = 0
-    for more, size in hits:
-        right, seen = right + more, seen + size
+    for hit, size in hits:
+        right, seen = right + hit, seen + size
         if seen >= num_samples:
             accuracies.append(right / seen)
             right = seen = 0
@@ -94,7 +94,7 @@ class Shard:
             self._raw = torch.from_numpy(images[indices])
         self.targets = torch.from_numpy(labels[indices].astype(np.int64)).to(device)
         self._ready: Tensor | None = None
-        if not transform.random and self._raw[0].numel() * len(indices) * 4 <= _CACHE_BYTES:
+        if not transform.random and self._raw.numel() * 4 <= _CACHE_BYTES:
             self._ready = self._convert(self._raw, None, train=True)
 
     def __len__(self) -> int:
@@ -140,9 +140,28 @@ class Batches:
         """Samples of each of some steps."""
         return [len(positions) for positions in self._order[first : first + steps]]
 
+    def seed(self, position: int) -> int:
+        """Of the network's own draws (dropout) in a step."""
+        return stream(self._seed, "dropout", *self._key, position).seed(56)
+
     def at(self, position: int) -> tuple[Tensor, Tensor]:
         """Inputs [B, C, H, W] and targets [B] of a step."""
         return self._shard.batch(self._order[position], lambda: stream(self._seed, "augment", *self._key, position))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientTests:
+    """What clients test their own models on.
+
+    Attributes:
+        images: The test set [T, C, H, W]; may be read-only shared memory.
+        labels: [T].
+        indices: Each client's part of it.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    indices: tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,8 +31,8 @@ class ClientTerms:
         self._memories: dict[str, Memory] = {}
 
     @property
-    def memories(self) -> Mapping[str, Memory]:
-        """What each term remembers at present."""
+    def present(self) -> Mapping[str, Memory]:
+        """What each term remembers during its work."""
         return self._memories
 
     def prepare(self, params: ParamTree, anchor: ParamTree) -> Iterator[ParamTree | None]:
@@ -74,6 +74,11 @@ class ClientTerms:
                     " not declared to send one, so it may be lost; set sends = True on the class"
                 )
             yield term.name, payload
+
+    def memories(self) -> dict[str, Memory]:
+        """What the client remembers of each term, in its present sub-model's size; nothing before its first job."""
+        stored = {name: cut_memory(m, self._facts.submodel, self._full) for name, m in self._stored.items()}
+        return {**stored, **self._memories}
 
     def kept(self) -> dict[str, Memory]:
         """What the client remembers of the stateful terms, in the full model's size."""

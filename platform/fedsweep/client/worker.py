@@ -18,10 +18,9 @@ from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.lane import Taken
 from fedsweep.client.lanes import Lanes
 from fedsweep.client.local_round import LocalRound
-from fedsweep.client.messages import ClientSide, RoundTotals, Segment, SegmentReply, Turn
-from fedsweep.client.shards import Shard, TrainingData
+from fedsweep.client.messages import ClientSide, Inquiry, RoundTotals, Segment, SegmentReply, Turn
+from fedsweep.client.shards import ClientTests, Shard, TrainingData
 from fedsweep.components.base import Published
-from fedsweep.components.probes import Probe
 from fedsweep.errors import ClientJobError, InvariantError
 from fedsweep.records import ClientWork, Payload, State, SyncPoint
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -67,12 +66,20 @@ class Worker:
         model: A template of the full model; taken over.
         layout: How the full model lies in its vector.
         index: The worker's number, from 0.
+        tests: What clients test their own models on, where they do.
     """
 
     def __init__(
-        self, side: ClientSide, data: TrainingData, model: nn.Module, *, layout: FlatLayout, index: int = 0
+        self,
+        side: ClientSide,
+        data: TrainingData,
+        model: nn.Module,
+        *,
+        layout: FlatLayout,
+        index: int = 0,
+        tests: ClientTests | None = None,
     ) -> None:
-        self._side, self._data, self._layout, self.index = side, data, layout, index
+        self._side, self._data, self._layout, self.index, self._tests = side, data, layout, index, tests
         if side.device != "cpu":
             # cuDNN may otherwise choose algorithms by timing them, or ones that sum in no fixed order.
             torch.backends.cudnn.deterministic = True
@@ -187,17 +194,8 @@ class Worker:
         )
 
     def _local_round(self, turn: Turn, *, round: int, learning_rate: float, memory: State) -> LocalRound:
-        indices = self._side.indices[turn.client]
-        if turn.work.classes is not None:
-            indices = indices[np.isin(self._data.labels[indices], turn.work.classes)]
-        shard = Shard(
-            self._images,
-            self._data.labels,
-            indices,
-            transform=self._data.transform,
-            device=self._side.device,
-            dtype=self._layout.dtype,
-        )
+        classes = turn.work.classes
+        shard = self._shard(self._images, self._data.labels, self._side.indices[turn.client], classes)
         return LocalRound(
             self._side,
             turn,
@@ -208,6 +206,19 @@ class Worker:
             full=self._layout,
             memory=memory,
             num_classes=self._data.num_classes,
+        )
+
+    def _shard(
+        self, images: np.ndarray | Tensor, labels: np.ndarray, indices: np.ndarray, classes: tuple[int, ...] | None
+    ) -> Shard:
+        """A client's samples of a round; under drift, of its classes."""
+        return Shard(
+            images,
+            labels,
+            indices if classes is None else indices[np.isin(labels[indices], classes)],
+            transform=self._data.transform,
+            device=self._side.device,
+            dtype=self._layout.dtype,
         )
 
     def _slot(self, submodel: SubModel) -> ModuleSlot:
@@ -249,13 +260,23 @@ class Worker:
                 client=client, round=segment.round, step=step, reason=f"{type(error).__name__}: {error}"
             ) from error
 
-    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: Tensor) -> dict[int, Payload]:
-        """The set-up exchange: what each client measures at the initial model [V]."""
+    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, State]) -> dict[int, Payload]:
+        """What clients measure at the server's model [V]; nothing is trained, and no term is asked.
+
+        Args:
+            inquiry: Who measures what.
+            vector: The model; stays as it is.
+            memories: What clients remember.
+        """
         answers: dict[int, Payload] = {}
-        for client in clients:
-            # A round 0 without work: nothing is trained, and no term is asked.
-            work = ClientWork(steps=0, batch_size=1, whole_batches=False, num_samples=len(self._side.indices[client]))
+        for client in inquiry.clients:
+            classes = inquiry.classes.get(client)
+            size = len(self._side.indices[client])
+            work = ClientWork(steps=0, batch_size=1, whole_batches=False, num_samples=size, classes=classes)
             turn = Turn(client=client, work=work, submodel=FULL_MODEL)
-            local = self._local_round(turn, round=0, learning_rate=0.0, memory=None)
-            answers[client] = local.measured_at(vector, probes)
+            local = self._local_round(turn, round=inquiry.round, learning_rate=0.0, memory=memories.get(client))
+            if self._tests is not None:
+                own = self._tests.indices[client]
+                local.test_shard = self._shard(self._tests.images, self._tests.labels, own, classes)
+            answers[client] = local.measured_at(vector, inquiry.probes)
         return answers

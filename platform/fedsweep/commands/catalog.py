@@ -17,6 +17,7 @@ SHOW_EXAMPLES = examples(
     "fedsweep show dynamicfl",
     "fedsweep show quickstart/dynamicfl",
     "fedsweep show dynamicfl/table9 --json",
+    "fedsweep show scaffold --json",
     "fedsweep show --json-schema > fedsweep.schema.json",
 )
 
@@ -45,7 +46,9 @@ def show(
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", metavar="", help="Print a table's rows, columns, settings and printed figures, all resolved."
+            "--json",
+            metavar="",
+            help="Print a method's card, or a table's rows, columns, settings and printed figures, as JSON.",
         ),
     ] = False,
 ) -> None:
@@ -58,7 +61,7 @@ def show(
     if name is None:
         raise ConfigError("NAME is missing: give anything that fedsweep list lists, or --json-schema")
     if as_json:
-        _print_table(name)
+        _print_json(name)
         return
     from fedsweep.plugins import is_reference, resolve_reference
 
@@ -90,13 +93,16 @@ def _print_schema() -> None:
     print(json.dumps(json_schema(), indent=2))
 
 
-def _print_table(name: str) -> None:
+def _print_json(name: str) -> None:
     import json
 
+    from fedsweep.catalog import is_method
+    from fedsweep.described import method_facts
     from fedsweep.reproduce.formats import table_tree
     from fedsweep.reproduce.table_file import read_table
 
-    print(json.dumps(table_tree(read_table(name)), indent=1, ensure_ascii=False))
+    tree = method_facts(name).tree() if is_method(name) else table_tree(read_table(name))
+    print(json.dumps(tree, indent=1, ensure_ascii=False))
 
 
 def _print_entry(kind: str, entry: Named) -> None:

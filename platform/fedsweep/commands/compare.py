@@ -39,19 +39,23 @@ def compare(
     """Put runs side by side: accuracy, bytes, communication ratio, simulated and wall time.
 
     By setting, accuracies are means over seeds with their sample standard deviation and the 95% bootstrap interval.
-    The picture shows test accuracy against the bytes sent: a line per setting, the mean over its seeds with a band
-    from the lowest to the highest.
+    Runs that were tested by class and by client (evaluation.per_client) have a second table, with the worst and the
+    best tenth. The picture shows test accuracy against the bytes sent: a line per setting, the mean over its seeds
+    with a band from the lowest to the highest.
     """
     from fedsweep.commands.output import make_console
     from fedsweep.reports.compare import compared_runs, print_runs, print_settings
+    from fedsweep.reports.who_pays import print_shares
+    from fedsweep.results.settings import group_settings
 
     if plot is not None:
         from fedsweep.figures.curves import plot_accuracy_against_bytes
         from fedsweep.figures.style import checked_path
 
         checked_path(plot)  # before the table
-    runs = compared_runs(folders)
-    (print_settings if by is By.SETTING else print_runs)(runs, make_console())
+    runs, console = compared_runs(folders), make_console()
+    (print_settings if by is By.SETTING else print_runs)(runs, console)
+    print_shares(group_settings(runs), console)
     if plot is not None:
         plot_accuracy_against_bytes(folders, plot)
         print(f"picture: {plot.absolute()}")

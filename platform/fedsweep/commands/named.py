@@ -37,14 +37,35 @@ def _methods() -> list[Named]:
     own = [name for name in method_names() if name not in registry]
     return [
         *(
-            Named(name=name, summary=entry.summary, source=entry.source, builder=_bound(method_builder, name))
+            Named(
+                name=name,
+                summary=entry.summary,
+                source=entry.source,
+                builder=_bound(method_builder, name),
+                text=_bound(_card, name),
+            )
             for name, entry in registry.items()
         ),
         *(
-            Named(name=name, summary="of an installed package", source="", builder=_bound(method_builder, name))
+            Named(
+                name=name,
+                summary="of an installed package",
+                source="",
+                builder=_bound(method_builder, name),
+                text=_bound(_card, name),
+            )
             for name in own
         ),
     ]
+
+
+def _card(name: str) -> str:
+    """What a method's card says; empty where a package's method has none."""
+    from fedsweep.card import card_of
+    from fedsweep.catalog import method_builder
+    from fedsweep.described import method_facts
+
+    return "" if card_of(method_builder(name)) is None else method_facts(name).text()
 
 
 def _datasets() -> list[Named]:

@@ -17,13 +17,14 @@ from fedsweep.components.local import (
     Objective,
 )
 from fedsweep.components.pacing import FixedInterval, OncePerRound, Pacing
-from fedsweep.components.probes import LocalClient, Probe
+from fedsweep.components.probes import ClientTest, LocalClient, Probe
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.selection import Selection, UniformSelection
 from fedsweep.components.server_update import Replace, ServerUpdate, mean_of_updates
 from fedsweep.components.solver import LocalSolver, OptimizerSteps
 from fedsweep.components.submodels import SubModelPolicy, WholeModel
 from fedsweep.components.weighting import BySamples, Uniform, Weighting
+from fedsweep.models.functional import features_with, head_names, head_with, logits_with
 from fedsweep.records import (
     ClientProfile,
     ClientUpdate,
@@ -46,6 +47,7 @@ __all__ = [
     "BySamples",
     "ClientFacts",
     "ClientProfile",
+    "ClientTest",
     "ClientUpdate",
     "ClientWork",
     "ComponentReport",
@@ -91,7 +93,11 @@ __all__ = [
     "Weighting",
     "WholeModel",
     "coverage_mean",
+    "features_with",
+    "head_names",
+    "head_with",
     "layout_of",
+    "logits_with",
     "mean_of_updates",
     "weighted_mean",
 ]

@@ -60,6 +60,11 @@ class ServerComponent(ABC):
     needs_updates: ClassVar[bool] = False
     observes_start: ClassVar[bool] = False
 
+    @property
+    def needs_whole_models(self) -> bool:
+        """Whether clients must train the whole model; sub-models are then refused before the run."""
+        return False
+
     @classmethod
     def has_own(cls, *hooks: str) -> bool:
         """Whether the component's class brings one of these optional hooks with it, whatever it comes to in a round."""

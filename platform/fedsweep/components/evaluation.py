@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedsweep.components.base import ServerComponent
+from fedsweep.components.probes import ClientTest
 from fedsweep.records import ClientUpdate, State
 
 
@@ -25,6 +26,10 @@ class Evaluation(ServerComponent):
             updates: The round's last attendees; with vectors only where ``needs_updates``.
             inputs: Transformed, without augmentation.
         """
+
+    def client_test(self) -> ClientTest | None:
+        """How clients test models of their own, where the method gives them some; each on its share of the test set."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.components.frozen import Frozen, Twin
+from fedsweep.components.frozen import Frozen, twin
 from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -101,7 +101,7 @@ class LocalStep:
     learning_rate: float
     whole: nn.Module | None = None
     client: ClientFacts = NOBODY
-    _twin: Callable[[], Twin] | None = None
+    _twin: Callable[[], nn.Module] | None = None
     _features: Tensor | None = None
     _logits: Tensor | None = None
     _whole_logits: Tensor | None = None
@@ -149,7 +149,7 @@ class LocalStep:
             values: All params by name, and the float buffers; buffers that are not given are the live ones.
         """
         if self._twin is None:
-            self._twin = functools.cache(functools.partial(Twin, self.model))
+            self._twin = functools.cache(functools.partial(twin, self.model))
         return Frozen(self._twin(), dict(self.model.named_buffers()) | values)
 
     def forward_with(self, params: ParamTree, inputs: Tensor) -> Tensor:
@@ -224,6 +224,7 @@ class LocalTerm(ABC):
         stateful: ``init`` returns something; the memory is kept between the client's participations.
         needs_share: The client's share of the samples is read.
         needs_effective_steps: ``LocalWork.effective_steps`` is read, so the optimiser must have such a number.
+        needs_fresh_momentum: That number must be exact: momentum, where there is any, starts at zero in each round.
 
     A concrete term is a frozen dataclass with a ``name``, unique in a method. ``init`` and ``prepare`` may take a
     further argument ``client: ClientFacts = NOBODY``: what the client knows of itself.
@@ -234,6 +235,7 @@ class LocalTerm(ABC):
     stateful: ClassVar[bool] = False
     needs_share: ClassVar[bool] = False
     needs_effective_steps: ClassVar[bool] = False
+    needs_fresh_momentum: ClassVar[bool] = False
     name: str
 
     @property

@@ -6,17 +6,18 @@ What a probe returns travels to the server in ``update.extras`` and is metered l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedsweep.components.local import ClientFacts
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 from fedsweep.trees import ParamTree
+
+_TESTED_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,9 @@ class LocalClient:
         model: The module, loaded with ``params``, in evaluation mode; a probe leaves it as it was.
         forward_with: ``forward_with(params, inputs) -> logits``, a functional call.
         stream: Random numbers of this probe.
+        memories: What it remembers of each stateful term, by the term's name; empty before its first round.
+        test_inputs: Its share of the test set [t, ...], for a :class:`ClientTest`; None for other probes.
+        test_targets: Their labels [t].
     """
 
     client: int
@@ -46,37 +50,9 @@ class LocalClient:
     model: nn.Module
     forward_with: Callable[[ParamTree, Tensor], Tensor]
     stream: Stream
-
-
-def client_view(
-    facts: ClientFacts,
-    module: nn.Module,
-    batch: tuple[Tensor, Tensor],
-    *,
-    trees: tuple[ParamTree, ParamTree],
-    stream: Stream,
-) -> LocalClient:
-    """A client as a probe sees it.
-
-    Args:
-        facts: What the client knows of itself.
-        module: Its module, loaded.
-        batch: All its inputs and targets.
-        trees: Its anchor and its params.
-        stream: Random numbers of the probe.
-    """
-    return LocalClient(
-        client=facts.client,
-        round=facts.round,
-        inputs=batch[0],
-        targets=batch[1],
-        num_classes=len(facts.label_counts),
-        anchor=trees[0],
-        params=trees[1],
-        model=module,
-        forward_with=lambda params, x: torch.func.functional_call(module, params, (x,), strict=False),
-        stream=stream,
-    )
+    memories: Mapping[str, dict[str, object]] = field(default_factory=dict)
+    test_inputs: Tensor | None = None
+    test_targets: Tensor | None = None
 
 
 class Probe(ABC):
@@ -86,6 +62,7 @@ class Probe(ABC):
         when: ``"start"``: at the anchor, before the job's first step; ``"end"``: after its last; ``"round_end"``: the
             same, but only in the round's last job where a round has several sync points.
         reads_model: Whether it looks at the model. In the exchange before round 1 clients are then sent it.
+        reads_data: Whether it looks at the training samples; otherwise they need not be made ready.
 
     A concrete probe is a frozen dataclass with a ``name``, unique in a round; its tensors arrive under
     ``"<name>/<key>"``.
@@ -93,6 +70,7 @@ class Probe(ABC):
 
     when: ClassVar[Literal["start", "end", "round_end"]] = "end"
     reads_model: ClassVar[bool] = True
+    reads_data: ClassVar[bool] = True
     name: str
 
     @property
@@ -103,3 +81,32 @@ class Probe(ABC):
     @abstractmethod
     def measure(self, client: LocalClient) -> Payload:
         """The measurement; never changes what it is given."""
+
+
+class ClientTest(Probe):
+    """How good the model that a client itself would use is on its own share of the test set.
+
+    The server's tests and these never mix: they are columns of their own. What is found out is nothing that a client
+    would send, so it is not metered.
+    """
+
+    name: ClassVar[str] = "test"  # type: ignore[misc]
+    reads_data = False
+
+    @abstractmethod
+    def predictor(self, client: LocalClient) -> Callable[[Tensor], Tensor]:
+        """The client's own model: inputs [B, ...] to logits [B, C].
+
+        Args:
+            client: ``anchor`` and ``params`` are the server's model; what it remembers is in ``memories``.
+        """
+
+    def measure(self, client: LocalClient) -> Payload:
+        inputs, targets = client.test_inputs, client.test_targets
+        if inputs is None or targets is None or not len(targets):
+            return {"hits": torch.tensor(0), "samples": torch.tensor(0)}
+        predict = self.predictor(client)
+        with torch.no_grad():
+            starts = range(0, len(inputs), _TESTED_AT_ONCE)
+            found = [predict(inputs[start : start + _TESTED_AT_ONCE]).argmax(1) for start in starts]
+        return {"hits": (torch.cat(found) == targets).sum(), "samples": torch.tensor(len(targets))}

@@ -61,7 +61,7 @@ class Scenario(Section):
     dataset: Text = Field(
         default="digits",
         description="digits, fashion_mnist, mnist, cifar10, cifar100, svhn, femnist, cinic10, tiny_imagenet,"
-        " or package.module:callable.",
+        " hf:NAME or hf:./FOLDER (Hugging Face datasets), or package.module:callable.",
     )
     root: Text | None = Field(
         default=None, description="Folder that holds the data, torchvision layout; null: the user's cache."
@@ -76,8 +76,12 @@ class Scenario(Section):
     clients: Count = Field(default=20, description="Number of clients in the federation.")
     partition: KindComponent = Field(
         default_factory=_default_partition,
-        description="How the data falls to clients: dirichlet, iid, classes, writer, dirichlet_balanced,"
-        " or package.module:callable.",
+        description="How the data falls to clients: dirichlet, iid, classes, writer, dirichlet_balanced, quantity,"
+        " mixture, flwr, or package.module:callable.",
+    )
+    feature_skew: KindComponent | None = Field(
+        default=None,
+        description="How clients' pictures differ: {kind: noise, level: 0.1}, {kind: rotation, groups: 4}; null: not.",
     )
     server_data: ServerData = Field(default_factory=ServerData, description="What the server keeps before the split.")
     drift: KindComponent | None = Field(

@@ -118,8 +118,8 @@ class Config(Section):
     def hash(self) -> str:
         """SHA-256 (hexadecimal) of everything that affects results.
 
-        Left out: the name, where the data lie, the targets (they are read off the results), the runtime except its
-        executor and lanes, tracking, checkpoints, the sweep.
+        Left out: the name, where the data lie, the targets (they are read off the results), accuracies by client where
+        nobody asks for them, the runtime except its executor and lanes, tracking, checkpoints, the sweep.
         """
         tree = self.tree()
         for key in ("name", "tracking", "checkpoint", "sweep"):
@@ -127,6 +127,8 @@ class Config(Section):
         for key in ("root", "download"):
             del tree["scenario"][key]
         del tree["evaluation"]["targets"]
+        if not tree["evaluation"]["per_client"]:
+            del tree["evaluation"]["per_client"]
         runtime = tree["runtime"]
         # Where clients are stepped one by one, how many would be stepped at once means nothing.
         shown = ("executor",) if runtime["executor"] == "loop" else ("executor", "lanes")

@@ -160,6 +160,11 @@ class Evaluation(Section):
 
     every: Count = Field(default=1, description="Rounds from one evaluation to the next; the last is always evaluated.")
     batch_size: Count = Field(default=1000, description="Test samples per forward pass.")
+    per_client: bool = Field(
+        default=False,
+        description="Also the accuracy by class, and for each client on the classes that it holds, from the same pass:"
+        " columns of rounds.parquet, and client_accuracy.parquet.",
+    )
     targets: list[Accuracy] = Field(
         default_factory=list,
         description="Test accuracies; the round, virtual time, bytes and FLOPs that first reached each go to"

@@ -21,6 +21,7 @@ from fedsweep.errors import MemoryLost, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
+from fedsweep.runs.accuracy_table import accuracy_table
 from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.runs.component_pictures import write_pictures
 from fedsweep.runs.folder_guard import FolderGuard
@@ -120,6 +121,8 @@ class RunSession:
             on_repair=self._bulletin.message,
             on_working=self._bulletin.working,
         )
+        executor = {"name": "loop" if experiment.lanes is None else "lanes", "notes": self._engine.notes}
+        self._facts = {**settings.facts, "executor": executor}
         self._state: RunState | None = None
         self._stopped_by: str | None = None
         self._written = 0.0
@@ -247,6 +250,7 @@ class RunSession:
             self._store.save(state, fetch=self._fleet.fetch)
             self._saved_round = state.round
             self._write_rounds(state)
+            self._write_accuracies(state)
 
     def _save_partial(self, state: RunState) -> None:
         with self._guard.writing():
@@ -276,10 +280,11 @@ class RunSession:
     def _write_end(self, status: str, reason: str | None) -> dict[str, Any]:
         state = self._state
         if state is None:
-            early = {"status": status, "reason": reason, "rounds": 0, **self._settings.facts}
+            early = {"status": status, "reason": reason, "rounds": 0, **self._facts}
             self._folder.write_result(early)
             return early
         self._write_rounds(state)
+        self._write_accuracies(state)
         if status != "failed":
             # Also where the run was killed: it may have gone on by a round since it was asked to save.
             self._save_state(state)
@@ -310,8 +315,7 @@ class RunSession:
             "method": self._experiment.method.name,
             "seed": self._experiment.seed,
             "config_hash": self._experiment.config_hash,
-            "executor": {"name": "loop" if self._experiment.lanes is None else "lanes", "notes": self._engine.notes},
-            **self._settings.facts,
+            **self._facts,
         }
         self._folder.write_result(result)
         return result
@@ -320,6 +324,11 @@ class RunSession:
         self._folder.write_rounds(state.records)
         self._write_scenario(state.records)
         self._written = time.monotonic()
+
+    def _write_accuracies(self, state: RunState) -> None:
+        # Not as often as the rounds: it has a row for each client of each.
+        if (table := accuracy_table(self._experiment, state.records)) is not None:
+            self._folder.write_client_accuracy(table)
 
     def _write_scenario(self, records: tuple[RoundRecord, ...]) -> None:
         """Who was there and with which classes, for other runs to replay."""

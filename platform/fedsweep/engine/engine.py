@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
 
+from fedsweep.client.messages import Inquiry
 from fedsweep.components.probes import Probe
 from fedsweep.engine.aggregation import Aggregator
 from fedsweep.engine.cost import CostModel
@@ -22,7 +24,8 @@ from fedsweep.engine.plan import Planner, RoundPlan
 from fedsweep.engine.round import Round, RoundTools
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
-from fedsweep.errors import RunError, WorkerLost
+from fedsweep.engine.who_pays import client_accuracies, present_counts, spread
+from fedsweep.errors import InvariantError, RunError, WorkerLost
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
@@ -33,6 +36,8 @@ from fedsweep.trees import load_vector
 
 # A round is begun at most this often; an actor that dies every time has a cause that repairing will not cure.
 _MAX_ATTEMPTS = 5
+_COUNTED = ("hits", "samples")  # what a test on a client says
+_Done = TypeVar("_Done")
 
 
 class Engine:
@@ -133,8 +138,8 @@ class Engine:
                 components[seam] = component.observe(components[seam], record)
 
     def _ask(self, probes: tuple[Probe, ...], vector: Tensor, ledger: Ledger) -> Mapping[int, Payload]:
-        clients = [profile.client for profile in self.experiment.world.profiles]
-        answers = self.fleet.measure(clients, probes, vector)
+        clients = tuple(profile.client for profile in self.experiment.world.profiles)
+        answers = self.fleet.measure(Inquiry(clients=clients, probes=probes), vector, {})
         sent = {"params": self.layout.num_params, "buffers": self.layout.num_buffers}
         for client, tensors in answers.items():
             if any(probe.reads_model for probe in probes):
@@ -197,18 +202,24 @@ class Engine:
         return None
 
     def _played(self, plan: RoundPlan, state: RunState) -> Round:
+        # The whole round, not the lost worker's clients alone: the others' models have moved on meanwhile.
+        return self._tried(plan.context.round, lambda attempt: Round(plan, state, self._tools, attempt).play())
+
+    def _tried(self, round: int, work: Callable[[int], _Done]) -> _Done:
+        """What workers do, begun anew each time one of them is lost."""
         for attempt in range(_MAX_ATTEMPTS):
             try:
-                return Round(plan, state, self._tools, attempt).play()
+                return work(attempt)
             except WorkerLost as lost:
-                # The whole round, not the lost worker's clients alone: the others' models have moved on meanwhile.
-                self._on_repair(f"round {plan.context.round}: {lost}; replacing it and going on")
+                self._on_repair(f"round {round}: {lost}; replacing it and going on")
                 self.fleet.repair()
-        raise RunError(f"round {plan.context.round} was begun {_MAX_ATTEMPTS} times and lost a client actor each time")
+        raise RunError(f"round {round} was begun {_MAX_ATTEMPTS} times and lost a client actor each time")
 
     def _recorded(self, round: Round, wall_time_s: float) -> RunState:
         record = self._rows.row(round, wall_time_s=wall_time_s)
         record = self._tested(record, round.vector, round.components["evaluation"], round.updates)
+        if self._due(record.round):
+            record = self._own_models_tested(record, round)
         known = (_best_accuracy(round.state.records), record.test_accuracy)
         record = replace(record, best_accuracy=max((value for value in known if value is not None), default=None))
         for seam, component in self.experiment.method.server_components():
@@ -226,28 +237,64 @@ class Engine:
             state: The evaluation's.
             updates: The round's last attendees'.
         """
-        due = record.round % self.experiment.evaluate_every == 0 or record.round == self.experiment.training.rounds
-        if not due:
+        if not self._due(record.round):
             return record
         began = time.perf_counter()
         load_vector(self._model, self.layout, vector)
         evaluation = self.experiment.method.evaluation
         shown = [Aggregator.shown(u, needs=evaluation.needs_updates) for u in updates]
-        accuracy, loss = self._test.test(evaluation, state, self._model, shown)
+        found = self._test.test(evaluation, state, self._model, shown)
         validation = None
         if self._validation is not None:
-            validation, _ = self._validation.test(evaluation, state, self._model, shown)
+            validation = self._validation.test(evaluation, state, self._model, shown).accuracy
+        if self.experiment.evaluate_per_client:
+            record = self._with_shares(record, found.class_accuracies(self.experiment.world.data.num_classes))
         return replace(
             record,
-            test_accuracy=accuracy,
-            test_loss=loss,
+            test_accuracy=found.accuracy,
+            test_loss=found.loss,
             validation_accuracy=validation,
             eval_time_s=time.perf_counter() - began,
         )
 
+    def _due(self, round: int) -> bool:
+        return round % self.experiment.evaluate_every == 0 or round == self.experiment.training.rounds
+
+    def _with_shares(self, record: RoundRecord, accuracies: tuple[float, ...]) -> RoundRecord:
+        """The row with who has how much of the tested model's accuracy."""
+        present_NC = present_counts(self.experiment.label_counts_NC, self.experiment.classes(record.round))
+        figures = spread("class_accuracy", np.array(accuracies))
+        figures |= spread("client_accuracy", client_accuracies(accuracies, present_NC))
+        return _with_figures(replace(record, class_accuracies=accuracies), figures)
+
+    def _own_models_tested(self, record: RoundRecord, round: Round) -> RoundRecord:
+        """The row with how good the models are that clients themselves would use, where they have such models."""
+        test = self.experiment.method.evaluation.client_test()
+        if test is None:
+            return record
+        began = time.perf_counter()
+        inquiry = Inquiry(
+            clients=tuple(profile.client for profile in self.experiment.world.profiles),
+            probes=(test,),
+            round=record.round,
+            classes=self.experiment.classes(record.round),
+        )
+        answers = self._tried(record.round, lambda _: self.fleet.measure(inquiry, round.vector, round.remembered))
+        hits, samples = (np.array([int(answers[k][f"test/{part}"]) for k in inquiry.clients]) for part in _COUNTED)
+        accuracies = np.where(samples > 0, hits / np.maximum(samples, 1), np.nan)
+        seconds = record.eval_time_s + time.perf_counter() - began
+        record = replace(record, personal_accuracies=tuple(accuracies.tolist()), eval_time_s=seconds)
+        return _with_figures(record, spread("personal_accuracy", accuracies))
+
     def check(self) -> None:
         """What can only be known with model and world together; wrong input is a ConfigError before round 1."""
         check_world(self.experiment)
+
+
+def _with_figures(record: RoundRecord, figures: Mapping[str, float]) -> RoundRecord:
+    if clash := sorted(figures.keys() & record.extra.keys()):
+        raise InvariantError(f"a component reports {', '.join(clash)}, which is an evaluation's figure; rename it")
+    return replace(record, extra={**record.extra, **figures})
 
 
 def _best_accuracy(records: Sequence[RoundRecord]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,6 +16,37 @@ from fedsweep.world.transforms import Transform
 
 # Test sets of up to this many bytes are transformed once.
 _CACHE_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """What a test found.
+
+    Attributes:
+        hits_C: Samples of each class that were told right [C], C up to the highest class of the set.
+        counts_C: Samples of each class.
+        loss: Mean cross-entropy.
+    """
+
+    hits_C: np.ndarray
+    counts_C: np.ndarray
+    loss: float
+
+    @property
+    def accuracy(self) -> float:
+        """In 0..1, over all samples."""
+        return int(self.hits_C.sum()) / int(self.counts_C.sum())
+
+    def class_accuracies(self, num_classes: int) -> tuple[float, ...]:
+        """The accuracy of each class; NaN where the set has none of it.
+
+        Args:
+            num_classes: Classes of the data set.
+        """
+        found = np.full(num_classes, np.nan)
+        known = np.flatnonzero(self.counts_C)
+        found[known] = self.hits_C[known] / self.counts_C[known]
+        return tuple(found.tolist())
 
 
 class Evaluator:
@@ -42,6 +74,7 @@ class Evaluator:
         self._transform, self._batch_size, self._device, self._dtype = transform, batch_size, device, dtype
         self._images = images
         self._labels = torch.from_numpy(np.array(labels, dtype=np.int64))
+        self._counts_C = np.bincount(self._labels.numpy())
         self._ready: list[Tensor] | None = None
         if images[0].size * len(images) * 4 <= _CACHE_BYTES:
             self._ready = [self._inputs(start) for start in range(0, len(images), batch_size)]
@@ -50,10 +83,8 @@ class Evaluator:
         raw = torch.from_numpy(np.array(self._images[start : start + self._batch_size]))
         return self._transform(raw, generator=None, train=False).to(device=self._device, dtype=self._dtype)
 
-    def test(
-        self, evaluation: Evaluation, state: State, model: nn.Module, updates: Sequence[ClientUpdate]
-    ) -> tuple[float, float]:
-        """Accuracy in 0..1 and mean cross-entropy.
+    def test(self, evaluation: Evaluation, state: State, model: nn.Module, updates: Sequence[ClientUpdate]) -> Tested:
+        """Test a model in one pass.
 
         Args:
             evaluation: Which model answers.
@@ -62,12 +93,13 @@ class Evaluator:
             updates: The round's last attendees.
         """
         model.eval()
-        correct, loss = 0, 0.0
+        hits_C, loss = self._counts_C * 0, 0.0
         with torch.inference_mode():
             for number, start in enumerate(range(0, len(self._labels), self._batch_size)):
                 inputs = self._ready[number] if self._ready is not None else self._inputs(start)
                 targets = self._labels[start : start + self._batch_size].to(self._device)
                 logits = evaluation.predict(state, model, updates, inputs)
-                correct += int((logits.argmax(1) == targets).sum())
+                hits = targets[logits.argmax(1) == targets]
+                hits_C += torch.bincount(hits, minlength=len(hits_C)).cpu().numpy()
                 loss += float(F.cross_entropy(logits, targets, reduction="none").to(torch.float64).sum())
-        return correct / len(self._labels), loss / len(self._labels)
+        return Tested(hits_C=hits_C, counts_C=self._counts_C, loss=loss / len(self._labels))

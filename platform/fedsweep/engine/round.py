@@ -142,7 +142,7 @@ class Round:
             version=self.version,
             vector=self.vector,
             components=self.components,
-            memories={k: m for k, m in before.memories.items() if k not in self.totals} | self.memories,
+            memories=self.remembered,
             held=dict(sorted(held.items())),
             anchors={version: anchors[version] for version in sorted(versions) if version in anchors},
             accuracies=dict(sorted(accuracies.items())),
@@ -154,6 +154,11 @@ class Round:
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
             records=(*before.records, record),
         )
+
+    @property
+    def remembered(self) -> Mapping[int, Handle]:
+        """What clients remember after the round."""
+        return {k: m for k, m in self.state.memories.items() if k not in self.totals} | self.memories
 
     @property
     def learning_rate(self) -> float:

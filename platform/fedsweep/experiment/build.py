@@ -98,6 +98,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
         training=build_training(config),
         evaluate_every=config.evaluation.every,
         evaluation_batch=config.evaluation.batch_size,
+        evaluate_per_client=config.evaluation.per_client,
         targets=tuple(config.evaluation.targets),
         device=device,
         server_device=server_device,
@@ -205,7 +206,7 @@ def build_world(config: Config, dataset: Dataset) -> World:
     drift = _built(config, "scenario.drift", **sizes)
     indices = _split(config, dataset, rest, drift)
     budget = _built(config, "scenario.budgets")
-    images, labels = dataset.train_images, dataset.train_labels
+    images, labels = _skewed(config, dataset, indices, drift), dataset.train_labels
     return World(
         data=TrainingData(
             images=images,
@@ -279,6 +280,21 @@ def _split(config: Config, dataset: Dataset, rest: np.ndarray, drift: Drift | No
     )
     check_parts(parts, num_samples=len(rest), num_clients=scenario.clients)
     return tuple(rest[part] for part in parts)
+
+
+def _skewed(config: Config, dataset: Dataset, indices: tuple[np.ndarray, ...], drift: Drift | None) -> np.ndarray:
+    """The training images, those of each client as ``scenario.feature_skew`` has them."""
+    skew = _built(config, "scenario.feature_skew")
+    if skew is None:
+        return dataset.train_images
+    if drift is not None and drift.pool == "all":
+        raise ConfigError(
+            f"scenario.feature_skew gives each client pictures of its own, but under scenario.drift kind"
+            f" {config.scenario.drift.kind!r} all clients draw from the same; set one of them to null"  # type: ignore[union-attr]
+        )
+    draws = stream(config.seed, "feature skew")
+    changed: np.ndarray = skew.apply(dataset.train_images, indices, scale=dataset.scale, stream=draws)
+    return changed
 
 
 def _profiles(config: Config, dataset: Dataset, indices: tuple[np.ndarray, ...]) -> tuple[ClientProfile, ...]:

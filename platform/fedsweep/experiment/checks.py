@@ -14,9 +14,9 @@ def check_world(experiment: Experiment) -> None:
     """What can be known of method and world together without a model.
 
     Raises:
-        ConfigError: A client has no samples, or parts of the method or of the scenario can't do without each round's
-            updates although clients carry work from round to round; or moves are to be divided by effective steps that
-            the clients' optimiser does not have.
+        ConfigError: A client has no samples, or parts of the scenario can't do without each round's updates although
+            clients carry work from round to round; or moves are to be divided by effective steps that the clients'
+            optimiser does not have, or not exactly.
     """
     empty = [p.client for p in experiment.world.profiles if p.num_samples == 0]
     if empty:
@@ -33,15 +33,17 @@ def check_world(experiment: Experiment) -> None:
             f"method {method.name} divides clients' moves by their effective steps, which training.optimizer"
             f" {experiment.training.optimizer.name} has not; set training.optimizer to {{name: sgd, lr: 0.05}}, say"
         )
-    if not method.pacing.carries_work():
-        return
-    sending = [term.name for term in method.terms if term.sends]
-    if sending or method.submodels.cuts:
-        part = f"the term {sending[0]}, which sends" if sending else "sub-models, which are drawn"
+    _check_momentum(experiment)
+
+
+def _check_momentum(experiment: Experiment) -> None:
+    optimizer = experiment.training.optimizer
+    asking = [term.name for term in experiment.method.terms if term.needs_fresh_momentum]
+    if asking and optimizer.momentum and optimizer.keep != "reset":
         raise ConfigError(
-            f"method {method.name}: its clients keep what they trained over several rounds, which does not go"
-            f" with {part} anew in each round; leave one of them out, or choose a pacing that ends all work with its"
-            " round"
+            f"method {experiment.method.name}: the term {asking[0]} divides moves by steps whose momentum begins at"
+            f" zero in each round, but training.optimizer_state is {optimizer.keep}; set"
+            " training.optimizer_state=reset, or leave out the momentum"
         )
 
 

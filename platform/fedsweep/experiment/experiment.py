@@ -25,6 +25,7 @@ from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.drift import Drift, round_classes
 from fedsweep.world.stragglers import StragglerPolicy, WaitForAll
+from fedsweep.world.test_shares import test_shares
 
 # Proxy data and validation data, each inputs and labels; None where there are none.
 ServerTensors = tuple[tuple[Tensor, Tensor | None] | None, tuple[Tensor, Tensor] | None]
@@ -119,6 +120,7 @@ class Experiment:
         training: How clients train.
         evaluate_every: Rounds between two evaluations; the last round is always evaluated.
         evaluation_batch: Samples per forward pass of an evaluation.
+        evaluate_per_client: Accuracies by class and by client are kept.
         targets: Test accuracies whose first crossing is told in the result.
         device: ``"cpu"`` or ``"cuda"`` for the clients.
         server_device: The same for the server.
@@ -133,6 +135,7 @@ class Experiment:
     training: Training
     evaluate_every: int = 1
     evaluation_batch: int = 1000
+    evaluate_per_client: bool = False
     targets: tuple[float, ...] = ()
     device: str = "cpu"
     server_device: str = "cpu"
@@ -185,6 +188,16 @@ class Experiment:
         """
         components = self.method.server_components()
         return {seam: component.init(server_context(self, seam)) for seam, component in components}
+
+    @cached_property
+    def test_shares(self) -> tuple[np.ndarray, ...]:
+        """Each client's part of the test set, as indices into it: see :func:`test_shares`."""
+        return test_shares(self.world.test_labels, self.label_counts_NC, stream(self.seed, "test shares"))
+
+    @cached_property
+    def label_counts_NC(self) -> np.ndarray:
+        """Training samples per client and class."""
+        return np.stack([profile.label_counts for profile in self.world.profiles])
 
     def drawn(self, value: int | tuple[int, int], purpose: str, client: int) -> int:
         """A configured number, or a client's own draw from a range, the same in every round."""

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from fedsweep.client.messages import Handle, Segment, SegmentReply
+from fedsweep.client.messages import Handle, Inquiry, Segment, SegmentReply
+from fedsweep.client.shards import ClientTests
 from fedsweep.client.worker import Worker
-from fedsweep.components.probes import Probe
 from fedsweep.experiment.experiment import Experiment, client_side
 from fedsweep.records import Payload, State
 
@@ -45,8 +45,8 @@ class Fleet(ABC):
         """
 
     @abstractmethod
-    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: Tensor) -> Mapping[int, Payload]:
-        """The set-up exchange, see :meth:`Worker.measure`."""
+    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
+        """Ask clients, see :meth:`Worker.measure`; raises as :meth:`play`."""
 
     def ready(self) -> None:
         """Wait for workers that were just made; until then the caller can do other things while they start."""
@@ -123,8 +123,10 @@ def make_worker(experiment: Experiment, index: int = 0) -> Worker:
         experiment: The experiment.
         index: The worker's number, from 0.
     """
-    side, data = client_side(experiment), experiment.world.data
-    return Worker(side, data, experiment.new_model(), layout=experiment.layout, index=index)
+    side, world, tests = client_side(experiment), experiment.world, None
+    if experiment.method.evaluation.client_test() is not None:
+        tests = ClientTests(images=world.test_images, labels=world.test_labels, indices=experiment.test_shares)
+    return Worker(side, world.data, experiment.new_model(), layout=experiment.layout, index=index, tests=tests)
 
 
 class LocalFleet(Fleet):
@@ -146,5 +148,5 @@ class LocalFleet(Fleet):
     def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
         return combine([self._worker.run(segment, anchor, memories)])
 
-    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: Tensor) -> Mapping[int, Payload]:
-        return self._worker.measure(clients, probes, vector)
+    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
+        return self._worker.measure(inquiry, vector, memories)

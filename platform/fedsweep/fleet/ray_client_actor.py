@@ -10,7 +10,7 @@ import numpy as np
 import ray
 import torch
 
-from fedsweep.components.probes import Probe
+from fedsweep.client.messages import Inquiry
 from fedsweep.errors import ResourceError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import make_worker
@@ -89,8 +89,18 @@ class ClientActor:
         kept = [answer.memories.get(client) for client in keepers]
         return (sent_answer(answer), *kept) if kept else sent_answer(answer)  # as many as Ray was told of
 
-    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: np.ndarray) -> dict[int, Arrays]:
-        answers = self._worker.measure(clients, probes, to_tensor(vector))
+    def measure(
+        self, inquiry: Inquiry, vector: np.ndarray, clients: Sequence[int], *memories: State
+    ) -> dict[int, Arrays]:
+        """Ask clients.
+
+        Args:
+            inquiry: Who measures what.
+            vector: The server's model.
+            clients: Whose memories follow.
+            memories: What those clients remember.
+        """
+        answers = self._worker.measure(inquiry, to_tensor(vector), dict(zip(clients, memories, strict=True)))
         return {client: to_arrays(tensors) for client, tensors in answers.items()}
 
 

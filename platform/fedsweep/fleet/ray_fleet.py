@@ -19,8 +19,7 @@ import torch
 from ray import exceptions as ray_errors
 from torch import Tensor
 
-from fedsweep.client.messages import Handle, Segment, SegmentReply
-from fedsweep.components.probes import Probe
+from fedsweep.client.messages import Handle, Inquiry, Segment, SegmentReply
 from fedsweep.errors import ClientJobError, FedsweepError, InputError, MemoryLost, ResourceError, RunError, WorkerLost
 from fedsweep.fleet.fleet import Fleet, combine
 from fedsweep.fleet.ray_client_actor import REMOTE_CLIENT_ACTOR
@@ -285,11 +284,13 @@ class RayFleet(Fleet):
             )
         return late
 
-    def measure(self, clients: Sequence[int], probes: Sequence[Probe], vector: Tensor) -> Mapping[int, Payload]:
+    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
         self.ready()
-        vector_ref = ray.put(vector.numpy())
-        shares = [list(clients[index :: self._num_actors]) for index in range(self._num_actors)]
-        refs = {k: self._actors[k].measure.remote(share, list(probes), vector_ref) for k, share in enumerate(shares)}
+        vector_ref, refs = ray.put(vector.numpy()), {}
+        for index, actor in self._actors.items():
+            share = inquiry.clients[index :: self._num_actors]
+            known = [client for client in share if client in memories]
+            refs[index] = actor.measure.remote(inquiry.of(share), vector_ref, known, *[memories[k] for k in known])
         self._wait(refs)
         merged: dict[int, Payload] = {}
         for ref in refs.values():

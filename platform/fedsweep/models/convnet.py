@@ -27,9 +27,12 @@ class ConvNet3(LinearHeadNetwork):
         input_shape: Channels, height and width of one sample; at least 8x8 pixels.
         num_classes: C.
         width: Channels of each convolution, at least 1.
+        projection: Outputs of two linear layers before the classifier, as MOON has them; null: there are none.
     """
 
-    def __init__(self, *, input_shape: InputShape, num_classes: int, width: int = 128) -> None:
+    def __init__(
+        self, *, input_shape: InputShape, num_classes: int, width: int = 128, projection: int | None = None
+    ) -> None:
         require_size("convnet3", input_shape, smallest=8)
         super().__init__(input_shape=input_shape, num_classes=num_classes)
         if width < 1:
@@ -47,9 +50,9 @@ class ConvNet3(LinearHeadNetwork):
         self.conv3 = nn.Conv2d(width, width, 3, padding=1)
         self.norm3 = nn.GroupNorm(width, width)
         self.relu3 = nn.ReLU()
-        self.classifier = nn.Linear(width * (rows // 8) * (columns // 8), num_classes)
+        self.add_head(width * (rows // 8) * (columns // 8), projection)
 
-    def features(self, inputs: Tensor) -> Tensor:
+    def encode(self, inputs: Tensor) -> Tensor:
         """The flattened last maps ``[B, D]``."""
         maps = F.avg_pool2d(self.relu1(self.norm1(self.conv1(inputs))), 2)
         maps = F.avg_pool2d(self.relu2(self.norm2(self.conv2(maps))), 2)

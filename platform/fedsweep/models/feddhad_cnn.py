@@ -20,9 +20,10 @@ class FeddhadCnn(LinearHeadNetwork):
     Args:
         input_shape: Channels, height and width of one sample; at least 18x18 pixels.
         num_classes: C.
+        projection: Outputs of two linear layers before the classifier, as MOON has them; null: there are none.
     """
 
-    def __init__(self, *, input_shape: InputShape, num_classes: int) -> None:
+    def __init__(self, *, input_shape: InputShape, num_classes: int, projection: int | None = None) -> None:
         require_size("feddhad_cnn", input_shape, smallest=18)
         super().__init__(input_shape=input_shape, num_classes=num_classes)
         channels, height, width = self.input_shape
@@ -34,9 +35,9 @@ class FeddhadCnn(LinearHeadNetwork):
         self.relu3 = nn.ReLU()
         self.fc1 = nn.Linear(64 * _map_size(height) * _map_size(width), 64)
         self.relu4 = nn.ReLU()
-        self.classifier = nn.Linear(64, num_classes)
+        self.add_head(64, projection)
 
-    def features(self, inputs: Tensor) -> Tensor:
+    def encode(self, inputs: Tensor) -> Tensor:
         """The hidden fully connected layer ``[B, D]``."""
         maps = F.max_pool2d(self.relu1(self.conv1(inputs)), 2)
         maps = F.max_pool2d(self.relu2(self.conv2(maps)), 2)

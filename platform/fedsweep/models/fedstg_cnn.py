@@ -25,9 +25,12 @@ class FedstgCnn(LinearHeadNetwork):
         input_shape: Channels, height and width of one sample; at least 8x8 pixels.
         num_classes: C.
         dropout: Share of the hidden neurons that a training step leaves out, 0 <= dropout < 1.
+        projection: Outputs of two linear layers before the classifier, as MOON has them; null: there are none.
     """
 
-    def __init__(self, *, input_shape: InputShape, num_classes: int, dropout: float = 0.5) -> None:
+    def __init__(
+        self, *, input_shape: InputShape, num_classes: int, dropout: float = 0.5, projection: int | None = None
+    ) -> None:
         require_size("fedstg_cnn", input_shape, smallest=8)
         super().__init__(input_shape=input_shape, num_classes=num_classes)
         if not 0.0 <= dropout < 1.0:
@@ -45,9 +48,9 @@ class FedstgCnn(LinearHeadNetwork):
         self.fc1 = nn.Linear(256 * (height // 8) * (width // 8), 512)
         self.relu4 = nn.ReLU()
         self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(512, num_classes)
+        self.add_head(512, projection)
 
-    def features(self, inputs: Tensor) -> Tensor:
+    def encode(self, inputs: Tensor) -> Tensor:
         """The hidden fully connected layer after dropout ``[B, D]``."""
         maps = F.max_pool2d(self.relu1(self.norm1(self.conv1(inputs))), 2)
         maps = F.max_pool2d(self.relu2(self.norm2(self.conv2(maps))), 2)

@@ -18,7 +18,7 @@ from fedsweep.models.unit_groups import UnitGroup, chain_groups
 class _LeNetBody(LinearHeadNetwork, ABC):
     """Conv 5x5 to 6 - pool - conv 5x5 to 16 - pool - FC 120 - FC 84 - FC C; norms stand between conv and ReLU."""
 
-    def __init__(self, *, input_shape: InputShape, num_classes: int) -> None:
+    def __init__(self, *, input_shape: InputShape, num_classes: int, projection: int | None) -> None:
         super().__init__(input_shape=input_shape, num_classes=num_classes)
         channels, height, width = self.input_shape
         flat = 16 * _map_size(height) * _map_size(width)
@@ -32,9 +32,9 @@ class _LeNetBody(LinearHeadNetwork, ABC):
         self.relu3 = nn.ReLU()
         self.fc2 = nn.Linear(120, 84)
         self.relu4 = nn.ReLU()
-        self.classifier = nn.Linear(84, num_classes)
+        self.add_head(84, projection)
 
-    def features(self, inputs: Tensor) -> Tensor:
+    def encode(self, inputs: Tensor) -> Tensor:
         """The second hidden fully connected layer ``[B, D]``."""
         maps = F.max_pool2d(self.relu1(self.norm1(self.conv1(inputs))), 2)
         maps = F.max_pool2d(self.relu2(self.norm2(self.conv2(maps))), 2)
@@ -62,11 +62,12 @@ class LeNet5(_LeNetBody):
     Args:
         input_shape: Channels, height and width of one sample; at least 16x16 pixels.
         num_classes: C.
+        projection: Outputs of two linear layers before the classifier, as MOON has them; null: there are none.
     """
 
-    def __init__(self, *, input_shape: InputShape, num_classes: int) -> None:
+    def __init__(self, *, input_shape: InputShape, num_classes: int, projection: int | None = None) -> None:
         require_size("lenet5", input_shape, smallest=16)
-        super().__init__(input_shape=input_shape, num_classes=num_classes)
+        super().__init__(input_shape=input_shape, num_classes=num_classes, projection=projection)
 
 
 @final
@@ -82,11 +83,12 @@ class Cnn(_LeNetBody):
     Args:
         input_shape: Channels, height and width of one sample; at least 16x16 pixels.
         num_classes: C.
+        projection: Outputs of two linear layers before the classifier, as MOON has them; null: there are none.
     """
 
-    def __init__(self, *, input_shape: InputShape, num_classes: int) -> None:
+    def __init__(self, *, input_shape: InputShape, num_classes: int, projection: int | None = None) -> None:
         require_size("cnn", input_shape, smallest=16)
-        super().__init__(input_shape=input_shape, num_classes=num_classes)
+        super().__init__(input_shape=input_shape, num_classes=num_classes, projection=projection)
         self.norm1 = nn.GroupNorm(1, 6)
         self.norm2 = nn.GroupNorm(1, 16)
         initialise_as_dynamicfl(self)

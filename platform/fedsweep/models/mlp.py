@@ -22,9 +22,12 @@ class Mlp(LinearHeadNetwork):
         input_shape: Channels, height and width of one sample; any size.
         num_classes: C.
         hidden_width: Neurons in each of the two hidden layers, at least 1.
+        projection: Outputs of two linear layers before the classifier, as MOON has them; null: there are none.
     """
 
-    def __init__(self, *, input_shape: InputShape, num_classes: int, hidden_width: int = 128) -> None:
+    def __init__(
+        self, *, input_shape: InputShape, num_classes: int, hidden_width: int = 128, projection: int | None = None
+    ) -> None:
         super().__init__(input_shape=input_shape, num_classes=num_classes)
         if hidden_width < 1:
             raise ConfigError(f"model.hidden_width must be at least 1, but got {hidden_width}")
@@ -32,9 +35,9 @@ class Mlp(LinearHeadNetwork):
         self.relu1 = nn.ReLU()
         self.fc2 = nn.Linear(hidden_width, hidden_width)
         self.relu2 = nn.ReLU()
-        self.classifier = nn.Linear(hidden_width, num_classes)
+        self.add_head(hidden_width, projection)
 
-    def features(self, inputs: Tensor) -> Tensor:
+    def encode(self, inputs: Tensor) -> Tensor:
         """The second hidden layer ``[B, D]``."""
         hidden: Tensor = self.relu2(self.fc2(self.relu1(self.fc1(inputs.flatten(1)))))
         return hidden

@@ -10,14 +10,11 @@ Shape letters: B batch, C classes, D features.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from fedsweep.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedsweep.models.unit_groups import UnitGroup
+from fedsweep.models.unit_groups import UnitGroup, unit_group
 
 InputShape = tuple[int, int, int]
 
@@ -78,9 +75,59 @@ class Network(nn.Module, ABC):
 
 
 class LinearHeadNetwork(Network, ABC):
-    """A network whose head is one linear layer, ``classifier``, that each concrete network adds."""
+    """A network whose head is one linear layer, ``classifier``, with or without a projection before it.
+
+    Source: the projection: Li, He, Song (2021), Model-contrastive federated learning, section 3.2 and the authors'
+    program: two linear layers with ReLU between them, the first as wide as what it reads.
+    """
 
     classifier: nn.Linear
+    projection: nn.Sequential | None
+
+    def add_head(self, width: int, projection: int | None) -> None:
+        """Add the last layers; a concrete network's constructor does so.
+
+        Args:
+            width: What :meth:`encode` gives per sample.
+            projection: Outputs of the projection; None: there is none.
+
+        Raises:
+            ConfigError: The projection has no outputs.
+        """
+        if projection is not None and projection < 1:
+            raise ConfigError(f"model.projection must be at least 1, or null for none, but got {projection}")
+        self.projection = None
+        if projection is not None:
+            self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, projection))
+        self.classifier = nn.Linear(projection or width, self.num_classes)
+
+    @abstractmethod
+    def encode(self, inputs: Tensor) -> Tensor:
+        """What the projection reads, or the classifier where there is none: ``[B, width]``."""
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """What the classifier reads, ``[B, D]``."""
+        encoded = self.encode(inputs)
+        return encoded if self.projection is None else self.projection(encoded)
+
+    @property
+    def reader(self) -> str:
+        """The name of the linear layer that reads what :meth:`encode` gives."""
+        return "classifier" if self.projection is None else "projection.0"
+
+    def projection_groups(self) -> tuple[UnitGroup, ...]:
+        """The projection's hidden neurons; its outputs are always whole."""
+        if self.projection is None:
+            return ()
+        group = unit_group(
+            self,
+            name="projection",
+            layers=["projection.0"],
+            norms=[],
+            consumers=["projection.2"],
+            modules=["projection.1"],
+        )
+        return (group,)
 
     @property
     def feature_width(self) -> int:

@@ -82,9 +82,10 @@ class ResNet18(LinearHeadNetwork):
     Args:
         input_shape: Channels, height and width of one sample; any size.
         num_classes: C.
+        projection: Outputs of two linear layers before the classifier, as MOON has them; null: there are none.
     """
 
-    def __init__(self, *, input_shape: InputShape, num_classes: int) -> None:
+    def __init__(self, *, input_shape: InputShape, num_classes: int, projection: int | None = None) -> None:
         super().__init__(input_shape=input_shape, num_classes=num_classes)
         self.stem = nn.Conv2d(self.input_shape[0], _WIDTHS[0], 3, padding=1, bias=False)
         self.blocks = nn.ModuleList(
@@ -92,10 +93,10 @@ class ResNet18(LinearHeadNetwork):
         )
         self.norm = nn.GroupNorm(1, _WIDTHS[-1])
         self.relu = nn.ReLU()
-        self.classifier = nn.Linear(_WIDTHS[-1], num_classes)
+        self.add_head(_WIDTHS[-1], projection)
         initialise_as_dynamicfl(self)
 
-    def features(self, inputs: Tensor) -> Tensor:
+    def encode(self, inputs: Tensor) -> Tensor:
         """The globally averaged last maps ``[B, D]``."""
         maps = self.stem(inputs)
         for block in self.blocks:
@@ -119,7 +120,7 @@ class ResNet18(LinearHeadNetwork):
                         modules=[f"{block}.relu2"],
                     )
                 )
-        return tuple(groups)
+        return (*groups, *self.projection_groups())
 
     def _stage_group(self, stage: int) -> UnitGroup:
         blocks, readers = _blocks_of(stage), _readers_of(stage)
@@ -132,7 +133,7 @@ class ResNet18(LinearHeadNetwork):
             norms=[*(f"{block}.norm1" for block in readers), *(["norm"] if is_last else [])],
             consumers=[
                 *(f"{block}.conv1" for block in readers),
-                *(["classifier"] if is_last else [f"{readers[-1]}.shortcut"]),
+                *([self.reader] if is_last else [f"{readers[-1]}.shortcut"]),
             ],
             modules=[*(f"{block}.relu1" for block in readers), *(["relu"] if is_last else [])],
             residual=True,
@@ -177,9 +178,10 @@ class FeddhadResNet18(LinearHeadNetwork):
         input_shape: Channels, height and width of one sample; at least 9x9 pixels, as the last batch norms would
             otherwise see one value per channel in a batch of one sample.
         num_classes: C.
+        projection: Outputs of two linear layers before the classifier, as MOON has them; null: there are none.
     """
 
-    def __init__(self, *, input_shape: InputShape, num_classes: int) -> None:
+    def __init__(self, *, input_shape: InputShape, num_classes: int, projection: int | None = None) -> None:
         require_size("feddhad_resnet18", input_shape, smallest=9)
         super().__init__(input_shape=input_shape, num_classes=num_classes)
         self.stem = nn.Conv2d(self.input_shape[0], _WIDTHS[0], 3, padding=1)
@@ -188,9 +190,9 @@ class FeddhadResNet18(LinearHeadNetwork):
         self.blocks = nn.ModuleList(
             BasicBlock(before, after, stride=stride) for before, after, stride in _block_shapes()
         )
-        self.classifier = nn.Linear(_WIDTHS[-1], num_classes)
+        self.add_head(_WIDTHS[-1], projection)
 
-    def features(self, inputs: Tensor) -> Tensor:
+    def encode(self, inputs: Tensor) -> Tensor:
         """The globally averaged last maps ``[B, D]``."""
         maps = cast(Tensor, self.relu(self.norm(self.stem(inputs))))
         for block in self.blocks:
@@ -213,12 +215,12 @@ class FeddhadResNet18(LinearHeadNetwork):
                         modules=[f"{block}.relu1"],
                     )
                 )
-        return tuple(groups)
+        return (*groups, *self.projection_groups())
 
     def _stage_group(self, stage: int) -> UnitGroup:
         blocks, readers = _blocks_of(stage), _readers_of(stage)
         first, first_norm = ("stem", "norm") if stage == 0 else (f"{blocks[0]}.shortcut", f"{blocks[0]}.shortcut_norm")
-        last = "classifier" if stage == len(_WIDTHS) - 1 else f"{readers[-1]}.shortcut"
+        last = self.reader if stage == len(_WIDTHS) - 1 else f"{readers[-1]}.shortcut"
         return unit_group(
             self,
             name=f"stage{stage + 1}",

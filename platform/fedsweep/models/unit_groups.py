@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from fedsweep.models.network import LinearHeadNetwork
 
 Kept = Mapping[str, Sequence[int] | Tensor]
 
@@ -95,15 +98,15 @@ def unit_group(
     )
 
 
-def chain_groups(model: nn.Module, layers: Sequence[tuple[str, str | None, str]]) -> tuple[UnitGroup, ...]:
-    """The groups of a plain chain of layers that ends in ``classifier``: one per layer, named like it.
+def chain_groups(model: LinearHeadNetwork, layers: Sequence[tuple[str, str | None, str]]) -> tuple[UnitGroup, ...]:
+    """The groups of a plain chain of layers up to the network's last ones: one per layer, named like it.
 
     Args:
         model: The network.
         layers: Names of (convolution or linear layer, its norm or None, its activation), from the input on.
     """
-    consumers = [*(layer for layer, _, _ in layers[1:]), "classifier"]
-    return tuple(
+    consumers = [*(layer for layer, _, _ in layers[1:]), model.reader]
+    chain = tuple(
         unit_group(
             model,
             name=layer,
@@ -114,3 +117,4 @@ def chain_groups(model: nn.Module, layers: Sequence[tuple[str, str | None, str]]
         )
         for (layer, norm, activation), consumer in zip(layers, consumers, strict=True)
     )
+    return (*chain, *model.projection_groups())

@@ -24,9 +24,10 @@ class Vgg11(LinearHeadNetwork):
     Args:
         input_shape: Channels, height and width of one sample; at least 32x32 pixels.
         num_classes: C.
+        projection: Outputs of two linear layers before the classifier, as MOON has them; null: there are none.
     """
 
-    def __init__(self, *, input_shape: InputShape, num_classes: int) -> None:
+    def __init__(self, *, input_shape: InputShape, num_classes: int, projection: int | None = None) -> None:
         require_size("vgg11", input_shape, smallest=32)
         super().__init__(input_shape=input_shape, num_classes=num_classes)
         channels, height, width = self.input_shape
@@ -39,9 +40,9 @@ class Vgg11(LinearHeadNetwork):
         self.fc_relu1 = nn.ReLU()
         self.fc2 = nn.Linear(512, 512)
         self.fc_relu2 = nn.ReLU()
-        self.classifier = nn.Linear(512, num_classes)
+        self.add_head(512, projection)
 
-    def features(self, inputs: Tensor) -> Tensor:
+    def encode(self, inputs: Tensor) -> Tensor:
         """The second hidden fully connected layer ``[B, D]``."""
         maps = inputs
         for position, (conv, relu) in enumerate(zip(self.convs, self.relus, strict=True)):

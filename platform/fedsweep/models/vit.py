@@ -58,6 +58,7 @@ class VitTiny(LinearHeadNetwork):
         mlp_ratio: Hidden neurons of each block's MLP over the width, at least 1.
         patch_size: Pixels of a patch's side, a divisor of height and width; 0 derives it: the smallest from 2 up that
             divides both and leaves at most 8 patches a side (8x8 pixels: 2, 28x28 and 32x32: 4, 64x64: 8).
+        projection: Outputs of two linear layers before the classifier, as MOON has them; null: there are none.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class VitTiny(LinearHeadNetwork):
         heads: int = 4,
         mlp_ratio: int = 2,
         patch_size: int = 0,
+        projection: int | None = None,
     ) -> None:
         super().__init__(input_shape=input_shape, num_classes=num_classes)
         for name, value in {"depth": depth, "width": width, "heads": heads, "mlp_ratio": mlp_ratio}.items():
@@ -85,7 +87,7 @@ class VitTiny(LinearHeadNetwork):
         self.positions = nn.Parameter(torch.empty((rows // side) * (columns // side), width))
         self.blocks = nn.ModuleList(_Block(width, heads=heads, hidden=mlp_ratio * width) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
-        self.classifier = nn.Linear(width, num_classes)
+        self.add_head(width, projection)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -96,7 +98,7 @@ class VitTiny(LinearHeadNetwork):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
 
-    def features(self, inputs: Tensor) -> Tensor:
+    def encode(self, inputs: Tensor) -> Tensor:
         """The mean of the normalised tokens ``[B, D]``."""
         tokens = self.embed(inputs).flatten(2).transpose(1, 2) + self.positions
         for block in self.blocks:
@@ -106,7 +108,8 @@ class VitTiny(LinearHeadNetwork):
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:
         """Each block's attention heads and hidden neurons."""
-        return tuple(group for position in range(len(self.blocks)) for group in self._groups_of(f"blocks.{position}"))
+        groups = (group for position in range(len(self.blocks)) for group in self._groups_of(f"blocks.{position}"))
+        return (*groups, *self.projection_groups())
 
     def _groups_of(self, block: str) -> tuple[UnitGroup, UnitGroup]:
         attention = self.get_submodule(f"{block}.attention")

@@ -15,6 +15,7 @@ from fedsweep.reports.setting_charts import curve_chart, front_chart
 from fedsweep.reports.sources import Found
 from fedsweep.reports.sweep_table import read_verdict
 from fedsweep.reports.tables import ReportedTable, reported_tables
+from fedsweep.reports.who_pays import ShareRow, share_rows
 from fedsweep.results.config_table import ConfigTable, config_table
 from fedsweep.results.pareto import BestUnderBudget, best_under_budgets, budget_grid, pareto_front
 from fedsweep.results.seed_statistics import Estimate
@@ -40,6 +41,7 @@ class Report:
         targets: What settings spent until they first reached the accuracies of ``evaluation.targets``.
         configs: The settings' configurations side by side.
         maps: What clients hold and when they took part.
+        shares: To whom accuracies fall, where that was tested.
         charts: The charts by name; those of clients are in the maps.
         tables: The papers' tables that the runs were made for.
         verdicts: Which differences the sweeps hold for more than chance, in lines.
@@ -57,6 +59,7 @@ class Report:
     targets: tuple[TargetRow, ...]
     configs: ConfigTable
     maps: ClientMaps
+    shares: tuple[ShareRow, ...]
     charts: Mapping[str, Chart]
     tables: tuple[ReportedTable, ...]
     verdicts: tuple[str, ...]
@@ -110,6 +113,7 @@ def build_report(found: Found) -> Report:
         targets=tuple(target_rows(settings)),
         configs=configs,
         maps=maps,
+        shares=tuple(share_rows(settings)),
         charts=_charts(runs, settings, looks, accuracies, configs),
         tables=tuple(tables),
         verdicts=tuple(clean(line, longest=1000) for folder in found.sweeps for line in read_verdict(folder)),

@@ -94,7 +94,7 @@ def scratch_accuracy(folder: Path) -> float:
         device="cpu",
         dtype=torch.get_default_dtype(),
     )
-    return evaluator.test(GlobalModel(), {}, model, ())[0]
+    return evaluator.test(GlobalModel(), {}, model, ()).accuracy
 
 
 @lru_cache(maxsize=8)

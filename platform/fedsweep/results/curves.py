@@ -14,6 +14,9 @@ FIGURES: Mapping[str, str] = {
     "test_loss": "test loss",
     "validation_accuracy": "validation accuracy",
     "train_loss": "training loss",
+    "client_accuracy_worst10": "accuracy for the worst tenth of the clients",
+    "personal_accuracy": "accuracy of the clients' own models",
+    "personal_accuracy_worst10": "accuracy of the clients' own models, worst tenth",
     "kl_divergence": "KL divergence of the high-frequency group",
 }
 _DIGITS = 5

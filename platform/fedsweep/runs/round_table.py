@@ -62,6 +62,7 @@ ROUND_COLUMNS: tuple[RoundColumn, ...] = (
     *_columns("float", "best_accuracy?"),
     *_columns("int", "total_bytes?"),
     *_columns("int", "timestamp_ms"),
+    *_columns("floats", "class_accuracies?", "personal_accuracies?"),
 )
 _NAMES = frozenset(column.name for column in ROUND_COLUMNS)
 _LATE = late_fields(RoundRecord)

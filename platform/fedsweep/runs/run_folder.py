@@ -33,14 +33,15 @@ if TYPE_CHECKING:
 from fedsweep.runs.files import TEMPORARY, atomic_write
 
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
+CLIENT_ACCURACY = "client_accuracy.parquet"
 RESULT, MODEL, CHECKPOINTS, TRACKING = "result.json", "model.safetensors", "checkpoints", "mlflow.json"
 SCENARIO, PICTURES = "scenario.json", "pictures"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
-_FILES = (ROUNDS, CLIENTS, SCENARIO, RESULT, MODEL, TRACKING, RAY_LOG, CONFIG)
+_FILES = (ROUNDS, CLIENTS, CLIENT_ACCURACY, SCENARIO, RESULT, MODEL, TRACKING, RAY_LOG, CONFIG)
 # Copies of a run's files lie among the artifacts of a tracking store; they are no runs.
 _NO_RUNS_IN = frozenset({CHECKPOINTS, "mlartifacts", "mlruns"})
-_MOST_BYTES = {ROUNDS: MOST_TABLE_BYTES, CLIENTS: MOST_TABLE_BYTES}
+_MOST_BYTES = dict.fromkeys((ROUNDS, CLIENTS, CLIENT_ACCURACY), MOST_TABLE_BYTES)
 # Beside its tensors, a model's file has their names.
 _HEADER_BYTES = 10 * 2**20
 
@@ -164,6 +165,24 @@ class RunFolder:
         for name in ("client", "num_samples", "label_counts"):
             if name not in table.column_names or table.column(name).null_count:
                 raise OutputError(f"{self.path / CLIENTS}: the column {name!r} is missing or has empty cells")
+        return table
+
+    def write_client_accuracy(self, table: pa.Table) -> None:
+        """Replaces the table of clients' accuracies."""
+        self._write_table(CLIENT_ACCURACY, table)
+
+    def read_client_accuracy(self) -> pa.Table | None:
+        """The table of clients' accuracies; None where the run has none.
+
+        Raises:
+            OutputError: The file is damaged or lacks a column.
+        """
+        if not (self.path / CLIENT_ACCURACY).is_file():
+            return None
+        table = self._read_table(CLIENT_ACCURACY)
+        for name in ("round", "client", "accuracy", "personal_accuracy"):
+            if name not in table.column_names:
+                raise OutputError(f"{self.path / CLIENT_ACCURACY}: the column {name!r} is missing")
         return table
 
     def write_scenario(self, text: str) -> None:

@@ -187,6 +187,32 @@ class Dirichlet(Partition):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Quantity(Dirichlet):
+    """Quantity skew: sizes by one draw from a symmetric Dirichlet distribution, classes at random.
+
+    Attributes:
+        dirichlet_alpha: Concentration, > 0; small means few clients hold nearly everything.
+        min_samples: Fewest samples of a client, at least 1.
+        max_draws: How often to draw before giving up, at least 1.
+        repair: Instead of giving up, take the best draw and move samples from the largest clients to those too small.
+    """
+
+    source: ClassVar[str] = "Li et al. 2022 (NIID-Bench), quantity skew"
+
+    def split(
+        self,
+        labels: Indices,
+        num_clients: int,
+        stream: Stream,
+        *,
+        num_classes: int,
+        writers: Indices | None = None,
+    ) -> list[Indices]:
+        # To the draw all samples are of one class.
+        return super().split(np.zeros_like(labels), num_clients, stream, num_classes=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class BalancedDirichlet(Partition):
     """Label skew with equal sizes: the matrix of Dirichlet draws (classes x clients) is made doubly stochastic.
 

@@ -47,6 +47,16 @@ def test_all_data_alone_is_split_80_to_20_in_a_fixed_way(tmp_path: Path) -> None
     assert np.array_equal(dataset.train_labels, again.train_labels)
 
 
+def test_missing_shards_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for part in ("train", "test"):
+        for number in (0, 2, 4) if part == "train" else (0, 1):
+            name = f"all_data_{number}_niid_0_keep_0_{part}_9.json"
+            write(tmp_path / "femnist" / part, {f"f{number}": [1, 2]}, name)
+    load_dataset("femnist", root=str(tmp_path), download=False)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.endswith("train lacks 2 of 5 shards (all_data_N, N = 1, 3): the writers in them are missing")
+
+
 def test_decoded_arrays_are_kept_until_a_source_changes(tmp_path: Path, own_cache: Path) -> None:
     write(tmp_path / "femnist/train", {"f1": [1, 2]})
     write(tmp_path / "femnist/test", {"f1": [3]})

@@ -1,7 +1,8 @@
 """The data sets that a configuration can name, and how one is loaded.
 
 Each entry of :data:`DATASETS` has a one-line summary and its source. A name that is not listed is taken as
-``package.module:callable``, called with ``root=`` and ``download=``, which returns a :class:`Dataset`.
+``package.module:callable``, called with ``root=`` and ``download=``, which returns a :class:`Dataset`; one that begins
+with ``hf:`` is Hugging Face's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from fedsweep.errors import ConfigError, DataError
 from fedsweep.plugins import call_builder, find_plugin
 from fedsweep.streams import Stream
-from fedsweep.world.data import folder_sets, leaf, torchvision_sets
+from fedsweep.world.data import folder_sets, huggingface, leaf, torchvision_sets
 from fedsweep.world.data.files import default_root
 from fedsweep.world.data.record import Dataset
 
@@ -67,7 +68,8 @@ def load_dataset(name: str, *, root: str | None, download: bool, image_size: int
     """A data set, by name.
 
     Args:
-        name: One of :func:`dataset_names`, ``package.module:callable``, or an entry point of ``fedsweep.datasets``.
+        name: One of :func:`dataset_names`, ``hf:NAME`` or ``hf:./FOLDER``, ``package.module:callable``, or an entry
+            point of ``fedsweep.datasets``.
         root: The folder that holds the data, in torchvision's layout; None for the user's cache.
         download: Whether missing files may be fetched from the network.
         image_size: Resize all images to this height and width, in pixels; None leaves them.
@@ -79,6 +81,8 @@ def load_dataset(name: str, *, root: str | None, download: bool, image_size: int
     if image_size is not None and image_size < 1:
         raise ConfigError(f"scenario.image_size must be at least 1 pixel or null, but is {image_size}")
     folder = _root_path(root)
+    if name.startswith(huggingface.PREFIX):
+        return huggingface.load(name.removeprefix(huggingface.PREFIX), download=download, image_size=image_size)
     if name in DATASETS:
         dataset = DATASETS[name].load(folder, download=download)
     else:

@@ -8,6 +8,8 @@ and ``test``, or ``all_data`` alone. Each file holds ``users``, ``num_samples`` 
 from __future__ import annotations
 
 import json
+import logging
+import re
 import string
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from fedsweep.streams import Stream
 from fedsweep.world.data.cache import Arrays, cached_arrays, with_progress
 from fedsweep.world.data.record import Dataset
 
+_logger = logging.getLogger(__name__)
+_SHARD = re.compile(r"all_data_(\d+)")
 _PLACES = ("femnist", "femnist/data", "leaf/data/femnist/data", ".")
 _SIDE = 28
 _LARGEST_BYTES = 2**30
@@ -59,6 +63,7 @@ def load_femnist(root: Path, *, download: bool) -> Dataset:
     has_split = any((folder / "train").glob("*.json"))
     parts = ("train", "test") if has_split else ("all_data",)
     sources = [file for part in parts for file in sorted((folder / part).glob("*.json"))]
+    _warn_of_gaps(folder, parts)
     arrays = cached_arrays("femnist", sources=sources, decode=lambda: _decode(folder, parts))
     return Dataset(
         name="femnist",
@@ -73,6 +78,21 @@ def load_femnist(root: Path, *, download: bool) -> Dataset:
         writers=arrays["writers"],
         class_names=(*string.digits, *string.ascii_uppercase, *string.ascii_lowercase),
     )
+
+
+def _warn_of_gaps(folder: Path, parts: tuple[str, ...]) -> None:
+    """LEAF numbers its files from 0: a copy that was cut short trains on fewer writers, and nothing else would tell."""
+    for part in parts:
+        numbers = {int(found[1]) for file in (folder / part).glob("*.json") if (found := _SHARD.match(file.name))}
+        if missing := sorted(set(range(max(numbers, default=-1) + 1)) - numbers):
+            shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+            _logger.warning(
+                "femnist: %s lacks %d of %d shards (all_data_N, N = %s): the writers in them are missing",
+                folder / part,
+                len(missing),
+                max(numbers) + 1,
+                shown,
+            )
 
 
 def _decode(folder: Path, parts: tuple[str, ...]) -> Arrays:

@@ -1,0 +1,205 @@
+"""What there is to say of a method: what its card says, and what the program reads off its builder and components."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedsweep.card import NEEDS, SYMBOLS, Card, Limit, card_of
+from fedsweep.catalog import TABLES, method_builder
+from fedsweep.config.signatures import ParameterRow, describe
+from fedsweep.errors import ConfigError
+from fedsweep.method import SEAMS, FederatedMethod, merge
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodFacts:
+    """What ``fedsweep show`` and the page of methods say of one method, at its default parameters.
+
+    Attributes:
+        name: As a configuration has it.
+        summary: One line.
+        source: Authors, year, title.
+        changes: What differs from FedAvg: seam and what stands there, in words.
+        sends: What travels beside the model, in words.
+        needs: What it needs, in words.
+        parameters: Its hyper-parameters.
+        equations: Where in the source its components are.
+        differs: Readings and known differences to the source.
+        limits: Where it is another method, in words.
+        refuses: Which methods it can't be merged with, and why.
+        live: Figures that must not be 0.
+    """
+
+    name: str
+    summary: str
+    source: str
+    changes: Mapping[str, str]
+    sends: tuple[str, ...]
+    needs: tuple[str, ...]
+    parameters: tuple[ParameterRow, ...]
+    equations: tuple[str, ...]
+    differs: tuple[str, ...]
+    limits: tuple[str, ...]
+    refuses: Mapping[str, tuple[str, ...]]
+    live: tuple[str, ...]
+
+    def tree(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return dataclasses.asdict(self)
+
+    def text(self) -> str:
+        """The same for the terminal, without what ``fedsweep show`` has above it: summary, parameters."""
+        parts = [
+            ("changes", [f"{seam}: {what}" for seam, what in self.changes.items()]),
+            ("sends beside the model", self.sends or ["nothing"]),
+            ("needs", self.needs or ["nothing"]),
+            ("limits", self.limits),
+            ("can't be merged with", [f"{', '.join(names)} ({why})" for why, names in self.refuses.items()]),
+            ("figures that are not 0", [", ".join(self.live)] if self.live else []),
+            ("in the source", self.equations),
+            ("readings and differences", self.differs),
+        ]
+        blocks = ["\n  ".join([f"{title}:", *lines]) for title, lines in parts if lines]
+        return "\n".join(["", *blocks, f"source in full: {self.source}"])
+
+
+def method_facts(name: str) -> MethodFacts:
+    """What there is to say of a method.
+
+    Args:
+        name: A method, ``package.module:callable``, or an installed package's entry point.
+
+    Raises:
+        ConfigError: There is no such method, or it has no card.
+    """
+    builder = method_builder(name)
+    card = card_of(builder)
+    if card is None:
+        raise ConfigError(f"method {name} has no card; put @with_card(Card(...)) on its builder")
+    method: FederatedMethod = builder()
+    entry = TABLES["method"].names().get(name)
+    components = list(_components(method))
+    docs = [inspect.getdoc(builder) or "", *(inspect.getdoc(type(c)) or "" for c in components)]
+    return MethodFacts(
+        name=name,
+        summary=entry.summary if entry is not None else _first_line(builder),
+        source=_source(builder, method),
+        changes=_changes(method),
+        sends=tuple(_sends(card, method)),
+        needs=tuple(_needs(card, method)),
+        parameters=describe(builder),
+        equations=tuple(dict.fromkeys(text for doc in docs for text in _said(doc, "Source"))),
+        differs=tuple(dict.fromkeys([*(text for doc in docs for text in _said(doc, "Reading")), *card.differs])),
+        limits=tuple(limit_text(limit) for limit in card.limits),
+        refuses=refused_merges(method),
+        live=card.live,
+    )
+
+
+def limit_text(limit: Limit) -> str:
+    """A limit in words: ``mu=0: fedavg, bit for bit``."""
+    given = ", ".join(f"{key}={value}" for key, value in limit.given.items()) or "always"
+    of = f"{limit.of}({', '.join(f'{key}={value}' for key, value in limit.of_given.items())})"
+    near = f"to {limit.tolerance:g}" if limit.tolerance else "bit for bit"
+    where = " where clients have equally many samples" if limit.equal_sizes else ""
+    return f"{given}: the models of {of.removesuffix('()')}, {near}{where}"
+
+
+def refused_merges(method: FederatedMethod) -> dict[str, tuple[str, ...]]:
+    """Why a method can't be merged with some of the registered ones at their defaults, and which those are.
+
+    Args:
+        method: The method.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for other in TABLES["method"].names():
+        if other == method.name:
+            continue
+        try:
+            merge(method, method_builder(other)())
+        except ConfigError as error:
+            reason = re.sub(r"^.*?: |( \(|, but |; ).*", "", str(error))
+            found[reason] = (*found.get(reason, ()), other)
+    return found
+
+
+# -- what the program knows --------------------------------------------------------------------------------------
+
+
+def _components(method: FederatedMethod) -> Iterator[Any]:
+    """What differs from FedAvg, and the parts that such components hold."""
+    plain = FederatedMethod(name="fedavg", source="")
+    own = [getattr(method, seam) for seam in SEAMS if getattr(method, seam) != getattr(plain, seam)]
+    for component in (*own, *method.terms, *method.refinements):
+        yield component
+        parts = (getattr(component, field.name) for field in dataclasses.fields(component))
+        yield from (part for part in parts if dataclasses.is_dataclass(part))
+
+
+def _changes(method: FederatedMethod) -> dict[str, str]:
+    plain = FederatedMethod(name="fedavg", source="")
+    own = (seam for seam in SEAMS if getattr(method, seam) != getattr(plain, seam))
+    named: dict[str, tuple[object, ...]] = {seam: (getattr(method, seam),) for seam in own}
+    named |= {"terms": method.terms, "refinements": method.refinements}
+    found = {
+        seam.replace("_", " "): "; ".join(f"{type(c).__name__}, {_first_line(type(c))}" for c in components)
+        for seam, components in named.items()
+        if components
+    }
+    asked = [f"{f.name}={getattr(method.settings, f.name)}" for f in dataclasses.fields(method.settings)]
+    asked = [text for text in asked if not text.endswith("=None")]
+    return found | ({"training section": ", ".join(asked)} if asked else {})
+
+
+def _sends(card: Card, method: FederatedMethod) -> Iterator[str]:
+    """The card's formulas, and what is registered."""
+    for where, formula in (
+        ("up", card.up),
+        ("down", card.down),
+        ("up, once before round 1", card.setup_up),
+        ("down, once before round 1", card.setup_down),
+    ):
+        if formula != "0":
+            known = {symbol: SYMBOLS[symbol] for symbol in SYMBOLS if re.search(rf"\b{symbol}\b", formula)}
+            legend = "; ".join(f"{symbol}: {meaning}" for symbol, meaning in known.items())
+            yield f"{where}: `{formula}`" + (f" ({legend})" if legend else "")
+    if method.submodels.cuts:
+        yield "of the model each client's part alone, and which units it has where that is drawn"
+    if method.registration or method.needs_share:
+        counts = ["label counts (C values) up"] if "label_counts" in method.registration else []
+        counts += ["the mean number of samples (1 value) down"] if method.needs_share else []
+        yield f"at registration: {', '.join(counts)}"
+
+
+def _needs(card: Card, method: FederatedMethod) -> Iterator[str]:
+    yield from (NEEDS[need] for need in card.needs)
+    if method.needs_effective_steps:
+        yield "SGD on the clients, with any momentum: moves are divided by effective steps"
+    if any(term.stateful for term in method.terms):
+        yield "clients that remember something between their rounds"
+    if method.pacing.carries_work():
+        yield "clients that never drop out: they keep work over a round's end"
+
+
+def _source(builder: Callable[..., Any], method: FederatedMethod) -> str:
+    """The builder's module's; what the method itself names where that has none."""
+    module = sys.modules.get(builder.__module__) or importlib.import_module(builder.__module__)
+    return " ".join(_said(inspect.getdoc(module) or "", "Source")) or method.source
+
+
+def _said(docstring: str, word: str) -> list[str]:
+    """The texts after ``Source:`` or ``Reading:`` in a docstring, each without the next one's."""
+    found = re.findall(rf"\b{word}: (.*?)(?=\s+(?:Source|Reading):|\n\s*\n|\Z)", docstring, flags=re.DOTALL)
+    return [" ".join(text.split()).replace("``", "`") for text in found]
+
+
+def _first_line(item: object) -> str:
+    """The first paragraph of a docstring."""
+    return " ".join((inspect.getdoc(item) or "").partition("\n\n")[0].split()).replace("``", "`")

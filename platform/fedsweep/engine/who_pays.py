@@ -1,0 +1,61 @@
+"""Who pays for a mean: accuracies by class and by client, and how far they lie apart.
+
+One pass over the test set gives the accuracy of each class. A client's is their mean by the shares of the classes among
+its own training samples, so it costs no pass of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+
+def client_accuracies(class_accuracies: tuple[float, ...], label_counts_NC: np.ndarray) -> np.ndarray:
+    """What a model is worth to each client [N]; NaN for one that has no sample of a tested class.
+
+    Args:
+        class_accuracies: By class [C]; NaN for a class without test samples, which then counts for nobody.
+        label_counts_NC: Samples per client and class.
+    """
+    accuracy_C = np.array(class_accuracies)
+    weights_NC = np.where(np.isnan(accuracy_C), 0, label_counts_NC)
+    totals_N = weights_NC.sum(axis=1)
+    summed_N = (weights_NC * np.nan_to_num(accuracy_C)).sum(axis=1)
+    return np.where(totals_N > 0, summed_N / np.maximum(totals_N, 1), math.nan)
+
+
+def present_counts(label_counts_NC: np.ndarray, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
+    """The samples [N, C] that clients have in a round.
+
+    Args:
+        label_counts_NC: All of theirs.
+        classes: Under drift, all clients' classes of the round; empty without.
+    """
+    if not classes:
+        return label_counts_NC
+    present_NC = np.zeros_like(label_counts_NC)
+    for client, own in classes.items():
+        present_NC[client, list(own)] = label_counts_NC[client, list(own)]
+    return present_NC
+
+
+def spread(name: str, values: np.ndarray) -> dict[str, float]:
+    """The mean, the deviation, and the means of the lowest and the highest tenth, as columns; without NaN.
+
+    Args:
+        name: Of the mean's column; the others' begin with it.
+        values: [N].
+    """
+    known = np.sort(values[~np.isnan(values)])
+    if not len(known):
+        return {}
+    tenth = math.ceil(len(known) / 10)
+    mean = math.fsum(known) / len(known)
+    return {
+        name: mean,
+        f"{name}_sd": math.sqrt(math.fsum((known - mean) ** 2) / len(known)),
+        f"{name}_worst10": math.fsum(known[:tenth]) / tenth,
+        f"{name}_best10": math.fsum(known[-tenth:]) / tenth,
+    }

@@ -1,0 +1,53 @@
+"""Who pays, in the terminal and on the page."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from fedsweep.reports.compare import compared_runs
+from fedsweep.reports.page import build_report, render
+from fedsweep.reports.sources import find_sources
+from fedsweep.reports.who_pays import print_shares, share_rows
+from fedsweep.results.settings import group_settings
+from fedsweep.runs.run_folder import RunFolder
+from fedsweep.testing import tiny_record
+
+PAID = {"": 0.75, "_sd": 0.125, "_worst10": 0.25, "_best10": 1.0}
+
+
+def run(folder: Path, seed: int, extra: dict[str, float]) -> None:
+    run = RunFolder.create(folder, overwrite=False)
+    run.write_config(f"name: a\nseed: {seed}\nscenario: {{clients: 2}}\nmethod: {{name: fedavg}}\n")
+    run.write_rounds([tiny_record(test_accuracy=0.5, test_loss=1.0, extra=extra)])
+    run.write_result({"status": "finished", "rounds": 1})
+
+
+def test_a_setting_has_a_row_for_each_of_whom_it_was_asked(tmp_path: Path) -> None:
+    for seed, shift in ((0, 0.0), (1, 0.0625)):
+        run(tmp_path / str(seed), seed, {f"client_accuracy{part}": value - shift for part, value in PAID.items()})
+    settings = group_settings(compared_runs([tmp_path]))
+    (row,) = share_rows(settings)
+    assert (row.mean, row.sd, row.worst, row.best) == (0.71875, 0.09375, 0.21875, 0.96875)
+    shown = io.StringIO()
+    print_shares(settings, Console(file=shown, width=120))
+    assert "clients, on their own classes  a" in shown.getvalue()
+    assert "21.88%" in shown.getvalue()
+    page = render(
+        build_report(find_sources([str(tmp_path)], uri=None)), made=datetime(2026, 1, 1, tzinfo=UTC), script="beside"
+    )
+    assert "Who pays" in page
+    assert "accuracy for the worst tenth of the clients" in page
+
+
+def test_without_such_tests_nothing_is_said(tmp_path: Path) -> None:
+    run(tmp_path / "0", 0, {})
+    shown = io.StringIO()
+    print_shares(group_settings(compared_runs([tmp_path])), Console(file=shown))
+    assert shown.getvalue() == ""
+    assert "Who pays" not in render(
+        build_report(find_sources([str(tmp_path)], uri=None)), made=datetime(2026, 1, 1, tzinfo=UTC)
+    )

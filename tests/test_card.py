@@ -1,0 +1,107 @@
+"""A method's card: what it holds, what the program adds, and how it is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+
+from fedsweep.algorithms.registry import METHODS
+from fedsweep.card import Card, Limit, card_of, with_card
+from fedsweep.catalog import method_builder
+from fedsweep.cli import main
+from fedsweep.described import limit_text, method_facts, refused_merges
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+
+Show = Callable[..., str]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_registered_method_has_a_card(name: str) -> None:
+    assert card_of(method_builder(name)) is not None, f"put @with_card(Card(...)) on the builder of {name}"
+
+
+@pytest.mark.parametrize(
+    ("formula", "value"),
+    [
+        ("0", 0),
+        ("2 * P + C", 25),
+        ("P if round > 1 else 0", 0),
+        ("mask(P)", Fraction(2, 4)),
+        ("sum(ceil(n / group) for n in sizes) * X", 18),
+        ("mode == 'wide'", 1),
+    ],
+)
+def test_formulas_by_hand(formula: str, value: Fraction) -> None:
+    symbols = {"P": 10, "C": 5, "X": 6, "round": 1, "sizes": (3, 4), "group": 3, "mode": "wide"}
+    assert Card().evaluate(formula, symbols) == value
+
+
+@pytest.mark.parametrize("formula", ["Q", "P +", "'a'", "__import__('os')"])
+def test_what_is_no_formula_is_refused(formula: str) -> None:
+    with pytest.raises(ConfigError, match=r"a card's formula must be an expression in W, P, .* is not: "):
+        Card().evaluate(formula, {"P": 1})
+
+
+def test_an_unknown_need_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"a card's needs are proxy, .*, but got 'money'"):
+        Card(needs=("money",))  # type: ignore[arg-type]
+
+
+def test_limits_in_words() -> None:
+    assert limit_text(Limit(given={"mu": 0.0})) == "mu=0.0: the models of fedavg, bit for bit"
+    near = Limit(of="fedprox", of_given={"mu": 1}, tolerance=1e-6, equal_sizes=True)
+    assert limit_text(near) == ("always: the models of fedprox(mu=1), to 1e-06 where clients have equally many samples")
+
+
+def test_what_the_program_knows_is_not_on_the_card() -> None:
+    """Parameters, seams, sources, readings, registration and restrictions come from the code."""
+    facts = method_facts("scaffold")
+    assert [row.name for row in facts.parameters] == ["server_learning_rate", "weighting"]
+    assert list(facts.changes) == ["weighting", "terms", "refinements"]
+    assert facts.source.startswith("Karimireddy et al. (2020): SCAFFOLD") and "Option II" in facts.source
+    assert facts.needs[0].startswith("SGD on the clients") and "remember" in facts.needs[1]
+    assert facts.sends[0] == "up: `P` (P: its params)"
+    assert any("with momentum" in text for text in facts.differs)
+    assert "label counts (C values) up" in method_facts("fedgen").sends[-1]
+    assert method_facts("fedsgd").changes == {"training section": "local_steps=1"}
+
+
+def test_merges_that_are_refused_are_found_with_their_reason() -> None:
+    method = method_builder("fedgen")()
+    (reason,) = [why for why, names in refused_merges(method).items() if "fjord" in names]
+    assert reason == "its LatentGenerator needs clients that train the whole model"
+    assert "fedprox" not in [name for names in refused_merges(method).values() for name in names]
+
+
+def test_show_prints_the_card(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "feddyn"]) == 0
+    out = capsys.readouterr().out
+    assert "limits:\n  strength=0.0: the models of fedavg, bit for bit\n" in out
+    assert "figures that are not 0:\n  feddyn_offset_norm\n" in out
+    assert "can't be merged with:\n" in out
+
+
+def test_show_prints_the_card_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "abavg", "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["name"] == "abavg" and tree["live"] == ["abavg_accuracy_max"]
+    assert tree["parameters"][0] | {"doc": ""} == {"name": "times_size", "type": "bool", "default": "false", "doc": ""}
+
+
+def test_a_method_without_a_card_says_how_to_get_one() -> None:
+    with pytest.raises(ConfigError, match=r"has no card; put @with_card\(Card\(\.\.\.\)\) on its builder"):
+        method_facts("fedsweep.method:FederatedMethod")
+
+
+def test_a_card_stays_with_its_builder() -> None:
+    card = Card(up="P")
+
+    @with_card(card)
+    def mine(*, pull: float = 1.0) -> FederatedMethod:
+        return FederatedMethod(name="mine", source="")
+
+    assert card_of(mine) is card and mine(pull=2.0).name == "mine"

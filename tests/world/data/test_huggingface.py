@@ -1,0 +1,126 @@
+"""The Hugging Face door, with the real library and without a network."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedsweep.errors import DataError
+from fedsweep.world.data.datasets import Dataset, load_dataset
+
+datasets = pytest.importorskip("datasets", reason="the package datasets comes with the extra hf")
+
+
+@pytest.fixture(autouse=True)
+def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+def load(name: object, *, image_size: int | None = None) -> Dataset:
+    return load_dataset(f"hf:{name}", root=None, download=False, image_size=image_size)
+
+
+def picture(value: int, *, mode: str = "RGB", size: tuple[int, int] = (6, 5)) -> Image.Image:
+    return Image.new(mode, size, value if mode == "L" else (value, 0, 255 - value))
+
+
+def table(count: int, *, shift: int = 0, mode: str = "RGB", **columns: Any) -> Any:
+    """Pictures whose grey (or red) value is their number, with labels by parity."""
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["even", "odd"])}
+    content = {
+        "image": [picture(shift + number, mode=mode) for number in range(count)],
+        "label": [number % 2 for number in range(count)],
+    }
+    features |= {key: datasets.Value("string") for key in columns}
+    return datasets.Dataset.from_dict(content | columns, features=datasets.Features(features))
+
+
+def folder_of_pictures(root: Path) -> Path:
+    for split, count in (("train", 6), ("test", 2)):
+        for number in range(count):
+            place = root / split / ("cat" if number % 2 else "ant")
+            place.mkdir(parents=True, exist_ok=True)
+            picture(10 * number).save(place / f"{number}.png")
+    return root
+
+
+def saved(root: Path) -> Path:
+    datasets.DatasetDict(train=table(6), test=table(2, shift=100)).save_to_disk(str(root))
+    return root
+
+
+def as_parquet(root: Path) -> Path:
+    root.mkdir()
+    table(6).to_parquet(str(root / "train.parquet"))
+    table(2, shift=100).to_parquet(str(root / "test.parquet"))
+    return root
+
+
+@pytest.mark.parametrize("make", [folder_of_pictures, saved, as_parquet])
+def test_a_local_folder_becomes_a_data_set(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    found = load(make(tmp_path / "mine"))
+    assert found.train_images.shape == (6, 3, 5, 6) and found.test_images.shape == (2, 3, 5, 6)
+    assert found.num_classes == 2 and len(found.class_names) == 2 and sorted(found.train_labels) == [0, 0, 0, 1, 1, 1]
+    red, labels = found.train_images[:, 0, 0, 0], found.train_labels
+    assert {
+        int(value) % 20 == 10 if make is folder_of_pictures else int(value) % 2 == 1 for value in red[labels == 1]
+    } == {True}
+    assert np.array_equal(found.train_images[:, 2, 0, 0], 255 - red)
+    pixels = found.train_images / 255
+    assert found.mean == pytest.approx(pixels.mean(axis=(0, 2, 3)), abs=1e-6)
+    assert found.std == pytest.approx(np.maximum(pixels.std(axis=(0, 2, 3)), 1e-6), abs=1e-6)
+
+
+def test_the_second_time_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = saved(tmp_path / "mine")
+    first = load(place)
+    monkeypatch.setattr("fedsweep.world.data.huggingface._decoded", lambda *_, **__: pytest.fail("decoded again"))
+    assert np.array_equal(load(place).train_images, first.train_images)
+
+
+def test_without_a_test_split_a_fifth_is_kept_for_it(tmp_path: Path) -> None:
+    table(200, mode="L", who=[f"w{number // 50}" for number in range(200)]).save_to_disk(str(tmp_path / "mine"))
+    found = load(f"{tmp_path / 'mine'}?writer=who")
+    values = [set(part[:, 0, 0, 0].tolist()) for part in (found.train_images, found.test_images)]
+    assert found.num_channels == 1 and values[0] | values[1] == set(range(200)) and not values[0] & values[1]
+    assert 25 <= len(values[1]) <= 55
+    assert found.writers is not None and np.array_equal(found.writers, found.train_images[:, 0, 0, 0] // 50)
+    assert np.array_equal(found.train_labels, found.train_images[:, 0, 0, 0] % 2)
+
+
+def test_pictures_of_different_sizes_need_a_size(tmp_path: Path) -> None:
+    place = folder_of_pictures(tmp_path / "mine")
+    picture(1, size=(9, 9)).save(place / "train" / "ant" / "big.png")
+    with pytest.raises(DataError, match=r"one size, but are 5 x 6, 9 x 9; set scenario\.image_size"):
+        load(place)
+    assert load(place, image_size=8).train_images.shape == (7, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("{}/none", "there is no folder"),
+        ("{}/mine?lable=x", "unknown option 'lable'; did you mean 'label'"),
+        ("{}/mine?test=exam", "unknown split 'exam'"),
+        ("{}/mine?label=nothing", "which column is the label.*there are image, label"),
+        ("{}/mine?writer=nobody", "unknown column 'nobody'"),
+        ("someone/something", "hf:someone/something can't be loaded.*scenario.download is false"),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_line(name: str, said: str, tmp_path: Path) -> None:
+    saved(tmp_path / "mine")
+    with pytest.raises(DataError, match=said) as error:
+        load(name.format(tmp_path))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+def test_a_damaged_picture_is_said_in_one_line(tmp_path: Path) -> None:
+    place = folder_of_pictures(tmp_path / "mine")
+    (place / "train" / "ant" / "0.png").write_bytes(b"\x89PNG\r\n\x1a\n no picture")
+    with pytest.raises(DataError, match="can't be loaded"):
+        load(place)
