@@ -6,6 +6,7 @@ So clients may be laid on workers in any way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 
 import torch
@@ -130,7 +131,7 @@ def lanes_that_fit(few: float, many: float, *, total: float, wanted: int) -> int
         wanted: Clients that are to be stepped at once if possible.
     """
     each = max(1.0, (many - few) / (_PROBED[1] - _PROBED[0]))
-    room = max(1, int((_MEMORY_SHARE * total - few) / each) + _PROBED[0])
+    room = max(1, math.floor((_MEMORY_SHARE * total - few) / each) + _PROBED[0])
     return -(-wanted // -(-wanted // room))
 
 
@@ -152,6 +153,11 @@ def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_pad
         return f"the method's solver ({type(side.solver).__name__}) takes steps of a kind of its own"
     if type(submodel).at_step is not SubModel.at_step:
         return f"what a client trains ({type(submodel).__name__}) changes from step to step"
+    apart = [f"term {term.name}" for term in side.terms if not term.in_lanes]
+    if not side.objective.in_lanes:
+        apart.append(f"objective {type(side.objective).__name__}")
+    if apart:
+        return f"the {apart[0]} draws random numbers, or looks at values, of one client at a time"
     after = [term.name for term in side.terms if has_own(term, "after_step")]
     if after:
         return f"the term {after[0]} works after each step"
