@@ -55,8 +55,6 @@ _PLANNED = (
     "fedmix",
     "feddrop",
     "afd",
-    "prunefl",
-    "feddst",
     "fedas",
     "fedktl",
     "augfl",
@@ -116,7 +114,8 @@ def _rows(model: type[BaseModel], prefix: str, *, top_level: bool = False) -> It
         if top_level and below is not None:
             continue
         key = f"{prefix}{name}"
-        if below is None or (not field.is_required() and field.get_default(call_default_factory=True) is None):
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        if below is None or (not field.is_required() and default in (None, [])):
             yield key, _allowed(key), _default(field), field.description or ""
         if below is not None:
             yield from _rows(below, f"{key}.")

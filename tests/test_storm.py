@@ -1,8 +1,4 @@
-"""The storm of kills in its short form: a run whose driver, server actor, client actor or raylet dies.
-
-The GCS server is left to ``scripts/storm.py``: where it dies while Ray starts, Ray ends the driver a minute later, from
-within C++, with a last line of its own.
-"""
+"""The storm of kills in its short form: runs and a sweep of which a process dies."""
 
 from __future__ import annotations
 
@@ -16,9 +12,16 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 STORM = Path(__file__).resolve().parent.parent / "scripts" / "storm.py"
 
 
-@pytest.mark.parametrize("target", ["driver", "server actor", "client actor", "raylet"])
+@pytest.mark.parametrize("target", ["driver", "server actor", "client actor", "raylet", "GCS server"])
 def test_run_that_loses_a_process_ends_as_if_it_had_not(target: str) -> None:
     command = [sys.executable, str(STORM), "--trials", "1", "--seed", "7", "--most-kills", "1", "--targets", target]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 of 1 trials as they must be" in done.stdout
+
+
+def test_sweep_that_loses_its_cluster_ends_as_if_it_had_not() -> None:
+    command = [sys.executable, str(STORM), "--trials", "1", "--seed", "7", "--most-kills", "1", "--sweeps"]
+    done = subprocess.run([*command, "--targets", "raylet"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 of 1 trials as they must be" in done.stdout

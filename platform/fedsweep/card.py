@@ -15,11 +15,12 @@ from typing import Any, Literal, TypeVar, get_args
 
 from fedsweep.errors import ConfigError
 
-Need = Literal["proxy", "validation", "evaluation", "features", "units", "no batch norm"]
+Need = Literal["proxy", "validation", "evaluation", "devices", "features", "units", "no batch norm"]
 NEEDS: Mapping[Need, str] = {
     "proxy": "samples on the server, labels not needed (`scenario.server_data.proxy`)",
     "validation": "labelled validation data on the server (`scenario.server_data.validation`)",
     "evaluation": "a test after every round (`evaluation.every: 1`)",
+    "devices": "simulated devices, whose times order what happens (`scenario.devices`)",
     "features": "a network that says where its features and its head are",
     "units": "a network that lists its units",
     "no batch norm": "a network without batch norm",

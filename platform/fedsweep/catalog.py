@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import entry_points
@@ -274,6 +274,23 @@ def method_names() -> tuple[str, ...]:
     """The built-in methods' names and those of installed packages (entry points ``fedsweep.methods``), sorted."""
     installed = (point.name for point in entry_points(group="fedsweep.methods"))
     return tuple(sorted({*TABLES["method"].names(), *installed}))
+
+
+def method_title(name: str) -> str:
+    """What a method's paper calls it; one's own methods have the name that they are called by."""
+    return str(getattr(TABLES["method"].names().get(name), "title", name))
+
+
+def merged_title(names: Sequence[str]) -> str:
+    """What methods that are merged are called together.
+
+    Args:
+        names: One or more.
+    """
+    for entry in TABLES["method"].names().values():
+        if entry.merges and sorted(entry.merges) == sorted(names):
+            return str(entry.title)
+    return "+".join(map(method_title, names))
 
 
 def is_method(name: str) -> bool:

@@ -100,7 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 done; 1 the run failed; 2 the input was wrong; 130 interrupted.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        return _leave(main(sys.argv[1:]))
+    words = list(argv)
     debug = _DEBUG in words
     words = [word for word in words if word != _DEBUG] or ["--help"]
     try:
@@ -120,6 +122,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         message, code = explain(error)
         print(f"error: {message}", file=sys.stderr, flush=True)
         return code
+
+
+def _leave(code: int) -> int:
+    """The exit code; where Ray is still at work in a thread that nobody waits for, the process ends here and now."""
+    watch = sys.modules.get("fedsweep.fleet.ray_watch")
+    if watch is not None and watch.has_left_work():
+        sys.stdout.flush()
+        os._exit(code)
+    return code
 
 
 def explain(error: Exception) -> tuple[str, int]:

@@ -10,6 +10,7 @@
         +-- ClientJobError                a client's work failed; names client, round and step
         +-- WorkerLost                    a client actor died or hangs (the fleet replaces it)
         +-- MemoryLost                    what clients remember was lost with a node (the run goes back)
+        +-- ClusterLost                   our own Ray cluster lost a process that it can't do without
         +-- InvariantError                the engine or a component broke a promise
 
 A message states the rule, the values seen, and the way out.
@@ -83,6 +84,10 @@ class WorkerLost(RunError):
 
 class MemoryLost(RunError):
     """What clients remember was on a node that is gone; the run goes back to its last checkpoint."""
+
+
+class ClusterLost(RunError):
+    """Our own Ray cluster lost a process that it can't do without."""
 
 
 class InvariantError(RunError):

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from fedsweep.components.base import ServerComponent
+from fedsweep.components.codec import Codec
 from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.components.local import CrossEntropy, LocalTerm, Objective
 from fedsweep.components.pacing import OncePerRound, Pacing
@@ -54,6 +55,7 @@ class FederatedMethod:
         server_update: The next server model from the attendees' models.
         refinements: Work on the aggregate, in order.
         evaluation: Which model is tested.
+        codec: What clients' models go through on their way to the server; None: they are sent as they are.
         settings: What the method asks of the training section.
     """
 
@@ -69,6 +71,7 @@ class FederatedMethod:
     server_update: ServerUpdate = Replace()
     refinements: tuple[Refinement, ...] = ()
     evaluation: Evaluation = GlobalModel()
+    codec: Codec | None = None
     settings: MethodSettings = MethodSettings()
 
     def __post_init__(self) -> None:
@@ -89,13 +92,14 @@ class FederatedMethod:
         if not self.pacing.carries_work():
             return
         verbs = {t.name: "sends" if t.sends else "begins" for t in self.terms if t.sends or t.needs_fresh_momentum}
-        if verbs or self.submodels.cuts:
-            parts = [f"the term {name}, which {verb}" for name, verb in verbs.items()]
-            part = parts[0] if parts else "sub-models, which are drawn"
+        parts = [f"the term {name}, which {verb}" for name, verb in verbs.items()]
+        parts += ["sub-models, which are drawn"] if self.submodels.cuts else []
+        parts += [] if self.codec is None else [f"the codec {type(self.codec).__name__}, which encodes moves"]
+        if parts:
             raise ConfigError(
                 f"method {self.name}: its clients keep what they trained over several rounds, which does not go"
-                f" with {part} anew in each round; leave one of them out, or choose a pacing that ends all work with"
-                " its round"
+                f" with {parts[0]} anew in each round; leave one of them out, or choose a pacing that ends all work"
+                " with its round"
             )
 
     def server_components(self) -> Iterator[tuple[str, ServerComponent]]:
@@ -117,6 +121,7 @@ class FederatedMethod:
         return (
             self.server_update.plain_mean
             and self.moves_from is None
+            and self.codec is None
             and not any(component.needs_updates for component in inner)
             and not any(component.has_own("learn") for _, component in self.server_components())
             and all(refinement.when == "round_end" for refinement in self.refinements)
@@ -133,6 +138,11 @@ class FederatedMethod:
         return tuple(sending)
 
     @property
+    def remembers(self) -> bool:
+        """Whether clients keep something of the method's between their rounds."""
+        return any(term.stateful for term in self.terms) or (self.codec is not None and self.codec.error_feedback)
+
+    @property
     def moves_from(self) -> Literal["server", "anchor"] | None:
         """What the weighting's steps are counted from; None: its weights are shares of a mean."""
         if self.weighting.from_anchor:
@@ -143,6 +153,11 @@ class FederatedMethod:
     def passes(self) -> float:
         """What a local step costs a sample, in forward passes."""
         return self.objective.passes + sum(term.passes for term in self.terms)
+
+    @property
+    def job_passes(self) -> float:
+        """What a job's work outside the steps costs, in forward passes of all the client's samples."""
+        return sum(term.job_passes for term in self.terms)
 
     @property
     def needs_share(self) -> bool:
@@ -186,6 +201,7 @@ SEAMS = (
     "weighting",
     "server_update",
     "evaluation",
+    "codec",
 )
 
 

@@ -166,6 +166,7 @@ class RoundContext:
         cohort_size: Clients asked for, at most as many as are there.
         profiles: All clients.
         cohort: The chosen clients; empty while they are being chosen.
+        drawn: The same in the order in which they were chosen.
         work: Each cohort member's work.
         submodels: Each cohort member's sub-model.
         in_flight: Clients that hold results nobody has aggregated yet.
@@ -186,6 +187,7 @@ class RoundContext:
     present: tuple[int, ...] = ()
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     cohort: tuple[int, ...] = ()
+    drawn: tuple[int, ...] = ()
     work: Mapping[int, ClientWork] = field(default_factory=dict)
     submodels: Mapping[int, SubModel] = field(default_factory=dict)
     in_flight: tuple[int, ...] = ()
@@ -250,6 +252,7 @@ class SyncContext:
         round: From 1.
         index: The sync point's number within the round, from 0.
         ends_round: Whether it is the round's last.
+        version: The server's, which each aggregation raises by 1.
         vector: The server's model before this aggregation [V].
         layout: How it lies.
         anchors: Earlier versions that updates started from.
@@ -286,6 +289,7 @@ class SyncContext:
     device: str = "cpu"
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     moves_from: Literal["server", "anchor"] | None = None
+    version: int = 0
     proxy_data: tuple[Tensor, Tensor | None] | None = None
     validation_data: tuple[Tensor, Tensor] | None = None
 
@@ -300,9 +304,10 @@ class RoundRecord:
     """One row of ``rounds.parquet``; None where a method has no such thing.
 
     ``total_bytes`` (both ways up to and with the round, registration apart) and ``best_accuracy`` (of all tests so far)
-    are None in rows that an older version wrote. ``class_accuracies`` are the tested model's by class index,
-    ``personal_accuracies`` those of the clients' own models by client, each on its share of the test set; NaN where
-    there are no test samples.
+    are None in rows that an older version wrote. ``staleness`` (None where no work outlasts its round) is, for each
+    attendee, how often the server's model changed since it received the one that it trained. ``class_accuracies`` are
+    the tested model's by class index, ``personal_accuracies`` those of the clients' own models by client, each on its
+    share of the test set; NaN where there are no test samples.
     """
 
     round: int
@@ -334,6 +339,7 @@ class RoundRecord:
     eval_time_s: float = 0.0
     server_time_s: float = 0.0
     aggregation_weights: tuple[float, ...] = ()
+    staleness: tuple[int, ...] | None = late_field()
     present: tuple[int, ...] | None = None
     class_accuracies: tuple[float, ...] | None = late_field()
     personal_accuracies: tuple[float, ...] | None = late_field()

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsweep.errors import InvariantError
 from fedsweep.trees import FlatLayout
 
 Direction = Literal["up", "down"]
@@ -57,6 +58,15 @@ class SubModel(ABC):
     def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
         """The part put back to full shape."""
 
+    def stays(self, vector: Tensor, full: FlatLayout) -> Covered:
+        """As :meth:`embed`, for what stays on the client between its rounds: what it has, whether that travels or not.
+
+        Args:
+            vector: [V of the part].
+            full: The full model's layout.
+        """
+        return self.embed(vector, full)
+
     @abstractmethod
     def build(self, model: nn.Module) -> nn.Module:
         """A module of the part's size, from the full template; the template itself where nothing is cut."""
@@ -74,6 +84,10 @@ class SubModel(ABC):
     def index_bytes(self) -> int:
         """Bytes of masks or index lists that travel down with the part, as packed."""
         return 0
+
+    def densities(self, full: FlatLayout) -> Mapping[str, float]:
+        """Shares of tensors that cost something in a forward pass, where zeros among them cost nothing; else 1."""
+        return {}
 
     def at_step(self, position: int) -> SubModel:
         """What a local step trains of this part, as a part of the part's own model; the full model: all of it.
@@ -111,6 +125,54 @@ class FullModel(SubModel):
 FULL_MODEL = FullModel()
 
 
+@dataclass(frozen=True, kw_only=True)
+class PartOfModel(SubModel):
+    """The whole model, of which only some tensors travel: the others belong to the client.
+
+    The client has a module and a vector of full size. In what does not travel it finds the server's values, which stay
+    the initial ones since no client covers them; whoever wants the client to go on with its own puts them there at a
+    job's start (``LocalTerm.prepare``).
+
+    Attributes:
+        names: Of the params and float buffers that travel.
+    """
+
+    names: frozenset[str]
+
+    def key(self) -> str:
+        return f"part {hashlib.blake2b(repr(sorted(self.names)).encode(), digest_size=16).hexdigest()}"
+
+    def layout(self, full: FlatLayout) -> FlatLayout:
+        return full
+
+    def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
+        return vector
+
+    def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
+        """The vector, of which what travels is covered.
+
+        Raises:
+            InvariantError: The model has no tensor of such a name.
+        """
+        cover = torch.zeros(full.num_values, dtype=torch.bool)
+        own = full.model(cover)
+        unknown = sorted(self.names - own.keys())
+        if unknown:
+            raise InvariantError(f"the model has no params or float buffers called {', '.join(unknown)}")
+        for name in self.names:
+            own[name].fill_(True)
+        return Covered(vector=vector, cover=_with_riders(cover, full))
+
+    def stays(self, vector: Tensor, full: FlatLayout) -> Covered:
+        return Covered(vector=vector, cover=None)
+
+    def build(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def message(self, full: FlatLayout, direction: Direction) -> Mapping[str, int]:
+        return _sizes(self, full)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ElementMask(SubModel):
     """The whole model with only some of its params alive: the others are zero, and do not travel.
@@ -120,15 +182,20 @@ class ElementMask(SubModel):
 
     Attributes:
         mask: Which params are alive (bool [P]).
-        fresh: The client does not know the mask: it travels down with the model, a bit for each param.
+        fresh: The client does not know the mask: it travels down with the model, a bit for each param that it decides.
+        num_maskable: How many of the params it decides; None: all.
+        saves_work: Layers cost what their alive weights do, as kernels for sparse weights would have it; otherwise they
+            cost what they do without a mask.
     """
 
     mask: Tensor
     fresh: bool = True
+    num_maskable: int | None = None
+    saves_work: bool = False
 
     def key(self) -> str:
         packed = np.packbits(self.mask.cpu().numpy())
-        return f"mask {hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest()}"
+        return f"mask {self.saves_work} {hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest()}"
 
     def shape(self) -> str:
         return FULL_MODEL.key()
@@ -137,20 +204,49 @@ class ElementMask(SubModel):
         return full
 
     def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
+        mask = self.mask.to(vector.device)
         part = vector.clone()
-        part[: full.num_params].mul_(self.mask)
+        part[: full.num_params].mul_(mask)
+        for view in _riders_of_params(part, full):
+            view.mul_(mask)
         return part
 
     def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
         cover = torch.ones(full.num_values, dtype=torch.bool)
         cover[: full.num_params] = self.mask
-        return Covered(vector=vector, cover=cover)
+        return Covered(vector=vector, cover=_with_riders(cover, full))
 
     def build(self, model: nn.Module) -> nn.Module:
         return model
 
     def message(self, full: FlatLayout, direction: Direction) -> Mapping[str, int]:
-        return {**super().message(full, direction), "params": int(self.mask.sum())}
+        return _sizes(self, full)
+
+    def densities(self, full: FlatLayout) -> Mapping[str, float]:
+        if not self.saves_work:
+            return {}
+        return {name: float(alive.double().mean()) for name, alive in full.params(self.mask).items()}
 
     def index_bytes(self) -> int:
-        return -(-self.mask.numel() // 8) if self.fresh else 0
+        return -(-(self.mask.numel() if self.num_maskable is None else self.num_maskable) // 8) if self.fresh else 0
+
+
+def _riders_of_params(vector: Tensor, full: FlatLayout) -> list[Tensor]:
+    """Optimiser state that moves with the model and has one value per param: views into a vector [V]."""
+    model = full.model(vector)
+    return [v for name, v in full.views(vector).items() if name not in model and v.shape == (full.num_params,)]
+
+
+def _with_riders(cover: Tensor, full: FlatLayout) -> Tensor:
+    """A cover in which optimiser state that moves with the model is covered where its param is."""
+    for view in _riders_of_params(cover, full):
+        view.copy_(cover[: full.num_params])
+    return cover
+
+
+def _sizes(part: SubModel, full: FlatLayout) -> Mapping[str, int]:
+    """Scalars by kind of what a part in the full model's shape covers."""
+    cover = part.embed(torch.empty(full.num_values, dtype=torch.bool), full).cover
+    assert cover is not None
+    kinds = torch.split(cover, [full.num_params, full.num_buffers, full.num_riders])
+    return {kind: int(size.sum()) for kind, size in zip(("params", "buffers", "optimizer"), kinds, strict=True)}

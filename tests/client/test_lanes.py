@@ -365,7 +365,11 @@ def normed() -> nn.Module:
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a term that branches": ({"terms": (Branching(),)}, {"local_steps": 2}, "vmap: It looks like"),
-    "a term that draws": ({"terms": (Drawing(),)}, {"local_steps": 2}, "a stream of random numbers (numpy) is asked for"),
+    "a term that draws": (
+        {"terms": (Drawing(),)},
+        {"local_steps": 2},
+        "a stream of random numbers (numpy) is asked for",
+    ),
     "a term after each step": ({"terms": (After(),)}, {}, "term after works after each step"),
     "an objective of smaller batches": ({"objective": Own()}, {}, "objective Own would take in"),
     "batch norm in smaller batches": ({}, {"build": normed}, "batch norm would take in"),

@@ -116,7 +116,10 @@ def test_resume_of_a_finished_run_says_so(finished: Path, fedsweep: Command) -> 
     code, out, err = fedsweep("run", "--resume", finished)
     assert (code, err) == (0, "")
     untracked = "nothing is tracked (tracking.uri is none)"
-    assert out == f"{finished} has finished already; there is nothing to go on with; {untracked}\n"
+    assert (
+        out
+        == f"{finished} has finished already; there is nothing to go on with (--rounds N gives it more); {untracked}\n"
+    )
     assert sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*")) == before
 
 

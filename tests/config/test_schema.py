@@ -57,6 +57,7 @@ runtime:
 checkpoint: {every: 10, keep: 2}
 tracking: {uri: null, experiment: fedsweep}
 sweep:
+  settings: []
   space: {}
   samples: 1
   metric: test_accuracy

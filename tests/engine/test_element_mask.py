@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedsweep.components.local import LocalStep, LocalTerm, Memory
+from fedsweep.engine.forecast import forecast
 from fedsweep.submodel import ElementMask
 from fedsweep.testing import (
     linear_model,
@@ -37,15 +38,17 @@ class StayZero(LocalTerm):
         return step.memory, {name: value * masks[name] for name, value in step.params.items()}
 
 
-@pytest.mark.parametrize(("fresh", "mask_bytes"), [(True, 4), (False, 0)])
-def test_only_what_is_alive_is_charged(fresh: bool, mask_bytes: int) -> None:
-    """Six values down and up for each of three clients; 28 bits are four bytes."""
-    engine = local_engine(tiny_experiment(with_parts(ElementMask(mask=ALIVE, fresh=fresh))))
+@pytest.mark.parametrize(("fresh", "maskable", "mask_bytes"), [(True, None, 4), (True, 24, 3), (False, None, 0)])
+def test_only_what_is_alive_is_charged(fresh: bool, maskable: int | None, mask_bytes: int) -> None:
+    """Six values down and up for each of three clients; 28 bits are four bytes, 24 are three."""
+    mask = ElementMask(mask=ALIVE, fresh=fresh, num_maskable=maskable)
+    engine = local_engine(tiny_experiment(with_parts(mask), rounds=1))
     state = engine.start()
     plan, round = engine.planner.plan(state), play_round(engine, state)
     assert (round.ledger.total("down"), round.ledger.total("up")) == (18, 18)
     assert (round.ledger.bytes("down"), round.ledger.bytes("up")) == (3 * (4 * 6 + mask_bytes), 3 * 4 * 6)
     assert plan.num_bytes == round.ledger.total_bytes
+    assert forecast(engine.experiment).total_bytes == plan.num_bytes
 
 
 def test_the_clock_waits_for_what_is_alive_alone() -> None:

@@ -18,7 +18,7 @@ from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.weighting import Weighting, by_samples
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.ledger import Ledger
+from fedsweep.engine.ledger import Ledger, whole_values
 from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
@@ -108,7 +108,7 @@ def test_probes_and_broadcasts_arrive_and_are_metered_by_client_and_kind() -> No
         (client, "up", "extremes/range"): 2,
         (client, "up", "moved/norm"): 1,
     }
-    assert round.ledger.packed_bytes["up"] == 3 * 2  # sixteen booleans of each of the three clients
+    assert round.ledger.sizes[client, "up", "extremes/zeros"] == 2  # sixteen booleans
     record = run_rounds(engine, rounds=1).records[0]
     assert (record.values_down, record.values_up) == (3 * 33, 3 * 31)
     assert (record.bytes_down, record.bytes_up) == (4 * 3 * 33, 4 * 3 * 31 + 6)
@@ -225,13 +225,13 @@ def test_registration_is_sample_counts_and_label_counts_where_they_are_read() ->
 
 def test_the_ledger_adds_by_client_direction_and_kind() -> None:
     ledger = Ledger()
-    ledger.model(0, "down", {"params": 10, "buffers": 0})
-    ledger.model(0, "down", {"params": 10, "buffers": 2})
+    ledger.message(0, "down", whole_values({"params": 10, "buffers": 0}))
+    ledger.message(0, "down", whole_values({"params": 10, "buffers": 2}))
     ledger.payload(
         0, "up", {"mask": torch.zeros(9, dtype=torch.bool), "scores": torch.zeros((2, 3), dtype=torch.float16)}
     )
-    ledger.model(1, "up", {"params": 5})
-    ledger.packed("down", 3)
+    ledger.message(1, "up", whole_values({"params": 5}))
+    ledger.packed(0, "down", 3)
     assert ledger.values == {
         (0, "down", "params"): 20,
         (0, "down", "buffers"): 2,
@@ -239,5 +239,6 @@ def test_the_ledger_adds_by_client_direction_and_kind() -> None:
         (1, "up", "params"): 5,
     }
     assert (ledger.total("up"), ledger.total("down")) == (11, 22)
-    assert (ledger.bytes("up"), ledger.bytes("down")) == (4 * 11 + 2, 4 * 22 + 3)
+    assert (ledger.bytes("up"), ledger.bytes("down")) == (2 + 2 * 6 + 4 * 5, 4 * 22 + 3)
+    assert ledger.sizes[0, "up", "mask"] == 2 and ledger.sizes[0, "down", "mask"] == 3
     assert (ledger.client_values(0), ledger.client_values(1)) == (28, 5)

@@ -178,6 +178,7 @@ EFFECTS: dict[str, tuple[list[str], Read, Any]] = {
     "training.stop.wall_time_s": (["training.stop.wall_time_s=3.5"], stop("wall_time_s"), 3.5),
     "evaluation.every": (["evaluation.every=3"], lambda e: e.evaluate_every, 3),
     "evaluation.batch_size": (["evaluation.batch_size=17"], lambda e: e.evaluation_batch, 17),
+    "evaluation.per_client": (["evaluation.per_client=true"], lambda e: e.evaluate_per_client, True),
     "evaluation.targets": (["evaluation.targets=[0.5, 0.25]"], lambda e: e.targets, (0.5, 0.25)),
     "runtime.executor": (["runtime.executor=lanes"], lambda e: e.lanes, LaneSettings(width=4)),  # the cohort
     "runtime.lanes": (["runtime.executor=lanes", "runtime.lanes=3"], lambda e: e.lanes, LaneSettings(width=3)),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fedsweep.algorithms.fedavg import fedavg
@@ -42,6 +43,20 @@ def made(ray: Any, experiment: Experiment, name: str, warnings: list[str]) -> An
         capacity=2,
         warn=warnings.append,
     )
+
+
+def test_every_port_of_the_cluster_is_on_loopback(cluster: Any) -> None:
+    fleet = made(cluster, tiny_experiment(fedavg()), "ports", [])
+    fleet.ready()
+    ours = psutil.Process()
+    found = {
+        socket.laddr.ip.removeprefix("::ffff:")
+        for process in (ours, *ours.children(recursive=True))
+        for socket in process.net_connections("inet")
+        if socket.status == psutil.CONN_LISTEN
+    }
+    assert found == {"127.0.0.1"}
+    fleet.close()
 
 
 def test_one_that_dies_at_once_is_replaced(cluster: Any) -> None:

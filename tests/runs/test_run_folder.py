@@ -22,8 +22,9 @@ from fedsweep.records import RoundRecord
 from fedsweep.runs import facts
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.files import atomic_write
+from fedsweep.runs.find import find_runs
 from fedsweep.runs.round_table import records_to_table, scalar_figures
-from fedsweep.runs.run_folder import RunFolder, find_runs
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 
 torch.set_num_threads(1)
@@ -58,6 +59,7 @@ COLUMNS = {
     "eval_time_s": "double",
     "server_time_s": "double",
     "aggregation_weights": "list<double>",
+    "staleness": "list<int64>?",
     "best_accuracy": "double?",
     "total_bytes": "int64?",
     "timestamp_ms": "int64",

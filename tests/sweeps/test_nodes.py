@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 import fedsweep
-from fedsweep.runs.run_folder import RunFolder, find_runs
+from fedsweep.runs.find import find_runs
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps import sweep
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]

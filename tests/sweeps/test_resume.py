@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from fedsweep.config import yaml12
-from fedsweep.runs.run_folder import RunFolder, find_runs
+from fedsweep.fleet.ray_leftovers import dead_sessions, remove_session
+from fedsweep.runs.find import find_runs
+from fedsweep.runs.run_folder import RunFolder
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +56,11 @@ def statuses(tmp_path: Path) -> list[str]:
         return [status for (status,) in base.execute("SELECT status FROM runs")]
 
 
+def kept_sessions(process: subprocess.Popen[str]) -> list[Path]:
+    """Ray's folders of a command that is over, as doctor finds them."""
+    return [folder for folder in dead_sessions() if folder.name.endswith(f"_{process.pid}")]
+
+
 def test_a_sweep_whose_driver_is_killed_twice_ends_as_if_it_had_not(tmp_path: Path, config: Path) -> None:
     folder = tmp_path / "s"
     process = start(config, "--out", folder)
@@ -63,11 +70,14 @@ def test_a_sweep_whose_driver_is_killed_twice_ends_as_if_it_had_not(tmp_path: Pa
     process = start("--resume", "--out", folder)
     wait_for(folder, "0*/result.json", process)
     process.kill()
-    process.communicate()
+    assert f"go on with --resume (in {folder})" in process.communicate()[0].splitlines()[-1]
+    (left,) = kept_sessions(process)
+    remove_session(left)
     done = {path: path.stat().st_mtime_ns for path in folder.glob("0*/result.json")}
     process = start("--resume", "--out", folder)
     said = process.communicate()[0]
     assert process.returncode == 0, said
+    assert not kept_sessions(process)
     lines = re.findall(r"^\d/3 finished, .*seed=\d: finished, 10 rounds, .* MB sent$", said, re.MULTILINE)
     assert len(lines) == 3 - len(done) and "\x1b" not in said
     assert {path: path.stat().st_mtime_ns for path in done} == done

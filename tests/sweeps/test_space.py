@@ -51,8 +51,8 @@ def test_folders_and_labels_tell_the_varied_values_and_are_stable() -> None:
         {"sweep": {"space": {"method": {"grid": [{"name": "fedprox", "mu": 0.1}]}, "seed": {"grid": [7]}}}}
     )
     [trial] = list_trials(config)
-    assert trial.folder == "0001-method=fedprox,mu=0.1_seed=7"
-    assert trial.label == "method=fedprox,mu=0.1"
+    assert trial.folder == "0001-FedProx_seed=7"
+    assert trial.label == "FedProx"
     assert trial.seed == 7
 
 
@@ -85,7 +85,65 @@ def test_spaces_that_mean_something_else_are_refused(sweep: dict[str, Any], said
 def test_merged_methods_are_named_by_their_parts() -> None:
     both = {"merge": [{"name": "feddh", "floor": 0.02}, {"name": "fedad", "base_rate": 0.1}]}
     config = load_config({"sweep": {"space": {"method": {"grid": [both]}}}})
-    assert list_trials(config)[0].label == "method=feddh,floor=0.02+fedad,base_rate=0.1"
+    assert list_trials(config)[0].label == "FedDHAD"
+
+
+def test_methods_are_called_as_in_their_papers_and_by_what_tells_them_apart() -> None:
+    grid = [
+        {"name": "fedavg"},
+        {"name": "fedprox"},
+        {"name": "fedprox", "mu": 1.0},
+        {"name": "dynamicfl", "high_interval": "b", "group_size": 1},
+        {"name": "dynamicfl", "high_interval": "b", "group_size": 3},
+        {"merge": [{"name": "fedad"}, {"name": "feddh"}]},
+        {"merge": [{"name": "moon"}, {"name": "fedad"}]},
+    ]
+    space = {"method": {"grid": grid}, "training.optimizer.lr": {"grid": [0.1]}}
+    found = [trial.label for trial in list_trials(load_config({"sweep": {"space": space}}))]
+    methods = ["FedAvg", "FedProx", "FedProx mu=1", "DynamicFL group_size=1", "DynamicFL group_size=3", "FedDHAD"]
+    assert found == [f"{method} lr=0.1" for method in (*methods, "MOON+FedAD")]
+
+
+NAMED = [
+    {"name": "no proximal term", "set": {"method": {"name": "fedavg"}}},
+    {"name": "ours", "set": {"method.mu": 1.0, "method": {"name": "fedprox"}, "training.rounds": 7}},
+]
+
+
+def test_named_settings_go_through_the_space_and_keep_their_names() -> None:
+    space = {"training.optimizer.lr": {"grid": [0.1, 0.2]}, "seed": {"grid": [0, 1]}}
+    trials = list_trials(load_config({"sweep": {"settings": NAMED, "space": space}}))
+    assert {(t.label, t.seed) for t in trials} == {
+        (f"{name} lr={rate}", seed) for name in ("no proximal term", "ours") for rate in (0.1, 0.2) for seed in (0, 1)
+    }
+    assert len({t.setting for t in trials}) == 4
+    assert trials[4].folder == "0005-ours_lr=0.1_seed=0"
+    resolved = load_config(overlaid({}, trials[4].values))
+    assert (resolved.method, resolved.training.rounds, resolved.seed) == ({"name": "fedprox", "mu": 1.0}, 7, 0)
+
+
+def test_settings_alone_are_a_sweep() -> None:
+    config = load_config({"sweep": {"settings": NAMED}})
+    check_space(config)
+    assert [t.label for t in list_trials(config)] == ["no proximal term", "ours"]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ({"settings": [NAMED[0], NAMED[0]]}, "several are named 'no proximal term'"),
+        ({"settings": [NAMED[0], {**NAMED[0], "name": "again"}]}, "several set"),
+        ({"settings": [{"name": "a\nb", "set": {}}]}, "must be one line"),
+        ({"settings": [{"name": "a", "set": {"training.round": 1}}]}, "did you mean 'training.rounds'"),
+        ({"settings": [{"name": "a", "set": {"sweep.samples": 1}}]}, "can't vary its own section"),
+        ({"settings": NAMED, "space": {"method": {"grid": [{"name": "moon"}]}}}, "would overwrite that"),
+        ({"settings": NAMED, "search": "optuna"}, "search=optuna chooses values itself"),
+        ({"settings": NAMED, "samples": 2}, "vary the seed instead"),
+    ],
+)
+def test_settings_that_can_not_be_meant_are_refused(sweep: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_space(load_config({"sweep": sweep}))
 
 
 def test_trial_values_are_laid_over_what_was_given() -> None:

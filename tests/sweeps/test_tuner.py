@@ -18,7 +18,8 @@ import pytest
 import fedsweep
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, OutputError, ResourceError
-from fedsweep.runs.run_folder import RunFolder, find_runs
+from fedsweep.runs.find import find_runs
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps import sweep
 from fedsweep.sweeps.sweep_folder import SweepFolder
 

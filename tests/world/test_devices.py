@@ -233,6 +233,16 @@ def test_compute_sigma_spreads_the_same_draws_and_leaves_links() -> None:
             assert math.log(wide.speed_factor) == pytest.approx(2 * math.log(mild.speed_factor))
 
 
+def test_every_tenth_client_computes_more_slowly() -> None:
+    base = build_devices({}, 40, 0).devices
+    found = build_devices({"slow_share": 0.1, "slow_factor": 5}, 40, 0).devices
+    for k, (before, after) in enumerate(zip(base, found, strict=True)):
+        longer = 5 if k % 10 == 9 else 1
+        assert after == replace(before, flops_per_s=before.flops_per_s / longer, overhead_s=before.overhead_s * longer)
+    thirds = build_devices({"slow_share": 0.29, "slow_factor": 2}, 100, 0).devices
+    assert sum(a != b for a, b in zip(thirds, build_devices({}, 100, 0).devices, strict=True)) == 29
+
+
 def test_noise_keys_reach_every_device() -> None:
     fleet = build_devices({"drop_probability": 0.08, "jitter": 0.4, "compute_jitter": 0.05}, 3, 0)
     assert {(one.drop_probability, one.jitter, one.compute_jitter) for one in fleet.devices} == {(0.08, 0.4, 0.05)}
@@ -309,6 +319,8 @@ def test_fleet_file_with_an_impossible_figure_names_the_device() -> None:
         ({"compute_sigma": -1}, "0 <= scenario.devices.compute_sigma"),
         ({"bandwidth_factor": 0}, "0 < scenario.devices.bandwidth_factor"),
         ({"drop_probability": 2}, "0 <= drop_probability <= 1"),
+        ({"slow_share": 1.5}, "0 <= scenario.devices.slow_share <= 1"),
+        ({"slow_factor": 0.5}, "1 <= scenario.devices.slow_factor"),
         ({"seed": 1.5}, "seed must be an integer or null, but got 1.5"),
         ({"file": "fleet.json", "profile": "phone-lte"}, "give the file or those keys"),
         ({"file": "/nowhere/fleet.json"}, "must name a readable file"),

@@ -16,17 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsweep.client.coding import Encoder
 from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.lane import Lane, Taken
 from fedsweep.client.lane_draws import seed_draws
 from fedsweep.client.messages import ClientSide, Reply, RoundTotals, Tally, Turn
 from fedsweep.client.narrowed import Narrowed, part_of_step
 from fedsweep.client.optimizer import ClientOptimizer
-from fedsweep.client.probing import asked, client_view
 from fedsweep.client.shards import Batches, Shard, pass_accuracies
 from fedsweep.client.terms import ClientTerms
+from fedsweep.client.views import ClientViews
 from fedsweep.components.local import ClientFacts, LocalStep, LocalWork
-from fedsweep.components.probes import Probe
+from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.errors import ClientJobError
 from fedsweep.records import LocalJob, Payload, State
 from fedsweep.streams import stream
@@ -47,9 +48,7 @@ class LocalRound:
         full: The full model's layout.
         memory: What the client remembers; None: nothing yet.
         num_classes: Classes of the data set.
-
-    Attributes:
-        test_shard: The client's share of the test set, where it is to test a model.
+        tests: The client's share of the test set, where it is to test a model.
     """
 
     def __init__(
@@ -64,13 +63,16 @@ class LocalRound:
         full: FlatLayout,
         memory: State,
         num_classes: int,
+        tests: Shard | None = None,
     ) -> None:
         self.client = turn.client
         self.submodel: SubModel = turn.submodel
         self.layout = slot.layout
         self._side, self._round, self._learning_rate = side, round, learning_rate
         self._slot, self._shard, self._full = slot, shard, full
-        self.test_shard: Shard | None = None
+        self._views_of = ClientViews(
+            client=turn.client, round=round, seed=side.seed, num_classes=num_classes, shard=shard, test_shard=tests
+        )
         self._work = turn.work
         self._facts = ClientFacts(
             client=turn.client,
@@ -115,6 +117,8 @@ class LocalRound:
             riders={name: self._params[name] for name in layout.names if name.startswith("optimizer.")},
             kept=memory.get("optimizer") if goes_on else None,
         )
+        codec = self._side.codec
+        self._encoder = None if codec is None else Encoder(codec, self.submodel, self._full, memory.get("codec"))
         self._terms = ClientTerms(self._side.terms, memory.get("terms", {}), self._facts, self._full)
         if turn.held is not None:
             self._tally, self._fresh = turn.held, False
@@ -152,12 +156,12 @@ class LocalRound:
             classes = self._work.classes
             self._tally = Tally(anchor_version=version, samples=self._work.num_samples, classes=classes)
             self._broadcast = broadcast
-            if probes or any(term.needs_anchor for term in self._side.terms):
+            if probes or self._encoder or any(term.needs_anchor for term in self._side.terms):
                 # A new tensor each time: a term may keep the one before.
                 self._see(self.vector.clone())
         elif self._fresh is False and self._position == 0:
             self._tally = self._tally.carried_on(self._work.num_samples, self._work.classes)
-        for replacing in self._terms.prepare(self._trained, self._anchor_tree):
+        for replacing in self._terms.prepare(self._trained, self._anchor_tree, self._view):
             self._replace(replacing)
         self._measure([p for p in probes if p.when == "start"])
         self._due += job.steps
@@ -184,12 +188,7 @@ class LocalRound:
         )
 
     def advance(self, probes: tuple[Probe, ...] = (), taken: Taken | None = None) -> None:
-        """Take the steps that are due; then let terms and probes finish.
-
-        Args:
-            probes: Measurements of the round.
-            taken: The steps, where they were taken together with other clients'.
-        """
+        """Take the steps that are due, or note that others took them along; then let terms and probes finish."""
         if taken is not None:
             self._hits += zip(taken.hits, self._batches.sizes(self._position, self._due), strict=True)
             self._count(taken.losses)
@@ -249,25 +248,19 @@ class LocalRound:
             client=self._facts,
             _twin=self._slot.twin if narrow is None else narrow.twin,
         )
+
+        def take() -> Tensor:
+            return side.solver.step(self._optimizer.torch, lambda: self._gradient(step, narrow))
+
         if narrow is None:
-            loss = side.solver.step(self._optimizer.torch, lambda: self._gradient(step))
+            loss = take()
         else:
-            loss = self._narrow_step(step, narrow)
+            loss = narrow.stepped(take, step, self.vector, [self._flat.detach(), *self._optimizer.per_param()])
+            step.params, step.anchor, step._twin = self._trained, self._anchor_tree, self._slot.twin
         for replacing in self._terms.after_step(step, self._slot.gradients):
             self._replace(replacing)
         if side.track_accuracy:
             self._hits.append((int((step.logits.argmax(1) == targets).sum()), len(targets)))
-        return loss
-
-    def _narrow_step(self, step: LocalStep, narrow: Narrowed) -> Tensor:
-        """A step on a part. What lies outside stays as it is, the optimiser's state too, unless the loss read it."""
-        values = [self._flat.detach(), *self._optimizer.per_param()]
-        before = [value.clone() for value in values]
-        loss = self._side.solver.step(self._optimizer.torch, lambda: self._gradient(step, narrow))
-        if step._whole_logits is None:
-            narrow.undo_elsewhere(values, before)
-        narrow.keep_buffers(self.vector)
-        step.params, step.anchor, step._twin = self._trained, self._anchor_tree, self._slot.twin
         return loss
 
     def _gradient(self, step: LocalStep, narrow: Narrowed | None = None) -> Tensor:
@@ -314,8 +307,10 @@ class LocalRound:
             broadcast=self._broadcast,
             client=self._facts,
         )
-        for name, payload in self._terms.finish(work):
+        for name, payload, replacing in self._terms.finish(work, self._view):
             self._keep_extras(name, payload)
+            self._replace(replacing)
+        self._probed += sum(term.job_passes for term in self._side.terms) * len(self._shard)
 
     def measured_at(self, anchor: Tensor, probes: Sequence[Probe]) -> Payload:
         """What the client measures at a model [V full] that it does not train."""
@@ -327,19 +322,23 @@ class LocalRound:
     def _measure(self, probes: Sequence[Probe]) -> None:
         if not probes:
             return
-        view = client_view(
-            self._facts,
-            self._slot.bind(self._views),
-            (self._shard, self.test_shard),
-            trees=({name: self._anchor_tree[name] for name in self._trained if self._anchor_tree}, self._trained),
-            memories=self._terms.memories(),
-            reads_data=any(probe.reads_data for probe in probes),
-        )
         for probe in probes:
-            self._keep_extras(probe.name, asked(probe, view, self._side.seed))
-            self._probed += probe.passes * len(view.targets)
+            view = self._view(f"probe {probe.name}", reads_data=probe.reads_data)
+            self._keep_extras(probe.name, probe.measure(view))
+            self._probed += probe.passes * len(self._shard)
         # A probe may have run backward passes; what it left must not reach the next step.
         self._slot.gradient.zero_()
+
+    def _view(self, purpose: str, *, reads_data: bool = True) -> LocalClient:
+        """The client as it is now."""
+        return self._views_of.view(
+            purpose,
+            self._slot.bind(self._views),
+            params=self._trained,
+            anchor=self._anchor_tree,
+            memories=self._terms.memories(),
+            reads_data=reads_data,
+        )
 
     def _keep_extras(self, owner: str, payload: Payload) -> None:
         for name, value in payload.items():
@@ -361,20 +360,23 @@ class LocalRound:
         """
         extras, self._extras = self._extras, {}
         vector = self.vector.cpu() if leaves else self.vector.cpu().clone()
-        return Reply(client=self.client, vector=vector, tally=self._tally, extras=extras)
+        reply = Reply(client=self.client, vector=vector, tally=self._tally, extras=extras)
+        if self._encoder is None or self._anchor is None:
+            return reply
+        source = stream(self._side.seed, "codec", self._round, self.client, self._position)
+        return self._encoder.encoded(reply, self._anchor, source)
 
-    def close(self, *, attended: bool, taken: Taken | None = None) -> tuple[RoundTotals, State]:
+    def close(self, *, attended: bool) -> tuple[RoundTotals, State]:
         """End the round.
 
         Args:
             attended: The client's work has reached the server; otherwise it goes on from it next time.
-            taken: See :meth:`advance`.
 
         Returns:
             The round's figures, and what the client remembers (None: nothing).
         """
         if self._due:
-            self.advance(taken=taken)
+            self.advance()
         totals = RoundTotals(
             steps=self._position,
             samples=self._samples,
@@ -383,9 +385,8 @@ class LocalRound:
             pass_accuracies=pass_accuracies(self._hits, len(self._shard)),
             probed=self._probed,
         )
-        memory: dict[str, Any] = {}
-        terms = self._terms.kept()
-        if terms:
+        memory: dict[str, Any] = {} if self._encoder is None else {**self._encoder.memory()}
+        if terms := self._terms.kept():
             memory["terms"] = terms
         if self._side.optimizer.keep == "persist" or not attended:
             memory["optimizer"] = self._optimizer.arrays()

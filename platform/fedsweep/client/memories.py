@@ -46,7 +46,7 @@ def grown_memory(memory: Any, before: Any, *, submodel: SubModel, full: FlatLayo
     part = submodel.layout(full)
 
     def grow(tree: ParamTree, old: Any) -> ParamTree:
-        covered = submodel.embed(_flat(tree, part), full)
+        covered = submodel.stays(_flat(tree, part), full)
         if covered.cover is None:
             return _like(tree, full, covered.vector)
         kept = _flat(old, full) if _is_param_tree(old, full) else torch.zeros(full.num_values)

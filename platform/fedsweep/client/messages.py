@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.base import Published
+from fedsweep.components.codec import Codec
 from fedsweep.components.local import LocalTerm, Objective
 from fedsweep.components.probes import Probe
 from fedsweep.components.solver import LocalSolver
@@ -46,6 +47,7 @@ class ClientSide:
         indices: For each client the indices of its training samples.
         device: ``"cpu"`` or ``"cuda"``.
         track_accuracy: Keep the training accuracy of each pass over a client's data.
+        codec: What clients' models go through on their way to the server; None: they are sent as they are.
         lanes: How a worker steps clients together; None: one after another.
     """
 
@@ -57,6 +59,7 @@ class ClientSide:
     indices: tuple[np.ndarray, ...]
     device: str = "cpu"
     track_accuracy: bool = False
+    codec: Codec | None = None
     lanes: LaneSettings | None = None
 
     def share(self, client: int) -> float | None:
@@ -176,15 +179,17 @@ class Reply:
 
     Attributes:
         client: Its id.
-        vector: Its model [V of its sub-model].
+        vector: Its model [V of its sub-model]; without the params where they are encoded.
         tally: What it has done since it last received a model.
         extras: What it sends beside the model.
+        encoded: What it sends of its params instead, made by the method's codec.
     """
 
     client: int
     vector: Tensor
     tally: Tally
     extras: Payload = field(default_factory=dict)
+    encoded: Payload | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ class ClientOptimizer:
         """A state tensor in the full model's size: the sub-model's share; the rest as it was, or zero."""
         part = torch.zeros(self._part.num_values, dtype=self._part.dtype)
         part[: self._part.num_params] = self.torch.state[self._flat][name].detach().cpu()
-        covered = self._submodel.embed(part, self._full)
+        covered = self._submodel.stays(part, self._full)
         whole = covered.vector[: self._full.num_params].clone()
         if covered.cover is not None:
             old = torch.from_numpy(np.array(self._kept[name])) if name in self._kept else torch.zeros_like(whole)

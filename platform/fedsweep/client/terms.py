@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -9,9 +10,13 @@ from typing import Any
 
 from fedsweep.client.memories import cut_memory, grown_memory
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, LocalWork, Memory
+from fedsweep.components.probes import LocalClient
 from fedsweep.errors import InvariantError
 from fedsweep.records import Payload
 from fedsweep.trees import FlatLayout, ParamTree
+
+# ``look(purpose)`` shows the client as it is now; the purpose names its random numbers.
+Look = Callable[[str], LocalClient]
 
 
 class ClientTerms:
@@ -35,16 +40,17 @@ class ClientTerms:
         """What each term remembers during its work."""
         return self._memories
 
-    def prepare(self, params: ParamTree, anchor: ParamTree) -> Iterator[ParamTree | None]:
-        """At a job's start: for each term what replaces the starting params."""
+    def prepare(self, params: ParamTree, anchor: ParamTree, look: Look) -> Iterator[ParamTree | None]:
+        """At a job's start: for each term what replaces the starting params; ``look`` shows the client to it."""
         for term in self._terms:
+            view = functools.partial(look, f"prepare {term.name}")
             if term.name not in self._memories:
                 stored = self._stored.get(term.name)
                 if stored is None:
-                    self._memories[term.name] = self._asked(term.init, params)
+                    self._memories[term.name] = self._asked(term.init, view, params)
                 else:
                     self._memories[term.name] = cut_memory(stored, self._facts.submodel, self._full)
-            memory, replacing = self._asked(term.prepare, self._memories[term.name], anchor)
+            memory, replacing = self._asked(term.prepare, view, self._memories[term.name], anchor)
             self._remember(term, memory)
             yield replacing
 
@@ -62,10 +68,11 @@ class ClientTerms:
             self._remember(term, memory)
             yield replacing
 
-    def finish(self, work: LocalWork) -> Iterator[tuple[str, Payload]]:
-        """At a job's end: each term's name and what it sends."""
+    def finish(self, work: LocalWork, look: Look) -> Iterator[tuple[str, Payload, ParamTree | None]]:
+        """At a job's end: each term's name, what it sends, and what replaces the params."""
         for term in self._terms:
-            memory, payload = term.finish(self._memories[term.name], work)
+            view = functools.partial(look, f"finish {term.name}")
+            memory, payload, *replacing = self._asked(term.finish, view, self._memories[term.name], work)
             self._remember(term, memory)
             if payload and not term.sends:
                 # Where a round folds, nobody would ask for it.
@@ -73,7 +80,7 @@ class ClientTerms:
                     f"the term {term.name!r} ({type(term).__name__}) returned a payload ({', '.join(payload)}), but is"
                     " not declared to send one, so it may be lost; set sends = True on the class"
                 )
-            yield term.name, payload
+            yield term.name, payload, replacing[0] if replacing else None
 
     def memories(self) -> dict[str, Memory]:
         """What the client remembers of each term, in its present sub-model's size; nothing before its first job."""
@@ -93,8 +100,11 @@ class ClientTerms:
             if term.stateful
         }
 
-    def _asked(self, hook: Callable[..., Any], *given: Any) -> Any:
-        return hook(*given, client=self._facts) if _takes_client(hook.__func__) else hook(*given)  # type: ignore[attr-defined]
+    def _asked(self, hook: Callable[..., Any], view: Callable[[], LocalClient], *given: Any) -> Any:
+        """Call a hook, with the further arguments that it takes."""
+        takes = _takes(hook.__func__)  # type: ignore[attr-defined]
+        more: dict[str, Any] = {"client": self._facts} if "client" in takes else {}
+        return hook(*given, **more, local=view()) if "local" in takes else hook(*given, **more)
 
     def _remember(self, term: LocalTerm, memory: Memory) -> None:
         if memory and not term.stateful:
@@ -107,5 +117,5 @@ class ClientTerms:
 
 
 @cache
-def _takes_client(hook: Callable[..., Any]) -> bool:
-    return "client" in inspect.signature(hook).parameters
+def _takes(hook: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(hook).parameters)

@@ -184,7 +184,9 @@ class Worker:
             if submodel != FULL_MODEL:
                 whole = values.new_zeros(self._layout.num_values)
                 whole[: self._layout.num_params] = values
-                values = submodel.extract(whole, self._layout)
+                held = submodel.embed(submodel.extract(whole, self._layout), self._layout)
+                travels = whole if held.cover is None else held.vector.masked_fill(~held.cover, 0.0)
+                values = submodel.extract(travels, self._layout)
             given |= {f"{name}/{param}": value for param, value in part.params(values).items()}
         return given
 
@@ -193,7 +195,9 @@ class Worker:
             turn, round=segment.round, learning_rate=segment.learning_rate, memory=memory
         )
 
-    def _local_round(self, turn: Turn, *, round: int, learning_rate: float, memory: State) -> LocalRound:
+    def _local_round(
+        self, turn: Turn, *, round: int, learning_rate: float, memory: State, tests: Shard | None = None
+    ) -> LocalRound:
         classes = turn.work.classes
         shard = self._shard(self._images, self._data.labels, self._side.indices[turn.client], classes)
         return LocalRound(
@@ -206,6 +210,7 @@ class Worker:
             full=self._layout,
             memory=memory,
             num_classes=self._data.num_classes,
+            tests=tests,
         )
 
     def _shard(
@@ -234,11 +239,13 @@ class Worker:
         totals: dict[int, RoundTotals] = {}
         kept: dict[int, State] = {}
         if segment.closes:
-            taken = self._taken_together(sorted(self._sessions))
+            together = self._taken_together(sorted(self._sessions))
             for client, session in self._sessions.items():
 
                 def end(s: LocalRound = session, k: int = client) -> None:
-                    totals[k], memory = s.close(attended=k in self._attended, taken=taken.get(k))
+                    if k in together:
+                        s.advance(taken=together[k])
+                    totals[k], memory = s.close(attended=k in self._attended)
                     if memory is not None:
                         kept[k] = memory
 
@@ -274,9 +281,12 @@ class Worker:
             size = len(self._side.indices[client])
             work = ClientWork(steps=0, batch_size=1, whole_batches=False, num_samples=size, classes=classes)
             turn = Turn(client=client, work=work, submodel=FULL_MODEL)
-            local = self._local_round(turn, round=inquiry.round, learning_rate=0.0, memory=memories.get(client))
+            tests = None
             if self._tests is not None:
                 own = self._tests.indices[client]
-                local.test_shard = self._shard(self._tests.images, self._tests.labels, own, classes)
-            answers[client] = local.measured_at(vector, inquiry.probes)
+                tests = self._shard(self._tests.images, self._tests.labels, own, classes)
+            memory = memories.get(client)
+            local = self._local_round(turn, round=inquiry.round, learning_rate=0.0, memory=memory, tests=tests)
+            asked = [probe for probe in inquiry.probes if probe.asks(client)]
+            answers[client] = local.measured_at(vector, asked)
         return answers

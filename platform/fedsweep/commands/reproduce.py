@@ -10,7 +10,7 @@ import typer
 
 from fedsweep.commands.interrupts import INTERRUPTED
 from fedsweep.commands.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
-from fedsweep.errors import ConfigError, OutputError
+from fedsweep.errors import ClusterLost, ConfigError, OutputError
 
 if TYPE_CHECKING:
     from fedsweep.reproduce.reproduction import TableRequest
@@ -141,7 +141,7 @@ def _seeds(texts: Sequence[str] | None) -> tuple[int, ...] | None:
 
 def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
     from fedsweep.commands.output import note
-    from fedsweep.commands.trials import run_trials, tell_interrupted
+    from fedsweep.commands.trials import after_loss, run_trials, tell_interrupted
 
     def run(prepared: PreparedSweep, going_on: bool) -> None:
         run_trials(
@@ -153,13 +153,15 @@ def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
     except KeyboardInterrupt:
         tell_interrupted(task.folder, "reproduce", what="the first cell")
         return INTERRUPTED
+    except ClusterLost as error:
+        raise after_loss(error, task.folder, "reproduce") from error
     return _show(made, quiet=quiet)
 
 
 def _show(made: Reproduced, *, quiet: bool) -> int:
     from fedsweep.commands.output import command, make_console, note
     from fedsweep.reproduce.formats import print_grid
-    from fedsweep.runs.run_folder import find_runs
+    from fedsweep.runs.find import find_runs
 
     grid = made.grid
     if not quiet:

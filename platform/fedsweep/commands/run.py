@@ -21,6 +21,8 @@ EXAMPLES = examples(
     "fedsweep run my.yaml --set training.rounds=50 --set 'method={name: fedprox, mu: 0.1}' --out runs/prox",
     "fedsweep run my.yaml --dry-run > resolved.yaml",
     "fedsweep run --resume runs/prox",
+    "fedsweep run --resume runs/prox --rounds 100",
+    "fedsweep run my.yaml --seeds 0-4 --out runs/five",
 )
 
 
@@ -36,6 +38,14 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder.")
     ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option("--rounds", metavar="N", min=1, help="With --resume: N rounds in all, also of a finished run."),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", metavar="SEEDS", help="One run for each, e.g. 0-4 or 0,3,7: the shortest sweep."),
+    ] = None,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     dashboard: Dashboard = False,
@@ -46,17 +56,31 @@ def run(
     Ctrl-C writes a checkpoint first; [b]--resume[/b] goes on from there to the same result as an unbroken run.
     """
     if resume is None:
+        if rounds is not None:
+            raise ConfigError("--rounds goes with --resume DIR; a new run takes --set training.rounds=N")
         settings = {"dry_run": dry_run, "overwrite": overwrite, "dashboard": dashboard, "quiet": quiet}
-        _run_new(config, overrides or [], out=out, **settings)
+        if seeds is not None:
+            from fedsweep.commands.seeds import sweep_seeds
+
+            sweep_seeds(_named(config), overrides or [], seeds, out=out, **settings)
+            return
+        _run_new(_named(config), overrides or [], out=out, **settings)
         return
-    given = {"CONFIG": config, "--set": overrides, "--out": out, "--overwrite": overwrite, "--dry-run": dry_run}
+    given: dict[str, object] = {"CONFIG": config, "--set": overrides, "--seeds": seeds, "--out": out}
+    given |= {"--overwrite": overwrite, "--dry-run": dry_run}
     if both := [name for name, value in given.items() if value]:
         raise ConfigError(f"--resume and {both[0]} exclude each other: {resume / 'config.yaml'} says it all")
-    _resume(resume, dashboard=dashboard, quiet=quiet)
+    _resume(resume, rounds=rounds, dashboard=dashboard, quiet=quiet)
+
+
+def _named(config: str | None) -> str:
+    if config is None:
+        raise ConfigError("CONFIG is missing: give a YAML file or a preset's name, or --resume DIR")
+    return config
 
 
 def _run_new(
-    config: str | None,
+    config: str,
     overrides: Sequence[str],
     *,
     out: Path | None,
@@ -65,8 +89,7 @@ def _run_new(
     dashboard: bool,
     quiet: bool,
 ) -> None:
-    if config is None:
-        raise ConfigError("CONFIG is missing: give a YAML file or a preset's name, or --resume DIR")
+    from fedsweep.commands.forecast import print_forecast
     from fedsweep.config.load import load_config
     from fedsweep.driver.run import check_resources, default_folder
     from fedsweep.runs.run_folder import RunFolder
@@ -81,20 +104,23 @@ def _run_new(
     check_resources(plan)
     for observer in watching:
         observer.check()
-    _print_forecast(plan)
+    print_forecast(plan)
 
 
-def _resume(folder: Path, *, dashboard: bool, quiet: bool) -> None:
+def _resume(folder: Path, *, rounds: int | None, dashboard: bool, quiet: bool) -> None:
+    from fedsweep.driver.growth import grow
     from fedsweep.driver.run import resumable
 
     folder = folder.expanduser().absolute()
+    if rounds is not None:
+        grow(folder, rounds=rounds)
     config, is_finished = resumable(folder)
     if is_finished:
         from fedsweep.catalog import resolve
         from fedsweep.tracking.catch_up import catch_up
 
         done, _ = catch_up(folder, resolve(config))
-        print(f"{folder} has finished already; there is nothing to go on with; {done}")
+        print(f"{folder} has finished already; there is nothing to go on with (--rounds N gives it more); {done}")
         return
     _play(config, folder, resume=True, dashboard=dashboard, quiet=quiet)
 
@@ -171,26 +197,3 @@ def _comparison(config: Config, folder: Path) -> str:
     if uri is not None and sqlite_path(uri) is not None:
         return command("ui", "--uri", uri)
     return command("compare", folder.parent)
-
-
-def _print_forecast(plan: Plan) -> None:
-    """The resolved configuration, and the forecast as comments: together still a configuration file."""
-    from fedsweep.engine.forecast import forecast
-    from fedsweep.engine.lane_trial import executor_in_words
-
-    cost = forecast(plan.experiment, num_actors=max(1, plan.num_actors))
-    about = "" if cost.exact else "about "
-    where = f"{plan.num_actors} Ray client actors" if plan.num_actors else "this process"
-    clock = "none, without scenario.devices" if cost.sim_time_s is None else f"{about}{cost.sim_time_s:,.1f} s"
-    lines = [
-        f"rounds: {cost.rounds}, at most",
-        f"runs in: {where}",
-        f"executor: {executor_in_words(plan.experiment)}",
-        f"model parameters: {cost.num_params:,}",
-        f"local steps, all clients: {about}{cost.local_steps:,}",
-        f"bytes sent, both ways: {about}{cost.total_bytes:,} (communication ratio {cost.comm_ratio:.4f})",
-        f"training FLOPs: {about}{cost.flops:.3g}",
-        f"simulated time: {clock}",
-        f"memory per actor, beside the program: {cost.memory_mb:,.1f} MB",
-    ]
-    print(plan.config.to_yaml() + "\n".join(["# forecast", *(f"#   {line}" for line in lines)]))

@@ -10,7 +10,7 @@ import typer
 
 from fedsweep.commands.interrupts import INTERRUPTED
 from fedsweep.commands.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
-from fedsweep.errors import ConfigError, OutputError
+from fedsweep.errors import ClusterLost, ConfigError, OutputError
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -22,6 +22,7 @@ EXAMPLES = examples(
     "fedsweep sweep sweeps/dynamicfl_intervals --out runs/intervals",
     "fedsweep sweep my.yaml --set 'sweep.space.seed={grid: [0, 1, 2]}' --dry-run",
     "fedsweep sweep --resume --out runs/intervals",
+    "fedsweep sweep more.yaml --out runs/intervals --extend",
     "fedsweep compare runs/intervals",
 )
 _FAILED = 1
@@ -40,6 +41,10 @@ def sweep(
         bool,
         typer.Option("--resume", metavar="", help="Go on with the sweep in --out; finished trials are not run again."),
     ] = False,
+    extend: Annotated[
+        bool,
+        typer.Option("--extend", metavar="", help="Add to the sweep in --out what has no finished run there yet."),
+    ] = False,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     dashboard: Dashboard = False,
@@ -53,19 +58,74 @@ def sweep(
 
     if resume and (out is None or overwrite):
         raise ConfigError("--resume goes on with the sweep in --out DIR; give that, and no --overwrite")
+    if extend and (config is None or out is None or overwrite or resume):
+        raise ConfigError(
+            "--extend adds CONFIG's trials to the sweep in --out DIR; give both, and neither --resume nor --overwrite"
+        )
     folder = SweepFolder(out) if out is not None else None
     loaded = _load(config, overrides or [], folder, resume=resume)
-    if folder is None:
-        from fedsweep.sweeps.prepare import default_folder
+    begin(
+        loaded,
+        folder,
+        resume=resume,
+        extend=extend,
+        dry_run=dry_run,
+        overwrite=overwrite,
+        dashboard=dashboard,
+        quiet=quiet,
+    )
 
-        folder = SweepFolder(default_folder(loaded))
-    going_on = resume and folder.has_plan
+
+def begin(
+    config: Config,
+    folder: SweepFolder | None,
+    *,
+    resume: bool = False,
+    extend: bool = False,
+    dry_run: bool,
+    overwrite: bool,
+    dashboard: bool,
+    quiet: bool,
+) -> None:
+    """Run a sweep, or add to one, and end with its exit code.
+
+    Args:
+        config: Its configuration.
+        folder: Where it goes; None: a folder of its name below ``runs``.
+        resume: Go on with what the folder holds.
+        extend: Add to what the folder holds.
+        dry_run: Print the trials alone.
+        overwrite: Replace what the folder holds.
+        dashboard: Start Ray's dashboard.
+        quiet: Without progress.
+    """
+    from fedsweep.commands.output import note
+    from fedsweep.commands.trials import after_loss, run_trials, tell_interrupted
+    from fedsweep.sweeps.prepare import default_folder, prepare
+    from fedsweep.sweeps.sweep_folder import SweepFolder
+
+    folder = folder or SweepFolder(default_folder(config))
+    going_on = extend or (resume and folder.has_plan)
     if not going_on:
         folder.check_free(overwrite=overwrite)
-    code = _carry_out(
-        loaded, folder, going_on=going_on, dry_run=dry_run, overwrite=overwrite, dashboard=dashboard, quiet=quiet
-    )
-    if code:
+    prepared = prepare(config, folder, resume=going_on and not extend, extend=extend)
+    for text in ([prepared.extended] if extend else []) + [f"note: {text}" for text in prepared.notes]:
+        note(text)
+    if dry_run:
+        _print_trials(prepared)
+        return
+    if extend:
+        prepared.write_extension()
+    try:
+        summary = run_trials(
+            prepared, going_on=going_on, overwrite=overwrite, dashboard=dashboard, quiet=quiet, called="trials"
+        )
+    except KeyboardInterrupt:
+        tell_interrupted(folder, "sweep", what="the sweep")
+        raise typer.Exit(INTERRUPTED) from None
+    except ClusterLost as error:
+        raise after_loss(error, folder, "sweep") from error
+    if code := _tell(summary, folder, quiet=quiet):
         raise typer.Exit(code)
 
 
@@ -85,36 +145,6 @@ def _load(config: str | None, overrides: Sequence[str], folder: SweepFolder | No
     if not folder.path.is_dir():
         raise OutputError(f"{folder.path}: there is no such folder")
     return load_config(folder.read_plan().given, overrides)
-
-
-def _carry_out(
-    config: Config,
-    folder: SweepFolder,
-    *,
-    going_on: bool,
-    dry_run: bool,
-    overwrite: bool,
-    dashboard: bool,
-    quiet: bool,
-) -> int:
-    from fedsweep.commands.output import note
-    from fedsweep.commands.trials import run_trials, tell_interrupted
-    from fedsweep.sweeps.prepare import prepare
-
-    prepared = prepare(config, folder, resume=going_on)
-    for text in prepared.notes:
-        note(f"note: {text}")
-    if dry_run:
-        _print_trials(prepared)
-        return 0
-    try:
-        summary = run_trials(
-            prepared, going_on=going_on, overwrite=overwrite, dashboard=dashboard, quiet=quiet, called="trials"
-        )
-    except KeyboardInterrupt:
-        tell_interrupted(folder, "sweep", what="the sweep")
-        return INTERRUPTED
-    return _tell(summary, folder, quiet=quiet)
 
 
 def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedsweep.commands.interrupts import is_interrupted
+from fedsweep.errors import ClusterLost, RunError
 
 if TYPE_CHECKING:
     from fedsweep.sweeps.prepare import Entry, PreparedSweep
@@ -70,6 +71,20 @@ def run_trials(
     progress = make_sweep_progress(prepared.metrics[0], quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted)
     with progress:
         return run_sweep(prepared, progress, resume=going_on, overwrite=overwrite, dashboard=dashboard).summary
+
+
+def after_loss(error: ClusterLost, folder: SweepFolder, *words: str) -> RunError:
+    """A cluster that was lost, and the command that goes on without it.
+
+    Args:
+        error: What is wrong.
+        folder: Where the trials are.
+        words: The command that it ended.
+    """
+    from fedsweep.commands.output import command
+
+    way_on = f"go on with {command(*words, '--resume', '--out', folder.path)}" if folder.has_plan else "try again"
+    return RunError(f"{error}, so no trial can go on by itself; {way_on}")
 
 
 def tell_interrupted(folder: SweepFolder, *words: str, what: str) -> None:

@@ -4,6 +4,7 @@ One module for each seam, with its abstract base and its FedAvg default. These n
 """
 
 from fedsweep.components.base import ComponentReport, Published, ServerComponent
+from fedsweep.components.codec import Codec
 from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.components.frozen import Frozen
 from fedsweep.components.local import (
@@ -38,7 +39,7 @@ from fedsweep.records import (
     SyncContext,
     SyncPoint,
 )
-from fedsweep.submodel import FULL_MODEL, Covered, ElementMask, FullModel, SubModel
+from fedsweep.submodel import FULL_MODEL, Covered, ElementMask, FullModel, PartOfModel, SubModel
 from fedsweep.trees import FlatLayout, ParamTree, coverage_mean, layout_of, weighted_mean
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "ClientTest",
     "ClientUpdate",
     "ClientWork",
+    "Codec",
     "ComponentReport",
     "Covered",
     "CrossEntropy",
@@ -72,6 +74,7 @@ __all__ = [
     "OptimizerSteps",
     "Pacing",
     "ParamTree",
+    "PartOfModel",
     "Payload",
     "Probe",
     "Published",

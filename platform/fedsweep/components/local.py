@@ -229,8 +229,10 @@ class LocalTerm(ABC):
         in_lanes: Several clients' steps may be taken at once; false where it draws random numbers or looks at values.
         needs_fresh_momentum: That number must be exact: momentum, where there is any, starts at zero in each round.
 
-    A concrete term is a frozen dataclass with a ``name``, unique in a method. ``init`` and ``prepare`` may take a
-    further argument ``client: ClientFacts = NOBODY``: what the client knows of itself.
+    A concrete term is a frozen dataclass with a ``name``, unique in a method. ``init``, ``prepare`` and ``finish`` may
+    take further arguments: ``client: ClientFacts = NOBODY``, what the client knows of itself, and
+    ``local: LocalClient | None = None``, its data, its module in evaluation mode and random numbers, for work outside
+    the steps.
     """
 
     sends: ClassVar[bool] = False
@@ -245,6 +247,11 @@ class LocalTerm(ABC):
     @property
     def passes(self) -> float:
         """What the term adds to a step's cost, in forward passes per sample; 1 for a teacher that is asked."""
+        return 0
+
+    @property
+    def job_passes(self) -> float:
+        """What the work outside the steps costs in each job, in forward passes of all the client's samples."""
         return 0
 
     def init(self, params: ParamTree) -> Memory:
@@ -267,6 +274,8 @@ class LocalTerm(ABC):
         """After an optimiser step; may return params that replace the present ones."""
         return step.memory, None
 
-    def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
-        """At a job's end; the payload travels with the update."""
+    def finish(
+        self, memory: Memory, work: LocalWork
+    ) -> tuple[Memory, Payload] | tuple[Memory, Payload, ParamTree | None]:
+        """At a job's end; the payload travels with the update. Params that come third replace the present ones."""
         return memory, {}

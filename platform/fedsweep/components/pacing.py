@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
+from typing import ClassVar
 
 from fedsweep.components.base import ServerComponent
 from fedsweep.errors import ConfigError
@@ -16,7 +17,16 @@ IsDue = Callable[[int, int], bool]  # (interval, step from 1) -> whether a clien
 
 
 class Pacing(ServerComponent):
-    """Plans the sync points of a round."""
+    """Plans the sync points of a round.
+
+    Class attributes:
+        draws_candidates: The cohort is who may be asked: members that get no job have no part in the round.
+        sends_at_once: Work that goes on over a round's end is sent as soon as it is done, whenever it is attended;
+            otherwise clients keep it until the server asks.
+    """
+
+    draws_candidates: ClassVar[bool] = False
+    sends_at_once: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:

@@ -73,6 +73,10 @@ class Probe(ABC):
     reads_data: ClassVar[bool] = True
     name: str
 
+    def asks(self, client: int) -> bool:
+        """Whether a client is asked, in the exchange before round 1; who is not gets and sends nothing for it."""
+        return True
+
     @property
     def passes(self) -> float:
         """What a measurement costs, in forward passes of all the client's samples; 3 with a backward pass."""

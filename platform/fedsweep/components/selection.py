@@ -16,7 +16,10 @@ class Selection(ServerComponent):
 
     @abstractmethod
     def choose(self, state: State, context: RoundContext) -> tuple[tuple[int, ...], State]:
-        """The cohort in ascending order, at most ``context.cohort_size`` of ``context.available``; the new state."""
+        """The cohort, of ``context.available``, and the new state.
+
+        Its order matters only to a pacing that reads ``context.drawn``.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,8 @@ def mean_of_updates(updates: Sequence[ClientUpdate], weights: Tensor, sync: Sync
     """What the weights make of the attendees' models [V], sorted by client id: their coverage mean.
 
     Where the weighting gives steps instead of shares (``Weighting.sums_to_one``), the server's params and the step;
-    steps from the server that sum to 1 are the mean, bit for bit.
+    steps from the server that sum to 1 are the mean, bit for bit. Where they sum to less, the server's buffers have
+    the rest, as its params do.
     """
     covered = []
     for update in updates:
@@ -52,6 +53,8 @@ def mean_of_updates(updates: Sequence[ClientUpdate], weights: Tensor, sync: Sync
         return coverage_mean(sync.vector, rows, covers, weights.tolist())
     shares = (weights / total).tolist() if total else [0.0] * len(updates)
     vector = coverage_mean(sync.vector, rows, covers, shares) if total else sync.vector.clone()
+    if sync.moves_from == "server" and total < 1:
+        vector = torch.lerp(sync.vector, vector, total)
     params = slice(sync.layout.num_params)
     # Differences of near vectors: in float64, so that a step of nearly all weight is nearly the mean.
     server = sync.vector[params].double()

@@ -7,12 +7,14 @@ puts a client's vector back to full shape together with which coordinates it cov
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from fedsweep.components.base import ServerComponent
-from fedsweep.records import RoundContext, State
+from fedsweep.records import ClientUpdate, RoundContext, State, SyncContext
 from fedsweep.submodel import FULL_MODEL, SubModel
 
 
@@ -28,6 +30,15 @@ class SubModelPolicy(ServerComponent):
     @abstractmethod
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
         """Each cohort member's sub-model, and the new state."""
+
+    def settle(
+        self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        """The server's next model [V] as the policy leaves it, and the new state: after all refinements.
+
+        Where the parts of later rounds leave something out for good, this is where it becomes zero.
+        """
+        return vector, state
 
 
 @dataclass(frozen=True, kw_only=True)

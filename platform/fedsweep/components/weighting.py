@@ -21,10 +21,10 @@ class Weighting(ServerComponent):
 
     Class attributes:
         sums_to_one: The weights are shares, and the mean of the models is what comes of them. Otherwise they are steps:
-            the params move by ``sum c_k (y_k - x)``, which may be shorter or longer than the mean's move; buffers still
-            take the mean. Then a round does not fold.
+            the params move by ``sum c_k (y_k - x)``, which may be shorter or longer than the mean's move; buffers go as
+            far, but never beyond the mean. Then a round does not fold.
         from_anchor: A move is counted from the model that the client started from, ``y_k - a_k``, however old that is,
-            and not from the server's present one. Then a round does not fold either.
+            and not from the server's present one; buffers take the mean. Then a round does not fold either.
         needs_effective_steps: ``ClientUpdate.effective_steps`` is read, so the optimiser must have such a number.
 
     Source: Wang et al. (2020), FedNova, and Nguyen et al. (2022), FedBuff, are steps from anchors; Xie et al. (2019),

@@ -130,10 +130,13 @@ def _plain(value: Any, path: tuple[str, ...]) -> Any:
 
 def _build(given: dict[str, Any]) -> Config:
     config = _validate(_with_defaults(given))
-    for key in config.sweep.space:
-        if key.split(".")[0] == "sweep":
-            raise ConfigError(f"sweep.space: a sweep can't vary its own section, but has {key!r}")
-        check_key(key, kind="key of sweep.space")
+    varied: dict[str, Mapping[str, Any]] = {"sweep.space": config.sweep.space}
+    varied |= {f"sweep.settings {setting.name!r}": setting.set for setting in config.sweep.settings}
+    for place, keys in varied.items():
+        for key in keys:
+            if key.split(".")[0] == "sweep":
+                raise ConfigError(f"{place}: a sweep can't vary its own section, but has {key!r}")
+            check_key(key, kind=f"key of {place}")
     config._given = given
     return config
 

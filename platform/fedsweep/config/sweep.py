@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict, model_validator
+from pydantic import Field, Strict, field_validator, model_validator
 
 from fedsweep.config.base import Auto, Count, Section, Text
 
@@ -50,9 +51,27 @@ class SpaceEntry(Section):
         return self
 
 
+class NamedSetting(Section):
+    """One setting of a study, by the name that it has in tables and pictures."""
+
+    name: Text = Field(description="What it is called.")
+    set: dict[str, Any] = Field(description="Dotted key -> value, laid over the configuration.")
+
+    @field_validator("name")
+    @classmethod
+    def _is_one_line(cls, name: str) -> str:
+        if not name.isprintable() or not name.strip():
+            raise ValueError(f"it stands in tables and names of folders, so it must be one line, but is {name!r}")
+        return name
+
+
 class Sweep(Section):
     """What ``fedsweep sweep`` tries; a single run ignores it."""
 
+    settings: list[NamedSetting] = Field(
+        default_factory=list,
+        description="[{name: FedAvg, set: {method: {name: fedavg}}}, ...]: settings by name; each goes through space.",
+    )
     space: dict[str, SpaceEntry] = Field(
         default_factory=dict, description="Dotted key -> {grid, choice, uniform, loguniform or randint: values}."
     )
@@ -69,6 +88,17 @@ class Sweep(Section):
     )
     search: Literal["random", "optuna"] | None = Field(default=None, description="How values are proposed.")
     max_concurrent: Auto | Count = Field(default="auto", description="Trials at a time.")
+
+    @model_validator(mode="after")
+    def _settings_differ(self) -> Sweep:
+        given: Mapping[str, list[Any]] = {
+            "are named": [setting.name for setting in self.settings],
+            "set": [setting.set for setting in self.settings],
+        }
+        for what, found in given.items():
+            if twice := [item for place, item in enumerate(found) if item in found[:place]]:
+                raise ValueError(f"settings must differ, but several {what} {twice[0]!r}")
+        return self
 
     @model_validator(mode="after")
     def _metrics_have_modes(self) -> Sweep:

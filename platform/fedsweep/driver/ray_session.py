@@ -17,12 +17,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsweep.driver.news import Audience, News
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
-from fedsweep.errors import FedsweepError, RunError
+from fedsweep.errors import ClusterLost, FedsweepError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_leftovers import lost_process
 from fedsweep.fleet.ray_metrics import RayMetrics
+from fedsweep.fleet.ray_watch import unless_lost
 from fedsweep.runs.folder_lock import write_along
 
 # So often is a server actor that is at work asked what there is to tell, in seconds.
@@ -149,6 +150,8 @@ def ray_trouble(folder: Path) -> Iterator[None]:
     """
     try:
         yield
+    except ClusterLost as error:
+        raise RunError(f"{error}, so the run can't go on by itself; {_way_on(folder)}") from error
     except ray.exceptions.RayError as error:
         said = (str(error).strip().splitlines() or [""])[0]
         raise RunError(f"Ray failed ({type(error).__name__}: {said}); {_way_on(folder)}") from error
@@ -208,6 +211,10 @@ class RemoteSession:
         """End the server and its clients."""
         if self._is_lost:
             return
+        with contextlib.suppress(ClusterLost):
+            unless_lost(self._end_actor)
+
+    def _end_actor(self) -> None:
         with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
             ray.get(self._actor.close.options(concurrency_group="control").remote(), timeout=30)
         ray.kill(self._actor)
@@ -246,7 +253,8 @@ class RemoteSession:
             return
         if not self._is_lost:
             self._is_lost = True
-            ray.shutdown()
+            with contextlib.suppress(ClusterLost):
+                unless_lost(ray.shutdown)
         raise RunError(f"Ray lost {lost}, so the run can't go on by itself; {_way_on(self._folder)}")
 
     def _wait_for(self, done: Any) -> None:

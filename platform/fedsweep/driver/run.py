@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 import uuid
@@ -145,9 +146,11 @@ def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
 @contextlib.contextmanager
 def _remote_session(plan: Plan, settings: SessionSettings) -> Iterator[Session]:
     from fedsweep.driver.ray_session import FleetSettings, RemoteSession
+    from fedsweep.fleet.ray_watch import unless_lost
 
     runtime = plan.config.runtime
-    session = RemoteSession(
+    make = functools.partial(
+        RemoteSession,
         plan.experiment,
         fleet=FleetSettings(
             num_actors=plan.num_actors,
@@ -157,6 +160,7 @@ def _remote_session(plan: Plan, settings: SessionSettings) -> Iterator[Session]:
         settings=settings,
         options={"num_cpus": runtime.cpus_per_server, "num_gpus": runtime.gpus_per_server},
     )
+    session = unless_lost(make)
     try:
         yield session
     finally:

@@ -111,7 +111,10 @@ class RunSession:
         self._bulletin = Bulletin()
         self._folder = RunFolder(settings.folder)
         self._store = CheckpointStore(
-            settings.folder, keep=settings.checkpoint_keep, config_hash=experiment.config_hash
+            settings.folder,
+            keep=settings.checkpoint_keep,
+            config_hash=experiment.config_hash,
+            earlier=self._folder.read_earlier(),
         )
         self._fleet = make_fleet(self._bulletin.message)
         self._engine = Engine(
@@ -158,7 +161,7 @@ class RunSession:
             for text in found.skipped:
                 self._bulletin.message(text)
             if found.state is not None:
-                start = self._with_setup_bytes(found.state)
+                start = self._checkpointed(found.state)
                 self._saved_round = start.round
                 self._bulletin.message(f"going on after round {start.round}")
             else:
@@ -177,8 +180,9 @@ class RunSession:
             num_actors=self._fleet.num_workers,
         )
 
-    def _with_setup_bytes(self, state: RunState) -> RunState:
+    def _checkpointed(self, state: RunState) -> RunState:
         """A checkpoint's state; what the exchange before round 1 cost is measured again where it was not kept."""
+        state = self._engine.as_planned(state)
         if state.setup_bytes is not None:
             return state
         return replace(state, setup_bytes=self._engine.start().setup_bytes)
@@ -230,7 +234,7 @@ class RunSession:
         self._went_back = self._reported
         self._fleet.repair()
         found = self._store.newest(keep_handle=self._fleet.keep)
-        self._state = self._engine.start() if found.state is None else self._with_setup_bytes(found.state)
+        self._state = self._engine.start() if found.state is None else self._checkpointed(found.state)
         self._bulletin.message(f"{lost}: going back to the checkpoint of round {self._state.round}")
         for text in found.skipped:
             self._bulletin.message(text)

@@ -75,6 +75,10 @@ class Aggregator:
             own = replace(own, checkpoint=functools.partial(keep, call), resumed=resumed.get(call))
             shown = [self.shown(u, needs=refinement.needs_updates) for u in updates]
             vector, states[seam] = refinement.refine(states[seam], vector, shown, own)
+        shown = [self.shown(u, needs=method.submodels.needs_updates) for u in updates]
+        vector, states["submodels"] = method.submodels.settle(
+            states["submodels"], vector, shown, self._for("submodels", sync)
+        )
         if not bool(torch.isfinite(vector).all()):
             raise InvariantError(f"the server's model has values that are not finite after round {sync.round}")
         # Last, so that each component learns of the model that the next round starts from.

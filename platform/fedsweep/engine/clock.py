@@ -27,7 +27,7 @@ class Leg:
         down: The server sends its model first.
         masked: With the sub-model's masks, which travel once a round.
         up: The client sends its model at the end.
-        probes: Forward passes of all its samples that measurements take on the way.
+        probes: Forward passes of all its samples that measurements and terms' own work take on the way.
     """
 
     client: int
@@ -47,19 +47,22 @@ class Prices:
         costs: The sub-models' costs.
         seed: The run's.
         probes: The round's measurements.
+        sends_at_once: See ``Pacing``.
     """
 
     costs: CostModel
     seed: int
     probes: tuple[Probe, ...] = ()
+    sends_at_once: bool = False
 
     def probed(self, *, last: bool) -> float:
-        """Forward passes of all of a client's samples that a job's measurements take.
+        """Forward passes of all of a client's samples that a job takes outside its steps.
 
         Args:
             last: It is the client's last job of the round.
         """
-        return sum(probe.passes for probe in self.probes if last or probe.when != "round_end")
+        measured = sum(probe.passes for probe in self.probes if last or probe.when != "round_end")
+        return measured + self.costs.job_passes
 
 
 def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
@@ -115,7 +118,8 @@ def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Pric
         prices: What work costs.
 
     Returns:
-        Virtual seconds, and for each client whose work goes on when it will be done.
+        Virtual seconds, and for each client whose work goes on when it will be done; where work is sent at once, when
+        the server will have it.
     """
     now, ready = context.clock, dict(context.ready)
     started: dict[int, tuple[float, int, bool]] = {}
@@ -144,9 +148,9 @@ def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Pric
             started[job.client] = (begun, job.steps, not job.resume)
         opened = now
         for client in point.attend:
-            now = max(now, end(client, up=True))
+            now = max(now, end(client, up=client in started or not prices.sends_at_once))
             ready.pop(client, None)
-    going_on = {client: end(client, up=False) for client in list(started)}
+    going_on = {client: end(client, up=prices.sends_at_once) for client in list(started)}
     if not any(point.attend for point in points):
         now = max(now, *going_on.values()) if going_on else now
     return now, dict(sorted((ready | going_on).items()))

@@ -6,8 +6,15 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 
+import torch
+from torch import Tensor
+
+from fedsweep.client.coding import travelling
+from fedsweep.engine.ledger import Size, payload_sizes, whole_values
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
+from fedsweep.models.cost import PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
+from fedsweep.records import Payload
+from fedsweep.streams import Stream
 from fedsweep.submodel import Direction, SubModel
 
 
@@ -20,6 +27,8 @@ class CostModel:
     Attributes:
         model: A template of the full model.
         layout: How the full model lies in its vector.
+        job_passes: Forward passes of all its samples that a client's work outside the steps takes in each job.
+        codec: The method's.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -29,7 +38,11 @@ class CostModel:
         self.layout = experiment.layout
         self._sizes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
         self._passes = experiment.method.passes
+        self.job_passes = experiment.method.job_passes
         self._macs: dict[tuple[str, bool], int] = {}
+        self.codec = experiment.method.codec
+        self._noise: dict[int, Payload] = {}
+        self._travelling: dict[str, Tensor] = {}
 
     @cached_property
     def _layers(self) -> Mapping[str, tuple[int, int]]:
@@ -56,12 +69,13 @@ class CostModel:
         """
         own = submodel.layout(self.layout)
         shapes = dict(zip(own.names, own.shapes, strict=True))
-        total = 0
+        total, densities = 0, submodel.densities(self.layout)
         for name, (macs, norm) in self._layers.items():
             whole, part = self._sizes.get(name), shapes.get(name)
             if whole is None or part is None or len(part) != len(whole) or any(map(int.__gt__, part, whole)):
                 return None
-            total += (macs + norm * count_batch_norm) * math.prod(part) // math.prod(whole)
+            share = (macs + norm * count_batch_norm) * math.prod(part) // math.prod(whole)
+            total += round(share * densities[name]) if name in densities else share
         return total
 
     def flops(self, submodel: SubModel, samples: int, *, probed: float = 0) -> int:
@@ -82,14 +96,39 @@ class CostModel:
         """
         return self.macs(submodel, count_batch_norm=True) * self._passes / PASSES_OF_A_STEP
 
-    def message(self, submodel: SubModel, direction: Direction) -> Mapping[str, int]:
-        """Scalars of a message that carries the sub-model, by kind."""
-        return submodel.message(self.layout, direction)
+    def message(self, submodel: SubModel, direction: Direction) -> Mapping[str, Size]:
+        """What a message that carries the sub-model counts, by kind, without the masks that come with it once a round.
 
-    def values(self, submodel: SubModel, direction: Direction) -> int:
+        A codec's message is taken to be as long as one of noise: of most it depends on the number of values alone.
+        """
+        if direction == "down" or self.codec is None:
+            return whole_values(submodel.message(self.layout, direction))
+        size = int(self.travelling(submodel).sum())
+        if size not in self._noise:
+            source = Stream(("codec", size))
+            noise = torch.randn(size, generator=source.torch(), dtype=self.layout.dtype)
+            self._noise[size] = self.codec.encode(noise, source)
+        return self.encoded(submodel, self._noise[size])
+
+    def encoded(self, submodel: SubModel, message: Payload) -> Mapping[str, Size]:
+        """What goes up where a codec made this of the sub-model's params: beside it go buffers and optimiser state."""
+        whole = whole_values(submodel.message(self.layout, "up"))
+        return {f"update/{kind}": size for kind, size in payload_sizes(message).items()} | {
+            kind: size for kind, size in whole.items() if kind != "params"
+        }
+
+    def travelling(self, submodel: SubModel) -> Tensor:
+        """Which of the sub-model's params travel (bool [P of the part])."""
+        key = submodel.key()
+        if key not in self._travelling:
+            self._travelling = {key: travelling(submodel, self.layout)}  # parts that are drawn anew do not come back
+        return self._travelling[key]
+
+    def total(self, submodel: SubModel, direction: Direction) -> Size:
         """The same in total."""
-        return sum(self.message(submodel, direction).values())
+        parts = self.message(submodel, direction).values()
+        return Size(sum(part.values for part in parts), sum(part.num_bytes for part in parts))
 
     def bits(self, submodel: SubModel, direction: Direction) -> int:
-        """Bits of that message, without the masks that come with it once a round."""
-        return 8 * BYTES_PER_VALUE * self.values(submodel, direction)
+        """Bits of that message."""
+        return 8 * self.total(submodel, direction).num_bytes

@@ -19,12 +19,12 @@ from fedsweep.components.probes import Probe
 from fedsweep.engine.aggregation import Aggregator
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.evaluator import Evaluator
-from fedsweep.engine.ledger import Ledger
+from fedsweep.engine.ledger import Ledger, whole_values
 from fedsweep.engine.plan import Planner, RoundPlan
 from fedsweep.engine.round import Round, RoundTools
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
-from fedsweep.engine.who_pays import client_accuracies, present_counts, spread
+from fedsweep.engine.who_pays import client_accuracies, present_counts, spread, untested
 from fedsweep.errors import InvariantError, RunError, WorkerLost
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, server_context
@@ -89,11 +89,12 @@ class Engine:
         self._test = self._evaluator(world.test_images, world.test_labels)
         self._validation = None if world.validation is None else self._evaluator(*world.validation)
 
-    def _note(self, text: str) -> None:
-        """Tell what workers have to say, once in a run."""
-        if text not in self.notes:
-            self.notes.append(text)
-            self._on_repair(text)
+    def _note(self, texts: Sequence[str]) -> None:
+        """Tell what workers have to say, each thing once in a run."""
+        for text in texts:
+            if text not in self.notes:
+                self.notes.append(text)
+                self._on_repair(text)
 
     def _evaluator(self, images: np.ndarray, labels: np.ndarray) -> Evaluator:
         return Evaluator(
@@ -138,12 +139,13 @@ class Engine:
                 components[seam] = component.observe(components[seam], record)
 
     def _ask(self, probes: tuple[Probe, ...], vector: Tensor, ledger: Ledger) -> Mapping[int, Payload]:
-        clients = tuple(profile.client for profile in self.experiment.world.profiles)
-        answers = self.fleet.measure(Inquiry(clients=clients, probes=probes), vector, {})
-        sent = {"params": self.layout.num_params, "buffers": self.layout.num_buffers}
+        everybody = (profile.client for profile in self.experiment.world.profiles)
+        asked = tuple(client for client in everybody if any(probe.asks(client) for probe in probes))
+        answers = self.fleet.measure(Inquiry(clients=asked, probes=probes), vector, {})
+        sent = whole_values({"params": self.layout.num_params, "buffers": self.layout.num_buffers})
         for client, tensors in answers.items():
             if any(probe.reads_model for probe in probes):
-                ledger.model(client, "down", sent)
+                ledger.message(client, "down", sent)
             ledger.payload(client, "up", tensors)
         return answers
 
@@ -256,6 +258,16 @@ class Engine:
             validation_accuracy=validation,
             eval_time_s=time.perf_counter() - began,
         )
+
+    def as_planned(self, state: RunState) -> RunState:
+        """A state that a shorter run of the same experiment ended with, as this run has it after that round.
+
+        The shorter run tested its last model, whatever ``evaluate_every`` says.
+        """
+        if not state.records or self._due(state.round):
+            return state
+        *before, last = state.records
+        return replace(state, records=(*before, replace(untested(last), best_accuracy=_best_accuracy(before))))
 
     def _due(self, round: int) -> bool:
         return round % self.experiment.evaluate_every == 0 or round == self.experiment.training.rounds

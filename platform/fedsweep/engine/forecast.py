@@ -12,7 +12,6 @@ from fedsweep.engine.plan import Planner, RoundPlan, alike
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.models.cost import BYTES_PER_VALUE
 
 # Rounds that are planned one by one; longer runs are extrapolated.
 _PLANNED = 50
@@ -25,7 +24,7 @@ class Forecast:
     Attributes:
         rounds: Rounds of the run.
         local_steps: All clients', all rounds.
-        total_bytes: Models both ways; payloads that a method adds come on top.
+        total_bytes: Models and masks both ways; payloads that a method adds come on top.
         comm_ratio: Mean over rounds.
         flops: Training, all clients.
         sim_time_s: Virtual seconds, or None without devices.
@@ -74,17 +73,19 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
     planner, rows, layout = Planner(experiment, costs), RowMaker(experiment, costs), costs.layout
     rounds = experiment.training.rounds
     planned = min(rounds, _PLANNED)
-    steps = values = flops = 0
+    steps = num_bytes = flops = 0
     ratios = []
     clock: float | None = None
     for plan in islice(planned_rounds(experiment, planner), planned):
         taken = steps_by_client(plan)
         steps += sum(taken.values())
-        values += plan.values
+        num_bytes += plan.num_bytes
         clock = plan.clock
         for client, count in taken.items():
             samples = plan.context.work[client].samples_in(count)
-            flops += costs.flops(plan.context.submodels[client], samples, probed=_probed(plan, client))
+            flops += costs.flops(
+                plan.context.submodels[client], samples, probed=_probed(plan, client, costs.job_passes)
+            )
         ratio = rows.group_figures(plan, plan.components, cost=plan.values).comm_ratio
         if ratio is not None:
             ratios.append(ratio)
@@ -92,7 +93,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
     return Forecast(
         rounds=rounds,
         local_steps=round(steps * scale),
-        total_bytes=round(values * BYTES_PER_VALUE * scale),
+        total_bytes=round(num_bytes * scale),
         comm_ratio=sum(ratios) / len(ratios) if ratios else 0.0,
         flops=round(flops * scale),
         sim_time_s=None if clock is None else clock * scale,
@@ -129,12 +130,12 @@ def steps_by_client(plan: RoundPlan) -> dict[int, int]:
     return taken
 
 
-def _probed(plan: RoundPlan, client: int) -> float:
-    """Forward passes of one sample that a client's measurements will take."""
-    if not plan.probes:
+def _probed(plan: RoundPlan, client: int, job_passes: float) -> float:
+    """Forward passes of one sample that a client will take outside its steps."""
+    if not plan.probes and not job_passes:
         return 0.0
     jobs = sum(times for point, times in alike(plan.points) for job in point.start if job.client == client)
-    each = sum(probe.passes for probe in plan.probes if probe.when != "round_end")
+    each = sum(probe.passes for probe in plan.probes if probe.when != "round_end") + job_passes
     once = sum(probe.passes for probe in plan.probes if probe.when == "round_end")
     return plan.context.work[client].num_samples * (jobs * each + bool(jobs) * once)
 

@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,32 @@ from fedsweep.records import Payload
 from fedsweep.submodel import Direction
 
 
+class Size(NamedTuple):
+    """What a part of a message counts.
+
+    Attributes:
+        values: Scalars; masks and index lists that are packed to bits are none.
+        num_bytes: Its bytes.
+    """
+
+    values: int
+    num_bytes: int
+
+
+def whole_values(sizes: Mapping[str, int]) -> dict[str, Size]:
+    """Sizes of so many values of four bytes each, by kind."""
+    return {kind: Size(values, BYTES_PER_VALUE * values) for kind, values in sizes.items()}
+
+
+def payload_sizes(tensors: Payload) -> dict[str, Size]:
+    """Sizes of tensors by name: booleans a bit each, packed; of narrow types their own bytes, of all others four."""
+    found = {}
+    for name, tensor in tensors.items():
+        number, width = tensor.numel(), min(tensor.element_size(), BYTES_PER_VALUE)
+        found[name] = Size(0, -(-number // 8)) if tensor.dtype == torch.bool else Size(number, number * width)
+    return found
+
+
 @dataclass(kw_only=True)
 class Ledger:
     """What was sent in a round.
@@ -22,37 +49,35 @@ class Ledger:
     Attributes:
         values: Scalars by (client, direction, kind); kinds are ``"params"``, ``"buffers"``, ``"optimizer"`` and the
             names of payloads.
-        packed_bytes: Bytes of masks and index lists by direction; they are not values.
+        sizes: Bytes by the same; masks and index lists of sub-models are of the kind ``"mask"``.
     """
 
     values: Counter[tuple[int, Direction, str]] = field(default_factory=Counter)
-    packed_bytes: Counter[Direction] = field(default_factory=Counter)
+    sizes: Counter[tuple[int, Direction, str]] = field(default_factory=Counter)
 
-    def model(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
-        """A message that carries a model: scalars by kind."""
-        for kind, size in sizes.items():
-            if size:
-                self.values[client, direction, kind] += size
+    def message(self, client: int, direction: Direction, parts: Mapping[str, Size]) -> None:
+        """A message by kind of content."""
+        for kind, size in parts.items():
+            if size.values:
+                self.values[client, direction, kind] += size.values
+            if size.num_bytes:
+                self.sizes[client, direction, kind] += size.num_bytes
 
     def payload(self, client: int, direction: Direction, tensors: Payload) -> None:
-        """Named extra tensors; boolean ones are counted as packed bytes, one bit each."""
-        for name, tensor in tensors.items():
-            if tensor.dtype == torch.bool:
-                self.packed_bytes[direction] += -(-tensor.numel() // 8)
-            else:
-                self.values[client, direction, name] += tensor.numel()
+        """Named extra tensors."""
+        self.message(client, direction, payload_sizes(tensors))
 
-    def packed(self, direction: Direction, size: int) -> None:
+    def packed(self, client: int, direction: Direction, num_bytes: int) -> None:
         """Bytes of masks or index lists."""
-        self.packed_bytes[direction] += size
+        self.message(client, direction, {"mask": Size(0, num_bytes)})
 
     def total(self, direction: Direction) -> int:
         """Scalars in one direction."""
         return sum(size for (_, way, _), size in self.values.items() if way == direction)
 
     def bytes(self, direction: Direction) -> int:
-        """Bytes in one direction: 4 per scalar, masks and indices as packed."""
-        return BYTES_PER_VALUE * self.total(direction) + self.packed_bytes[direction]
+        """Bytes in one direction."""
+        return sum(size for (_, way, _), size in self.sizes.items() if way == direction)
 
     @property
     def total_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -12,11 +13,11 @@ from fedsweep.components.probes import Probe
 from fedsweep.engine import clock
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.dropouts import Closing, LostWork, check_points, close_round
+from fedsweep.engine.ledger import Size
 from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.checks import nobody_drops_out
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import ClientWork, RoundContext, State, SyncPoint
 from fedsweep.streams import Stream, stream
 from fedsweep.submodel import FULL_MODEL, Direction, SubModel
@@ -35,6 +36,7 @@ class RoundPlan:
         ready: When clients whose work goes on over that end will be done.
         probes: The round's measurements, as far as planning knows them.
         values: Scalars that models will move, both ways; payloads come on top.
+        value_bytes: Their bytes.
         index_bytes: Bytes of sub-models' masks, down: with each client's first download.
         lost: Members of the cohort that drop out; the sync points are without them.
     """
@@ -44,6 +46,7 @@ class RoundPlan:
     components: Mapping[str, State]
     clock: float | None
     values: int
+    value_bytes: int
     index_bytes: int
     lost: Mapping[int, LostWork] = field(default_factory=dict)
     ready: Mapping[int, float] = field(default_factory=dict)
@@ -52,7 +55,7 @@ class RoundPlan:
     @property
     def num_bytes(self) -> int:
         """Bytes that models and masks will move, both ways; payloads come on top."""
-        return BYTES_PER_VALUE * self.values + self.index_bytes
+        return self.value_bytes + self.index_bytes
 
     @property
     def folds(self) -> bool:
@@ -100,26 +103,32 @@ class Planner:
         )
         context = replace(context, submodels=submodels)
         prices = clock.Prices(
-            costs=self._costs, seed=self._experiment.seed, probes=method.probes(components, context.round)
+            costs=self._costs,
+            seed=self._experiment.seed,
+            probes=method.probes(components, context.round),
+            sends_at_once=method.pacing.sends_at_once,
         )
         durations = clock.durations(context, prices)
         context = replace(context, durations=durations, stream=self._seam("pacing", context.round))
         points: tuple[SyncPoint, ...] = ()
         if context.cohort or context.in_flight:
             points, components["pacing"] = method.pacing.plan(components["pacing"], context)
+        if method.pacing.draws_candidates:
+            context = _of_those_who_work(context, points)
         self._check(points, context)
         end, ready = (None, {}) if state.clock is None else clock.round_end(points, context, prices)
         closing = self._closing(points, context, prices)
         if closing is not None:
             points, end = self._closed(points, context, closing, prices)
         lost = {} if closing is None else closing.lost
-        values, index_bytes = self._traffic(points, context, lost=lost)
+        models, index_bytes = self._traffic(points, context, lost=lost)
         return RoundPlan(
             context=context,
             points=points,
             components=components,
             clock=end,
-            values=values,
+            values=models.values,
+            value_bytes=models.num_bytes,
             index_bytes=index_bytes,
             lost=lost,
             ready=ready,
@@ -159,10 +168,10 @@ class Planner:
         cohort: tuple[int, ...] = ()
         if available:
             cohort, chooser = method.selection.choose(chooser, context)
-        if not set(cohort) <= set(available) or list(cohort) != sorted(set(cohort)):
-            raise InvariantError(f"selection must give available clients in ascending order, but gave {cohort}")
-        work = {k: self._work(k, samples[k], classes.get(k)) for k in cohort}
-        return replace(context, cohort=cohort, work=work), chooser
+        if not set(cohort) <= set(available) or len(set(cohort)) < len(cohort):
+            raise InvariantError(f"selection must give available clients, each once, but gave {cohort}")
+        work = {k: self._work(k, samples[k], classes.get(k)) for k in sorted(cohort)}
+        return replace(context, cohort=tuple(work), drawn=cohort, work=work), chooser
 
     def _samples(self, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
         profiles = self._experiment.world.profiles
@@ -220,18 +229,22 @@ class Planner:
 
     def _traffic(
         self, points: tuple[SyncPoint, ...], context: RoundContext, *, lost: Mapping[int, LostWork]
-    ) -> tuple[int, int]:
-        def message(client: int, direction: Direction) -> int:
-            return self._costs.values(context.submodels.get(client, FULL_MODEL), direction)
-
-        values = sum(message(client, "down") + work.sends * message(client, "up") for client, work in lost.items())
+    ) -> tuple[Size, int]:
+        """Models' messages, and the bytes of masks."""
+        messages: Counter[tuple[int, Direction]] = Counter()
+        for client, work in lost.items():
+            messages.update({(client, "down"): 1, (client, "up"): int(work.sends)})
         sent = set(lost)
         for point, times in alike(points):
             down = [job.client for job in point.start if not job.resume]
             sent.update(down)
-            values += times * sum(message(client, "down") for client in down)
-            values += times * sum(message(client, "up") for client in point.attend)
-        return values, sum(context.submodels.get(k, FULL_MODEL).index_bytes() for k in sent)
+            messages.update(dict.fromkeys(((client, "down") for client in down), times))
+            messages.update(dict.fromkeys(((client, "up") for client in point.attend), times))
+        values = num_bytes = 0
+        for (client, direction), times in messages.items():
+            size = self._costs.total(context.submodels.get(client, FULL_MODEL), direction)
+            values, num_bytes = values + times * size.values, num_bytes + times * size.num_bytes
+        return Size(values, num_bytes), sum(context.submodels.get(k, FULL_MODEL).index_bytes() for k in sent)
 
     def _check(self, points: tuple[SyncPoint, ...], context: RoundContext) -> None:
         steps: dict[int, int] = {}
@@ -266,6 +279,19 @@ class Planner:
                 raise InvariantError(f"pacing lets client {job.client} resume, but it has nothing to go on from")
             steps[job.client] = steps.get(job.client, 0) + job.steps
             out.add(job.client)
+
+
+def _of_those_who_work(context: RoundContext, points: tuple[SyncPoint, ...]) -> RoundContext:
+    """The round without those of its cohort that got no job."""
+    working = {job.client for point in points for job in point.start}
+    return replace(
+        context,
+        cohort=tuple(k for k in context.cohort if k in working),
+        drawn=tuple(k for k in context.drawn if k in working),
+        work={k: work for k, work in context.work.items() if k in working},
+        submodels={k: part for k, part in context.submodels.items() if k in working},
+        durations={k: seconds for k, seconds in context.durations.items() if k in working},
+    )
 
 
 def alike(points: tuple[SyncPoint, ...]) -> list[tuple[SyncPoint, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from fedsweep.client.messages import Handle, RoundTotals, Segment, SegmentReply, Turn
 from fedsweep.components.base import Published
-from fedsweep.components.probes import Probe
 from fedsweep.engine.aggregation import Aggregator
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.ledger import Ledger, Versions
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.state import RunState
-from fedsweep.engine.updates import announced, answered, kept
+from fedsweep.engine.updates import announced, answered, decoded, kept
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment, ServerTensors
 from fedsweep.fleet.fleet import Fleet
@@ -36,9 +35,8 @@ class RoundTools:
         model: A template for the components' forward passes.
         server_tensors: Proxy and validation data, as components see them.
         keep: Called with a state that holds a refinement's unfinished work.
-        message: Takes a component's sentences for the user.
+        message, note: Take a component's sentences for the user, and what workers have to say.
         working: Takes a component's lines on how far long work is.
-        note: Takes what workers have to say.
     """
 
     experiment: Experiment
@@ -50,7 +48,7 @@ class RoundTools:
     keep: Callable[[RunState], None] = lambda state: None
     message: Callable[[str], None] = lambda text: None
     working: Callable[[str], None] = lambda text: None
-    note: Callable[[str], None] = lambda text: None
+    note: Callable[[Sequence[str]], None] = lambda texts: None
 
 
 class Round:
@@ -116,7 +114,9 @@ class Round:
             segment = self._segment(points)
             self._charge_down(segment)
             # Train: on the workers, which also aggregate among themselves at all points but the last.
-            reply = self._fleet.play(segment, self.vector, self._memories_of(segment))
+            known = self.state.memories
+            memories = {turn.client: known[turn.client] for turn in segment.turns if turn.client in known}
+            reply = self._fleet.play(segment, self.vector, memories)
             self._passed += len(points)
             # Aggregate: what came back, on the server.
             began = time.perf_counter()
@@ -158,7 +158,9 @@ class Round:
     @property
     def remembered(self) -> Mapping[int, Handle]:
         """What clients remember after the round."""
-        return {k: m for k, m in self.state.memories.items() if k not in self.totals} | self.memories
+        # Work that was held, and is now delivered, is nobody's any more.
+        gone = self.totals.keys() | (set() if self._keeps else self.attended)
+        return {k: m for k, m in self.state.memories.items() if k not in gone} | self.memories
 
     @property
     def learning_rate(self) -> float:
@@ -180,7 +182,8 @@ class Round:
         if not (self._method.folds and self.plan.folds and self._fleet.folds):
             return False
         return not self._method.exchanges or not (
-            self._probes() or any(self._broadcast(client) for client in self.plan.context.cohort)
+            self._method.probes(self.components, self.plan.context.round)
+            or any(self._broadcast(client) for client in self.plan.context.cohort)
         )
 
     def _segment(self, points: tuple[SyncPoint, ...]) -> Segment:
@@ -208,7 +211,7 @@ class Round:
             version=self.version,
             broadcasts={k: payload for k in sent if (payload := self._broadcast(k))},
             published=self._published(),
-            probes=self._probes(),
+            probes=self._method.probes(self.components, self.plan.context.round),
             closes=self._passed + len(points) == len(self.plan.points),
             workers=self._workers,
             remembers=self._remembers,
@@ -232,8 +235,12 @@ class Round:
         for point in self.plan.points:
             last_seen |= {job.client: False for job in point.start}
             last_seen |= dict.fromkeys(point.attend, True)
-        keeps_optimizer = self._tools.experiment.training.optimizer.keep == "persist"
-        return keeps_optimizer or any(term.stateful for term in self._method.terms) or not all(last_seen.values())
+        return self._keeps or not all(last_seen.values())
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether clients keep anything but work that is under way."""
+        return self._method.remembers or self._tools.experiment.training.optimizer.keep == "persist"
 
     @cached_property
     def _workers(self) -> dict[int, int]:
@@ -244,13 +251,6 @@ class Round:
             for client in syncs.keys() & set(point.attend):
                 syncs[client] += 1
         return self._fleet.place({k: (n, float(work[k].steps * work[k].batch_size)) for k, n in syncs.items()})
-
-    def _memories_of(self, segment: Segment) -> dict[int, Handle]:
-        known = self.state.memories
-        return {turn.client: known[turn.client] for turn in segment.turns if turn.client in known}
-
-    def _probes(self) -> tuple[Probe, ...]:
-        return self._method.probes(self.components, self.plan.context.round)
 
     def _broadcast(self, client: int) -> Payload:
         joined: Payload = {}
@@ -289,9 +289,9 @@ class Round:
 
     def _charge_download(self, client: int, broadcast: Payload) -> None:
         submodel = self.plan.submodel(client)
-        self.ledger.model(client, "down", self._costs.message(submodel, "down"))
+        self.ledger.message(client, "down", self._costs.message(submodel, "down"))
         if client not in self._masked:
-            self.ledger.packed("down", submodel.index_bytes())
+            self.ledger.packed(client, "down", submodel.index_bytes())
             self._masked.add(client)
         self.ledger.payload(client, "down", broadcast)
 
@@ -305,21 +305,23 @@ class Round:
         for name, content in contents.items():
             got[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
             if has.get(name) != got[name]:
-                size = submodel.layout(self._costs.layout).num_params if content.like else content.value.numel()
+                size = self._costs.message(submodel, "down")["params"].values if content.like else content.value.numel()
                 self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
         return got
 
-    def _charge_upload(self, client: int) -> None:
-        self.ledger.model(client, "up", self._costs.message(self.plan.submodel(client), "up"))
+    def _charge_upload(self, client: int, encoded: Payload | None = None) -> None:
+        submodel, costs = self.plan.submodel(client), self._costs
+        sent = costs.message(submodel, "up") if encoded is None else costs.encoded(submodel, encoded)
+        self.ledger.message(client, "up", sent)
 
     # -- aggregate -----------------------------------------------------------------------------------------------
 
     def _receive(self, segment: Segment, reply: SegmentReply) -> None:
-        for text in reply.notes:
-            self._tools.note(text)
+        self._tools.note(reply.notes)
+        encoded = {answer.client: answer.encoded for answer in reply.replies}
         for point in segment.points:
             for client in point.attend:
-                self._charge_upload(client)
+                self._charge_upload(client, encoded.get(client))
             self.attended.update(point.attend)
         for answer in reply.replies:
             self.ledger.payload(answer.client, "up", answer.extras)
@@ -337,7 +339,9 @@ class Round:
         # Ascending by client: floating-point sums depend on their order, and who answers first is chance.
         for client in sorted({*point.attend, *point.idle}):
             if client in answers:
-                updates.append(answered(self._announced(client), answers[client], self.plan.submodel(client)))
+                submodel = self.plan.submodel(client)
+                answer = decoded(answers[client], submodel, costs=self._costs, anchors=self.anchors)
+                updates.append(answered(self._announced(client), answer, submodel))
             elif client in point.idle:
                 idle = self._announced(client)
                 updates.append(replace(idle, vector=self.state.vector, anchor_version=self.state.version))
@@ -375,6 +379,7 @@ class Round:
             round=context.round,
             index=index,
             ends_round=ends_round,
+            version=self.version,
             vector=self.vector,
             layout=self._costs.layout,
             anchors={**self.state.anchors, **self.anchors},

@@ -57,6 +57,8 @@ class RowMaker:
         steps = sum(total.steps for total in round.totals.values())
         loss_sum = sum(total.loss_sum for total in round.totals.values())
         lost_steps = {k: work.steps for k, work in plan.lost.items() if work.steps}
+        stale = self._staleness(round)
+        figures = {name: float(value) for report in reports for name, value in report.metrics.items()}
         trained = [*(k for k, total in round.totals.items() if total.steps), *lost_steps]
         return RoundRecord(
             round=context.round,
@@ -83,8 +85,9 @@ class RowMaker:
             wall_time_s=wall_time_s,
             server_time_s=round.server_time_s,
             aggregation_weights=round.weights,
+            staleness=stale,
             present=None if self._experiment.world.availability is None else context.present,
-            extra={name: float(value) for report in reports for name, value in report.metrics.items()},
+            extra=figures | ({"mean_staleness": sum(stale) / len(stale)} if stale else {}),
         )
 
     def group_figures(self, plan: RoundPlan, components: Mapping[str, State], *, cost: int) -> GroupFigures:
@@ -105,6 +108,12 @@ class RowMaker:
             comm_cost=cost,
             comm_ratio=self._comm_ratio(plan, cost),
         )
+
+    def _staleness(self, round: Round) -> tuple[int, ...] | None:
+        """How often the server's model changed since each attendee received its own."""
+        if not self._experiment.method.pacing.carries_work():
+            return None
+        return tuple(round.version - 1 - u.anchor_version for u in round.updates)
 
     def _reports(self, components: Mapping[str, State]) -> list[ComponentReport]:
         return [component.report(components[seam]) for seam, component in self._experiment.method.server_components()]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from fedsweep.client.coding import decoded_model
 from fedsweep.client.messages import Reply, Tally
+from fedsweep.engine.cost import CostModel
 from fedsweep.records import ClientUpdate, ClientWork, State
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout
@@ -36,6 +40,27 @@ def announced(client: int, work: ClientWork, *, layout: FlatLayout, version: int
         samples_since_anchor=work.num_samples,
         classes_since_anchor=work.classes,
     )
+
+
+def decoded(reply: Reply, submodel: SubModel, *, costs: CostModel, anchors: Mapping[int, Tensor]) -> Reply:
+    """The answer with its model in full, where a codec made something else of it.
+
+    Args:
+        reply: What the client sent.
+        submodel: The part that it trained.
+        costs: Knows the codec, and what of the part travels.
+        anchors: The server's models by version.
+    """
+    if reply.encoded is None or costs.codec is None:
+        return reply
+    vector = decoded_model(
+        costs.codec,
+        reply.encoded,
+        rest=reply.vector,
+        anchor=submodel.extract(anchors[reply.tally.anchor_version], costs.layout),
+        travels=costs.travelling(submodel),
+    )
+    return replace(reply, vector=vector)
 
 
 def answered(known: ClientUpdate, reply: Reply, submodel: SubModel) -> ClientUpdate:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
+
+from fedsweep.records import RoundRecord
 
 
 def client_accuracies(class_accuracies: tuple[float, ...], label_counts_NC: np.ndarray) -> np.ndarray:
@@ -59,3 +62,18 @@ def spread(name: str, values: np.ndarray) -> dict[str, float]:
         f"{name}_worst10": math.fsum(known[:tenth]) / tenth,
         f"{name}_best10": math.fsum(known[-tenth:]) / tenth,
     }
+
+
+def untested(record: RoundRecord) -> RoundRecord:
+    """The row of a round after which nothing was tested."""
+    names = tuple(f"{kind}_accuracy" for kind in ("class", "client", "personal"))
+    return replace(
+        record,
+        test_accuracy=None,
+        test_loss=None,
+        validation_accuracy=None,
+        class_accuracies=None,
+        personal_accuracies=None,
+        eval_time_s=0.0,
+        extra={name: value for name, value in record.extra.items() if not name.startswith(names)},
+    )

@@ -273,6 +273,7 @@ def client_side(experiment: Experiment) -> ClientSide:
         indices=experiment.world.indices,
         device=experiment.device,
         track_accuracy=experiment.world.availability is not None,
+        codec=experiment.method.codec,
         lanes=experiment.lanes,
     )
 

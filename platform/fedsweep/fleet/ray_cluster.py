@@ -7,6 +7,7 @@ statistics and ends with the process. One that is given by an address is joined 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import os
@@ -19,8 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsweep.errors import InputError, ResourceError
-from fedsweep.fleet.ray_leftovers import keep_what_ray_says, marked_session, remove_session
+from fedsweep.errors import ClusterLost, InputError, ResourceError
+from fedsweep.fleet.ray_leftovers import (
+    keep_what_ray_says,
+    mark_new_sessions,
+    marked_session,
+    own_sessions,
+    remove_session,
+    tell_kept,
+)
+from fedsweep.fleet.ray_watch import StartWatch, last_word, unless_lost
 from fedsweep.user_modules import worker_settings
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -78,6 +87,12 @@ def ray_cluster(
     Raises:
         ResourceError: No cluster there, or it can't hold the run.
     """
+    with last_word(folder), _connected(address, needs, dashboard=dashboard, folder=folder) as ray:
+        yield ray
+
+
+@contextlib.contextmanager
+def _connected(address: str | None, needs: ClusterNeeds, *, dashboard: bool, folder: Path | None) -> Iterator[Any]:
     _set_environment(joining=address is not None)
     import ray
 
@@ -103,7 +118,7 @@ def ray_cluster(
     except BaseException:
         _end(ray, None, ours=ours)
         if session is not None:
-            _LOGGER.info("Ray's own logs are kept in %s (fedsweep doctor --clear removes them)", session / "logs")
+            tell_kept(session)
         raise
     _end(ray, session, ours=ours)
 
@@ -111,7 +126,8 @@ def ray_cluster(
 def _end(ray: Any, session: Path | None, *, ours: bool) -> None:
     """Leave or end the cluster; its session folder goes, too, where one is given."""
     if ours:
-        ray.shutdown()
+        with contextlib.suppress(ClusterLost):
+            unless_lost(ray.shutdown)
     if session is not None:
         remove_session(session)
 
@@ -169,22 +185,34 @@ def _start(ray: Any, needs: ClusterNeeds, *, dashboard: bool) -> None:
         _check_dashboard()
     cpus = sum(cpu for _, cpu, _ in needs.bundles)
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else needs.store_bytes
+    init = functools.partial(
+        ray.init,
+        address="local",
+        num_cpus=max(os.cpu_count() or 1, int(-(-cpus // 1))),
+        num_gpus=num_gpus_here(),
+        include_dashboard=dashboard,
+        dashboard_host="127.0.0.1",
+        namespace="fedsweep",
+        object_store_memory=max(100 * 2**20, min(needs.store_bytes, int(free * 0.8))),
+        log_to_driver=False,
+        logging_level="ERROR",
+        **_worker_settings(),
+    )
+    watch, sessions = StartWatch(), own_sessions()
+
+    def lost() -> str | None:
+        mark_new_sessions(sessions)  # so that doctor knows them, too, if this process is killed
+        return watch.lost()
+
     mask = os.umask(0o077)  # Ray writes its token with the umask's mode
     try:
-        context = ray.init(
-            address="local",
-            num_cpus=max(os.cpu_count() or 1, int(-(-cpus // 1))),
-            num_gpus=num_gpus_here(),
-            include_dashboard=dashboard,
-            dashboard_host="127.0.0.1",
-            namespace="fedsweep",
-            object_store_memory=max(100 * 2**20, min(needs.store_bytes, int(free * 0.8))),
-            log_to_driver=False,
-            logging_level="ERROR",
-            **_worker_settings(),
-        )
+        context = unless_lost(init, lost, starts_processes=True)
     except Exception as error:  # Ray raises the bare class where a process of its own dies while it starts
-        ray.shutdown()
+        with contextlib.suppress(ClusterLost):
+            unless_lost(ray.shutdown, watch.lost)
+        watch.end()
+        for session in mark_new_sessions(sessions):
+            tell_kept(session)
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ResourceError(f"no Ray cluster could be started here ({said}); try again") from error
     finally:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 # What Ray says while it ends; a file of the run's folder.
 RAY_LOG = "ray.log"
+_LOGGER = logging.getLogger("fedsweep")
 _MARK = ".fedsweep"
 _SESSION = re.compile(r"session_[\d_-]+_(\d+)")
-_VITAL = {"gcs_server": "its GCS server", "raylet": "its raylet"}
+# What a cluster can't do without, by the processes' names, in words.
+VITAL = {"gcs_server": "its GCS server", "raylet": "its raylet"}
 
 
 def lost_process() -> str | None:
@@ -24,7 +28,7 @@ def lost_process() -> str | None:
     node = _own_node()
     if node is None:
         return None
-    for name, words in _VITAL.items():
+    for name, words in VITAL.items():
         for info in node.all_processes.get(name, ()):
             if info.process.poll() is not None:
                 return words
@@ -57,6 +61,29 @@ def marked_session() -> Path | None:
     return folder
 
 
+def mark_new_sessions(before: Collection[Path]) -> set[Path]:
+    """The session folders that this process's clusters have made since, marked as ours.
+
+    Args:
+        before: Those that were there before.
+    """
+    new = own_sessions() - set(before)
+    for folder in new:
+        with contextlib.suppress(OSError):
+            (folder / _MARK).touch()
+    return new
+
+
+def tell_kept(session: Path) -> None:
+    """Say where a session's logs are."""
+    _LOGGER.info("Ray's own logs are kept in %s (fedsweep doctor --clear removes them)", session / "logs")
+
+
+def own_sessions() -> set[Path]:
+    """The session folders of the clusters that this process has started."""
+    return {folder for folder, process in _sessions() if process == os.getpid()}
+
+
 def remove_session(folder: Path) -> None:
     """Remove the session folder of a cluster that has ended."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -64,15 +91,21 @@ def remove_session(folder: Path) -> None:
 
 def dead_sessions() -> list[Path]:
     """Session folders of ours whose driver no longer lives, below Ray's temporary folder."""
+    return [
+        folder
+        for folder, process in _sessions()
+        if (folder / _MARK).is_file() and not Path(f"/proc/{process}").exists()
+    ]
+
+
+def _sessions() -> Iterator[tuple[Path, int]]:
+    """Each session folder with its driver's process."""
     top = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray"
-    found = []
     with contextlib.suppress(OSError):
         for folder in sorted(top.iterdir()):
             name = _SESSION.fullmatch(folder.name)
-            is_ours = name is not None and not folder.is_symlink() and (folder / _MARK).is_file()
-            if name is not None and is_ours and not Path(f"/proc/{name[1]}").exists():
-                found.append(folder)
-    return found
+            if name is not None and not folder.is_symlink():
+                yield folder, int(name[1])
 
 
 def _own_node() -> Any:

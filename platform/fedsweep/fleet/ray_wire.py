@@ -42,12 +42,12 @@ class SentAnswer:
 
     Attributes:
         rest: Without replies, aggregate and memories; those are results of their own.
-        replies: Client, model, tally and payload of each.
+        replies: Client, model, tally, payload and encoded params of each.
         aggregate: The server's model after the last folded point.
     """
 
     rest: SegmentReply
-    replies: tuple[tuple[int, np.ndarray, Tally, Arrays], ...]
+    replies: tuple[tuple[int, np.ndarray, Tally, Arrays, Arrays | None], ...]
     aggregate: np.ndarray | None
 
 
@@ -72,7 +72,16 @@ def sent_answer(answer: SegmentReply) -> SentAnswer:
     """The answer, ready to be sent, without its memories."""
     return SentAnswer(
         rest=replace(answer, replies=(), memories={}, aggregate=None),
-        replies=tuple((r.client, r.vector.numpy(), r.tally, to_arrays(r.extras)) for r in answer.replies),
+        replies=tuple(
+            (
+                r.client,
+                r.vector.numpy(),
+                r.tally,
+                to_arrays(r.extras),
+                None if r.encoded is None else to_arrays(r.encoded),
+            )
+            for r in answer.replies
+        ),
         aggregate=None if answer.aggregate is None else answer.aggregate.numpy(),
     )
 
@@ -87,8 +96,14 @@ def received_answer(sent: SentAnswer, memories: Mapping[int, object]) -> Segment
     return replace(
         sent.rest,
         replies=tuple(
-            Reply(client=client, vector=to_tensor(vector), tally=tally, extras=to_tensors(extras))
-            for client, vector, tally, extras in sent.replies
+            Reply(
+                client=client,
+                vector=to_tensor(vector),
+                tally=tally,
+                extras=to_tensors(extras),
+                encoded=None if encoded is None else to_tensors(encoded),
+            )
+            for client, vector, tally, extras, encoded in sent.replies
         ),
         memories=memories,
         aggregate=None if sent.aggregate is None else to_tensor(sent.aggregate),

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from fedsweep.errors import InputError, OutputError, ResourceError, unknown_name
 from fedsweep.results.view import RunView, load_run
-from fedsweep.runs.run_folder import CONFIG, find_runs
+from fedsweep.runs.find import find_runs
+from fedsweep.runs.run_folder import CONFIG
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

@@ -17,7 +17,7 @@ from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen_columns, ch
 from fedsweep.reproduce.grid import FINISHED, Grid, measured, view_of
 from fedsweep.reproduce.kinds import RUNS, runner_of
 from fedsweep.reproduce.table_file import TableFile, read_table
-from fedsweep.runs.run_folder import find_runs
+from fedsweep.runs.find import find_runs
 from fedsweep.sweeps.space import Trial, canonical
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from typing import Any
 from fedsweep.config.yaml12 import parse
 from fedsweep.errors import OutputError
 from fedsweep.results.seed_statistics import finite, mean
-from fedsweep.runs.run_folder import CONFIG, RunFolder, find_runs
+from fedsweep.runs.find import find_runs
+from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.runs.targets import reaches
 
 UNFINISHED = "unfinished"

@@ -11,7 +11,7 @@ import errno
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +41,9 @@ _MANIFEST = re.compile(r"round-(\d{6,12})\.json")
 _MAX_MANIFEST_BYTES = 256 * 2**20
 # Rows are kept in blocks, so that a long run does not write all of its past again with each checkpoint.
 _ROWS_PER_OBJECT = 100
+
+# So many clients' memories are in memory twice while they are written.
+_AT_ONCE = 64
 
 _Rows = tuple[RoundRecord, ...]
 
@@ -82,12 +85,14 @@ class CheckpointStore:
         folder: The run folder; the checkpoints lie in its folder ``checkpoints``, made by the first save.
         keep: How many are kept, at least 1.
         config_hash: Names the configuration; checkpoints of another one are refused.
+        earlier: Names of configurations whose checkpoints are this one's, too.
     """
 
-    def __init__(self, folder: Path, *, keep: int, config_hash: str) -> None:
+    def __init__(self, folder: Path, *, keep: int, config_hash: str, earlier: Collection[str] = ()) -> None:
         if keep < 1:
             raise ConfigError(f"checkpoint.keep must be at least 1, but got {keep}")
         self._folder, self._keep, self._config_hash = folder / "checkpoints", keep, config_hash
+        self._accepted = frozenset({config_hash, *earlier})
         self._objects = ObjectStore(self._folder / "objects", suffix=".safetensors")
         # What was last written or read, so that unchanged memories and rows are neither fetched nor encoded again.
         self._memories: dict[int, tuple[Handle, ObjectRef]] = {}
@@ -149,14 +154,18 @@ class CheckpointStore:
     def _keep_memories(self, state: RunState, fetch: Callable[[Handle], State]) -> dict[int, ObjectRef]:
         for client in set(self._memories) - set(state.memories):
             del self._memories[client]
-        for client, handle in state.memories.items():
-            known = self._memories.get(client)
-            if known is not None and known[0] is handle and self._objects.holds(known[1]):
-                continue
-            data = to_bytes(fetch(handle), root=f"memory of client {client}")
+        changed = [client for client, handle in state.memories.items() if not self._has(client, handle)]
+        for start in range(0, len(changed), _AT_ONCE):
+            block = changed[start : start + _AT_ONCE]
+            data = [to_bytes(fetch(state.memories[k]), root=f"memory of client {k}") for k in block]
             with self._writing(state.round):
-                self._memories[client] = (handle, self._objects.put(data))
+                refs = self._objects.put_all(data)
+            self._memories |= {k: (state.memories[k], ref) for k, ref in zip(block, refs, strict=True)}
         return {client: self._memories[client][1] for client in state.memories}
+
+    def _has(self, client: int, handle: Handle) -> bool:
+        known = self._memories.get(client)
+        return known is not None and known[0] is handle and self._objects.holds(known[1])
 
     def _keep_rows(self, records: _Rows) -> tuple[ObjectRef, ...]:
         refs = []
@@ -200,11 +209,11 @@ class CheckpointStore:
         for path in self._manifests():
             try:
                 manifest = _read_manifest(path)
-                if manifest.config_hash != self._config_hash:
+                if manifest.config_hash not in self._accepted:
                     raise ConfigError(
                         f"{path} belongs to another configuration (hash {manifest.config_hash[:12]}, this run's is"
-                        f" {self._config_hash[:12]}); go on with the config.yaml that it was written with, or choose"
-                        " another --out"
+                        f" {self._config_hash[:12]}); go on with the config.yaml that it was written with, give it more"
+                        " rounds by --resume DIR --rounds N, or choose another --out"
                     )
                 state, trees = self._read(manifest)
             except DataError as error:

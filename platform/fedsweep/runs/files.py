@@ -7,7 +7,8 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from fedsweep.bounded import open_regular
 from fedsweep.errors import DataError, OutputError
 
 TEMPORARY = ".tmp"
+# A disk brings several files to safety at once in hardly more time than one.
+_WRITERS = 8
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -123,12 +126,19 @@ class ObjectStore:
             OSError: The disk is full, say.
             OutputError: The folder is a link.
         """
-        ref = ObjectRef(hashlib.sha256(data).hexdigest(), len(data))
-        if not self.holds(ref):
+        return self.put_all([data])[0]
+
+    def put_all(self, contents: Sequence[bytes]) -> list[ObjectRef]:
+        """The same for several, which takes less time than one by one."""
+        refs = [ObjectRef(hashlib.sha256(data).hexdigest(), len(data)) for data in contents]
+        missing = {ref: data for ref, data in zip(refs, contents, strict=True) if not self.holds(ref)}
+        if missing:
             self._open_folder()
-            write_durably(self.path(ref), data)
-            self._intact.add(ref)
-        return ref
+            with ThreadPoolExecutor(_WRITERS) as writers:
+                for _ in writers.map(write_durably, map(self.path, missing), missing.values()):
+                    pass
+            self._intact.update(missing)
+        return refs
 
     def holds(self, ref: ObjectRef) -> bool:
         """Whether the object is there with the right content; content is read once, afterwards only its size."""

@@ -59,6 +59,7 @@ ROUND_COLUMNS: tuple[RoundColumn, ...] = (
     *_columns("int", "local_steps", "flops"),
     *_columns("float", "fwd_macs_per_sample?", "sim_time_s?", "wall_time_s", "eval_time_s", "server_time_s"),
     *_columns("floats", "aggregation_weights"),
+    *_columns("ints", "staleness?"),
     *_columns("float", "best_accuracy?"),
     *_columns("int", "total_bytes?"),
     *_columns("int", "timestamp_ms"),

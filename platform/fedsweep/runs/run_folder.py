@@ -20,7 +20,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedsweep.bounded import MOST_LEVELS, MOST_TEXT_BYTES, open_regular, parse_json, read_regular
+from fedsweep.bounded import MOST_TEXT_BYTES, open_regular, parse_json, read_regular
 from fedsweep.errors import OutputError
 from fedsweep.fleet.ray_leftovers import RAY_LOG
 from fedsweep.records import RoundRecord
@@ -36,11 +36,11 @@ CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 CLIENT_ACCURACY = "client_accuracy.parquet"
 RESULT, MODEL, CHECKPOINTS, TRACKING = "result.json", "model.safetensors", "checkpoints", "mlflow.json"
 SCENARIO, PICTURES = "scenario.json", "pictures"
+# Hashes of the configurations with fewer rounds that a run was begun with: it may go on from their checkpoints.
+EARLIER = "earlier.json"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
-_FILES = (ROUNDS, CLIENTS, CLIENT_ACCURACY, SCENARIO, RESULT, MODEL, TRACKING, RAY_LOG, CONFIG)
-# Copies of a run's files lie among the artifacts of a tracking store; they are no runs.
-_NO_RUNS_IN = frozenset({CHECKPOINTS, "mlartifacts", "mlruns"})
+_FILES = (ROUNDS, CLIENTS, CLIENT_ACCURACY, SCENARIO, RESULT, MODEL, EARLIER, TRACKING, RAY_LOG, CONFIG)
 _MOST_BYTES = dict.fromkeys((ROUNDS, CLIENTS, CLIENT_ACCURACY), MOST_TABLE_BYTES)
 # Beside its tensors, a model's file has their names.
 _HEADER_BYTES = 10 * 2**20
@@ -188,6 +188,27 @@ class RunFolder:
     def write_scenario(self, text: str) -> None:
         """Writes who was there and with which classes, as ``scenario.drift`` and ``.availability`` can replay it."""
         self._write(SCENARIO, text.encode())
+
+    def write_earlier(self, hashes: Sequence[str]) -> None:
+        """Writes the hashes of the shorter configurations that the run goes on from."""
+        self._write(EARLIER, f"{json.dumps(list(dict.fromkeys(hashes)), indent=1)}\n".encode())
+
+    def read_earlier(self) -> tuple[str, ...]:
+        """Those hashes; none where the run has the rounds that it was begun with.
+
+        Raises:
+            OutputError: The file is damaged.
+        """
+        path = self.path / EARLIER
+        if not os.path.lexists(path):
+            return ()
+        try:
+            found = parse_json(self._read(EARLIER))
+        except ValueError as error:
+            raise OutputError(f"{path}: not readable as JSON: {error}") from error
+        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+            raise OutputError(f"{path}: it must be a list of the configurations' hashes")
+        return tuple(found)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Writes the result; what is not finite becomes null."""
@@ -338,38 +359,6 @@ class RunFolder:
             return file.read(use_threads=False)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise OutputError(f"{self.path / name}: not a readable parquet file: {error}") from error
-
-
-def find_runs(path: str | Path) -> list[Path]:
-    """The folder itself where it is a run's, otherwise the run folders below it, sorted.
-
-    A folder that has no more than a configuration is a run that broke off early, unless runs lie below it: then it
-    is a sweep's. Hidden folders, links and the artifacts of tracking stores are passed over.
-
-    Args:
-        path: A folder.
-
-    Raises:
-        OutputError: There is no such folder.
-    """
-    return _find_runs(Path(path), 0)
-
-
-def _find_runs(folder: Path, level: int) -> list[Path]:
-    if not folder.is_dir():
-        raise OutputError(f"{folder}: there is no such folder")
-    if level > MOST_LEVELS:
-        raise OutputError(f"{str(folder)[:200]}...: more than {MOST_LEVELS} folders in one another; name an inner one")
-    has_config = (folder / CONFIG).is_file()
-    if has_config and any((folder / name).exists() for name in (ROUNDS, RESULT, CLIENTS, CHECKPOINTS)):
-        return [folder]
-    below = [child for child in sorted(folder.iterdir()) if _may_hold_runs(child)]
-    return [run for child in below for run in _find_runs(child, level + 1)] or ([folder] if has_config else [])
-
-
-def _may_hold_runs(folder: Path) -> bool:
-    hidden = folder.name.startswith(".")
-    return not hidden and folder.name not in _NO_RUNS_IN and folder.is_dir() and not folder.is_symlink()
 
 
 def _jsonable(value: Any) -> Any:

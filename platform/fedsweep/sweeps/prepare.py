@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,32 +16,24 @@ from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.sweep import Sweep
 from fedsweep.driver.run import plan_run
 from fedsweep.engine.forecast import forecast
-from fedsweep.errors import ConfigError, InputError, unknown_name
+from fedsweep.errors import InputError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.links import check_no_link
-from fedsweep.runs.round_table import ROUND_COLUMNS
 from fedsweep.runs.run_folder import CONFIG
+from fedsweep.sweeps.combinations import check_combination, check_metrics
+from fedsweep.sweeps.extend import extension
 from fedsweep.sweeps.fairness import notes, world_of
 from fedsweep.sweeps.resources import Share, trial_actors
-from fedsweep.sweeps.space import Trial, check_space, draw, is_listed, list_trials, make_trial, short_names, space_keys
+from fedsweep.sweeps.space import Trial, check_space, draw, is_listed, label_of, list_trials, make_trial, space_keys
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
-from fedsweep.sweeps.trial import EXTRA, TrialSpec
+from fedsweep.sweeps.trial import TrialSpec
 from fedsweep.tracking.mlflow_store import NO_TRACKING, resolve_uri
 from fedsweep.world.data.datasets import Dataset, load_dataset
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
 
-METRICS = tuple(
-    dict.fromkeys(
-        [
-            *(c.name for c in ROUND_COLUMNS if c.is_scalar and c.name != "timestamp_ms"),
-            "best_test_accuracy",
-            "total_bytes",
-        ]
-    )
-)
 # Beyond so many settings the rest is checked when its trials begin.
 _CHECKED_SETTINGS = 48
 # Draws by which a search's space is checked, and a trial's size estimated.
@@ -83,6 +75,8 @@ class PreparedSweep:
         notes: What a reader of the comparison must know.
         full: What a whole trial spends of the resource that a scheduler rations.
         uri: The tracking store, or None.
+        samples: Entries by which the space was checked.
+        extended: Of a sweep that gets more trials, what becomes of them, in a line.
     """
 
     config: Config
@@ -94,6 +88,7 @@ class PreparedSweep:
     full: float
     uri: str | None
     samples: list[Entry] = field(default_factory=list)
+    extended: str = ""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -133,6 +128,11 @@ class PreparedSweep:
         with sole_writer(self.folder.path):
             yield
 
+    def write_extension(self) -> None:
+        """The folder's plan and configuration are this sweep's from now on."""
+        with self.writing():
+            self.folder.extend(self.plan, config_yaml=self.config.to_yaml())
+
     def describe(self, entry: Entry) -> dict[str, Any]:
         """A trial as its process gets it."""
         spec = TrialSpec(
@@ -163,7 +163,12 @@ class PreparedSweep:
 
 
 def prepare(
-    config: Config, folder: SweepFolder, *, resume: bool, trials: Sequence[tuple[Trial, Config]] | None = None
+    config: Config,
+    folder: SweepFolder,
+    *,
+    resume: bool,
+    extend: bool = False,
+    trials: Sequence[tuple[Trial, Config]] | None = None,
 ) -> PreparedSweep:
     """Check the whole sweep.
 
@@ -171,6 +176,7 @@ def prepare(
         config: Its configuration.
         folder: Where it goes.
         resume: Its trials are those of the folder's plan.
+        extend: Its trials are the configuration's, and those that have a run in the folder keep it.
         trials: They take the place of the configuration's space, each with its configuration. Whoever gives them knows
             what they differ in, so no note says it.
 
@@ -179,25 +185,34 @@ def prepare(
     """
     if trials is None:
         check_space(config)
-    _check_metrics(config)
-    _check_combination(config)
+    check_metrics(config)
+    check_combination(config)
     uri = resolve_uri(config.tracking.uri, out=folder.path)
     listed: Sequence[tuple[Trial, Config | None]] = trials or [
         (t, None) for t in _planned_trials(config, folder, resume=resume)
     ]
     entries = [make_entry(config, trial, uri=uri, loaded=loaded) for trial, loaded in listed]
+    beside: tuple[str, ...] = ()
+    told = ""
+    if extend:
+        found = extension(config, folder, [(entry.trial, entry.asked) for entry in entries])
+        entries = [replace(entry, trial=trial) for entry, trial in zip(entries, found.trials, strict=True)]
+        beside, told = found.beside, found.told
+    elif resume:
+        beside = folder.read_plan().beside
     samples = entries or [make_entry(config, trial, uri=uri) for trial in _sample_trials(config)]
     datasets, full = _check_trials(config, samples)
     return PreparedSweep(
         config=config,
         folder=folder,
-        plan=SweepPlan(given=config.given, trials=tuple(trial for trial, _ in listed)),
+        plan=SweepPlan(given=config.given, trials=tuple(entry.trial for entry in entries), beside=beside),
         entries=entries,
         datasets=datasets,
         notes=notes([e.trial for e in samples], [e.config for e in samples]) if trials is None else [],
         full=full,
         uri=uri,
         samples=samples,
+        extended=told,
     )
 
 
@@ -294,54 +309,14 @@ def _backend(config: Config) -> dict[str, Any]:
 def _sample_trials(config: Config) -> list[Trial]:
     """Points of a space that only a search will go through, to check it by."""
     space, keys = config.sweep.space, space_keys(config)
-    names = short_names(keys)
-    return [
-        make_trial(number, {k: draw(space[k], seed=config.seed, key=k, sample=number) for k in keys}, names=names)
+    points = [
+        {k: draw(space[k], seed=config.seed, key=k, sample=number) for k in keys}
         for number in range(1, _SAMPLE_DRAWS + 1)
     ]
+    return [make_trial(config, n, values, label=label_of(config, values)) for n, values in enumerate(points, start=1)]
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
-
-
-def _check_metrics(config: Config) -> None:
-    metric = config.sweep.metric
-    for name in (metric,) if isinstance(metric, str) else metric:
-        if name not in METRICS and not name.startswith(f"{EXTRA}/"):
-            raise ConfigError(
-                f"sweep.metric: {unknown_name('metric', name, METRICS)}; a method's own figures are {EXTRA}/NAME"
-            )
-
-
-def _check_combination(config: Config) -> None:
-    sweep = config.sweep
-    if isinstance(sweep.metric, list) and sweep.scheduler is not None:
-        raise ConfigError(
-            f"sweep.scheduler={sweep.scheduler} goes by one metric, but sweep.metric lists {len(sweep.metric)}; leave"
-            " one"
-        )
-    if sweep.scheduler is not None and sweep.resource == "sim_time_s" and config.scenario.devices is None:
-        raise ConfigError(
-            "sweep.resource=sim_time_s rations virtual seconds, but without scenario.devices there are none; set a"
-            " fleet of devices or another resource"
-        )
-    if sweep.scheduler == "pbt":
-        _check_pbt(config)
-
-
-def _check_pbt(config: Config) -> None:
-    if config.sweep.search == "optuna":
-        raise ConfigError("sweep.scheduler=pbt proposes values itself, so it goes with no sweep.search; leave one out")
-    for key, entry in config.sweep.space.items():
-        changes_shape = key.split(".")[0] not in ("training", "method") or key in ("method", "training")
-        if changes_shape or entry.kind == "grid":
-            found = "a grid" if entry.kind == "grid" else "something else"
-            raise ConfigError(
-                "sweep.scheduler=pbt changes values while trials run, so it goes with drawn parameters below training"
-                f" and method, but sweep.space.{key} is {found}; use choice, uniform, loguniform or randint"
-            )
-    if len(list_trials(config)) < 2:
-        raise ConfigError(f"sweep.scheduler=pbt needs several trials, but sweep.samples={config.sweep.samples}")
 
 
 def _check_trials(config: Config, entries: Sequence[Entry]) -> tuple[dict[str, Dataset], float]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ConfigError
+from fedsweep.results.names import method_label, value_text
 from fedsweep.streams import stream
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ SEED = "seed"
 # Where a trial stands in what Ray Tune calls its configuration.
 TRIAL = "trial"
 _LABEL_CHARACTERS = 90
-_NAMING = ("name", "kind", "merge")
+_METHOD = "method"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +58,15 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def make_trial(number: int, values: Mapping[str, Any], *, names: Mapping[str, str]) -> Trial:
-    """A trial with its label and the name of its folder, which follow from number and values.
+def make_trial(config: Config, number: int, values: Mapping[str, Any], *, label: str) -> Trial:
+    """A trial with the name of its folder, which follows from number, label and seed.
 
     Args:
+        config: The sweep's.
         number: From 1.
         values: Dotted key -> value.
-        names: What :func:`short_names` gave.
+        label: What it is called; where the sweep varies the seed alone, and this is empty, by its method.
     """
-    label = " ".join(f"{names[key]}={_value_text(value)}" for key, value in values.items() if key != SEED)
     parts = [label] if label else []
     if SEED in values:
         parts.append(f"seed={values[SEED]}")
@@ -73,7 +74,28 @@ def make_trial(number: int, values: Mapping[str, Any], *, names: Mapping[str, st
     if len(slug) > _LABEL_CHARACTERS:
         digest = hashlib.blake2b(canonical(dict(values)).encode(), digest_size=4).hexdigest()
         slug = f"{slug[: _LABEL_CHARACTERS - 9]}-{digest}"
-    return Trial(number=number, values=dict(values), label=label or "(as configured)", folder=f"{number:04d}-{slug}")
+    return Trial(
+        number=number, values=dict(values), label=label or method_label(config.method), folder=f"{number:04d}-{slug}"
+    )
+
+
+def label_of(config: Config, values: Mapping[str, Any], *, setting: str | None = None) -> str:
+    """What a trial is called: by the user's name for its setting, then by what the space varies, without the seed.
+
+    Args:
+        config: The sweep's.
+        values: What the space gave the trial.
+        setting: The name of its setting, where the sweep lists some.
+    """
+    names = short_names(space_keys(config))
+    parts = [] if setting is None else [setting]
+    for key, value in values.items():
+        if key == _METHOD and isinstance(value, Mapping):
+            others = config.sweep.space[key].values if config.sweep.space[key].kind in ("grid", "choice") else ()
+            parts.append(method_label(value, among=[other for other in others if isinstance(other, Mapping)]))
+        elif key != SEED:
+            parts.append(f"{names[key]}={value_text(value)}")
+    return " ".join(parts)
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
@@ -104,15 +126,15 @@ def check_space(config: Config) -> None:
         ConfigError: The space is empty, repeats the same trial, or does not go with the search.
     """
     sweep = config.sweep
-    if not sweep.space:
-        raise ConfigError("sweep.space is empty; name what varies, e.g. {seed: {grid: [0, 1, 2]}}")
+    if not sweep.space and not sweep.settings:
+        raise ConfigError("sweep.space is empty; name what varies, e.g. {seed: {grid: [0, 1, 2]}}, or sweep.settings")
     kinds = {key: entry.kind for key, entry in sweep.space.items()}
     if sweep.search == "optuna" and (gridded := [key for key, kind in kinds.items() if kind == "grid"]):
         raise ConfigError(
             f"sweep.search=optuna draws values, so it goes with no grid, but sweep.space.{gridded[0]} is one; make it a"
             " choice, or leave sweep.search out"
         )
-    if sweep.samples > 1 and set(kinds.values()) == {"grid"}:
+    if sweep.samples > 1 and set(kinds.values()) <= {"grid"}:
         raise ConfigError(
             f"sweep.samples={sweep.samples} would run each trial of the grid {sweep.samples} times with the same"
             " result; vary the seed instead: {seed: {grid: [0, 1, 2]}}"
@@ -122,26 +144,45 @@ def check_space(config: Config) -> None:
         if entry.kind == "grid" and len(set(texts)) < len(texts):
             twice = next(text for text in texts if texts.count(text) > 1)
             raise ConfigError(f"sweep.space.{key}: grid has {twice} more than once")
+    _check_settings(config)
+
+
+def _check_settings(config: Config) -> None:
+    """A list of settings goes with a list of trials, and what it sets is not varied again."""
+    sweep = config.sweep
+    if sweep.settings and not is_listed(config):
+        what = "sweep.search=optuna" if sweep.search == "optuna" else f"sweep.scheduler={sweep.scheduler}"
+        raise ConfigError(f"{what} chooses values itself, so it goes with no sweep.settings; leave one of them out")
+    for setting in sweep.settings:
+        for key in setting.set:
+            if twice := [varied for varied in sweep.space if f"{key}.".startswith(f"{varied}.")]:
+                raise ConfigError(
+                    f"sweep.settings {setting.name!r} sets {key}, but sweep.space.{twice[0]} would overwrite that;"
+                    " leave one of them out"
+                )
 
 
 def list_trials(config: Config) -> list[Trial]:
-    """The trials of a space without search, in their order: ``samples`` draws, each with the whole grid.
+    """The trials of a space without search, in their order: each setting with ``samples`` draws, each with the grid.
 
-    Draws are keyed by the configuration's seed, so that the list is the same in every process. A trial that chance
-    draws twice is listed once.
+    Draws are keyed by the configuration's seed, so that the list is the same in every process, and the same for each
+    setting. A trial that chance draws twice is listed once.
     """
     space, keys = config.sweep.space, space_keys(config)
-    names = short_names(keys)
     gridded = [key for key in keys if space[key].kind == "grid"]
     drawn = [key for key in keys if space[key].kind != "grid"]
-    points: dict[str, dict[str, Any]] = {}
-    for sample in range(config.sweep.samples):
-        draws = {key: draw(space[key], seed=config.seed, key=key, sample=sample) for key in drawn}
-        for cell in itertools.product(*(space[key].values for key in gridded)):
-            chosen = draws | dict(zip(gridded, cell, strict=True))
-            values = {key: chosen[key] for key in keys}
-            points.setdefault(canonical(values), values)
-    return [make_trial(number, values, names=names) for number, values in enumerate(points.values(), start=1)]
+    named: list[tuple[str | None, Mapping[str, Any]]] = [(s.name, s.set) for s in config.sweep.settings]
+    points: dict[str, tuple[dict[str, Any], str]] = {}
+    for name, fixed in named or [(None, {})]:
+        ahead = {key: fixed[key] for key in sorted(fixed, key=lambda key: key.count("."))}
+        for sample in range(config.sweep.samples):
+            draws = {key: draw(space[key], seed=config.seed, key=key, sample=sample) for key in drawn}
+            for cell in itertools.product(*(space[key].values for key in gridded)):
+                chosen = draws | dict(zip(gridded, cell, strict=True))
+                values = {key: chosen[key] for key in keys}
+                label = label_of(config, values, setting=name)
+                points.setdefault(canonical(ahead | values), (ahead | values, label))
+    return [make_trial(config, n, values, label=label) for n, (values, label) in enumerate(points.values(), start=1)]
 
 
 def draw(entry: SpaceEntry, *, seed: int, key: str, sample: int) -> Any:
@@ -162,18 +203,6 @@ def draw(entry: SpaceEntry, *, seed: int, key: str, sample: int) -> Any:
     if entry.kind == "uniform":
         return float(generator.uniform(low, high))
     return float(math.exp(generator.uniform(math.log(low), math.log(high))))
-
-
-def _value_text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        heads = [_value_text(value[key]) for key in _NAMING if key in value]
-        rest = [f"{key}={_value_text(item)}" for key, item in value.items() if key not in _NAMING]
-        return ",".join([*heads, *rest])
-    if isinstance(value, list | tuple):
-        return "+".join(map(_value_text, value))
-    if isinstance(value, bool) or value is None:
-        return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def walk(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -102,6 +102,15 @@ class Summary:
         """Trials that did not finish."""
         return [row for row in self.trials if row.status != "finished"]
 
+    @property
+    def headline(self) -> dict[str, float]:
+        """The best setting's means, and how many trials there are, by name; empty without any."""
+        if not self.settings:
+            return {}
+        figures = {f"best_setting/{name}": self.settings[0].figures[name].mean for name in self.metrics}
+        failed = len(self.failed)
+        return {**figures, "trials_finished": float(len(self.trials) - failed), "trials_failed": float(failed)}
+
 
 def summarise(
     folder: SweepFolder, trials: Sequence[Trial], worlds: Sequence[str], *, config: Config, notes: Iterable[str] = ()

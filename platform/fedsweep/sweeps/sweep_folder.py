@@ -20,7 +20,8 @@ from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.fleet.ray_leftovers import RAY_LOG
 from fedsweep.runs.files import atomic_write
-from fedsweep.runs.run_folder import CONFIG, TRACKING, RunFolder, find_runs
+from fedsweep.runs.find import find_runs
+from fedsweep.runs.run_folder import CONFIG, TRACKING, RunFolder
 from fedsweep.sweeps.space import Trial, canonical
 
 PLAN, SUMMARY, TABLE, LOGGED = "sweep.json", "summary.json", "summary.parquet", "logged.json"
@@ -39,11 +40,13 @@ class SweepPlan:
         given: The configuration as the user gave it.
         trials: All trials; of a search, those proposed so far.
         request: What the trials were made from, where that is no space: a table's name and what was chosen of it.
+        beside: Folders of trials that the sweep had before it was extended by another configuration.
     """
 
     given: Mapping[str, Any]
     trials: tuple[Trial, ...]
     request: Mapping[str, Any] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
 
 
 class SweepFolder:
@@ -73,7 +76,11 @@ class SweepFolder:
             raise OutputError(f"{self.path}: cannot be made a sweep's folder: it is a file")
         held = [PLAN] if self.has_plan else [run.name for run in find_runs(self.path)[:3]]
         if held and not (overwrite and self.has_plan):
-            way_out = "go on with --resume, or replace it with --overwrite" if self.has_plan else "choose another --out"
+            way_out = (
+                "go on with --resume, add to it with --extend, or replace it with --overwrite"
+                if self.has_plan
+                else "choose another --out"
+            )
             raise OutputError(f"{self.path} is in use already ({', '.join(held)}); {way_out}")
 
     def create(self, plan: SweepPlan, *, config_yaml: str | None, overwrite: bool) -> None:
@@ -98,6 +105,14 @@ class SweepFolder:
             raise OutputError(f"{self.path}: cannot be made a sweep's folder: {error.strerror or error}") from error
         self.write_plan(plan)
 
+    def extend(self, plan: SweepPlan, *, config_yaml: str) -> None:
+        """Go on by another plan and its configuration."""
+        self.write_plan(plan)
+        try:
+            atomic_write(self.path / CONFIG, config_yaml.encode())
+        except OSError as error:
+            raise OutputError(f"{self.path / CONFIG}: cannot be written: {error.strerror or error}") from error
+
     def withdraw(self) -> None:
         """Undo :meth:`create`; a folder that holds more stays."""
         for name in (PLAN, CONFIG):
@@ -112,7 +127,8 @@ class SweepFolder:
             {"number": t.number, "folder": t.folder, "label": t.label, "values": dict(t.values)} for t in plan.trials
         ]
         body = {"format": _FORMAT, "version": _VERSION, "fedsweep": __version__, "given": plan.given, "trials": trials}
-        self._write(PLAN, body | ({"request": dict(plan.request)} if plan.request else {}))
+        more = {"request": dict(plan.request), "beside": list(plan.beside)}
+        self._write(PLAN, body | {key: value for key, value in more.items() if value})
 
     def read_plan(self) -> SweepPlan:
         """The plan.
@@ -133,9 +149,13 @@ class SweepFolder:
             raise OutputError(f"{path}: not a plan that fedsweep {__version__} wrote")
         try:
             trials = tuple(Trial(**entry) for entry in body["trials"])
+            beside = tuple(body.get("beside", ()))
             for trial in trials:
                 _check_trial(trial, path)
-            return SweepPlan(given=dict(body["given"]), trials=trials, request=dict(body.get("request", {})))
+            for name in beside:
+                _check_folder_name(name, path)
+            request = dict(body.get("request", {}))
+            return SweepPlan(given=dict(body["given"]), trials=trials, request=request, beside=beside)
         except (KeyError, TypeError, ValueError) as error:
             raise OutputError(f"{path}: damaged: {error}") from error
 
@@ -150,8 +170,8 @@ class SweepFolder:
             differing = sorted(key for key in {*before, *given} if before.get(key) != given.get(key))
             raise ConfigError(
                 f"{self.path} was begun with another configuration (it differs in {', '.join(differing)}), and a"
-                " sweep's trials can't change on the way; leave CONFIG and --set out to go on with it, or choose"
-                " another --out"
+                " sweep's trials can't change on the way; leave CONFIG and --set out to go on with it, run what it"
+                " lacks by --extend in place of --resume, or choose another --out"
             )
 
     def trial_path(self, trial: Trial) -> Path:
@@ -196,8 +216,9 @@ class SweepFolder:
 
     def _clear(self) -> None:
         """Remove an earlier sweep: what its plan names, and nothing else."""
-        for trial in self.read_plan().trials:
-            folder = self.trial_path(trial)
+        plan = self.read_plan()
+        for name in (*(trial.folder for trial in plan.trials), *plan.beside):
+            folder = self.path / name
             if folder.is_dir() and not folder.is_symlink():
                 shutil.rmtree(folder)
         shutil.rmtree(self.path / TUNE, ignore_errors=True)
@@ -218,8 +239,11 @@ def _without_place(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_trial(trial: Trial, path: Path) -> None:
-    name = trial.folder
     if type(trial.number) is not int or not isinstance(trial.label, str) or not isinstance(trial.values, dict):
         raise OutputError(f"{path}: damaged: a trial has a number, a label and values by key")
+    _check_folder_name(trial.folder, path)
+
+
+def _check_folder_name(name: Any, path: Path) -> None:
     if not isinstance(name, str) or name in ("", ".", "..") or os.sep in name or "\0" in name:
         raise OutputError(f"{path}: damaged: {name!r} is no name of a trial's folder")

@@ -6,6 +6,7 @@ Tune's own way of resuming is not used: it unpickles its state, which lags behin
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -18,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.run import present_umask
-from fedsweep.errors import RunError
 from fedsweep.fleet.ray_cluster import ray_cluster
-from fedsweep.fleet.ray_leftovers import lost_process
+from fedsweep.fleet.ray_watch import unless_lost
 from fedsweep.sweeps.prepare import Entry, PreparedSweep, default_folder, make_entry, prepare, worlds
 from fedsweep.sweeps.resources import check_shares, largest
-from fedsweep.sweeps.space import TRIAL, is_listed, make_trial, short_names, space_keys
+from fedsweep.sweeps.space import TRIAL, is_listed, label_of, make_trial
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
 from fedsweep.sweeps.sweep_folder import PLAN, SUMMARY, TABLE, TUNE, SweepFolder, with_trial
 from fedsweep.sweeps.tune_callback import KeptHere
@@ -64,6 +64,7 @@ def sweep(
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
     resume: bool = False,
+    extend: bool = False,
 ) -> ResultGrid:
     """Run the ``sweep:`` section of a configuration on Ray Tune.
 
@@ -72,6 +73,7 @@ def sweep(
         overrides: ``KEY=VALUE`` with dotted keys, as for ``fedsweep sweep --set``.
         out: The sweep's folder; by default ``runs/<name>-<timestamp>``.
         resume: Go on with the sweep in ``out``; trials that have finished only report their last round.
+        extend: Add the configuration's trials to the sweep in ``out``; those that have a run there keep it.
 
     Returns:
         One result per trial, with ``metrics`` as of its last round; trials that failed have an ``error``.
@@ -82,12 +84,15 @@ def sweep(
     """
     loaded = config if isinstance(config, Config) else load_config(config, overrides)
     folder = SweepFolder(Path(out) if out is not None else default_folder(loaded))
-    resume = resume and folder.has_plan
+    resume = resume and folder.has_plan and not extend
     if resume:
         folder.check_same(loaded.given)
-    else:
+    elif not extend:
         folder.check_free(overwrite=False)
-    outcome = run_sweep(prepare(loaded, folder, resume=resume), SweepProgress(), resume=resume)
+    prepared = prepare(loaded, folder, resume=resume, extend=extend)
+    if extend:
+        prepared.write_extension()
+    outcome = run_sweep(prepared, SweepProgress(), resume=resume or extend)
     assert outcome.grid is not None
     return outcome.grid
 
@@ -111,6 +116,7 @@ def run_sweep(
 
     Raises:
         InputError: The folder, the cluster or a store can't be used; nothing was written.
+        ClusterLost: A process of a cluster of our own died; resumed, trials go on from their checkpoints.
         KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
     """
     config, shares = prepared.config, [entry.share for entry in prepared.samples]
@@ -128,7 +134,7 @@ def run_sweep(
         ray_cluster(config.runtime.address, needs, dashboard=dashboard, folder=prepared.folder.path) as ray,
         _quiet_tune(),
     ):
-        check_shares(ray.nodes(), shares)
+        check_shares(unless_lost(ray.nodes), shares)
         if not resume:
             prepared.folder.create(prepared.plan, config_yaml=config.to_yaml(), overwrite=overwrite)
         with _tracking(prepared, tracker) as ending:
@@ -171,8 +177,10 @@ def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracke
     for entry in prepared.entries:
         _announce(prepared, entry, watcher=watcher, progress=progress)
     interrupted = threading.Event()
-    tuner = _make_tuner(prepared, watcher, progress=progress, interrupted=interrupted)
-    return _fit(tuner, interrupted, way_on=f"go on with fedsweep sweep --resume --out {prepared.folder.path}")
+    make = functools.partial(_make_tuner, prepared, watcher, progress=progress, interrupted=interrupted)
+    # At Ctrl-C, Tune is asked to put all trials away.
+    grid: ResultGrid = unless_lost(lambda: make().fit(), on_interrupt=interrupted.set)
+    return grid
 
 
 def _announce(prepared: PreparedSweep, entry: Entry, *, watcher: Watcher, progress: SweepProgress) -> None:
@@ -264,10 +272,10 @@ def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgres
     from fedsweep.sweeps.schedulers import ProposedTrials, decoded, make_optuna
 
     config = prepared.config
-    names = short_names(space_keys(config))
 
     def make(proposed: Mapping[str, Any]) -> dict[str, Any]:
-        trial = make_trial(len(prepared.entries) + 1, decoded(config, proposed), names=names)
+        values = decoded(config, proposed)
+        trial = make_trial(config, len(prepared.entries) + 1, values, label=label_of(config, values))
         entry = make_entry(config, trial, uri=prepared.uri)
         prepared.entries.append(entry)
         prepared.plan = with_trial(prepared.plan, trial)
@@ -291,36 +299,6 @@ def _make_stopper(interrupted: threading.Event) -> Any:
             return interrupted.is_set()
 
     return WhenInterrupted()
-
-
-def _fit(tuner: Any, interrupted: threading.Event, *, way_on: str) -> ResultGrid:
-    """Tune in a thread of its own, so that Ctrl-C comes here and Tune is asked to put all trials away."""
-    outcome: list[Any] = []
-    # Not the thread's own join: interrupted, Python 3.11 takes the thread for ended.
-    is_over = threading.Event()
-
-    def work() -> None:
-        try:
-            outcome.append(tuner.fit())
-        except BaseException as error:
-            outcome.append(error)
-        finally:
-            is_over.set()
-
-    threading.Thread(target=work, name="fedsweep-tune", daemon=True).start()
-    try:
-        while not is_over.wait(timeout=0.2):
-            if lost := lost_process():
-                raise RunError(f"Ray lost {lost}, so the sweep can't go on by itself; {way_on}")
-    except KeyboardInterrupt:
-        interrupted.set()
-        while not is_over.wait(timeout=0.2):
-            pass
-        raise
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    grid: ResultGrid = outcome[0]
-    return grid
 
 
 # -- surroundings ------------------------------------------------------------------------------------------------------
@@ -372,18 +350,9 @@ def _tracking(prepared: PreparedSweep, tracker: SweepTracker | None) -> Iterator
             [tracked(entry, folder=prepared.folder, sweep=config.name) for entry in prepared.entries],
             status=status,
             files=[prepared.folder.path / name for name in (CONFIG, PLAN, SUMMARY, TABLE)],
-            figures=_parent_figures(ending.summary),
+            figures=ending.summary.headline if ending.summary is not None else {},
             timestamp_ms=int(time.time() * 1000),
         )
-
-
-def _parent_figures(summary: Summary | None) -> dict[str, float]:
-    if summary is None or not summary.settings:
-        return {}
-    best = summary.settings[0]
-    figures = {f"best_setting/{name}": best.figures[name].mean for name in summary.metrics}
-    failed = len(summary.failed)
-    return {**figures, "trials_finished": float(len(summary.trials) - failed), "trials_failed": float(failed)}
 
 
 @contextlib.contextmanager

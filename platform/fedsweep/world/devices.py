@@ -173,6 +173,8 @@ def build_devices(
     drop_probability: float | None = None,
     jitter: float | None = None,
     compute_jitter: float | None = None,
+    slow_share: float = 0.0,
+    slow_factor: float = 10.0,
 ) -> DeviceFleet:
     """The simulated fleet, one device per client; a client's does not depend on how many clients there are.
 
@@ -188,6 +190,8 @@ def build_devices(
         drop_probability: Chance to vanish during a round, 0..1; null: the file's, 0 without one.
         jitter: Coefficient of variation of both links' rates from round to round; null: the file's, 0 without one.
         compute_jitter: The same for computing; null: likewise.
+        slow_share: Share of the clients, 0..1, that compute more slowly still; at 0.1 every tenth, 9, 19, 29 and so on.
+        slow_factor: How many times as long these compute, >= 1.
 
     Raises:
         ConfigError: A value is wrong, keys exclude each other, or the file is for another number of clients.
@@ -210,9 +214,11 @@ def build_devices(
     factor = check_number("scenario.devices.bandwidth_factor", bandwidth_factor, above=0.0)
     given = {"drop_probability": drop_probability, "jitter": jitter, "compute_jitter": compute_jitter}
     noise = {key: value for key, value in given.items() if value is not None}
-    if factor == 1.0 and not noise:
-        return fleet
-    return DeviceFleet(devices=tuple(_changed(device, factor, noise) for device in fleet.devices))
+    if factor != 1.0 or noise:
+        fleet = DeviceFleet(devices=tuple(_changed(device, factor, noise) for device in fleet.devices))
+    share = check_number("scenario.devices.slow_share", slow_share, low=0.0, high=1.0)
+    longer = check_number("scenario.devices.slow_factor", slow_factor, low=1.0)
+    return fleet if share == 0.0 else _with_slow_ones(fleet, share, longer)
 
 
 def client_time(device: DeviceProfile, *, steps: int, flops: float, bits_down: float, bits_up: float) -> ClientTime:
@@ -326,6 +332,16 @@ def _fleet_of_file(path: str, num_clients: int) -> DeviceFleet:
 def _changed(device: DeviceProfile, factor: float, noise: Mapping[str, object]) -> DeviceProfile:
     down, up = device.down_bits_per_s * factor, device.up_bits_per_s * factor
     return replace(device, down_bits_per_s=down, up_bits_per_s=up, **noise)  # type: ignore[arg-type]
+
+
+def _with_slow_ones(fleet: DeviceFleet, share: float, longer: float) -> DeviceFleet:
+    def slowed(device: DeviceProfile) -> DeviceProfile:
+        return replace(device, flops_per_s=device.flops_per_s / longer, overhead_s=device.overhead_s * longer)
+
+    # Spread by count, not drawn: the share is met exactly, and a client's device is the same in a larger federation.
+    reached = [math.floor(k * share + 1e-9) for k in range(len(fleet) + 1)]
+    chosen = zip(fleet.devices, reached, reached[1:], strict=False)
+    return DeviceFleet(devices=tuple(slowed(device) if after > before else device for device, before, after in chosen))
 
 
 def _speed(log_factor: float) -> float:

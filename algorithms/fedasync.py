@@ -1,0 +1,81 @@
+"""FedAsync: nobody waits; each model that arrives is mixed into the server's, the less the staler it is.
+
+Source: Xie, Koyejo, Gupta (2019): Asynchronous federated optimization. arXiv:1903.03934.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedsweep.card import Card, with_card
+from fedsweep.components.weighting import Weighting
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.records import ClientUpdate, State, SyncContext
+
+from .fedprox import Proximal
+from .parts.arrivals import Arrivals, Discount, IdleClients, Staleness, staleness_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing(Weighting):
+    """``x <- (1 - c) x + c y`` with ``c = mixing discount(s)``, s the staleness of y.
+
+    Attributes:
+        mixing: What a fresh model counts, 0..1; 0 leaves the server's as it is.
+        discount: What a stale one counts of that.
+
+    Source: Xie et al. (2019), Algorithm 1. Reading: buffers, of which the paper has none, are mixed as the params are.
+    """
+
+    sums_to_one: ClassVar[bool] = False
+
+    mixing: float
+    discount: Discount
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mixing <= 1:
+            raise ConfigError(f"method.mixing must lie between 0 and 1, but got {self.mixing}")
+
+    def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
+        return self.mixing * self.discount(staleness_of(updates, sync)), state
+
+
+@with_card(Card(needs=("devices",), live=("mean_staleness",)))
+def fedasync(
+    *,
+    mixing: float = 0.6,
+    staleness: Staleness = "polynomial",
+    exponent: float = 0.5,
+    slope: float = 10.0,
+    grace: float = 4.0,
+    mu: float = 0.005,
+    concurrency: int | None = None,
+) -> FederatedMethod:
+    """The server mixes in each client's model when it arrives; a round is one arrival.
+
+    Args:
+        mixing: What a fresh model counts against the server's, 0..1.
+        staleness: What one counts of that after the server's model changed s times. constant: all; hinge: all while s
+            is at most grace, then 1 / (slope (s - grace) + 1); polynomial: (1 + s) ** -exponent.
+        exponent: With polynomial, at least 0.
+        slope: With hinge, at least 0.
+        grace: With hinge, at least 0.
+        mu: Strength of a pull to the model that the client received, as in fedprox; 0: none.
+        concurrency: Clients at work at a time; null: training.cohort_size.
+    """
+    if not 0 <= mu < float("inf"):
+        raise ConfigError(f"method.mu must be a number of at least 0, but got {mu}")
+    discount = Discount(kind=staleness, exponent=exponent, slope=slope, grace=grace)
+    return FederatedMethod(
+        name="fedasync",
+        source="Xie, Koyejo, Gupta (2019), Asynchronous federated optimization",
+        terms=(Proximal(mu=mu),) if mu else (),
+        selection=IdleClients(concurrency=concurrency, buffer_size=1),
+        pacing=Arrivals(concurrency=concurrency, buffer_size=1),
+        weighting=Mixing(mixing=mixing, discount=discount),
+    )

@@ -1,0 +1,177 @@
+"""What sparse methods share: one element mask for all clients, kept on the server, and clients that stay within it.
+
+A mask decides about weights of linear and convolutional layers; biases and norms are always alive.
+
+Shape letters: P params, N weights that a mask decides, n weights of a layer.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedsweep.components.base import ComponentReport
+from fedsweep.components.local import LocalStep, LocalTerm, Memory
+from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.errors import ConfigError
+from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
+from fedsweep.submodel import ElementMask, SubModel
+from fedsweep.trees import FlatLayout, ParamTree
+
+Layers = Mapping[str, tuple[int, int]]
+
+
+def weight_layers(model: nn.Module, layout: FlatLayout) -> dict[str, tuple[int, int]]:
+    """Where the weights of linear and convolutional layers begin and end in the vector, by name."""
+    kinds = (nn.Linear, nn.modules.conv._ConvNd)
+    names = {
+        f"{path}.weight" if path else "weight" for path, module in model.named_modules() if isinstance(module, kinds)
+    }
+    found, start = {}, 0
+    for name, view in layout.params(torch.empty(layout.num_values)).items():
+        if name in names:
+            found[name] = (start, start + view.numel())
+        start += view.numel()
+    return found
+
+
+def decided(values_P: Tensor, layers: Layers) -> Tensor:
+    """Of one value for each param those of the weights that a mask decides [N]."""
+    return torch.cat([values_P[start:stop] for start, stop in layers.values()])
+
+
+def largest(values_n: Tensor, number: int, *, then_n: Tensor | None = None) -> Tensor:
+    """Which are the largest (bool [n]); of equal ones those with more in ``then_n``, then the first."""
+    order = torch.arange(len(values_n))
+    for key in (then_n, values_n):
+        if key is not None:
+            order = order[torch.sort(key[order], descending=True, stable=True).indices]
+    chosen = torch.zeros(len(values_n), dtype=torch.bool)
+    chosen[order[:number]] = True
+    return chosen
+
+
+def shared_out(total: int, sizes: Sequence[int], densities: Sequence[float]) -> list[int]:
+    """Whole numbers that add up to ``total``, near ``size * density``; at least 1 and at most ``size`` each."""
+    wanted = [size * density for size, density in zip(sizes, densities, strict=True)]
+    counts = [min(size, max(1, int(want))) for size, want in zip(sizes, wanted, strict=True)]
+    while (missing := total - sum(counts)) != 0:
+        step = 1 if missing > 0 else -1
+        free = [i for i, count in enumerate(counts) if 1 <= count + step <= sizes[i]]
+        if not free:
+            break
+        nearest = max(free, key=lambda i: (step * (wanted[i] - counts[i]), -i))
+        counts[nearest] += step
+    return counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class StayZero(LocalTerm):
+    """Sets what the client's mask leaves out to zero after each step."""
+
+    needs_anchor: ClassVar[bool] = False
+    name: str = "mask"
+
+    def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
+        part = step.client.submodel
+        if not isinstance(part, ElementMask):
+            return step.memory, None
+        kept, start = {}, 0
+        for name, value in step.params.items():
+            mask = part.mask[start : start + value.numel()]
+            start += value.numel()
+            if not bool(mask.all()):
+                kept[name] = value * mask.view(value.shape).to(value.device)
+        return step.memory, kept
+
+
+class MaskPolicy(SubModelPolicy):
+    """Everybody trains what one mask leaves alive; the mask travels to whoever does not have it.
+
+    Attributes:
+        sparsity: Share of the weights that are zero, above 0 and below 1.
+        saves_work: Forward and backward passes cost what alive weights cost, as kernels for sparse weights would have
+            it; otherwise they cost what they do without a mask.
+    """
+
+    sparsity: float
+    saves_work: bool
+
+    @abstractmethod
+    def first_mask(self, context: ServerContext, layers: Layers) -> Tensor:
+        """What is alive in round 1 (bool [P])."""
+
+    def next_mask(self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
+        """What is alive after an aggregation (bool [P])."""
+        mask: Tensor = state["mask"]
+        return mask
+
+    def made(self, state: State, context: RoundContext, *, fresh: bool) -> ElementMask:
+        """The round's mask, for clients that have it or not."""
+        return ElementMask(
+            mask=state["mask"], fresh=fresh, num_maskable=state["num_weights"], saves_work=self.saves_work
+        )
+
+    def init(self, context: ServerContext) -> State:
+        """The first mask, which nobody has.
+
+        Raises:
+            ConfigError: The network has no layers whose weights could be left out, or too few weights.
+        """
+        layers = weight_layers(context.model, context.layout)
+        number = sum(stop - start for start, stop in layers.values())
+        if round((1 - self.sparsity) * number) < max(1, len(layers)):
+            raise ConfigError(
+                f"method.sparsity={self.sparsity} leaves fewer weights of {type(context.model).__name__} than it has"
+                f" layers ({number} weights in {len(layers)} linear and convolutional layers); choose a lower one"
+            )
+        return {
+            "mask": self.first_mask(context, layers),
+            "version": 0,
+            "known": {},
+            "layers": {name: list(place) for name, place in layers.items()},
+            "num_weights": number,
+            "zeros": 0.0,
+        }
+
+    def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
+        masks = {fresh: self.made(state, context, fresh=fresh) for fresh in (True, False)}
+        known, version = state["known"], state["version"]
+        return {k: masks[known.get(k) != version] for k in context.cohort}, state
+
+    def settle(
+        self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        """What a mask leaves out is zero, and what comes back starts there; who took part has the present mask."""
+        known = {**state["known"], **{u.client: state["version"] for u in updates}}
+        mask = self.next_mask(state, vector, updates, sync)
+        changed = not torch.equal(mask, state["mask"])
+        vector = vector.clone()
+        vector[: sync.layout.num_params].mul_(mask & state["mask"])
+        zeros = (decided(vector, state["layers"]) == 0).double().mean()
+        return vector, {
+            **state,
+            "mask": mask,
+            "version": state["version"] + changed,
+            "known": dict(sorted(known.items())),
+            "zeros": float(zeros),
+        }
+
+    def report(self, state: State) -> ComponentReport:
+        """The share of weights that are zero in the server's model."""
+        return ComponentReport(metrics={"sparsity": state["zeros"]})
+
+
+def check_sparsity(sparsity: float) -> None:
+    """Refuse a sparsity that is not at least 0 and below 1.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not 0 <= sparsity < 1:
+        raise ConfigError(f"method.sparsity must be at least 0 and below 1, but got {sparsity}")

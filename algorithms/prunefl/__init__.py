@@ -1,0 +1,1 @@
+"""PruneFL: the rule, the first stage, the method."""

@@ -1,0 +1,130 @@
+"""PruneFL's first stage: a mask by training in one place, on a client or on the server.
+
+Source: Jiang et al. (2022), section 4.1.
+
+Shape letters: P params.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsweep.components.probes import LocalClient, Probe
+from fedsweep.errors import ConfigError
+from fedsweep.records import Payload
+from fedsweep.streams import Stream
+from fedsweep.trees import FlatLayout
+
+from ..parts.element_masks import decided, weight_layers
+from .choice import Choice
+
+# Source: Jiang et al. (2022), section 6, and the authors' program: ten batches of twenty samples; the mask is chosen
+# again every 50 steps once 1.5 / C of the samples are right; it ends when five choices in a row changed the number of
+# alive weights by at most a tenth, or after 1000 steps.
+_SAMPLES, _BATCH, _STEPS, _EVERY, _CALM, _CHANGE, _SHARE = 200, 20, 1000, 50, 5, 0.1, 0.3
+
+
+def mask_by_training(
+    model: nn.Module, samples: tuple[Tensor, Tensor], *, num_classes: int, choice: Choice, rate: float, source: Stream
+) -> Tensor:
+    """The first stage: train on a few samples in one place, and choose what stays alive on the way (bool [P]).
+
+    Args:
+        model: Where it begins; stays as it is.
+        samples: Inputs and labels; at most 200 of them are taken.
+        num_classes: C.
+        choice: The rule.
+        rate: SGD's learning rate.
+        source: Random numbers.
+
+    Raises:
+        ConfigError: Training does not converge at this rate.
+    """
+    student = copy.deepcopy(model).train()
+    params = [parameter.requires_grad_() for parameter in student.parameters()]
+    layout = FlatLayout(
+        names=tuple(name for name, _ in student.named_parameters()),
+        shapes=tuple(tuple(p.shape) for p in params),
+        num_params=sum(p.numel() for p in params),
+        num_buffers=0,
+    )
+    layers = weight_layers(student, layout)
+    times = choice.weight_times(student, layers)
+    order = torch.randperm(len(samples[1]), generator=source.torch())[:_SAMPLES]
+    inputs, targets = (values[order.to(values.device)] for values in samples)
+    mask = torch.ones(layout.num_params, dtype=torch.bool)
+    gains, right, calm = torch.zeros(layout.num_params), [0.0] * (_SAMPLES // _BATCH), 0
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(source.seed(56))  # for the network's own draws
+        for step in range(1, _STEPS + 1):
+            begin = (step - 1) * _BATCH % len(targets)
+            batch = slice(begin, begin + _BATCH)
+            logits = student(inputs[batch])
+            gradients = torch.autograd.grad(F.cross_entropy(logits, targets[batch]), params)
+            gains += torch.cat([g.flatten() for g in gradients]).square().cpu()
+            right = [*right[1:], float((logits.argmax(1) == targets[batch]).double().mean())]
+            _descend(params, gradients, mask, rate)
+            if step % _EVERY == 0 and sum(right) / len(right) >= 1.5 / num_classes:
+                before = int(mask.sum())
+                sizes = torch.cat([p.detach().flatten() for p in params]).abs().cpu()
+                mask = choice.again(mask, gains, sizes, layers=layers, times=times, share=_SHARE)
+                calm = calm + 1 if abs(int(mask.sum()) - before) <= _CHANGE * before else 0
+                gains.zero_()
+                _descend(params, gradients, mask, 0.0)
+                if calm == _CALM:
+                    break
+    sizes = torch.cat([p.detach().flatten() for p in params]).abs().cpu()
+    if not bool(torch.isfinite(sizes).all()):
+        raise ConfigError(f"prunefl's first stage does not converge; lower method.first_learning_rate={rate}")
+    return choice.trimmed(mask, sizes, layers)
+
+
+def _descend(params: Sequence[Tensor], gradients: Sequence[Tensor], mask_P: Tensor, rate: float) -> None:
+    start = 0
+    with torch.no_grad():
+        for parameter, gradient in zip(params, gradients, strict=True):
+            alive = mask_P[start : start + parameter.numel()].view(parameter.shape).to(parameter.device)
+            parameter.sub_(gradient, alpha=rate).mul_(alive)
+            start += parameter.numel()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstMask(Probe):
+    """The first stage on one client, which sends the mask, a bit for each weight.
+
+    Attributes:
+        place: The client; None: nobody, the server does it itself.
+        choice: The rule.
+        rate: Learning rate.
+    """
+
+    place: int | None
+    choice: Choice
+    rate: float
+    name: str = "first_mask"
+
+    def asks(self, client: int) -> bool:
+        return client == self.place
+
+    def measure(self, client: LocalClient) -> Payload:
+        mask = mask_by_training(
+            client.model,
+            (client.inputs, client.targets),
+            num_classes=client.num_classes,
+            choice=self.choice,
+            rate=self.rate,
+            source=client.stream,
+        )
+        layout = FlatLayout(
+            names=tuple(client.params),
+            shapes=tuple(tuple(value.shape) for value in client.params.values()),
+            num_params=len(mask),
+            num_buffers=0,
+        )
+        return {"mask": decided(mask, weight_layers(client.model, layout))}

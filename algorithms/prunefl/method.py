@@ -1,0 +1,222 @@
+"""PruneFL: a sparse network whose weights are chosen anew now and then, by what their gradients promise for their time.
+
+Source: Jiang et al. (2022): Model pruning enables efficient federated learning on edge devices. IEEE Transactions on
+Neural Networks and Learning Systems.
+
+Shape letters: P params.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
+from fedsweep.components.probes import Probe
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
+from fedsweep.trees import ParamTree
+
+from ..parts.element_masks import Layers, MaskPolicy, StayZero, check_sparsity
+from .choice import Choice, Times
+from .first_stage import FirstMask, mask_by_training
+
+FirstStage = Literal["client", "server", "none"]
+
+_SENT = "prunefl/squares"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquaredGradients(LocalTerm):
+    """Adds up squared gradients of all weights, dead ones too, and sends them in rounds in which the mask is chosen.
+
+    Attributes:
+        every: Rounds between two choices.
+
+    Source: the authors' program. Reading: a job's gradients are added up, the sum is squared and counts with the
+    samples that the client holds, as there; a client keeps its sums until the next choice that it takes part in, and
+    forgets those from before a choice that it missed.
+    """
+
+    sends: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
+    needs_anchor: ClassVar[bool] = False
+    every: int
+    name: str = "prunefl"
+
+    def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
+        new = torch.cat([gradient.detach().flatten() for gradient in gradients.values()]).cpu()
+        total = step.memory.get("sum")
+        return {**step.memory, "sum": new if total is None else torch.as_tensor(total) + new}, None
+
+    def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
+        if "sum" not in memory:
+            return memory, {}
+        period = (work.client.round - 1) // self.every
+        squares = torch.as_tensor(memory["sum"]).square() * work.num_samples
+        if memory.get("period") == period:
+            squares = squares + torch.as_tensor(memory["squares"])
+        if work.client.round % self.every:
+            return {"period": period, "squares": squares}, {}
+        return {}, {"squares": squares}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenMask(MaskPolicy):
+    """The mask of a first stage in one place, chosen again every so many rounds.
+
+    Attributes:
+        choice: The rule.
+        first_stage: ``"client"``: on the client with the most samples; ``"server"``: on the server's labelled data;
+            ``"none"``: the largest of each layer's initial weights stay.
+        first_rate: The first stage's learning rate.
+        every: Rounds between two choices.
+        share: Of each layer's alive weights that are chosen again, at first; halves every ``half_life`` rounds.
+        half_life: In rounds.
+
+    Source: Jiang et al. (2022), section 4. Reading: of the first stage the mask is kept, and the weights start from the
+    initial ones; weights that come back start from 0, where the gain is meant.
+    """
+
+    choice: Choice
+    sparsity: float
+    saves_work: bool = False
+    first_stage: FirstStage = "client"
+    first_rate: float = 0.1
+    every: int = 50
+    share: float = 0.3
+    half_life: float = 10_000.0
+
+    def init(self, context: ServerContext) -> State:
+        """The mask by magnitude, until a first stage has another one.
+
+        Raises:
+            ConfigError: The first stage is to run on the server, which has no labelled data.
+        """
+        state = super().init(context)
+        if self.first_stage == "server" and _server_samples(context) is None:
+            raise ConfigError(
+                "method.first_stage=server trains on labelled data of the server; set"
+                " scenario.server_data.validation=0.05, say, or method.first_stage=client"
+            )
+        return {**state, "times": self.choice.weight_times(context.model, state["layers"])}
+
+    def first_mask(self, context: ServerContext, layers: Layers) -> Tensor:
+        whole = torch.ones(context.layout.num_params, dtype=torch.bool)
+        return self.choice.trimmed(whole, context.vector[: len(whole)].abs(), layers)
+
+    def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:
+        if self.first_stage == "none":
+            return ()
+        place = None
+        if self.first_stage == "client":
+            place = max(context.profiles, key=lambda p: (p.num_samples, -p.client)).client
+        return (FirstMask(place=place, choice=self.choice, rate=self.first_rate),)
+
+    def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
+        samples = _server_samples(context)
+        if self.first_stage == "server" and samples is not None:
+            mask = mask_by_training(
+                context.model,
+                samples,
+                num_classes=context.num_classes,
+                choice=self.choice,
+                rate=self.first_rate,
+                source=context.stream.child("first stage"),
+            )
+            return {**state, "mask": mask}
+        (answer,) = answers.values()
+        mask, place = state["mask"].clone(), 0
+        for start, stop in state["layers"].values():
+            mask[start:stop] = answer["first_mask/mask"][place : place + stop - start]
+            place += stop - start
+        return {**state, "mask": mask}
+
+    def next_mask(self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
+        told = [u.extras[_SENT] for u in updates if _SENT in u.extras]
+        if not told:
+            return super().next_mask(state, vector, updates, sync)
+        gains = torch.stack(told).double().sum(dim=0)
+        return self.choice.again(
+            state["mask"],
+            gains,
+            vector[: len(gains)].abs(),
+            layers=state["layers"],
+            times=state["times"],
+            share=self.share * 0.5 ** (sync.round / self.half_life),
+        )
+
+
+def _server_samples(context: ServerContext) -> tuple[Tensor, Tensor] | None:
+    """Labelled inputs that the server holds."""
+    proxy = context.proxy_data
+    if proxy is not None and proxy[1] is not None:
+        return proxy[0], proxy[1]
+    return context.validation_data
+
+
+def prunefl(
+    *,
+    sparsity: float = 0.8,
+    first_stage: FirstStage = "client",
+    first_learning_rate: float = 0.1,
+    every: int = 50,
+    share: float = 0.3,
+    half_life: float = 10_000.0,
+    times: Times = "equal",
+    fixed_time: float = 0.5,
+    saves_work: bool = False,
+) -> FederatedMethod:
+    """FedAvg on a sparse network whose weights are chosen by gain per time: in one place first, then with all clients.
+
+    Args:
+        sparsity: At least this share of the weights of linear and convolutional layers is zero, at least 0 and below 1;
+            0 is FedAvg bit for bit.
+        first_stage: Where the first mask is made: client: by some steps on the client with the most samples; server:
+            on the server's labelled data; none: of the initial weights' sizes.
+        first_learning_rate: Of those steps, above 0.
+        every: Rounds between two choices, at least 1. In these clients send squared gradients of all weights.
+        share: Of each layer's alive weights that are chosen again, at first; at least 0 and below 1.
+        half_life: Rounds in which that share halves, above 0.
+        times: equal: every weight takes the same time, since plain kernels do not see zeros; layers: half of a weight's
+            time follows its layer's operations, as with kernels for sparse weights.
+        fixed_time: A round's time whatever the weights, over that of all weights, above 0. The larger, the more weights
+            are worth their time.
+        saves_work: Count operations of alive weights alone, which takes kernels for sparse weights; otherwise those of
+            the whole network, which plain kernels carry out.
+    """
+    check_sparsity(sparsity)
+    for name, value in (
+        ("fixed_time", fixed_time),
+        ("half_life", half_life),
+        ("first_learning_rate", first_learning_rate),
+    ):
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"method.{name} must be a number above 0, but got {value}")
+    if not 0 <= share < 1:
+        raise ConfigError(f"method.share must be at least 0 and below 1, but got {share}")
+    if every < 1:
+        raise ConfigError(f"method.every must be at least 1, but got {every}")
+    source = "Jiang et al. (2022), Model pruning enables efficient federated learning on edge devices"
+    if not sparsity:
+        return FederatedMethod(name="prunefl", source=source)
+    return FederatedMethod(
+        name="prunefl",
+        source=source,
+        terms=(StayZero(), SquaredGradients(every=every)),
+        submodels=ChosenMask(
+            choice=Choice(sparsity=sparsity, times=times, fixed_time=fixed_time),
+            sparsity=sparsity,
+            saves_work=saves_work,
+            first_stage=first_stage,
+            first_rate=first_learning_rate,
+            every=every,
+            share=share,
+            half_life=half_life,
+        ),
+    )

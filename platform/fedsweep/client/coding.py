@@ -1,0 +1,105 @@
+"""A client's model on its way to the server through a codec: encoded on the client, decoded on the server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedsweep.client.messages import Reply
+from fedsweep.components.codec import Codec
+from fedsweep.errors import InvariantError
+from fedsweep.records import Payload
+from fedsweep.streams import Stream
+from fedsweep.submodel import SubModel
+from fedsweep.trees import FlatLayout
+
+
+class Encoder:
+    """Encodes one client's moves in one round.
+
+    Args:
+        codec: The method's.
+        submodel: The part that the client trains.
+        full: The full model's layout.
+        left: What its messages have left out so far [P of the full model]; None: nothing.
+    """
+
+    def __init__(self, codec: Codec, submodel: SubModel, full: FlatLayout, left: Tensor | None) -> None:
+        self._codec, self._submodel, self._full = codec, submodel, full
+        self._travels = travelling(submodel, full)
+        self._left = torch.zeros(full.num_params, dtype=full.dtype) if left is None else left
+
+    def encoded(self, reply: Reply, anchor: Tensor, stream: Stream) -> Reply:
+        """The answer with its params encoded.
+
+        Args:
+            reply: With the client's model [V of its part], on the CPU.
+            anchor: What it received [V of its part].
+            stream: Random numbers.
+        """
+        size = len(self._travels)
+        move = (reply.vector[:size] - anchor[:size].cpu())[self._travels]
+        return replace(reply, vector=reply.vector[size:].clone(), encoded=self._encode(move, stream))
+
+    def _encode(self, move: Tensor, stream: Stream) -> Payload:
+        if not self._codec.error_feedback:
+            return self._codec.encode(move, stream)
+        left = self._cut(self._left)
+        move = move + left[self._travels]
+        message = self._codec.encode(move, stream)
+        left[self._travels] = move - _decoded(self._codec, message, len(move))
+        self._left = self._grown(left)
+        return message
+
+    def memory(self) -> dict[str, Tensor]:
+        """What the client remembers: what its messages have left out [P of the full model], where that is fed back."""
+        return {"codec": self._left} if self._codec.error_feedback else {}
+
+    def _cut(self, values: Tensor) -> Tensor:
+        whole = values.new_zeros(self._full.num_values)
+        whole[: self._full.num_params] = values
+        return self._submodel.extract(whole, self._full)[: len(self._travels)].clone()
+
+    def _grown(self, part: Tensor) -> Tensor:
+        """A part's values in full size; what does not travel is as it was."""
+        padded = part.new_zeros(self._submodel.layout(self._full).num_values)
+        padded[: len(part)] = part
+        held = self._submodel.embed(padded, self._full)
+        values, params = held.vector[: self._full.num_params], slice(self._full.num_params)
+        return values.clone() if held.cover is None else torch.where(held.cover[params], values, self._left)
+
+
+def travelling(submodel: SubModel, full: FlatLayout) -> Tensor:
+    """Which of a part's params travel (bool [P of the part])."""
+    part = submodel.layout(full)
+    cover = submodel.embed(torch.ones(part.num_values, dtype=full.dtype), full).cover
+    if cover is None:
+        return torch.ones(part.num_params, dtype=torch.bool)
+    return submodel.extract(cover.to(full.dtype), full)[: part.num_params] > 0
+
+
+def decoded_model(codec: Codec, message: Payload, *, rest: Tensor, anchor: Tensor, travels: Tensor) -> Tensor:
+    """The model [V of the part] as the server has it.
+
+    Args:
+        codec: The method's.
+        message: What the client sent of its params.
+        rest: Its buffers and optimiser state, as they are.
+        anchor: The model that it received [V of the part].
+        travels: Which of the part's params the message is of.
+    """
+    params = anchor[: len(travels)].clone()
+    params[travels] += _decoded(codec, message, int(travels.sum())).to(params)
+    return torch.cat([params, rest])
+
+
+def _decoded(codec: Codec, message: Payload, size: int) -> Tensor:
+    move = codec.decode(message, size)
+    if move.shape != (size,) or not bool(torch.isfinite(move).all()):
+        raise InvariantError(
+            f"{type(codec).__name__} must decode {size} finite values, but gave a tensor of shape {tuple(move.shape)}"
+            f" with {int((~torch.isfinite(move)).sum())} that are not finite"
+        )
+    return move

@@ -1,0 +1,31 @@
+"""What ``fedsweep run --dry-run`` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedsweep.driver.run import Plan
+
+
+def print_forecast(plan: Plan) -> None:
+    """The resolved configuration, and the forecast as comments: together still a configuration file."""
+    from fedsweep.engine.forecast import forecast
+    from fedsweep.engine.lane_trial import executor_in_words
+
+    cost = forecast(plan.experiment, num_actors=max(1, plan.num_actors))
+    about = "" if cost.exact else "about "
+    where = f"{plan.num_actors} Ray client actors" if plan.num_actors else "this process"
+    clock = "none, without scenario.devices" if cost.sim_time_s is None else f"{about}{cost.sim_time_s:,.1f} s"
+    lines = [
+        f"rounds: {cost.rounds}, at most",
+        f"runs in: {where}",
+        f"executor: {executor_in_words(plan.experiment)}",
+        f"model parameters: {cost.num_params:,}",
+        f"local steps, all clients: {about}{cost.local_steps:,}",
+        f"bytes sent, both ways: {about}{cost.total_bytes:,} (communication ratio {cost.comm_ratio:.4f})",
+        f"training FLOPs: {about}{cost.flops:.3g}",
+        f"simulated time: {clock}",
+        f"memory per actor, beside the program: {cost.memory_mb:,.1f} MB",
+    ]
+    print(plan.config.to_yaml() + "\n".join(["# forecast", *(f"#   {line}" for line in lines)]))

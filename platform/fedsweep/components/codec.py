@@ -1,0 +1,46 @@
+"""Codec: what becomes of a client's model on its way to the server."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from fedsweep.records import Payload
+from fedsweep.streams import Stream
+
+
+class Codec(ABC):
+    """Encodes the move of a client's params since the model that it received.
+
+    Only what travels is encoded: of a part of the model, the part. Float buffers and averaged optimiser state go beside
+    it as they are. The message costs what its tensors are: 4 bytes a value, fewer for types of 16 and 8 bits, a bit for
+    a boolean; so what fewer bits would do for is to be packed. A concrete codec is a frozen dataclass.
+    """
+
+    @property
+    def error_feedback(self) -> bool:
+        """Whether the client keeps what a message left out and adds it to its next move.
+
+        Source: Seide et al. (2014), 1-bit stochastic gradient descent; Karimireddy et al. (2019), Error feedback fixes
+        SignSGD and other gradient compression schemes.
+        """
+        return False
+
+    @abstractmethod
+    def encode(self, move: Tensor, stream: Stream) -> Payload:
+        """The message.
+
+        Args:
+            move: Of the params that travel, in their order [T], on the CPU; never changed in place.
+            stream: Random numbers of this client at this sync point.
+        """
+
+    @abstractmethod
+    def decode(self, message: Payload, size: int) -> Tensor:
+        """The move as the server has it, from the message alone [T].
+
+        Args:
+            message: What :meth:`encode` made.
+            size: T.
+        """

@@ -1,0 +1,96 @@
+"""A run that goes on for more rounds than it was begun with, to the bits of one that was begun with as many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedsweep.catalog import resolve
+from fedsweep.config.load import load_config, with_sections
+from fedsweep.config.schema import Config
+from fedsweep.driver.run import plan_run, resumable
+from fedsweep.errors import ConfigError
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.runs.folder_lock import sole_writer
+from fedsweep.runs.run_folder import CONFIG, RunFolder
+from fedsweep.runs.state_codec import to_bytes
+from fedsweep.world.data.datasets import load_dataset
+
+# Sections that a plan for another number of rounds may change, with what each says to the user.
+_SCENARIO = {"drift": "scenario.drift", "availability": "scenario.availability"}
+
+
+def grow(folder: Path, *, rounds: int) -> Config:
+    """Let a run have more rounds: its ``config.yaml`` says so afterwards, and resuming it plays them.
+
+    A kill at any byte leaves either the run as it was or one that resumes to the new number; asking again for the same
+    number changes nothing.
+
+    Args:
+        folder: A run's folder.
+        rounds: Rounds that it shall have in all, at least as many as planned now.
+
+    Returns:
+        Its new configuration.
+
+    Raises:
+        ConfigError: The rounds would be fewer, or those that were played would have been others in the longer run.
+        OutputError: The folder holds no run, or another process writes it.
+    """
+    config, _ = resumable(folder)
+    planned = config.training.rounds
+    if rounds < planned:
+        raise ConfigError(f"--rounds is the run's rounds in all, at least its present {planned}, but got {rounds}")
+    if rounds == planned:
+        return config
+    run = RunFolder(folder)
+    result = run.read_result() if run.has_result() else {}
+    if result.get("status") == "finished" and result.get("stopped_by") != "rounds":
+        raise ConfigError(
+            f"{folder} was ended by {result.get('stopped_by')}, not by its {planned} rounds, so more rounds change"
+            " nothing; begin a new run with another limit"
+        )
+    longer = with_sections(resolve(config), {"training.rounds": rounds})
+    _check_same_past(config, longer, done=len(run.read_rounds()) if run.has_rounds() else 0)
+    with sole_writer(folder):
+        # In this order: a checkpoint is known by its configuration, and the shorter one's must be taken from now on.
+        run.write_earlier([*run.read_earlier(), resolve(config).hash()])
+        run.write_config(longer.to_yaml())
+        if result:
+            run.write_result({**result, "status": "killed", "reason": f"to go on to {rounds} rounds"})
+    return load_config(folder / CONFIG)
+
+
+def _check_same_past(config: Config, longer: Config, *, done: int) -> None:
+    """Refuse where a run planned for more rounds would not have played the rounds done as they were played."""
+    scenario = config.scenario
+    dataset = load_dataset(
+        scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
+    )
+    before, after = plan_run(config, dataset).experiment, plan_run(longer, dataset).experiment
+    if done and (reasons := [*_differences(before, after, done=done)]):
+        raise ConfigError(
+            f"the {done} rounds done are not those of a run of {longer.training.rounds} rounds: {'; '.join(reasons)};"
+            f" begin a new run with training.rounds={longer.training.rounds}, or from this one's model with"
+            " model.init_from"
+        )
+
+
+def _differences(before: Experiment, after: Experiment, *, done: int) -> list[str]:
+    planned = before.training.rounds
+    found = []
+    if any(before.training.schedule(r) != after.training.schedule(r) for r in range(1, done + 1)):
+        found.append("training.schedule goes by the number of rounds")
+    for name, key in _SCENARIO.items():
+        if getattr(before.world, name) != getattr(after.world, name):
+            found.append(f"{key} goes by the number of rounds")
+    seams = dict(before.method.server_components())
+    for seam, state in before.initial_states.items():
+        if to_bytes(state, root=seam) != to_bytes(after.initial_states[seam], root=seam):
+            found.append(f"the method's {seam} goes by the number of rounds")
+    watching = [seam for seam, component in seams.items() if component.has_own("observe")]
+    if done == planned and done % before.evaluate_every and watching:
+        found.append(
+            f"the last of them was evaluated, which a longer run (evaluation.every={before.evaluate_every}) would not"
+            f" have done, and the method's {watching[0]} goes by what it sees"
+        )
+    return found

@@ -1,0 +1,141 @@
+"""Waiting for Ray with an eye on the processes of our own cluster.
+
+A driver whose GCS server is gone waits for it in C++ for a minute and is then ended from there: no exception, no word
+to the user. So what may wait for Ray is done in a thread of its own, and the caller goes on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from fedsweep.errors import ClusterLost
+from fedsweep.fleet.ray_leftovers import VITAL, lost_process
+
+_LOOK_EVERY_S = 0.2
+# What Ray says by itself, soon after it lost a process, says more than that it did.
+_GRACE_S = 5.0
+_Result = TypeVar("_Result")
+_left_alone: list[threading.Thread] = []
+
+
+# Waits for a word, and speaks where its driver goes without one.
+_LAST_WORD = """
+read -r said && exit
+way_on="try again"
+[ -f "$1/config.yaml" ] && way_on="go on with --resume (in $1)"
+echo "error: this process was ended before its time; $way_on" >&2
+"""
+
+
+@contextlib.contextmanager
+def last_word(folder: Path | None) -> Iterator[None]:
+    """Where Ray or the system ends this process in the meantime, another one tells the user how to go on.
+
+    Args:
+        folder: The run's or the sweep's; None: nobody does.
+    """
+    if folder is None:
+        yield
+        return
+    command = ["/bin/sh", "-c", _LAST_WORD, "fedsweep", str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as speaker:
+        try:
+            yield
+        finally:
+            speaker.communicate(b"done\n")
+
+
+def has_left_work() -> bool:
+    """Whether some of Ray's work was left to itself: it would still end the process, and keep it from ending well."""
+    return any(thread.is_alive() for thread in _left_alone)
+
+
+def unless_lost(
+    work: Callable[[], _Result],
+    lost: Callable[[], str | None] = lost_process,
+    *,
+    on_interrupt: Callable[[], None] | None = None,
+    starts_processes: bool = False,
+) -> _Result:
+    """What some work with Ray gives, or raises.
+
+    Args:
+        work: It; done in another thread.
+        lost: Says which vital process is gone, in words; None: all live.
+        on_interrupt: Asks the work to end soon.
+        starts_processes: Which end with the thread that started them, so that it has to stay.
+
+    Raises:
+        ClusterLost: One is, and the work failed; or it did not end soon after, and is left to itself.
+        KeyboardInterrupt: Once the work is done: a cluster that has half begun can't be put away.
+    """
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+    is_over = threading.Event()
+
+    def attempt() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            is_over.set()
+        if starts_processes:
+            threading.Event().wait()
+
+    thread = threading.Thread(target=attempt, name="fedsweep-ray", daemon=True)
+    thread.start()
+    try:
+        _wait(thread, is_over, lost)
+    except KeyboardInterrupt:
+        if on_interrupt is not None:
+            on_interrupt()
+        _wait(thread, is_over, lost)
+        raise
+    if errors and (name := lost()) is not None:
+        raise ClusterLost(f"Ray lost {name}") from errors[0]
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _wait(thread: threading.Thread, is_over: threading.Event, lost: Callable[[], str | None]) -> None:
+    while not is_over.wait(_LOOK_EVERY_S):
+        if (name := lost()) is not None and not is_over.wait(_GRACE_S):
+            _left_alone.append(thread)
+            raise ClusterLost(f"Ray lost {name}")
+
+
+class StartWatch:
+    """Ray's processes while a cluster starts, when Ray itself cannot be asked yet for those that it has."""
+
+    def __init__(self) -> None:
+        self._before = set(psutil.Process().children(recursive=True))
+        self._seen: dict[psutil.Process, str] = {}
+
+    def lost(self) -> str | None:
+        """See :func:`~fedsweep.fleet.ray_leftovers.lost_process`."""
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if process not in self._before and process.name() in VITAL:
+                    self._seen[process] = VITAL[process.name()]
+        return next((words for process, words in self._seen.items() if not _lives(process)), None)
+
+    def end(self) -> None:
+        """End what has been started since."""
+        for process in set(psutil.Process().children(recursive=True)) - self._before:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -1,0 +1,190 @@
+"""PruneFL: the greedy choice against brute force, both stages, what travels for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsweep.algorithms.parts.element_masks import weight_layers
+from fedsweep.algorithms.prunefl.choice import Choice, greedy
+from fedsweep.algorithms.prunefl.first_stage import mask_by_training
+from fedsweep.algorithms.prunefl.method import prunefl
+from fedsweep.errors import ConfigError
+from fedsweep.experiment.checks import check_experiment
+from fedsweep.models.lenet import LeNet5
+from fedsweep.models.mlp import Mlp
+from fedsweep.streams import stream
+from fedsweep.testing import linear_model, local_engine, play_round, run_rounds, tiny_data, tiny_experiment
+
+
+def build() -> nn.Module:
+    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=10)
+
+
+def best_by_force(gains: Tensor, times: Tensor, *, gain: float, time: float) -> tuple[float, set[int]]:
+    found = [
+        ((gain + sum(gains[list(c)].tolist())) / (time + sum(times[list(c)].tolist())), set(c))
+        for size in range(len(gains) + 1)
+        for c in combinations(range(len(gains)), size)
+    ]
+    return max(found, key=lambda pair: (pair[0], -len(pair[1])))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_greedy_choice_is_the_best_of_all_sets_of_ten_weights(seed: int) -> None:
+    generator = stream(seed, "greedy").torch()
+    gains = torch.rand(10, generator=generator, dtype=torch.float64) ** 3
+    times = 0.1 + torch.rand(10, generator=generator, dtype=torch.float64)
+    for gain, time in ((0.0, 0.5), (0.4, 2.0), (3.0, 1.0)):
+        chosen = greedy(gains, times, gain=gain, time=time, room=10)
+        value, best = best_by_force(gains, times, gain=gain, time=time)
+        assert set(chosen.nonzero().flatten().tolist()) == best
+        assert (gain + float(gains[chosen].sum())) / (time + float(times[chosen].sum())) == pytest.approx(value)
+
+
+def test_with_equal_times_the_largest_gains_are_chosen_as_far_as_there_is_room() -> None:
+    gains = torch.tensor([1.0, 5.0, 3.0, 4.0])
+    assert greedy(gains, torch.ones(4), gain=0.0, time=1e9, room=2).tolist() == [False, True, False, True]
+    assert not greedy(gains, torch.ones(4), gain=1e9, time=1.0, room=4).any()
+    # 8 gain a second: 5 / 0.5 is above, 3 / 1 is not.
+    chosen = greedy(gains, torch.tensor([1.0, 0.5, 1.0, 1.0]), gain=8.0, time=1.0, room=4)
+    assert chosen.tolist() == [False, True, False, False]
+
+
+def test_the_dead_and_the_smallest_alive_are_chosen_again_in_each_layer() -> None:
+    """Layer a: 1 and 2 of four alive weights are the smallest half; layer b has one alive of three and keeps it."""
+    choice = Choice(sparsity=0.25, times="equal", fixed_time=1e9)
+    layers = {"a": (0, 5), "b": (6, 9)}
+    mask = torch.tensor([1, 1, 1, 1, 0, 1, 1, 0, 0], dtype=torch.bool)
+    sizes = torch.tensor([9.0, 1.0, 2.0, 8.0, 0.0, 0.0, 5.0, 0.0, 0.0])
+    gains = torch.tensor([0.0, 0.3, 0.1, 0.0, 0.9, 0.0, 0.0, 0.8, 0.2])
+    made = choice.again(mask, gains, sizes, layers=layers, times={"a": 1.0, "b": 1.0}, share=0.5)
+    # Six of eight weights may live: 0, 3 and 6 stay, then 4 (0.9), 7 (0.8) and 1 (0.3); bias 5 is not decided about.
+    assert made.int().tolist() == [1, 1, 0, 1, 1, 1, 1, 1, 0]
+
+
+def test_times_follow_the_layers_operations_half() -> None:
+    """LeNet-5: a weight of the first convolution is used 784 times in a sample, one of a linear layer once."""
+    network = LeNet5(input_shape=(3, 32, 32), num_classes=10)
+    layers = weight_layers(network, local_engine(tiny_lenet()).layout)
+    times = Choice(sparsity=0.8, times="layers", fixed_time=1.0).weight_times(network, layers)
+    number = sum(b - a for a, b in layers.values())
+    assert sum(times[n] * (b - a) for n, (a, b) in layers.items()) / number == pytest.approx(1.0)
+    first, *_, last = times.values()
+    assert (first - 0.5) / (last - 0.5) == pytest.approx(784)
+    with pytest.raises(ConfigError, match=r"method\.times=layers needs the shape of the inputs, which Sequential"):
+        check_experiment(tiny_experiment(prunefl(times="layers")))
+
+
+def tiny_lenet():  # type: ignore[no-untyped-def]
+    images = np.zeros((4, 3, 32, 32), dtype=np.float32)
+    return tiny_experiment(
+        prunefl(),
+        build=lambda: LeNet5(input_shape=(3, 32, 32), num_classes=10),
+        images=images,
+        labels=np.arange(4),
+        num_clients=2,
+        cohort_size=1,
+        sizes=(2, 2),
+    )
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    images, labels = tiny_data()
+    return torch.from_numpy(images), torch.from_numpy(labels)
+
+
+def test_the_first_stage_prunes_on_the_way_and_leaves_the_model_alone() -> None:
+    model = build()
+    before = [p.detach().clone() for p in model.parameters()]
+    choice = Choice(sparsity=0.6, times="equal", fixed_time=1e9)
+    mask = mask_by_training(model, samples(), num_classes=4, choice=choice, rate=0.1, source=stream(0, "x"))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert int(mask.sum()) == 80 + 24 and bool(mask[60:70].all())
+    other = mask_by_training(model, samples(), num_classes=4, choice=choice, rate=0.1, source=stream(0, "x"))
+    assert torch.equal(mask, other)
+    # Weights are pruned below the limit where more of them are not worth their time.
+    frugal = replace(choice, fixed_time=0.01)
+    small = mask_by_training(model, samples(), num_classes=4, choice=frugal, rate=0.1, source=stream(0, "x"))
+    assert int(small.sum()) < int(mask.sum())
+
+
+def test_a_first_stage_that_diverges_is_an_error() -> None:
+    choice = Choice(sparsity=0.6, times="equal", fixed_time=1.0)
+    with pytest.raises(ConfigError, match=r"lower method\.first_learning_rate=1e\+30"):
+        mask_by_training(build(), samples(), num_classes=4, choice=choice, rate=1e30, source=stream(0, "x"))
+
+
+def test_one_client_makes_the_first_mask_and_sends_it_packed() -> None:
+    """Client 2 has the most samples; it gets the model and sends 200 bits."""
+    sizes = (12, 12, 24, 12, 12, 24)
+    made = tiny_experiment(prunefl(sparsity=0.6, fixed_time=1e9), build=build, sizes=sizes)
+    engine = local_engine(made)
+    state = engine.start()
+    assert state.setup_bytes == 4 * 224 + 25
+    planned = engine.experiment.initial_states["submodels"]["mask"]
+    assert int(state.components["submodels"]["mask"].sum()) == int(planned.sum()) == 80 + 24
+    assert not torch.equal(state.components["submodels"]["mask"], planned)
+
+
+def test_the_server_makes_the_first_mask_of_labelled_data() -> None:
+    images, labels = tiny_data(num_samples=40, seed=0)
+    method = prunefl(sparsity=0.6, first_stage="server", fixed_time=1e9)
+    engine = local_engine(tiny_experiment(method, build=build, validation=(images, labels)))
+    state = engine.start()
+    assert state.setup_bytes == 0
+    assert not torch.equal(state.components["submodels"]["mask"], engine.experiment.initial_states["submodels"]["mask"])
+    with pytest.raises(
+        ConfigError, match=r"first_stage=server trains on labelled data .*server_data\.validation=0\.05"
+    ):
+        check_experiment(tiny_experiment(method, build=build))
+
+
+def test_squares_are_of_summed_gradients_times_samples_and_are_kept_until_a_choice() -> None:
+    """One step a round from zero weights: the gradient is the change over the learning rate."""
+    method = prunefl(sparsity=0.5, first_stage="none", fixed_time=1e9, every=3)
+    world = {"build": linear_model, "num_clients": 2, "cohort_size": 2, "local_steps": 1, "batch_size": 48}
+    engine = local_engine(tiny_experiment(method, rounds=6, **world))  # type: ignore[arg-type]
+    state = engine.start()
+    expected = torch.zeros(2, 28)
+    for number in (1, 2, 3):
+        anchor, mask = state.vector * state.components["submodels"]["mask"], state.components["submodels"]["mask"]
+        round = play_round(engine, state)
+        for k, update in enumerate(round.updates):
+            assert update.vector is not None
+            gradient = (anchor - update.vector) / 0.1
+            expected[k] += torch.where(mask, gradient.square() * 48, 0.0)
+            assert ("prunefl/squares" in update.extras) == (number == 3)
+        state, _ = engine.advance(state)
+    for k, update in enumerate(round.updates):
+        squares = update.extras["prunefl/squares"]
+        assert torch.allclose(squares[mask], expected[k][mask], rtol=1e-3, atol=1e-4)
+        assert bool((squares[~mask] > 0).any())
+    assert state.memories[0]["terms"]["prunefl"] == {}
+
+
+def test_what_comes_back_starts_from_zero() -> None:
+    engine = local_engine(
+        tiny_experiment(prunefl(sparsity=0.5, first_stage="none", fixed_time=1e9, every=1), build=build, rounds=4)
+    )
+    state = engine.start()
+    before = state.components["submodels"]["mask"]
+    state = run_rounds(engine, state, rounds=1)
+    after = state.components["submodels"]["mask"]
+    back = after & ~before
+    assert bool(back.any()) and not state.vector[back].any() and not state.vector[~after].any()
+    assert state.components["submodels"]["version"] == 1
+
+
+def test_wrong_parameters_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"method\.fixed_time must be a number above 0, but got 0"):
+        prunefl(fixed_time=0.0)
+    with pytest.raises(ConfigError, match=r"method\.share must be at least 0 and below 1, but got 1"):
+        prunefl(share=1.0)
+    with pytest.raises(ConfigError, match=r"method\.every must be at least 1, but got 0"):
+        prunefl(every=0)

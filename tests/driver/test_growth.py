@@ -1,0 +1,121 @@
+"""A run that gets more rounds has the bits of one that was begun with as many; or it is refused, and why."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.api import run
+from fedsweep.driver.growth import grow
+from fedsweep.driver.run import plan_run, run_plan
+from fedsweep.errors import ConfigError, OutputError
+from fedsweep.records import RoundRecord
+from fedsweep.runs.run_folder import RunFolder
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"name": "fedavg"},
+    "dynamicfl": {"name": "dynamicfl", "high_interval": 2, "low_interval": 4, "group": "random", "group_size": 2},
+    "fedad": {"name": "fedad", "base_rate": 0.3, "refresh": [2, 6]},
+    "scaffold": {"name": "scaffold"},
+}
+TINY = {
+    "name": "tiny",
+    "scenario": {"clients": 6},
+    "training": {"rounds": 4, "cohort_size": 3, "local_steps": 4},
+    "runtime": {"backend": "local"},
+    "checkpoint": {"every": 3},
+    "tracking": {"uri": "none"},
+}
+
+
+def begun(folder: Path, *overrides: str, rounds: int = 4, method: str = "fedavg") -> Path:
+    given = {**TINY, "method": METHODS[method], "training": {**TINY["training"], "rounds": rounds}}  # type: ignore[dict-item]
+    run(given, out=folder, overrides=overrides)
+    return folder
+
+
+def grown(folder: Path, rounds: int) -> Path:
+    run_plan(plan_run(grow(folder, rounds=rounds)), folder, resume=True)
+    return folder
+
+
+def untimed(folder: Path) -> list[RoundRecord]:
+    still: dict[str, Any] = {"wall_time_s": 0.0, "eval_time_s": 0.0, "server_time_s": 0.0, "timestamp_ms": 0}
+    return [replace(record, **still) for record in RunFolder(folder).read_rounds()]
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+def same(first: Path, second: Path) -> bool:
+    keys = (
+        "status",
+        "rounds",
+        "model_sha256",
+        "config_hash",
+        "total_bytes",
+        "best_test_accuracy",
+        "registration_bytes",
+    )
+    assert untimed(first) == untimed(second)
+    return [result(first)[key] for key in keys] == [result(second)[key] for key in keys]
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_more_rounds_give_the_bits_of_a_longer_run(method: str, tmp_path: Path) -> None:
+    short = begun(tmp_path / "short", method=method)
+    long = begun(tmp_path / "long", method=method, rounds=8)
+    assert result(short)["model_sha256"] != result(long)["model_sha256"]
+    assert same(grown(short, 8), long)
+
+
+def test_it_may_grow_again_and_the_last_test_of_a_shorter_run_leaves_no_trace(tmp_path: Path) -> None:
+    settings = ("evaluation={every: 3, per_client: true}", "training.schedule={kind: exponential, decay: 0.9}")
+    short = begun(tmp_path / "short", *settings)
+    assert RunFolder(short).read_rounds()[-1].test_accuracy is not None
+    long = begun(tmp_path / "long", *settings, rounds=8)
+    assert same(grown(grown(short, 5), 8), long)
+    assert [r.test_accuracy is None for r in untimed(short)] == [True, True, False, True, True, False, True, False]
+
+
+def test_a_run_whose_growth_was_cut_off_resumes_to_the_new_number(tmp_path: Path) -> None:
+    short = begun(tmp_path / "short")
+    grow(short, rounds=6)
+    assert result(short)["status"] == "killed"  # and so a reader does not take it for the longer run
+    assert grow(short, rounds=6).training.rounds == 6
+    (short / "result.json").unlink()
+    assert same(grown(short, 6), begun(tmp_path / "long", rounds=6))
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("training.schedule=cosine", r"training\.schedule goes by the number of rounds"),
+        ("scenario.drift={kind: cosine_rotation}", r"scenario\.drift goes by the number of rounds"),
+        ("scenario.availability={kind: capability}", r"scenario\.availability goes by the number of rounds"),
+        ("training.stop.target_accuracy=0.0001", "ended by target_accuracy"),
+    ],
+)
+def test_what_goes_by_the_number_of_rounds_is_refused_and_the_folder_stays(
+    setting: str, reason: str, tmp_path: Path
+) -> None:
+    folder = begun(tmp_path / "run", setting)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=reason):
+        grow(folder, rounds=6)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_fewer_rounds_and_damaged_lists_are_refused(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    with pytest.raises(ConfigError, match="at least its present 4, but got 3"):
+        grow(folder, rounds=3)
+    (folder / "earlier.json").write_text('{"a": 1}')
+    with pytest.raises(OutputError, match=r"earlier\.json: it must be a list"):
+        grow(folder, rounds=5)
