@@ -109,6 +109,7 @@ class MixedLoss(Objective):
     the gradient of a mean has the factor 1/B already; public programs divide by B once more.
     """
 
+    in_lanes: ClassVar[bool] = False
     strength: float
     mixup: Mixup = "taylor"
 
@@ -137,6 +138,7 @@ class MixedLoss(Objective):
 
 @with_card(
     Card(
+        needs=("two samples",),
         setup_up="(ceil(n / group_size) if group_size else 1) * (X + C)",
         down="sum(ceil(n / group_size) if group_size else 1 for n in sizes) * (X + C) if first else 0",
         limits=(Limit(given={"strength": 0.0}),),

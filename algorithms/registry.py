@@ -231,4 +231,22 @@ METHODS: Mapping[str, Entry] = {
         summary="a sparse network whose clients move weights to where the gradient is large",
         source="Bibikar et al., AAAI 2022",
     ),
+    "fedas": Entry(
+        title="FedAS",
+        builder="fedsweep.algorithms.fedas:fedas",
+        summary="clients keep their heads, align the body that they receive, and count by Fisher information",
+        source="Yang, Huang, Ye, CVPR 2024",
+    ),
+    "augfl": Entry(
+        title="AugFL",
+        builder="fedsweep.algorithms.augfl:augfl",
+        summary="clients learn by ADMM a model that adapts in one step; the server pulls it to a teacher",
+        source="Yue et al. 2025",
+    ),
+    "fedktl": Entry(
+        title="FedKTL",
+        builder="fedsweep.algorithms.fedktl:fedktl",
+        summary="no model travels: clients send prototypes and get an image per class from a decoder on the server",
+        source="Zhang et al., CVPR 2024",
+    ),
 }

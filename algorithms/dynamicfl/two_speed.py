@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -68,6 +68,8 @@ class TwoSpeed(Pacing):
     Source: DynamicFL, Algorithm 1. Whoever synchronises after a step is averaged with all others that do, and the
     average goes to them alone.
     """
+
+    syncs_inside: ClassVar[bool] = True
 
     high: int
     low: int
@@ -201,7 +203,7 @@ def dynamicsgd(*, sync_rule: SyncRule = "authors") -> FederatedMethod:
             Limit(given={"high_interval": 10**6, "low_interval": 10**6}, equal_sizes=True),
             Limit(given={"high_interval": 1, "low_interval": 1}, of="dynamicsgd"),
         ),
-        small={"high_interval": 1, "low_interval": 3},
+        small={"high_interval": 1, "low_interval": 3, "group_size": 2},
     )
 )
 def dynamicfl(

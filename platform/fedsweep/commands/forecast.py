@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 def print_forecast(plan: Plan) -> None:
     """The resolved configuration, and the forecast as comments: together still a configuration file."""
     from fedsweep.engine.forecast import forecast
+    from fedsweep.engine.lane_trial import executor_in_words
 
     cost = forecast(plan.experiment, num_actors=max(1, plan.num_actors))
     about = "" if cost.exact else "about "
@@ -19,11 +20,14 @@ def print_forecast(plan: Plan) -> None:
     lines = [
         f"rounds: {cost.rounds}, at most",
         f"runs in: {where}",
+        f"executor: {executor_in_words(plan.experiment)}",
         f"model parameters: {cost.num_params:,}",
         f"local steps, all clients: {about}{cost.local_steps:,}",
         f"bytes sent, both ways: {about}{cost.total_bytes:,} (communication ratio {cost.comm_ratio:.4f})",
+        f"bytes before round 1: {cost.registration_bytes:,}",
         f"training FLOPs: {about}{cost.flops:.3g}",
         f"simulated time: {clock}",
         f"memory per actor, beside the program: {cost.memory_mb:,.1f} MB",
     ]
-    print(plan.config.to_yaml() + "\n".join(["# forecast", *(f"#   {line}" for line in lines)]))
+    said = [f"# note: {text}" for text in cost.remarks]
+    print(plan.config.to_yaml() + "\n".join(["# forecast", *(f"#   {line}" for line in lines), *said]))

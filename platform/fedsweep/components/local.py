@@ -77,7 +77,8 @@ class LocalStep:
         inputs: The batch [B, ...], transformed.
         targets: Its labels [B].
         model: The module with the client's live params; forward passes carry gradients. Where the step trains a part
-            of what the client has, it is that part's, and so are params, anchor and memory until the step is done.
+            of what the client has, it is that part's, and so are params, anchor, memory and what the server sent like
+            the params, until the step is done.
         params: The live params by name (views; not to be changed in place).
         anchor: The model that the client last received, params and float buffers; empty where no term asks for it.
         memory: The client's memory slot of the term that is being called.
@@ -189,9 +190,13 @@ class Objective(ABC):
 
     Class attributes:
         needs_share: ``step.client.share`` is read.
+        skips_padding: Samples with the target -100 do not count, not even in the mean.
+        in_lanes: See :class:`LocalTerm`.
     """
 
     needs_share: ClassVar[bool] = False
+    skips_padding: ClassVar[bool] = False
+    in_lanes: ClassVar[bool] = True
 
     @property
     def passes(self) -> float:
@@ -207,6 +212,8 @@ class Objective(ABC):
 class CrossEntropy(Objective):
     """Mean cross-entropy of the batch."""
 
+    skips_padding: ClassVar[bool] = True
+
     def loss(self, step: LocalStep) -> Tensor:
         return F.cross_entropy(step.logits, step.targets)
 
@@ -220,6 +227,7 @@ class LocalTerm(ABC):
         stateful: ``init`` returns something; the memory is kept between the client's participations.
         needs_share: The client's share of the samples is read.
         needs_effective_steps: ``LocalWork.effective_steps`` is read, so the optimiser must have such a number.
+        in_lanes: Several clients' steps may be taken at once; false where it draws random numbers or looks at values.
         needs_fresh_momentum: That number must be exact: momentum, where there is any, starts at zero in each round.
 
     A concrete term is a frozen dataclass with a ``name``, unique in a method. ``init``, ``prepare`` and ``finish`` may
@@ -233,6 +241,7 @@ class LocalTerm(ABC):
     stateful: ClassVar[bool] = False
     needs_share: ClassVar[bool] = False
     needs_effective_steps: ClassVar[bool] = False
+    in_lanes: ClassVar[bool] = True
     needs_fresh_momentum: ClassVar[bool] = False
     name: str
 

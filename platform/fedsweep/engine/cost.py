@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsweep.client.coding import travelling
 from fedsweep.engine.ledger import Size, payload_sizes, whole_values
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.models.cost import PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
+from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 from fedsweep.submodel import Direction, SubModel
@@ -96,12 +96,16 @@ class CostModel:
         """
         return self.macs(submodel, count_batch_norm=True) * self._passes / PASSES_OF_A_STEP
 
-    def message(self, submodel: SubModel, direction: Direction) -> Mapping[str, Size]:
-        """What a message that carries the sub-model counts, by kind, without the masks that come with it once a round.
+    def message(self, submodel: SubModel, direction: Direction) -> Mapping[str, int]:
+        """Scalars of a message that carries the sub-model, by kind."""
+        return {kind: size.values for kind, size in self.sizes(submodel, direction).items()}
+
+    def sizes(self, submodel: SubModel, direction: Direction) -> Mapping[str, Size]:
+        """What such a message counts, by kind, without the masks that come with it once a round.
 
         A codec's message is taken to be as long as one of noise: of most it depends on the number of values alone.
         """
-        if direction == "down" or self.codec is None:
+        if direction == "down" or not self.codec.encodes:
             return whole_values(submodel.message(self.layout, direction))
         size = int(self.travelling(submodel).sum())
         if size not in self._noise:
@@ -124,11 +128,22 @@ class CostModel:
             self._travelling = {key: travelling(submodel, self.layout)}  # parts that are drawn anew do not come back
         return self._travelling[key]
 
-    def total(self, submodel: SubModel, direction: Direction) -> Size:
-        """The same in total."""
-        parts = self.message(submodel, direction).values()
-        return Size(sum(part.values for part in parts), sum(part.num_bytes for part in parts))
+    def values(self, submodel: SubModel, direction: Direction) -> int:
+        """Scalars of that message in total."""
+        return sum(size.values for size in self.sizes(submodel, direction).values())
+
+    def num_bytes(self, submodel: SubModel, direction: Direction) -> int:
+        """Its bytes."""
+        return sum(size.num_bytes for size in self.sizes(submodel, direction).values())
 
     def bits(self, submodel: SubModel, direction: Direction) -> int:
-        """Bits of that message."""
-        return 8 * self.total(submodel, direction).num_bytes
+        """Its bits."""
+        return 8 * self.num_bytes(submodel, direction)
+
+
+def registration_bytes(experiment: Experiment) -> int:
+    """Bytes that travel once: number of samples, label counts where a component reads them; their mean, back."""
+    per_client = 1 + experiment.method.needs_share
+    if "label_counts" in experiment.method.registration:
+        per_client += experiment.world.data.num_classes
+    return BYTES_PER_VALUE * per_client * len(experiment.world.profiles)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsweep.client.messages import Inquiry
 from fedsweep.components.probes import Probe
 from fedsweep.engine.aggregation import Aggregator
-from fedsweep.engine.cost import CostModel
+from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.evaluator import Evaluator
 from fedsweep.engine.ledger import Ledger, whole_values
 from fedsweep.engine.plan import Planner, RoundPlan
@@ -29,7 +29,6 @@ from fedsweep.errors import InvariantError, RunError, WorkerLost
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
-from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State
 from fedsweep.streams import stream
 from fedsweep.trees import load_vector
@@ -47,8 +46,11 @@ class Engine:
         experiment: The experiment.
         fleet: Where the clients are.
         on_partial: Called with a state that holds a refinement's unfinished work, to be checkpointed.
-        on_repair: Called with a sentence when lost workers are replaced.
+        on_repair: Called with a sentence when lost workers are replaced, or have something to say.
         on_working: Called with lines on how far a component's long work is.
+
+    Attributes:
+        notes: What workers had to say, once each.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Engine:
     ) -> None:
         self.experiment, self.fleet = experiment, fleet
         self._on_repair = on_repair
+        self.notes: list[str] = []
         self._model = experiment.new_model().to(experiment.server_device)
         self.costs = CostModel(experiment)
         self.layout = self.costs.layout
@@ -77,12 +80,20 @@ class Engine:
             server_tensors=experiment.server_tensors,
             keep=on_partial,
             message=on_repair,
+            note=self._note,
             working=on_working,
         )
         self._rows = RowMaker(experiment, self.costs)
         world = experiment.world
         self._test = self._evaluator(world.test_images, world.test_labels)
         self._validation = None if world.validation is None else self._evaluator(*world.validation)
+
+    def _note(self, texts: Sequence[str]) -> None:
+        """Tell what workers have to say, each thing once in a run."""
+        for text in texts:
+            if text not in self.notes:
+                self.notes.append(text)
+                self._on_repair(text)
 
     def _evaluator(self, images: np.ndarray, labels: np.ndarray) -> Evaluator:
         return Evaluator(
@@ -139,11 +150,8 @@ class Engine:
 
     @property
     def registration_bytes(self) -> int:
-        """Bytes that travel once: number of samples, label counts where a component reads them; their mean, back."""
-        per_client = 1 + self.experiment.method.needs_share
-        if "label_counts" in self.experiment.method.registration:
-            per_client += self.experiment.world.data.num_classes
-        return BYTES_PER_VALUE * per_client * len(self.experiment.world.profiles)
+        """See :func:`fedsweep.engine.cost.registration_bytes`."""
+        return registration_bytes(self.experiment)
 
     # -- a round -------------------------------------------------------------------------------------------------
 

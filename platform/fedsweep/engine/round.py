@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -35,7 +35,7 @@ class RoundTools:
         model: A template for the components' forward passes.
         server_tensors: Proxy and validation data, as components see them.
         keep: Called with a state that holds a refinement's unfinished work.
-        message: Takes a component's sentences for the user.
+        message, note: Take a component's sentences for the user, and what workers have to say.
         working: Takes a component's lines on how far long work is.
     """
 
@@ -48,6 +48,7 @@ class RoundTools:
     keep: Callable[[RunState], None] = lambda state: None
     message: Callable[[str], None] = lambda text: None
     working: Callable[[str], None] = lambda text: None
+    note: Callable[[Sequence[str]], None] = lambda texts: None
 
 
 class Round:
@@ -288,7 +289,7 @@ class Round:
 
     def _charge_download(self, client: int, broadcast: Payload) -> None:
         submodel = self.plan.submodel(client)
-        self.ledger.message(client, "down", self._costs.message(submodel, "down"))
+        self.ledger.message(client, "down", self._costs.sizes(submodel, "down"))
         if client not in self._masked:
             self.ledger.packed(client, "down", submodel.index_bytes())
             self._masked.add(client)
@@ -304,18 +305,19 @@ class Round:
         for name, content in contents.items():
             got[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
             if has.get(name) != got[name]:
-                size = self._costs.message(submodel, "down")["params"].values if content.like else content.value.numel()
+                size = self._costs.message(submodel, "down")["params"] if content.like else content.value.numel()
                 self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
         return got
 
     def _charge_upload(self, client: int, encoded: Payload | None = None) -> None:
         submodel, costs = self.plan.submodel(client), self._costs
-        sent = costs.message(submodel, "up") if encoded is None else costs.encoded(submodel, encoded)
+        sent = costs.sizes(submodel, "up") if encoded is None else costs.encoded(submodel, encoded)
         self.ledger.message(client, "up", sent)
 
     # -- aggregate -----------------------------------------------------------------------------------------------
 
     def _receive(self, segment: Segment, reply: SegmentReply) -> None:
+        self._tools.note(reply.notes)
         encoded = {answer.client: answer.encoded for answer in reply.replies}
         for point in segment.points:
             for client in point.attend:

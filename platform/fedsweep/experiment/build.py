@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedsweep.catalog import bound, build_method
+from fedsweep.catalog import bound, build_method, method_cards
+from fedsweep.client.messages import LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.client.shards import TrainingData
 from fedsweep.config.base import IntegerRange
@@ -19,15 +20,20 @@ from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError, DataError, ResourceError
 from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World
+from fedsweep.models.initial import read_weights, weights_file, weights_sha256
 from fedsweep.models.registry import build_model
 from fedsweep.records import ClientProfile
 from fedsweep.streams import stream
+from fedsweep.trees import layout_of, load_vector
 from fedsweep.world.availability import capabilities
 from fedsweep.world.data.datasets import Dataset, load_dataset
 from fedsweep.world.drift import Drift
 from fedsweep.world.label_stats import label_counts
 from fedsweep.world.partitions import check_parts
 from fedsweep.world.stragglers import WaitForAll
+
+# Lanes where the configuration leaves it open: more idle where a cohort does not divide by them.
+_LANES_ON_CPU = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,7 @@ class ModelBuilder:
         input_shape: Channels, height, width.
         num_classes: Outputs.
         seed: The run's.
+        initial: Values to begin with [num_values], in place of the seed's.
     """
 
     name: str
@@ -47,16 +54,20 @@ class ModelBuilder:
     input_shape: tuple[int, int, int]
     num_classes: int
     seed: int
+    initial: Tensor | None = field(default=None, compare=False)
 
     def __call__(self) -> nn.Module:
         """A new module; equal builders give equal values."""
-        return build_model(
+        model = build_model(
             self.name,
             input_shape=self.input_shape,
             num_classes=self.num_classes,
             stream=stream(self.seed, "model"),
             **self.options,
         )
+        if self.initial is not None:
+            load_vector(model, layout_of(model), self.initial)
+        return model
 
 
 def build_experiment(config: Config, dataset: Dataset | None = None, *, config_hash: str | None = None) -> Experiment:
@@ -86,6 +97,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
         num_classes=dataset.num_classes,
         seed=config.seed,
     )
+    builder = replace(builder, initial=_initial(config, builder))
     experiment = Experiment(
         seed=config.seed,
         world=world,
@@ -98,10 +110,21 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
         targets=tuple(config.evaluation.targets),
         device=device,
         server_device=server_device,
+        lanes=_lanes(config, device),
         config_hash=config.hash() if config_hash is None else config_hash,
+        cards=method_cards(config),
     )
     _ = experiment.template  # a model that does not fit the data is an error here, not in round 1
     return experiment
+
+
+def _initial(config: Config, builder: ModelBuilder) -> Tensor | None:
+    """The values that the configuration takes from a file."""
+    if config.model.init_from is None:
+        return None
+    file = weights_file(config.model.init_from)
+    known = config.model.init_sha256 or weights_sha256(file)
+    return read_weights(file, layout_of(builder()), sha256=known, model=config.model.name)
 
 
 def _devices(config: Config) -> tuple[str, str]:
@@ -127,6 +150,19 @@ def _devices(config: Config) -> tuple[str, str]:
     client = "cuda" if asked == "cuda" or runtime.gpus_per_client else "cpu"
     server = "cuda" if runtime.gpus_per_server or (asked == "cuda" and runtime.backend == "local") else "cpu"
     return client, server
+
+
+def _lanes(config: Config, device: str) -> LaneSettings | None:
+    """How many clients a worker steps at once; None: one after another."""
+    runtime = config.runtime
+    if runtime.executor == "loop" or (runtime.executor == "auto" and device == "cpu"):
+        return None
+    if isinstance(runtime.lanes, int):
+        return LaneSettings(width=runtime.lanes)
+    cohort = build_training(config).cohort_size
+    if device == "cpu":
+        return LaneSettings(width=min(_LANES_ON_CPU, cohort))
+    return LaneSettings(width=cohort, fits_memory=True)
 
 
 # -- training ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,301 @@
+"""AugFL: clients learn a model that adapts in one step, by inexact ADMM; the server adds what a model of its own knows.
+
+Source: Yue et al. (2025): AugFL: Augmenting federated learning with pretrained models. arXiv 2503.02154.
+
+Shape letters: B samples, C classes, P params, V values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedsweep.card import Card, with_card
+from fedsweep.components.base import ComponentReport, Published
+from fedsweep.components.evaluation import GlobalModel
+from fedsweep.components.local import LocalStep, LocalTerm, Memory, Objective
+from fedsweep.components.probes import ClientTest, LocalClient
+from fedsweep.components.refinement import Refinement
+from fedsweep.components.weighting import Uniform
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod, MethodSettings
+from fedsweep.models.functional import logits_with
+from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep.trees import ParamTree, load_vector
+
+from .parts.distilling import Student, batches
+from .parts.ensembles import template
+
+_CLIENTS = "augfl_clients"
+
+
+def halves(inputs: Tensor, targets: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """A batch's support and query samples; a single sample is both."""
+    cut = (len(targets) + 1) // 2
+    query = slice(cut if len(targets) > 1 else 0, None)
+    return (inputs[:cut], targets[:cut]), (inputs[query], targets[query])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupportLoss(Objective):
+    """Cross-entropy on the batch's support half: its gradient is the inner step's."""
+
+    @property
+    def passes(self) -> float:
+        return 1.5
+
+    def loss(self, step: LocalStep) -> Tensor:
+        (inputs, targets), _ = halves(step.inputs, step.targets)
+        return F.cross_entropy(step.forward(inputs), targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetaStep(LocalTerm):
+    """One step of inexact ADMM on ``w_k L(theta - a grad L(theta; support); query)``.
+
+    With r the query gradient at the adapted params and ``g = r - a H r``, where ``H r`` is the central difference of
+    support gradients at ``theta +- delta r``, ``delta = 1 / (10 round + 100)``: ``theta_k = theta - (y_k + w_k g) /
+    penalty`` and ``y_k <- -w_k g``. What travels is ``theta - (y_k + 2 w_k g) / penalty``, the new dual variable over
+    the penalty plus theta_k: its mean over the clients is the server's step, and nothing else need be sent.
+
+    Attributes:
+        adaptation_rate: a, at least 0.
+        penalty: rho, above 0.
+
+    Source: Yue et al. (2025) and the authors' program. Reading: support and query are the two halves of the round's one
+    batch; w_k is the client's share of all samples; one that is absent keeps its dual variable, and the mean is over
+    those who are there.
+    """
+
+    stateful: ClassVar[bool] = True
+    needs_share: ClassVar[bool] = True
+    name: str = "augfl"
+    adaptation_rate: float
+    penalty: float
+
+    @property
+    def passes(self) -> float:
+        return 4.5
+
+    def init(self, params: ParamTree) -> Memory:
+        return {name: torch.zeros_like(value, device="cpu") for name, value in params.items()}
+
+    def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
+        theta = {name: step.anchor[name] for name in step.params}
+        support, query = halves(step.inputs, step.targets)
+        at = _gradients_of(step)
+        found = at({n: v - self.adaptation_rate * gradients[n] for n, v in theta.items()}, query)
+        if self.adaptation_rate:
+            delta = 1 / (10 * step.client.round + 100)
+            above = at({n: v + delta * found[n] for n, v in theta.items()}, support)
+            below = at({n: v - delta * found[n] for n, v in theta.items()}, support)
+            scale = self.adaptation_rate / (2 * delta)
+            found = {n: r - scale * (above[n] - below[n]) for n, r in found.items()}
+        weight = step.client.share / float(step.broadcast[_CLIENTS])
+        dual = {name: torch.as_tensor(value).to(theta[name].device) for name, value in step.memory.items()}
+        sent = {n: v - (dual[n] + 2 * weight * found[n]) / self.penalty for n, v in theta.items()}
+        return {name: (-weight * value).cpu() for name, value in found.items()}, sent
+
+
+def _gradients_of(step: LocalStep) -> Callable[[ParamTree, tuple[Tensor, Tensor]], ParamTree]:
+    """Gradients of the mean cross-entropy at other params; the client's statistics stay as they are."""
+
+    def at(params: ParamTree, samples: tuple[Tensor, Tensor]) -> ParamTree:
+        leaves = {name: value.detach().clone().requires_grad_() for name, value in params.items()}
+        buffers = {name: value.clone() for name, value in step.model.named_buffers()}
+        loss = F.cross_entropy(logits_with(step.model, {**leaves, **buffers}, samples[0]), samples[1])
+        return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+    return at
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer(Refinement):
+    """``theta <- theta - strength * grad R / (m * penalty)`` with m clients, R the distance to a model of the server's.
+
+    ``R = T^2 KL(teacher || model) + cross-entropy`` on a batch of the server's labelled samples, at the model that the
+    clients started from. The teacher is the same network, trained on these samples in the first round; it stays on the
+    server.
+
+    Attributes:
+        strength: lambda, at least 0; 0 needs no samples.
+        penalty: rho.
+        temperature: T, above 0.
+        batch_size: Samples of R, at least 1.
+        teacher_steps: Adam steps at 1e-3 that train the teacher, at least 1.
+
+    Source: Yue et al. (2025). Reading: the authors distil contrastively from a network that was pretrained elsewhere;
+    here from logits, and from the server's own samples, so that nothing need be downloaded.
+    """
+
+    strength: float
+    penalty: float
+    temperature: float
+    batch_size: int
+    teacher_steps: int
+
+    def init(self, context: ServerContext) -> State:
+        """No teacher yet.
+
+        Raises:
+            ConfigError: The server has no labelled samples.
+        """
+        if self.strength and (context.proxy_data is None or context.proxy_data[1] is None):
+            raise ConfigError(
+                "augfl trains its teacher on labelled samples of the server's, but the scenario has none; set"
+                " scenario.server_data.proxy={per_class: 20, labelled: true}, or method.transfer=0"
+            )
+        count = torch.tensor([float(context.num_clients)], dtype=context.layout.dtype)
+        return {"clients": count, "teacher": None, "distance": None}
+
+    def publish(self, state: State) -> Mapping[str, Published]:
+        return {_CLIENTS: Published(value=state["clients"])}
+
+    def refine(
+        self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        if not self.strength or not updates:
+            return vector, state
+        teacher = self._trained(sync) if state["teacher"] is None else state["teacher"]
+        distance, gradient_P = self._distance(teacher, sync)
+        moved = vector.clone()
+        moved[: sync.layout.num_params] -= self.strength / (len(updates) * self.penalty) * gradient_P
+        return moved, {**state, "teacher": teacher, "distance": distance}
+
+    def _trained(self, sync: SyncContext) -> Tensor:
+        inputs, labels = cast(tuple[Tensor, Tensor], sync.proxy_data)
+        student = Student(sync.vector, sync, batch_norm="proxy")
+        optimizer = torch.optim.Adam(student.module.parameters(), lr=1e-3, foreach=False)
+        with torch.no_grad():
+            num_classes = student.module.eval()(inputs[:1].to(sync.device)).shape[1]
+        targets = F.one_hot(labels, num_classes).to(sync.layout.dtype)
+        orders = batches(len(inputs), self.batch_size, sync.stream.child("teacher"))
+        for number, index in enumerate(islice(orders, self.teacher_steps), start=1):
+            loss = student.step(optimizer, inputs[index], targets[index], temperature=1.0, clip_norm=math.inf)
+            if number % 100 == 0:
+                sync.working(f"training the teacher: step {number} of {self.teacher_steps}, loss {loss:.4f}")
+        return student.vector()
+
+    def _distance(self, teacher: Tensor, sync: SyncContext) -> tuple[float, Tensor]:
+        """R and its gradient [P]."""
+        inputs, labels = cast(tuple[Tensor, Tensor], sync.proxy_data)
+        device = torch.device(sync.device)
+        index = next(batches(len(inputs), self.batch_size, sync.stream.child("transfer")))
+        model = template(sync).eval()
+        load_vector(model, sync.layout, sync.vector)
+        known = {name: value.to(device) for name, value in sync.layout.model(teacher).items()}
+        chosen = inputs[index].to(device)
+        with torch.no_grad():
+            told = (logits_with(model, known, chosen) / self.temperature).softmax(dim=1)
+        logits = model(chosen)
+        distance = F.cross_entropy(logits, labels[index].to(device)) + self.temperature**2 * F.kl_div(
+            (logits / self.temperature).log_softmax(dim=1), told, reduction="batchmean"
+        )
+        gradients = torch.autograd.grad(distance, list(model.parameters()))
+        return float(distance.detach()), torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu()
+
+    def report(self, state: State) -> ComponentReport:
+        """R before the step."""
+        return ComponentReport(metrics={} if state["distance"] is None else {"transfer_distance": state["distance"]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptedTest(ClientTest):
+    """The server's model after one step on all the client's samples, on the client's share of the test set.
+
+    Attributes:
+        adaptation_rate: Of the step.
+    """
+
+    reads_data: ClassVar[bool] = True
+    adaptation_rate: float
+
+    def predictor(self, client: LocalClient) -> Callable[[Tensor], Tensor]:
+        leaves = {name: value.detach().clone().requires_grad_() for name, value in client.params.items()}
+        loss = F.cross_entropy(client.forward_with(leaves, client.inputs), client.targets)
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        adapted = {
+            name: (value - self.adaptation_rate * gradient).detach()
+            for (name, value), gradient in zip(leaves.items(), gradients, strict=True)
+        }
+        return lambda inputs: client.forward_with(adapted, inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapted(GlobalModel):
+    """The server's model answers; clients test it after a step of theirs.
+
+    Attributes:
+        adaptation_rate: Of that step.
+    """
+
+    adaptation_rate: float
+
+    def client_test(self) -> ClientTest:
+        return AdaptedTest(adaptation_rate=self.adaptation_rate)
+
+
+@with_card(
+    Card(
+        needs=("proxy",),
+        live=("transfer_distance", "personal_accuracy"),
+        differs=("the teacher is trained on the server's labelled samples, not pretrained elsewhere",),
+        small={"teacher_steps": 20},
+    )
+)
+def augfl(
+    *,
+    adaptation_rate: float = 0.05,
+    penalty: float = 0.7,
+    transfer: float = 5.0,
+    temperature: float = 4.0,
+    server_batch: int = 128,
+    teacher_steps: int = 500,
+) -> FederatedMethod:
+    """Clients take one step of inexact ADMM a round towards a model that adapts well; the server pulls to a teacher.
+
+    ``test_accuracy`` is the server's model's, ``personal_accuracy`` that after one step on each client's own samples.
+    The step is on a batch of ``training.batch_size`` samples, half of them support, half query.
+
+    Args:
+        adaptation_rate: Of the step that adapts, at least 0; 0: no adaptation.
+        penalty: rho of ADMM, above 0: a greater one makes smaller steps.
+        transfer: lambda, the weight of the distance to the teacher, at least 0; 0 needs no samples on the server.
+        temperature: At which the teacher is distilled, above 0.
+        server_batch: Samples of a distillation step, at least 1.
+        teacher_steps: Steps that train the teacher, at least 1.
+    """
+    for name, value in (("adaptation_rate", adaptation_rate), ("transfer", transfer)):
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"method.{name} must be a number of at least 0, but got {value}")
+    for name, value in (("penalty", penalty), ("temperature", temperature)):
+        if not 0 < value < math.inf:
+            raise ConfigError(f"method.{name} must be a number above 0, but got {value}")
+    for name, count in (("server_batch", server_batch), ("teacher_steps", teacher_steps)):
+        if count < 1:
+            raise ConfigError(f"method.{name} must be at least 1, but got {count}")
+    return FederatedMethod(
+        name="augfl",
+        source="Yue et al. (2025), AugFL: Augmenting federated learning with pretrained models",
+        objective=SupportLoss(),
+        terms=(MetaStep(adaptation_rate=adaptation_rate, penalty=penalty),),
+        weighting=Uniform(),
+        refinements=(
+            Transfer(
+                strength=transfer,
+                penalty=penalty,
+                temperature=temperature,
+                batch_size=server_batch,
+                teacher_steps=teacher_steps,
+            ),
+        ),
+        evaluation=Adapted(adaptation_rate=adaptation_rate),
+        settings=MethodSettings(local_steps=1),
+    )

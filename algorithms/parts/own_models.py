@@ -1,0 +1,90 @@
+"""What methods share whose clients keep a model of their own, of which a part or nothing travels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+from torch import Tensor
+
+from fedsweep.components.evaluation import GlobalModel
+from fedsweep.components.local import LocalWork, Memory
+from fedsweep.components.probes import ClientTest, LocalClient
+from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.models.functional import head_names, logits_with
+from fedsweep.records import RoundContext, ServerContext, State
+from fedsweep.submodel import PartOfModel, SubModel
+from fedsweep.trees import ParamTree
+
+from .features import network_with_features
+
+
+def kept(work: LocalWork) -> Memory:
+    """A memory with the model that the client has at a job's end, float buffers too."""
+    return {"values": {name: value.detach().cpu().clone() for name, value in work.values.items()}}
+
+
+def own_values(memory: Mapping[str, object]) -> ParamTree | None:
+    """The model that :func:`kept` put there; None before the first."""
+    return cast(ParamTree | None, memory.get("values"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Travels(SubModelPolicy):
+    """The clients' models are whole, but only a part of them travels.
+
+    Attributes:
+        method: For the message where a network does not say where its head is.
+        part: ``"body"``: all but the head; ``"nothing"``.
+    """
+
+    cuts: ClassVar[bool] = True
+    method: str
+    part: Literal["body", "nothing"]
+
+    def init(self, context: ServerContext) -> State:
+        """The names of what travels.
+
+        Raises:
+            ConfigError: The network does not say where its features and its head are.
+        """
+        model = network_with_features(context.model, method=self.method, use="keeps with the clients")
+        if self.part == "nothing":
+            return {"names": []}
+        return {"names": sorted(context.layout.model(context.vector).keys() - head_names(model))}
+
+    def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
+        return dict.fromkeys(context.cohort, PartOfModel(names=frozenset(state["names"]))), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModelTest(ClientTest):
+    """The model that a client trained last, on its share of the test set; the server's, where it never took part.
+
+    Attributes:
+        term: Whose memory it is in.
+    """
+
+    term: str
+
+    def predictor(self, client: LocalClient) -> Callable[[Tensor], Tensor]:
+        own = own_values(client.memories.get(self.term, {}))
+        if own is None:
+            return client.model
+        values = {name: value.to(client.targets.device) for name, value in own.items()}
+        return lambda inputs: logits_with(client.model, values, inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModels(GlobalModel):
+    """The server's model answers the server's tests; clients test their own.
+
+    Attributes:
+        term: Whose memory they are in.
+    """
+
+    term: str
+
+    def client_test(self) -> ClientTest:
+        return OwnModelTest(term=self.term)
