@@ -73,7 +73,7 @@ def components_are_values(subject: Subject) -> None:
         for component in (c for c in components if c is not None):
             kind = type(component).__name__
             _require(is_dataclass(component), f"{kind} must be a frozen dataclass")
-            _require(type(component).__dataclass_params__.frozen, f"{kind} must be a frozen dataclass")  # type: ignore[attr-defined]
+            _require(type(component).__dataclass_params__.frozen, f"{kind} must be a frozen dataclass")
             _require(all(field.kw_only for field in fields(component)), f"{kind}'s fields must be keyword-only")
             copy = pickle.loads(pickle.dumps(component))
             _require(copy == component and hash(copy) == hash(component), f"{kind} does not survive pickling")
@@ -299,11 +299,11 @@ def streams_are_fedavgs(subject: Subject) -> None:
 def clients_names_do_not_matter(subject: Subject) -> None:
     """Where nothing is drawn for a client, clients with other numbers come to the same model."""
     whole: dict[str, Any] = {"cohort_size": 6, "batch_size": 1000, "local_epochs": 1, "double": True}
-    models = [states_of(replace(subject.world(subject.method, **whole), seed=seed))[-1].vector for seed in (0, 1)]
-    if not torch.allclose(*models, rtol=0, atol=1e-12):
+    model, other = (states_of(replace(subject.world(subject.method, **whole), seed=k))[-1].vector for k in (0, 1))
+    if not torch.allclose(model, other, rtol=0, atol=1e-12):
         return  # it draws something for clients or steps, which goes by their numbers
     turned = _relabelled(subject.world(subject.method, **whole))
-    apart = float((states_of(turned)[-1].vector - models[0]).abs().max())
+    apart = float((states_of(turned)[-1].vector - model).abs().max())
     _require(apart < 1e-9, f"with its clients numbered the other way round, the model is {apart:.3g} away")
 
 
