@@ -16,10 +16,20 @@ from typing import Any, Literal, TypeVar, get_args
 from fedsweep.errors import ConfigError
 
 Need = Literal[
-    "proxy", "validation", "evaluation", "devices", "features", "units", "input shape", "no batch norm", "two samples"
+    "proxy",
+    "labelled proxy",
+    "validation",
+    "evaluation",
+    "devices",
+    "features",
+    "units",
+    "input shape",
+    "no batch norm",
+    "two samples",
 ]
 NEEDS: Mapping[Need, str] = {
     "proxy": "samples on the server, labels not needed (`scenario.server_data.proxy`)",
+    "labelled proxy": "labelled samples on the server (`scenario.server_data.proxy`, `labelled: true`)",
     "validation": "labelled validation data on the server (`scenario.server_data.validation`)",
     "evaluation": "a test after every round (`evaluation.every: 1`)",
     "devices": "simulated devices, whose times order what happens (`scenario.devices`)",
