@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import cos, pi, prod
-from typing import ClassVar, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.server_update import ServerUpdate, mean_of_updates
 from fedsweep.errors import ConfigError
@@ -33,6 +34,8 @@ from .parts.element_masks import (
     largest,
     shared_out,
 )
+
+Distribution = Literal["erk", "uniform"]
 
 _SENT = "feddst/mask"
 
@@ -144,6 +147,7 @@ class MovingMask(MaskPolicy):
 
     Attributes:
         moved: Share of a layer's alive weights that clients move at first; it falls to 0 as half a cosine does.
+        distribution: ``"erk"``: see :func:`erk_densities`; ``"uniform"``: the same share of each layer's weights.
         every: Rounds between two adjustments.
         until: Round before which they end; None: half of the run.
 
@@ -155,12 +159,15 @@ class MovingMask(MaskPolicy):
     sparsity: float
     saves_work: bool = False
     moved: float = 0.01
+    distribution: Distribution = "erk"
     every: int = 15
     until: int | None = None
 
     def first_mask(self, context: ServerContext, layers: Layers) -> Tensor:
         shapes = [context.layout.params(context.vector)[name].shape for name in layers]
-        densities = erk_densities([tuple(shape) for shape in shapes], 1 - self.sparsity)
+        densities = [1 - self.sparsity] * len(shapes)
+        if self.distribution == "erk":
+            densities = erk_densities([tuple(shape) for shape in shapes], 1 - self.sparsity)
         sizes = [prod(shape) for shape in shapes]
         counts = shared_out(round((1 - self.sparsity) * sum(sizes)), sizes, densities)
         mask = torch.ones(context.layout.num_params, dtype=torch.bool)
@@ -196,10 +203,19 @@ class MovingMask(MaskPolicy):
         return mask
 
 
+@with_card(
+    Card(
+        up="mask(K) if sparsity * moved and 1 < round <= (until or round) and not (round - 2) % every else 0",
+        limits=(Limit(given={"sparsity": 0.0}),),
+        live=("sparsity",),
+        small={"sparsity": 0.5, "moved": 0.2, "until": 3, "every": 1},
+    )
+)
 def feddst(
     *,
     sparsity: float = 0.8,
     moved: float = 0.01,
+    distribution: Distribution = "erk",
     every: int = 15,
     until: int | None = None,
     saves_work: bool = False,
@@ -211,6 +227,7 @@ def feddst(
             FedAvg bit for bit. The paper has 0.8 on CIFAR-10 and 0.5 on CIFAR-100.
         moved: Share of a layer's alive weights that a client moves in an adjustment at first, at least 0 and below 1;
             it falls as half a cosine does. 0: the mask stays.
+        distribution: erk: small layers keep more of their weights, as in the paper; uniform: all the same share.
         every: Rounds between two adjustments, at least 1; 15 in the paper on CIFAR-10, 10 on CIFAR-100.
         until: Round before which adjustments end; null: half of the run.
         saves_work: Count operations of alive weights alone, which takes kernels for sparse weights; otherwise those of
@@ -228,6 +245,8 @@ def feddst(
         name="feddst",
         source=source,
         terms=(StayZero(), Readjust()),
-        submodels=MovingMask(sparsity=sparsity, saves_work=saves_work, moved=moved, every=every, until=until),
+        submodels=MovingMask(
+            sparsity=sparsity, saves_work=saves_work, moved=moved, distribution=distribution, every=every, until=until
+        ),
         server_update=MeanOfSentMasks(),
     )

@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 from fedsweep.catalog import TABLES
 from fedsweep.config.base import Section
 from fedsweep.config.explain import allowed, schema_at
-from fedsweep.config.schema import Config
+from fedsweep.config.schema import FROM_FILE, Config, Model
 from fedsweep.config.signatures import ParameterRow, describe
 from fedsweep.config.sweep import SpaceEntry
 from fedsweep.config.training import Adam, CosineSchedule, ExponentialSchedule, Sgd
@@ -98,7 +98,9 @@ def page() -> str:
         if model is not None:
             parts += [f"## `{name}`", _summary(model), _table(_rows(model, f"{name}."))]
             parts += _PARTS_BELOW.get(name, list)()
-    parts += ["## `model`", "The model's options stand beside its name.", *_models()]
+    beside = ((f"model.{key}", _allowed(f"model.{key}"), _default(Model.model_fields[key])) for key in FROM_FILE)
+    from_file = _table((*row, Model.model_fields[row[0][6:]].description or "") for row in beside)
+    parts += ["## `model`", "The model's options stand beside its name.", from_file, *_models()]
     parts += ["## `method`", _METHOD, *_methods()]
     text = "\n\n".join(part.strip("\n") for part in parts) + "\n"
     return re.sub(r"(?<!`)``(?!`)", "`", text)

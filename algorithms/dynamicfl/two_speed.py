@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -68,6 +68,8 @@ class TwoSpeed(Pacing):
     Source: DynamicFL, Algorithm 1. Whoever synchronises after a step is averaged with all others that do, and the
     average goes to them alone.
     """
+
+    syncs_inside: ClassVar[bool] = True
 
     high: int
     low: int

@@ -44,6 +44,9 @@ Reference = Literal["largest", "slowest"]
 SoftmaxOver = Literal["kind", "layer"]
 
 
+_WHOLE = "clients train the whole model, as in FedAvg"
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveDropout(SubModelPolicy):
     """Sub-models of units drawn by rates that follow unit scores, curvature and device times.
@@ -132,6 +135,34 @@ class AdaptiveDropout(SubModelPolicy):
             "refreshes": 0,
             "device_rate": 0.0,
         }
+
+    # -- what a user should know ---------------------------------------------------------------------------------
+
+    def foresee(self, context: ServerContext) -> str:
+        """Whether the first rates come too late for the run."""
+        if not self.base_rate:
+            return f"base_rate=0: {_WHOLE}"
+        if self.refresh == "trigger":
+            first = self.check_every * (self.patience + 2) + (self.base_rate == "hessian")
+            why = f"with check_every={self.check_every}, patience={self.patience} the first refresh is in round {first}"
+        else:
+            first = min(self.refresh, default=context.num_rounds)
+            why = f"the first refresh is in round {first}"
+        if first < context.num_rounds:
+            return ""
+        return (
+            f"{why}, and rates hold from the next one on, but the run has {context.num_rounds}: {_WHOLE}; set"
+            " method.check_every=1 or method.refresh=[1], say"
+        )
+
+    def remark(self, state: State) -> str:
+        """Whether rates were measured, and were more than 0."""
+        if self.base_rate and not state["refreshes"]:
+            return f"there was no refresh: {_WHOLE}; set method.check_every=1 or method.refresh=[1], say"
+        if not state["base_rate"]:
+            why = f"the curvature rule gave a base rate of 0 at the last of {state['refreshes']} refreshes"
+            return f"{why if self.base_rate else 'base_rate=0'}: {_WHOLE}; set method.base_rate=0.05, say"
+        return ""
 
     # -- what is measured, and when ------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.probes import Probe
 from fedsweep.errors import ConfigError
@@ -160,6 +161,15 @@ def _server_samples(context: ServerContext) -> tuple[Tensor, Tensor] | None:
     return context.validation_data
 
 
+@with_card(
+    Card(
+        up="F if sparsity and round % every == 0 else 0",
+        limits=(Limit(given={"sparsity": 0.0}),),
+        live=("sparsity",),
+        differs=("the first stage's exchange with one client is in no formula: it gets the model and sends K bits",),
+        small={"sparsity": 0.5, "first_stage": "none", "every": 2},
+    )
+)
 def prunefl(
     *,
     sparsity: float = 0.8,

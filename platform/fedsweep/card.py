@@ -30,6 +30,8 @@ assert set(NEEDS) == set(get_args(Need))
 SYMBOLS: Mapping[str, str] = {
     "W": "values of the client's model: params and float buffers",
     "P": "its params",
+    "F": "params of the full model",
+    "K": "weights of its linear and convolutional layers",
     "X": "values of an input",
     "C": "classes",
     "D": "features that the head reads",

@@ -244,6 +244,7 @@ def resolve(config: Config) -> Config:
 
     Raises:
         ConfigError: A name or a parameter is unknown, or a value is of the wrong type.
+        DataError: The file of the model's initial values can't be read.
     """
     found = {key: bound(config, key) for key in _RESOLVED}
     changes = {
@@ -251,7 +252,21 @@ def resolve(config: Config) -> Config:
         for key, item in found.items()
         if item is not None
     }
+    changes["model"] |= _initial(config)
     return with_sections(config, changes)
+
+
+def _initial(config: Config) -> dict[str, str]:
+    """Where the model's initial values come from, and which file that is."""
+    given = config.model.init_from
+    if given is None:
+        return {}
+    from fedsweep.models.initial import weights_file, weights_sha256
+
+    if config.model.init_sha256 is not None:
+        return {"init_from": given, "init_sha256": config.model.init_sha256}
+    file = weights_file(given)
+    return {"init_from": str(file), "init_sha256": weights_sha256(file)}
 
 
 def build_method(spec: Mapping[str, Any] | Config) -> FederatedMethod:
@@ -279,6 +294,11 @@ def method_names() -> tuple[str, ...]:
 def method_title(name: str) -> str:
     """What a method's paper calls it; one's own methods have the name that they are called by."""
     return str(getattr(TABLES["method"].names().get(name), "title", name))
+
+
+def method_titles() -> tuple[str, ...]:
+    """What the built-in methods' papers call them, in the registry's order."""
+    return tuple(str(entry.title) for entry in TABLES["method"].names().values())
 
 
 def merged_title(names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from fedsweep.components.base import ServerComponent
-from fedsweep.components.codec import Codec
+from fedsweep.components.codec import AsItIs, Codec
 from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.components.local import CrossEntropy, LocalTerm, Objective
 from fedsweep.components.pacing import OncePerRound, Pacing
@@ -55,7 +55,7 @@ class FederatedMethod:
         server_update: The next server model from the attendees' models.
         refinements: Work on the aggregate, in order.
         evaluation: Which model is tested.
-        codec: What clients' models go through on their way to the server; None: they are sent as they are.
+        codec: What clients' models go through on their way to the server.
         settings: What the method asks of the training section.
     """
 
@@ -71,7 +71,7 @@ class FederatedMethod:
     server_update: ServerUpdate = Replace()
     refinements: tuple[Refinement, ...] = ()
     evaluation: Evaluation = GlobalModel()
-    codec: Codec | None = None
+    codec: Codec = AsItIs()
     settings: MethodSettings = MethodSettings()
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class FederatedMethod:
         verbs = {t.name: "sends" if t.sends else "begins" for t in self.terms if t.sends or t.needs_fresh_momentum}
         parts = [f"the term {name}, which {verb}" for name, verb in verbs.items()]
         parts += ["sub-models, which are drawn"] if self.submodels.cuts else []
-        parts += [] if self.codec is None else [f"the codec {type(self.codec).__name__}, which encodes moves"]
+        parts += [f"the codec {type(self.codec).__name__}, which encodes moves"] if self.codec.encodes else []
         if parts:
             raise ConfigError(
                 f"method {self.name}: its clients keep what they trained over several rounds, which does not go"
@@ -121,7 +121,7 @@ class FederatedMethod:
         return (
             self.server_update.plain_mean
             and self.moves_from is None
-            and self.codec is None
+            and not self.codec.encodes
             and not any(component.needs_updates for component in inner)
             and not any(component.has_own("learn") for _, component in self.server_components())
             and all(refinement.when == "round_end" for refinement in self.refinements)
@@ -140,7 +140,7 @@ class FederatedMethod:
     @property
     def remembers(self) -> bool:
         """Whether clients keep something of the method's between their rounds."""
-        return any(term.stateful for term in self.terms) or (self.codec is not None and self.codec.error_feedback)
+        return self.codec.error_feedback or any(term.stateful for term in self.terms)
 
     @property
     def moves_from(self) -> Literal["server", "anchor"] | None:

@@ -308,3 +308,16 @@ def test_a_scenario_without_devices_is_refused(method: FederatedMethod) -> None:
 def test_wrong_input_is_said(build: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+def test_where_a_tenth_is_slow_a_target_is_reached_in_less_virtual_time() -> None:
+    fleet = (*[tiny_device(1e4)] * 9, tiny_device(1e3))
+
+    def reached(method: FederatedMethod, updates_a_round: int) -> float:
+        more = {"num_clients": 20, "cohort_size": 5, "sizes": (4,) * 20, "rounds": 150 // updates_a_round}
+        rows = run(method, devices=fleet, **more).records
+        return next(r.sim_time_s for r in rows if (r.test_accuracy or 0.0) >= 0.9 and r.sim_time_s is not None)
+
+    waits = reached(fedavg(), 5)
+    assert reached(fedasync(), 1) < 0.7 * waits
+    assert reached(fedbuff(buffer_size=2), 2) < 0.7 * waits

@@ -35,6 +35,12 @@ def test_a_layer_that_is_full_leaves_the_rest_to_the_others() -> None:
     assert erk_densities([(10, 6), (4, 10)], 1.0) == [1.0, 1.0]
 
 
+def test_all_layers_keep_the_same_share_where_that_is_asked_for() -> None:
+    engine = local_engine(tiny_experiment(feddst(sparsity=0.8, distribution="uniform"), build=build))
+    mask = engine.start().components["submodels"]["mask"]
+    assert [int(mask[a:b].sum()) for a, b in weight_layers(build(), engine.layout).values()] == [12, 20, 8]
+
+
 def test_numbers_add_up_and_nobody_is_left_with_none() -> None:
     assert shared_out(40, [60, 100, 40], [12.8 / 60, 16 / 100, 11.2 / 40]) == [13, 16, 11]
     assert shared_out(3, [10, 10, 100], [0.0, 0.0, 0.03]) == [1, 1, 1]

@@ -65,6 +65,7 @@ def test_a_configuration_may_extend_another(folder: Path) -> None:
     ("text", "said"),
     [
         ("extends: nowhere.yaml", "own.yaml: extends: nowhere.yaml: no file"),
+        (f"extends: {'x' * 5000}", "own.yaml: extends: xxx"),
         ("extends: _shared.yaml#seting", "unknown section 'seting'; did you mean 'setting'"),
         ("extends: _shared.yaml#some", "must be a mapping, but is a list"),
         ("l: [{from: _shared.yaml#setting}]", "must be a list, but is a dict"),

@@ -212,6 +212,8 @@ def test_file_that_is_no_mapping_is_an_error_with_file_and_line(tmp_path: Path, 
 def test_missing_file_is_an_error_that_names_it() -> None:
     with pytest.raises(ConfigError, match=r"no file 'nowhere\.yaml' is there; unknown preset"):
         load_config("nowhere.yaml")
+    with pytest.raises(ConfigError, match=r"no file 'x{5000}' is there"):
+        load_config("x" * 5000)
 
 
 def test_folder_is_an_error_that_points_at_the_file(tmp_path: Path) -> None:

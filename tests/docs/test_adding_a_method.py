@@ -17,6 +17,7 @@ import fedsweep
 from fedsweep.catalog import build_method
 from fedsweep.cli import main
 from fedsweep.components import (
+    codec,
     evaluation,
     local,
     pacing,
@@ -38,7 +39,7 @@ def folder(pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    for name in ("my_methods", "test_my_methods"):
+    for name in ("my_methods", "test_my_methods", "more_methods", "test_more_methods"):
         sys.modules.pop(name, None)
 
 
@@ -46,9 +47,10 @@ def own_tests(module: Any) -> dict[str, Callable[[], None]]:
     return {name: value for name, value in vars(module).items() if name.startswith("test_")}
 
 
-def test_the_pages_own_tests_pass(folder: Path) -> None:
-    found = own_tests(importlib.import_module("test_my_methods"))
-    assert len(found) == 5
+@pytest.mark.parametrize(("module", "number"), [("test_my_methods", 5), ("test_more_methods", 6)])
+def test_the_pages_own_tests_pass(folder: Path, module: str, number: int) -> None:
+    found = own_tests(importlib.import_module(module))
+    assert len(found) == number
     for test in found.values():
         test()
 
@@ -61,7 +63,28 @@ def test_the_pages_own_tests_can_fail(folder: Path) -> None:
         found["test_second_round_goes_on_in_the_first_rounds_direction"]()
 
 
-@pytest.mark.parametrize("name", ["fedavgm", "both"])
+@pytest.mark.parametrize(
+    ("right", "wrong", "test"),
+    [
+        (
+            "/ counts.sum(), state",
+            "/ counts.sum() * 0 + 1 / len(updates), state",
+            "test_progress_is_remembered_sent_and_w",
+        ),
+        ("return self.remembers", "return False", "test_what_was_left_out_is_remembered"),
+        ("torch.int32", "torch.int16", "test_it_is_metered_as_it_is_sent"),
+    ],
+)
+def test_the_other_tests_can_fail_too(folder: Path, right: str, wrong: str, test: str) -> None:
+    module = folder / "more_methods.py"
+    assert right in module.read_text()
+    module.write_text(module.read_text().replace(right, wrong))
+    found = own_tests(importlib.import_module("test_more_methods"))
+    with pytest.raises((AssertionError, KeyError)):
+        next(own for name, own in found.items() if name.startswith(test))()
+
+
+@pytest.mark.parametrize("name", ["fedavgm", "both", "compressed"])
 def test_the_pages_configurations_run(folder: Path, name: str) -> None:
     result = fedsweep.run(folder / f"{name}.yaml", overrides=SMALL, out=folder / "run")
     assert result.summary["status"] == "finished"
@@ -130,12 +153,13 @@ def test_the_table_of_seams_names_every_required_method(pages: Any) -> None:
         server_update.ServerUpdate,
         refinement.Refinement,
         evaluation.Evaluation,
+        codec.Codec,
     )
     for base in bases:
         row = next(line for line in text.splitlines() if f"| `{base.__name__}`" in line)
         required = sorted(base.__abstractmethods__)
-        assert len(required) <= 1
-        assert row.split("|")[3].strip().startswith(f"`{required[0]}(" if required else "none")
+        assert len(required) <= (2 if base is codec.Codec else 1)
+        assert row.split("|")[3].strip().startswith(f"`{required[-1]}(" if required else "none")
 
 
 def test_the_blocks_are_formatted_like_the_sources(folder: Path) -> None:
@@ -143,6 +167,6 @@ def test_the_blocks_are_formatted_like_the_sources(folder: Path) -> None:
     if not ruff.is_file():
         pytest.skip("ruff is not installed beside this Python")
     config = Path(__file__).resolve().parents[2] / "pyproject.toml"
-    for check in (["format", "--check", "."], ["check", "--no-cache", "my_methods.py"]):
+    for check in (["format", "--check", "."], ["check", "--no-cache", "my_methods.py", "more_methods.py"]):
         done = subprocess.run([ruff, *check, "--config", config], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -185,6 +185,8 @@ EFFECTS: dict[str, tuple[list[str], Read, Any]] = {
 # Keys that say where the data lies or how a run is carried out; the bits of a run do not depend on them.
 ELSEWHERE = {
     "name": "tests/runs/test_run_folder.py",
+    "model.init_from": "tests/experiment/test_initial_model.py",
+    "model.init_sha256": "tests/experiment/test_initial_model.py",
     "scenario.root": "tests/world/data/test_torchvision_sets.py",
     "scenario.download": "tests/world/data/test_torchvision_sets.py",
     "runtime.backend": "tests/fleet/test_ray_fleet.py",

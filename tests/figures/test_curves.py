@@ -20,7 +20,7 @@ from fedsweep.figures.curves import plot_accuracy_against_bytes, plot_learning_c
 from fedsweep.figures.of_run import plot_run
 from fedsweep.figures.partition import plot_partition
 from fedsweep.figures.style import COLOURS
-from fedsweep.records import RoundRecord
+from fedsweep.records import RoundRecord, late_fields
 from fedsweep.runs.run_folder import RunFolder
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -50,6 +50,7 @@ def write_run(path: Path, *, name: str, seed: int = 0, rounds: int = 4, status: 
         "attendees": (0,),
         "aggregation_weights": (1.0,),
         "extra": {},
+        **dict.fromkeys(late_fields(RoundRecord)),
     }
     blank = RoundRecord(**{**values, **lists, "bytes_up": 60, "bytes_down": 40})
     folder = RunFolder.create(path, overwrite=False)

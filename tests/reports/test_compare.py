@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import math
 from dataclasses import replace
@@ -12,7 +13,10 @@ import pytest
 from rich.console import Console
 
 from fedsweep.errors import InputError
+from fedsweep.figures.style import COLOURS, setting_looks
 from fedsweep.reports.compare import compared_runs, print_runs, print_settings
+from fedsweep.reports.setting_table import settings_as
+from fedsweep.results.names import without_shared_start
 from fedsweep.results.settings import ReportRun
 from fedsweep.results.texts import bytes_text, seconds_text
 from fedsweep.results.view import RunView, load_runs, run_labels
@@ -55,7 +59,7 @@ def test_a_row_says_what_the_rounds_say(tmp_path: Path) -> None:
         {},
     )
     (row,) = compared_runs([write_run(tmp_path / "a", *rounds, seed=3, status=None)])
-    assert (row.label, row.method, row.view.seed, row.status, row.num_rounds) == ("run", "fedavg", 3, "unfinished", 4)
+    assert (row.label, row.method, row.view.seed, row.status, row.num_rounds) == ("run", "FedAvg", 3, "unfinished", 4)
     assert (row.test_accuracy, row.best_test_accuracy) == (0.7, 0.75)
     assert (row.total_bytes, row.comm_ratio) == (5000, 0.5)
     assert (row.sim_time_s, row.wall_time_s, row.folder) == (30.0, 6.0, tmp_path / "a")
@@ -90,7 +94,7 @@ def test_nan_is_never_the_best(tmp_path: Path) -> None:
 
 def test_merged_methods_are_named_together(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", method="{merge: [{name: feddh}, {name: fedad}]}")
-    assert compared_runs([path])[0].method == "feddh+fedad"
+    assert compared_runs([path])[0].method == "FedDHAD"
 
 
 def test_a_run_named_twice_has_one_row(tmp_path: Path) -> None:
@@ -190,3 +194,58 @@ def test_bytes_for_people(count: float | None, text: str) -> None:
 )
 def test_seconds_for_people(seconds: float | None, text: str) -> None:
     assert seconds_text(seconds) == text
+
+
+# -- settings as a paper prints them ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    for method, accuracies in (("fedavg", (0.5, 0.6, 0.7)), ("fedprox", (0.8, 0.8, 0.8))):
+        for seed, accuracy in enumerate(accuracies):
+            folder = tmp_path / f"{method}-{seed}"
+            write_run(
+                folder,
+                {"test_accuracy": accuracy},
+                method=f"{{name: {method}}}",
+                name=f"my study {method}",
+                seed=seed,
+            )
+    return tmp_path
+
+
+def test_markdown_has_means_with_deviation_and_interval(study: Path) -> None:
+    lines = settings_as(compared_runs([study]), "md").splitlines()
+    assert lines[0].startswith("| Setting | Accuracy (%) | Best (%) |")
+    assert lines[2].startswith("| fedavg | 60.00 ± 10.00 [")
+    assert lines[3].startswith("| fedprox | 80.00 ± 0.00 [80.00, 80.00] |")
+
+
+def test_latex_is_escaped_and_the_best_is_bold(study: Path) -> None:
+    text = settings_as(compared_runs([study]), "latex")
+    assert r"\toprule" in text and r"Accuracy (\%)" in text
+    assert r"fedprox & \textbf{80.00 $\pm$ 0.00 [80.00, 80.00]} &" in text
+    assert r"fedavg & 60.00 $\pm$ 10.00 [" in text
+
+
+def test_csv_has_unrounded_figures_in_si_units(study: Path) -> None:
+    first, second = csv.DictReader(io.StringIO(settings_as(compared_runs([study]), "csv")))
+    assert (first["setting"], first["method"], first["seeds"]) == ("fedavg", "FedAvg", "3")
+    assert float(first["test_accuracy_mean"]) == pytest.approx(0.6, abs=1e-15)
+    assert float(first["test_accuracy_sd"]) == pytest.approx(0.1, abs=1e-15)
+    assert float(second["test_accuracy_high"]) == 0.8
+
+
+def test_words_that_all_names_begin_with_are_left_out() -> None:
+    assert without_shared_start(["a study FedAvg", "a study FedProx mu=1"]) == ["FedAvg", "FedProx mu=1"]
+    assert without_shared_start(["a study", "a study two"]) == ["a study", "a study two"]  # or one would have no name
+    assert without_shared_start(["alone", "alone"]) == ["alone", "alone"]
+    assert without_shared_start(["first-run", "first-walk"]) == ["first-run", "first-walk"]
+
+
+def test_a_method_has_its_look_in_whatever_company() -> None:
+    alone = setting_looks(["FedAvg"])[0]
+    assert setting_looks(["DynamicFL", "FedProx", "FedAvg"])[2] == alone
+    many = setting_looks(["FedAvg"] * 9 + ["mine:method", "FedProx"])
+    assert many[0] == alone and len({(look.colour, look.marker) for look in many}) == 11
+    assert {look.colour for look in many} == set(COLOURS)

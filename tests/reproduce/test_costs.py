@@ -13,6 +13,7 @@ from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.experiment.build import build_experiment, build_world
+from fedsweep.reproduce.cell_texts import cell_text, headings, notes
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.costs import (
     costs_grid,
@@ -210,4 +211,6 @@ def test_a_tables_cost_measures_are_filled_in_and_the_others_say_why_not() -> No
     assert fedavg is not None and fedstg is not None
     assert list(fedavg.measured) == ["cost"] and not fedavg.problems and fedavg.standing == "paper"
     assert fedavg.measured["cost"].mean == 1 / 9 and fedavg.measured["cost"].count == 2  # one of nine steps
-    assert fedstg.measured["cost"].mean is None and "pacing" in fedstg.problems[0]
+    assert fedstg.measured["cost"].mean is None and "pacing" in fedstg.untold[0] and not grid.problems
+    assert cell_text(grid, "FedStg", headings(grid)[0]).measured == "-"
+    assert any(note.startswith("FedStg: the costs of method fedstg can't be told") for note in notes(grid))

@@ -120,3 +120,17 @@ def test_divergences_are_computed_for_many_clients_at_once(monkeypatch: pytest.M
     counts_NC = np.ones((50_000, 10), dtype=np.int64)
     clients_table(counts_NC.sum(axis=1), counts_NC, budget_values=None, devices={})
     assert len(calls) < 50
+
+
+def test_the_picture_of_the_split_has_no_object_for_each_client() -> None:
+    from matplotlib.figure import Figure
+
+    from fedsweep.figures.partition import _totals
+
+    drawn = []
+    for clients in (200, 201, 100_000):
+        axes = Figure().subplots()
+        _totals(axes, np.arange(clients))
+        drawn.append(len(axes.patches))
+        assert axes.dataLim.y1 == clients - 1
+    assert drawn == [200, 1, 1]

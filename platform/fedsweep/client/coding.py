@@ -31,14 +31,19 @@ class Encoder:
         self._travels = travelling(submodel, full)
         self._left = torch.zeros(full.num_params, dtype=full.dtype) if left is None else left
 
-    def encoded(self, reply: Reply, anchor: Tensor, stream: Stream) -> Reply:
+    def encoded(self, reply: Reply, anchor: Tensor | None, stream: Stream) -> Reply:
         """The answer with its params encoded.
 
         Args:
             reply: With the client's model [V of its part], on the CPU.
             anchor: What it received [V of its part].
             stream: Random numbers.
+
+        Raises:
+            InvariantError: It received none.
         """
+        if anchor is None:
+            raise InvariantError(f"client {reply.client} has received no model that its move could be counted from")
         size = len(self._travels)
         move = (reply.vector[:size] - anchor[:size].cpu())[self._travels]
         return replace(reply, vector=reply.vector[size:].clone(), encoded=self._encode(move, stream))

@@ -120,7 +120,7 @@ class LocalRound:
             kept=memory.get("optimizer") if goes_on else None,
         )
         codec = self._side.codec
-        self._encoder = None if codec is None else Encoder(codec, self.submodel, self._full, memory.get("codec"))
+        self._encoder = Encoder(codec, self.submodel, self._full, memory.get("codec")) if codec.encodes else None
         self._terms = ClientTerms(self._side.terms, memory.get("terms", {}), self._facts, self._full)
         if turn.held is not None:
             self._tally, self._fresh = turn.held, False
@@ -354,10 +354,8 @@ class LocalRound:
         extras, self._extras = self._extras, {}
         vector = self.vector.cpu() if leaves else self.vector.cpu().clone()
         reply = Reply(client=self.client, vector=vector, tally=self._tally, extras=extras)
-        if self._encoder is None or self._anchor is None:
-            return reply
         source = stream(self._side.seed, "codec", self._round, self.client, self._position)
-        return self._encoder.encoded(reply, self._anchor, source)
+        return reply if self._encoder is None else self._encoder.encoded(reply, self._anchor, source)
 
     def close(self, *, attended: bool) -> tuple[RoundTotals, State]:
         """End the round.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.base import Published
-from fedsweep.components.codec import Codec
+from fedsweep.components.codec import AsItIs, Codec
 from fedsweep.components.local import LocalTerm, Objective
 from fedsweep.components.probes import Probe
 from fedsweep.components.solver import LocalSolver
@@ -34,7 +34,7 @@ class ClientSide:
         indices: For each client the indices of its training samples.
         device: ``"cpu"`` or ``"cuda"``.
         track_accuracy: Keep the training accuracy of each pass over a client's data.
-        codec: What clients' models go through on their way to the server; None: they are sent as they are.
+        codec: What clients' models go through on their way to the server.
     """
 
     seed: int
@@ -45,7 +45,7 @@ class ClientSide:
     indices: tuple[np.ndarray, ...]
     device: str = "cpu"
     track_accuracy: bool = False
-    codec: Codec | None = None
+    codec: Codec = AsItIs()
 
     def share(self, client: int) -> float | None:
         """A client's number of samples over the clients' mean; None where nobody asks for it."""

@@ -9,12 +9,23 @@ from typing import Annotated
 import typer
 
 from fedsweep.commands.options import Plot, examples
+from fedsweep.errors import ConfigError
 
 EXAMPLES = examples(
     "fedsweep compare runs",
     "fedsweep compare runs/intervals --by setting",
+    "fedsweep compare runs/intervals --by setting --format latex > table.tex",
     "fedsweep compare runs/fedavg runs/dynamicfl --plot accuracy.png",
 )
+
+
+class Form(StrEnum):
+    """How the table is written."""
+
+    TEXT = "text"
+    MD = "md"
+    LATEX = "latex"
+    CSV = "csv"
 
 
 class By(StrEnum):
@@ -34,6 +45,10 @@ def compare(
             "--by", show_default=False, help="A line per run, or per setting with means over its seeds. [dim]run[/dim]"
         ),
     ] = By.RUN,
+    form: Annotated[
+        Form,
+        typer.Option("--format", show_default=False, help="How settings are written, for a paper. [dim]text[/dim]"),
+    ] = Form.TEXT,
     plot: Plot = None,
 ) -> None:
     """Put runs side by side: accuracy, bytes, communication ratio, simulated and wall time.
@@ -43,19 +58,29 @@ def compare(
     best tenth. The picture shows test accuracy against the bytes sent: a line per setting, the mean over its seeds
     with a band from the lowest to the highest.
     """
-    from fedsweep.commands.output import make_console
+    from fedsweep.commands.output import make_console, note
     from fedsweep.reports.compare import compared_runs, print_runs, print_settings
     from fedsweep.reports.who_pays import print_shares
-    from fedsweep.results.settings import group_settings
+    from fedsweep.results.settings import group_settings, remarks
 
+    if form is not Form.TEXT and by is not By.SETTING:
+        raise ConfigError(f"--format {form} is for means over seeds; give --by setting, too")
     if plot is not None:
         from fedsweep.figures.curves import plot_accuracy_against_bytes
         from fedsweep.figures.style import checked_path
 
         checked_path(plot)  # before the table
     runs, console = compared_runs(folders), make_console()
-    (print_settings if by is By.SETTING else print_runs)(runs, console)
-    print_shares(group_settings(runs), console)
+    if form is Form.TEXT:
+        settings = group_settings(runs)
+        (print_settings if by is By.SETTING else print_runs)(runs, console)
+        print_shares(settings, console)
+        for text in remarks(runs, settings):
+            note(f"note: {text}")
+    else:
+        from fedsweep.reports.setting_table import settings_as
+
+        print(settings_as(runs, form))
     if plot is not None:
         plot_accuracy_against_bytes(folders, plot)
-        print(f"picture: {plot.absolute()}")
+        (print if form is Form.TEXT else note)(f"picture: {plot.absolute()}")

@@ -26,4 +26,5 @@ def print_forecast(plan: Plan) -> None:
         f"simulated time: {clock}",
         f"memory per actor, beside the program: {cost.memory_mb:,.1f} MB",
     ]
-    print(plan.config.to_yaml() + "\n".join(["# forecast", *(f"#   {line}" for line in lines)]))
+    said = [f"# note: {text}" for text in cost.remarks]
+    print(plan.config.to_yaml() + "\n".join(["# forecast", *(f"#   {line}" for line in lines), *said]))

@@ -10,6 +10,7 @@ import typer
 
 from fedsweep.commands.interrupts import INTERRUPTED
 from fedsweep.commands.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
+from fedsweep.commands.seeds import parse_seeds
 from fedsweep.errors import ClusterLost, ConfigError, OutputError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def reproduce(
             "--scale",
             metavar="smoke|small|full",
             help="smoke: about a minute on built-in data; small: real data, tens of minutes on two cores; full: the"
-            " paper's setting. [dim]smoke[/dim]",
+            " paper's setting. [dim]the first of these that the table has[/dim]",
         ),
     ] = None,
     rows: Annotated[
@@ -58,7 +59,7 @@ def reproduce(
     columns: Annotated[str | None, typer.Option("--columns", metavar="PATTERN", help="Columns, likewise.")] = None,
     seeds: Annotated[
         list[str] | None,
-        typer.Option("--seeds", metavar="N[,N...]", help="Seeds in place of the scale's own, e.g. 0,1,2."),
+        typer.Option("--seeds", metavar="SEEDS", help="Seeds in place of the scale's own, e.g. 0-4 or 0,3,7."),
     ] = None,
     overrides: Overrides = None,
     out: Annotated[
@@ -89,6 +90,7 @@ def reproduce(
     text, Markdown, LaTeX, HTML and JSON. The exit code is 1 where a cell failed; the rest is shown all the same.
     """
     from fedsweep.reproduce.reproduction import TableRequest
+    from fedsweep.reproduce.table_file import read_table
     from fedsweep.reproduce.task import begin
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -98,10 +100,10 @@ def reproduce(
     else:
         request = TableRequest(
             table=table,
-            scale=scale or ("full" if costs_only else "smoke"),
+            scale=scale or ("full" if costs_only else read_table(table).default_scale),
             rows=rows,
             columns=columns,
-            seeds=_seeds(seeds),
+            seeds=None if not seeds else tuple(parse_seeds(",".join(seeds))),
             overrides=tuple(overrides or ()),
         )
     task = begin(request, folder, resume=resume, overwrite=overwrite, costs_only=costs_only)
@@ -127,16 +129,6 @@ def _begun(folder: SweepFolder | None, *, given: Sequence[object], resume: bool)
     if not folder.path.is_dir():
         raise OutputError(f"{folder.path}: there is no such folder")
     return request_of(folder)
-
-
-def _seeds(texts: Sequence[str] | None) -> tuple[int, ...] | None:
-    if not texts:
-        return None
-    parts = [part for text in texts for part in text.replace(",", " ").split()]
-    found = tuple(int(part) for part in parts if part.removeprefix("-").isdecimal())
-    if not parts or len(found) < len(parts) or min(found) < 0:
-        raise ConfigError(f"--seeds takes whole numbers from 0, e.g. 0,1,2, but got {' '.join(texts)!r}")
-    return found
 
 
 def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
@@ -172,12 +164,10 @@ def _show(made: Reproduced, *, quiet: bool) -> int:
     for problem in made.problems:
         if problem not in grid.problems:
             note(f"error: {problem}")
-    failed = sum(bool(cell.problems) for cell in grid.cells)
-    counts = f"{len(grid.cells) - failed} of {len(grid.cells)} cells measured"
     files = f"{made.folder} ({', '.join(path.name for path in made.files)})"
     page = made.folder.with_suffix(".html").name
     report = f"; report: {command('report', made.folder, '--out', page)}" if find_runs(made.folder) else ""
-    print(f"{counts}{f', {failed} failed' if failed else ''}; in {files}{report}", flush=True)
+    print(f"{grid.tally}; in {files}{report}", flush=True)
     return _FAILED if made.problems else 0
 
 

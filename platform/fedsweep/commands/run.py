@@ -39,8 +39,7 @@ def run(
         Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder.")
     ] = None,
     rounds: Annotated[
-        int | None,
-        typer.Option("--rounds", metavar="N", min=1, help="With --resume: N rounds in all, also of a finished run."),
+        int | None, typer.Option("--rounds", metavar="N", min=1, help="With --resume: N rounds in all.")
     ] = None,
     seeds: Annotated[
         str | None,
@@ -156,6 +155,8 @@ def _play(
     except KeyboardInterrupt:
         note(_after_interrupt(folder, command("run", "--resume", folder)))
         raise typer.Exit(INTERRUPTED) from None
+    for text in result.get("remarks", ()):
+        note(f"note: {text}")
     print(summary(result, folder, opened_by=_comparison(plan.config, folder)), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""``fedsweep run --seeds``: the shortest sweep."""
+"""What ``--seeds`` means, and ``fedsweep run --seeds``: the shortest sweep."""
 
 from __future__ import annotations
 
@@ -26,15 +26,23 @@ def sweep_seeds(config: str, overrides: Sequence[str], seeds: str, *, out: Path 
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
     given = dict(load_config(config, overrides).given)
-    given["sweep"] = {"space": {"seed": {"grid": _seeds(seeds)}}}
+    given["sweep"] = {"space": {"seed": {"grid": parse_seeds(seeds)}}}
     folder = SweepFolder(out) if out is not None else None
     begin(load_config(given), folder, **settings)
 
 
-def _seeds(text: str) -> list[int]:
+def parse_seeds(text: str) -> list[int]:
+    """The seeds that ``--seeds`` names, each once.
+
+    Args:
+        text: Numbers and ranges from 0, e.g. ``0-4`` or ``0,3,7``.
+
+    Raises:
+        ConfigError: It names something else, or too many.
+    """
     found: list[int] = []
-    for part in text.split(","):
-        ends = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
+    for part in re.split(r"[,\s]+", text.strip()):
+        ends = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
         if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
             raise ConfigError(f"--seeds takes numbers and ranges from 0, e.g. 0-4 or 0,3,7, but got {text!r}")
         found += range(int(ends[1]), int(ends[2] or ends[1]) + 1)

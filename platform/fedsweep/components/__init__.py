@@ -4,7 +4,7 @@ One module for each seam, with its abstract base and its FedAvg default. These n
 """
 
 from fedsweep.components.base import ComponentReport, Published, ServerComponent
-from fedsweep.components.codec import Codec
+from fedsweep.components.codec import AsItIs, Codec
 from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.components.frozen import Frozen
 from fedsweep.components.local import (
@@ -45,6 +45,7 @@ from fedsweep.trees import FlatLayout, ParamTree, coverage_mean, layout_of, weig
 __all__ = [
     "FULL_MODEL",
     "NOBODY",
+    "AsItIs",
     "BySamples",
     "ClientFacts",
     "ClientProfile",

@@ -109,6 +109,14 @@ class ServerComponent(ABC):
         """The state after a round."""
         return state
 
+    def foresee(self, context: ServerContext) -> str:
+        """Why the component will do nothing in such a run, in a sentence; empty where it may do something."""
+        return ""
+
+    def remark(self, state: State) -> str:
+        """Why the component did nothing in the run that ends so, in a sentence; empty where it did."""
+        return ""
+
     def report(self, state: State) -> ComponentReport:
         """What is to be seen after a round."""
         return ComponentReport()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,7 +18,12 @@ class Codec(ABC):
     Only what travels is encoded: of a part of the model, the part. Float buffers and averaged optimiser state go beside
     it as they are. The message costs what its tensors are: 4 bytes a value, fewer for types of 16 and 8 bits, a bit for
     a boolean; so what fewer bits would do for is to be packed. A concrete codec is a frozen dataclass.
+
+    Class attributes:
+        encodes: Messages are made; otherwise models are sent as they are.
     """
+
+    encodes: ClassVar[bool] = True
 
     @property
     def error_feedback(self) -> bool:
@@ -44,3 +51,16 @@ class Codec(ABC):
             message: What :meth:`encode` made.
             size: T.
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsItIs(Codec):
+    """Models are sent as they are."""
+
+    encodes: ClassVar[bool] = False
+
+    def encode(self, move: Tensor, stream: Stream) -> Payload:
+        return {"move": move}
+
+    def decode(self, message: Payload, size: int) -> Tensor:
+        return message["move"]

@@ -20,11 +20,13 @@ class Pacing(ServerComponent):
     """Plans the sync points of a round.
 
     Class attributes:
+        syncs_inside: It is there to synchronise clients inside rounds; where it never does, the user is told.
         draws_candidates: The cohort is who may be asked: members that get no job have no part in the round.
         sends_at_once: Work that goes on over a round's end is sent as soon as it is done, whenever it is attended;
             otherwise clients keep it until the server asks.
     """
 
+    syncs_inside: ClassVar[bool] = False
     draws_candidates: ClassVar[bool] = False
     sends_at_once: ClassVar[bool] = False
 

@@ -13,6 +13,7 @@ replaces it where it has ``name``, ``kind`` or ``merge``, as ``--set`` does.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ class _Reader:
             raise ConfigError(f"{path}: {key} takes FILE#SECTION, e.g. _shared.yaml#setting, but got {reference!r}")
         name, _, section = reference.partition("#")
         target = path.parent / name if name else path
-        if not target.is_file():
+        if not os.path.isfile(target):  # the path's own way to ask raises where the name is too long
             raise ConfigError(f"{path}: {key}: {reference}: no file {target} is there")
         found = self.at((target.resolve(), section), asked_by=path)
         if not isinstance(found, wanted):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,9 +100,9 @@ def _read(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _find(source: str | Path) -> Path:
     path = Path(source).expanduser()
-    if path.is_file():
+    if os.path.isfile(path):  # not the path's own way to ask: that raises where the name is too long
         return path
-    if path.is_dir() and find_preset(str(source)) is None:
+    if os.path.isdir(path) and find_preset(str(source)) is None:
         raise ConfigError(f"{path} is a folder; give the YAML file in it, e.g. {path / 'config.yaml'}")
     preset = find_preset(str(source))
     if preset is None:

@@ -6,10 +6,17 @@ import hashlib
 import json
 from typing import Any
 
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from fedsweep.config import yaml12
-from fedsweep.config.base import NamedComponent, Section
+from fedsweep.config.base import NamedComponent, Section, Text
 from fedsweep.config.execution import Checkpoint, Runtime, Tracking
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.sweep import Sweep
@@ -18,8 +25,30 @@ from fedsweep.config.training import Evaluation, Training
 Scalar = str | int | float | bool | None
 
 
-def _default_model() -> NamedComponent:
-    return NamedComponent(name="mlp")
+class Model(NamedComponent):
+    """The network; its options stand beside the name."""
+
+    init_from: Text | None = Field(
+        default=None,
+        description="A finished run's folder or a .safetensors file: initial values in place of drawn ones.",
+    )
+    init_sha256: str | None = Field(
+        default=None, pattern="^[0-9a-f]{64}$", description="That file's SHA-256; a run's config.yaml has it."
+    )
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A configuration without a file is what it was before there could be one.
+        tree: dict[str, Any] = dump(self)
+        return {key: value for key, value in tree.items() if key not in FROM_FILE or value is not None}
+
+
+# What stands in the section ``model`` beside the network's own options.
+FROM_FILE = ("init_from", "init_sha256")
+
+
+def _default_model() -> Model:
+    return Model(name="mlp")
 
 
 class Config(Section):
@@ -35,10 +64,11 @@ class Config(Section):
     )
     seed: int = Field(default=0, ge=0, description="Everything random follows from it.")
     scenario: Scenario = Field(default_factory=Scenario, description="The world.")
-    model: NamedComponent = Field(
+    model: Model = Field(
         default_factory=_default_model,
         description="mlp, cnn, lenet5, feddhad_cnn, convnet3, fedstg_cnn, resnet18, feddhad_resnet18, vgg11,"
-        " vit_tiny, or package.module:callable; its options stand beside the name.",
+        " vit_tiny, or package.module:callable; its options stand beside the name, and init_from: a finished run's"
+        " folder or a .safetensors file to begin with.",
     )
     method: dict[str, Any] = Field(
         default_factory=lambda: {"name": "fedavg"},
@@ -118,14 +148,15 @@ class Config(Section):
     def hash(self) -> str:
         """SHA-256 (hexadecimal) of everything that affects results.
 
-        Left out: the name, where the data lie, the targets (they are read off the results), accuracies by client where
-        nobody asks for them, the runtime except its executor, tracking, checkpoints, the sweep.
+        Left out: the name, where data and initial values lie, the targets (they are read off the results), accuracies
+        by client where nobody asks for them, the runtime except its executor, tracking, checkpoints, the sweep.
         """
         tree = self.tree()
         for key in ("name", "tracking", "checkpoint", "sweep"):
             del tree[key]
         for key in ("root", "download"):
             del tree["scenario"][key]
+        tree["model"].pop("init_from", None)
         del tree["evaluation"]["targets"]
         if not tree["evaluation"]["per_client"]:
             del tree["evaluation"]["per_client"]

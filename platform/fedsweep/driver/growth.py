@@ -10,6 +10,7 @@ from fedsweep.config.schema import Config
 from fedsweep.driver.run import plan_run, resumable
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.runs.earlier import read_earlier, write_earlier
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.runs.state_codec import to_bytes
@@ -53,7 +54,7 @@ def grow(folder: Path, *, rounds: int) -> Config:
     _check_same_past(config, longer, done=len(run.read_rounds()) if run.has_rounds() else 0)
     with sole_writer(folder):
         # In this order: a checkpoint is known by its configuration, and the shorter one's must be taken from now on.
-        run.write_earlier([*run.read_earlier(), resolve(config).hash()])
+        write_earlier(folder, [*read_earlier(folder), resolve(config).hash()])
         run.write_config(longer.to_yaml())
         if result:
             run.write_result({**result, "status": "killed", "reason": f"to go on to {rounds} rounds"})

@@ -7,7 +7,6 @@ the run folder goes through here.
 from __future__ import annotations
 
 import math
-import resource
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from typing import Any
 from fedsweep.driver.news import Audience, Bulletin, News
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
+from fedsweep.engine.turns import happened
 from fedsweep.errors import MemoryLost, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
@@ -24,6 +24,8 @@ from fedsweep.records import RoundRecord
 from fedsweep.runs.accuracy_table import accuracy_table
 from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.runs.component_pictures import write_pictures
+from fedsweep.runs.earlier import read_earlier
+from fedsweep.runs.facts import peak_memory_mb
 from fedsweep.runs.folder_guard import FolderGuard
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.targets import targets_reached
@@ -114,7 +116,7 @@ class RunSession:
             settings.folder,
             keep=settings.checkpoint_keep,
             config_hash=experiment.config_hash,
-            earlier=self._folder.read_earlier(),
+            earlier=read_earlier(settings.folder),
         )
         self._fleet = make_fleet(self._bulletin.message)
         self._engine = Engine(
@@ -310,17 +312,25 @@ class RunSession:
             "targets": targets_reached(state.records, self._experiment.targets),
             "wall_time_s": state.wall_time_s,
             "peak_memory_mb": peak_memory_mb(),
-            "num_params": self._engine.layout.num_params,
-            "input_shape": [int(size) for size in self._experiment.world.data.images.shape[1:]],
-            "num_classes": self._experiment.world.data.num_classes,
             "model_sha256": sha256,
-            "method": self._experiment.method.name,
-            "seed": self._experiment.seed,
-            "config_hash": self._experiment.config_hash,
+            "remarks": happened(self._experiment, state) if status == "finished" else [],
+            **self._own_facts(),
             **self._settings.facts,
         }
         self._folder.write_result(result)
         return result
+
+    def _own_facts(self) -> dict[str, Any]:
+        """What is known of the run before it begins."""
+        experiment = self._experiment
+        return {
+            "num_params": self._engine.layout.num_params,
+            "input_shape": [int(size) for size in experiment.world.data.images.shape[1:]],
+            "num_classes": experiment.world.data.num_classes,
+            "method": experiment.method.name,
+            "seed": experiment.seed,
+            "config_hash": experiment.config_hash,
+        }
 
     def _write_rounds(self, state: RunState) -> None:
         self._folder.write_rounds(state.records)
@@ -388,8 +398,3 @@ def _accuracies(records: tuple[RoundRecord, ...]) -> dict[str, float | None]:
 def _mean(values: list[float | None]) -> float | None:
     known = [v for v in values if v is not None and not math.isnan(v)]
     return math.fsum(known) / len(known) if known else None
-
-
-def peak_memory_mb() -> float:
-    """Greatest resident memory of this process so far, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

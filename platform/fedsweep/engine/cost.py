@@ -96,12 +96,16 @@ class CostModel:
         """
         return self.macs(submodel, count_batch_norm=True) * self._passes / PASSES_OF_A_STEP
 
-    def message(self, submodel: SubModel, direction: Direction) -> Mapping[str, Size]:
-        """What a message that carries the sub-model counts, by kind, without the masks that come with it once a round.
+    def message(self, submodel: SubModel, direction: Direction) -> Mapping[str, int]:
+        """Scalars of a message that carries the sub-model, by kind."""
+        return {kind: size.values for kind, size in self.sizes(submodel, direction).items()}
+
+    def sizes(self, submodel: SubModel, direction: Direction) -> Mapping[str, Size]:
+        """What such a message counts, by kind, without the masks that come with it once a round.
 
         A codec's message is taken to be as long as one of noise: of most it depends on the number of values alone.
         """
-        if direction == "down" or self.codec is None:
+        if direction == "down" or not self.codec.encodes:
             return whole_values(submodel.message(self.layout, direction))
         size = int(self.travelling(submodel).sum())
         if size not in self._noise:
@@ -124,11 +128,14 @@ class CostModel:
             self._travelling = {key: travelling(submodel, self.layout)}  # parts that are drawn anew do not come back
         return self._travelling[key]
 
-    def total(self, submodel: SubModel, direction: Direction) -> Size:
-        """The same in total."""
-        parts = self.message(submodel, direction).values()
-        return Size(sum(part.values for part in parts), sum(part.num_bytes for part in parts))
+    def values(self, submodel: SubModel, direction: Direction) -> int:
+        """Scalars of that message in total."""
+        return sum(size.values for size in self.sizes(submodel, direction).values())
+
+    def num_bytes(self, submodel: SubModel, direction: Direction) -> int:
+        """Its bytes."""
+        return sum(size.num_bytes for size in self.sizes(submodel, direction).values())
 
     def bits(self, submodel: SubModel, direction: Direction) -> int:
-        """Bits of that message."""
-        return 8 * self.total(submodel, direction).num_bytes
+        """Its bits."""
+        return 8 * self.num_bytes(submodel, direction)

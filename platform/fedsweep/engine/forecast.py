@@ -11,6 +11,7 @@ from fedsweep.engine.cost import CostModel
 from fedsweep.engine.plan import Planner, RoundPlan, alike
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
+from fedsweep.engine.turns import foreseen
 from fedsweep.experiment.experiment import Experiment
 
 # Rounds that are planned one by one; longer runs are extrapolated.
@@ -32,6 +33,7 @@ class Forecast:
         memory_mb: What a client actor holds beside the program itself: models, gradients, optimiser state, its
             clients' samples.
         exact: Every round was planned; otherwise figures are extrapolated.
+        remarks: What will do nothing, in sentences.
     """
 
     rounds: int
@@ -43,6 +45,7 @@ class Forecast:
     num_params: int
     memory_mb: float
     exact: bool
+    remarks: tuple[str, ...] = ()
 
 
 def check_first_round(experiment: Experiment) -> None:
@@ -76,7 +79,9 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
     steps = num_bytes = flops = 0
     ratios = []
     clock: float | None = None
+    plans = []
     for plan in islice(planned_rounds(experiment, planner), planned):
+        plans.append(plan)
         taken = steps_by_client(plan)
         steps += sum(taken.values())
         num_bytes += plan.num_bytes
@@ -100,6 +105,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
         num_params=layout.num_params,
         memory_mb=_memory_mb(experiment, num_values=layout.num_values, num_actors=num_actors),
         exact=planned == rounds,
+        remarks=tuple(foreseen(experiment, plans)),
     )
 
 

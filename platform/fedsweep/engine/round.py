@@ -288,7 +288,7 @@ class Round:
 
     def _charge_download(self, client: int, broadcast: Payload) -> None:
         submodel = self.plan.submodel(client)
-        self.ledger.message(client, "down", self._costs.message(submodel, "down"))
+        self.ledger.message(client, "down", self._costs.sizes(submodel, "down"))
         if client not in self._masked:
             self.ledger.packed(client, "down", submodel.index_bytes())
             self._masked.add(client)
@@ -304,13 +304,13 @@ class Round:
         for name, content in contents.items():
             got[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
             if has.get(name) != got[name]:
-                size = self._costs.message(submodel, "down")["params"].values if content.like else content.value.numel()
+                size = self._costs.message(submodel, "down")["params"] if content.like else content.value.numel()
                 self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
         return got
 
     def _charge_upload(self, client: int, encoded: Payload | None = None) -> None:
         submodel, costs = self.plan.submodel(client), self._costs
-        sent = costs.message(submodel, "up") if encoded is None else costs.encoded(submodel, encoded)
+        sent = costs.sizes(submodel, "up") if encoded is None else costs.encoded(submodel, encoded)
         self.ledger.message(client, "up", sent)
 
     # -- aggregate -----------------------------------------------------------------------------------------------

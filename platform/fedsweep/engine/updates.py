@@ -51,7 +51,7 @@ def decoded(reply: Reply, submodel: SubModel, *, costs: CostModel, anchors: Mapp
         costs: Knows the codec, and what of the part travels.
         anchors: The server's models by version.
     """
-    if reply.encoded is None or costs.codec is None:
+    if reply.encoded is None:
         return reply
     vector = decoded_model(
         costs.codec,

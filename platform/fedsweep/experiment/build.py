@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedsweep.catalog import bound, build_method
 from fedsweep.client.optimizer import OptimizerSettings
@@ -19,9 +19,11 @@ from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError, DataError, ResourceError
 from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World
+from fedsweep.models.initial import read_weights, weights_file, weights_sha256
 from fedsweep.models.registry import build_model
 from fedsweep.records import ClientProfile
 from fedsweep.streams import stream
+from fedsweep.trees import layout_of, load_vector
 from fedsweep.world.availability import capabilities
 from fedsweep.world.data.datasets import Dataset, load_dataset
 from fedsweep.world.drift import Drift
@@ -40,6 +42,7 @@ class ModelBuilder:
         input_shape: Channels, height, width.
         num_classes: Outputs.
         seed: The run's.
+        initial: Values to begin with [num_values], in place of the seed's.
     """
 
     name: str
@@ -47,16 +50,20 @@ class ModelBuilder:
     input_shape: tuple[int, int, int]
     num_classes: int
     seed: int
+    initial: Tensor | None = field(default=None, compare=False)
 
     def __call__(self) -> nn.Module:
         """A new module; equal builders give equal values."""
-        return build_model(
+        model = build_model(
             self.name,
             input_shape=self.input_shape,
             num_classes=self.num_classes,
             stream=stream(self.seed, "model"),
             **self.options,
         )
+        if self.initial is not None:
+            load_vector(model, layout_of(model), self.initial)
+        return model
 
 
 def build_experiment(config: Config, dataset: Dataset | None = None, *, config_hash: str | None = None) -> Experiment:
@@ -86,6 +93,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
         num_classes=dataset.num_classes,
         seed=config.seed,
     )
+    builder = replace(builder, initial=_initial(config, builder))
     experiment = Experiment(
         seed=config.seed,
         world=world,
@@ -102,6 +110,15 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
     )
     _ = experiment.template  # a model that does not fit the data is an error here, not in round 1
     return experiment
+
+
+def _initial(config: Config, builder: ModelBuilder) -> Tensor | None:
+    """The values that the configuration takes from a file."""
+    if config.model.init_from is None:
+        return None
+    file = weights_file(config.model.init_from)
+    known = config.model.init_sha256 or weights_sha256(file)
+    return read_weights(file, layout_of(builder()), sha256=known, model=config.model.name)
 
 
 def _devices(config: Config) -> tuple[str, str]:

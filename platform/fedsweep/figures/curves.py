@@ -16,12 +16,12 @@ from fedsweep.figures.style import (
     is_share,
     legend_below,
     line_handle,
-    look_of,
     name_axes,
     panels,
     paper_style,
     save_figure,
     scale_axes,
+    setting_looks,
 )
 from fedsweep.results.curves import Curve, mean_curve
 from fedsweep.results.settings import ReportRun, Setting, group_settings, report_runs
@@ -93,10 +93,11 @@ def draw_curve(axes: Axes, curve: Curve, name: str, *, x: str, look: Look, label
 def _plot(runs: Sequence[ReportRun], names: Sequence[str], target: Path, *, x: str, log_x: bool = False) -> None:
     settings = group_settings(runs)
     labels = [_label(setting, runs) for setting in settings]
+    every_look = setting_looks([runs[setting.runs[0]].method for setting in settings])
     figure, every = panels([""] * len(names), title=labels[0] if len(labels) == 1 else "")
     for axes, name in zip(every, names, strict=True):
         drawn = [
-            draw_curve(axes, _curve(setting, runs), name, x=x, look=look_of(place), label=labels[place])
+            draw_curve(axes, _curve(setting, runs), name, x=x, look=every_look[place], label=labels[place])
             for place, setting in enumerate(settings)
         ]
         if not any(drawn):
@@ -104,7 +105,7 @@ def _plot(runs: Sequence[ReportRun], names: Sequence[str], target: Path, *, x: s
             axes.text(0.5, 0.5, "nothing measured yet", **look)
         scale_axes(axes, log_x=log_x, log_y=False)
         name_axes(axes, x=axis_name(x), y=axis_name(name))
-    legend_below(figure, [line_handle(label, look_of(place)) for place, label in enumerate(labels)])
+    legend_below(figure, [line_handle(label, look) for label, look in zip(labels, every_look, strict=True)])
     save_figure(figure, target)
 
 

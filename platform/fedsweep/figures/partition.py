@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _BUBBLES = 60  # clients; more of them are drawn as a map of cells
 _BUBBLE_CLASSES = 30
+_BARS = 200  # clients; more of them are one outline, not each an object: 100,000 took a minute and a gigabyte
 _COLUMN_CLIENTS = 20  # more of them take the width of a text
 _BUBBLE_POINTS = 6.5  # across, of the largest; a cell is a little wider
 
@@ -65,7 +66,10 @@ def plot_partition(counts: ArrayLike, path: str | Path) -> None:
 
 
 def _totals(axes: Axes, totals_N: np.ndarray) -> None:
-    axes.bar(np.arange(len(totals_N)), totals_N, width=0.8 if len(totals_N) <= 200 else 1.0, color=COLOURS[0])
+    if len(totals_N) <= _BARS:
+        axes.bar(np.arange(len(totals_N)), totals_N, width=0.8, color=COLOURS[0])
+    else:
+        axes.stairs(totals_N, np.arange(len(totals_N) + 1) - 0.5, fill=True, color=COLOURS[0])
     axes.set_ylabel("samples")
     axes.tick_params(bottom=False, labelbottom=False)
 

@@ -12,9 +12,11 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.catalog import method_titles
 from fedsweep.errors import InputError
 from fedsweep.results.texts import bytes_text
 from fedsweep.runs.files import atomic_write
@@ -94,6 +96,28 @@ def look_of(place: int) -> Look:
 def looks(names: Sequence[str]) -> dict[str, Look]:
     """A look for each name, by its place among all names, so that a picture of some of them looks like the others."""
     return {name: look_of(place) for place, name in enumerate(names)}
+
+
+def setting_looks(methods: Sequence[str]) -> list[Look]:
+    """A look for each setting: its method's own where that can be had, so that it is the same in all pictures.
+
+    No two looks are alike, and no two colours as long as there are enough.
+
+    Args:
+        methods: Of the settings, in the order of the folders.
+    """
+    known = list(method_titles())
+    places: dict[int, int] = {}
+    for number, method in enumerate(methods):
+        own = known.index(method) if method in known else -1
+        if own >= 0 and own % len(COLOURS) not in {place % len(COLOURS) for place in places.values()}:
+            places[number] = own
+    for number in range(len(methods)):
+        if number not in places:
+            free = (place for place in count() if place not in places.values())
+            colours = {place % len(COLOURS) for place in places.values()}
+            places[number] = next(p for p in free if p % len(COLOURS) not in colours or len(colours) == len(COLOURS))
+    return [look_of(places[number]) for number in range(len(methods))]
 
 
 def line_handle(label: str, look: Look, **more: Any) -> Any:

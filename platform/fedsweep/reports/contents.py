@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsweep.errors import OutputError
-from fedsweep.figures.style import Look, look_of
+from fedsweep.figures.style import Look, setting_looks
 from fedsweep.reports.charts import Chart
 from fedsweep.reports.client_maps import ClientMaps, client_maps, interesting_first
 from fedsweep.reports.parallel_chart import parallel_chart
@@ -19,7 +19,7 @@ from fedsweep.reports.who_pays import ShareRow, share_rows
 from fedsweep.results.config_table import ConfigTable, config_table
 from fedsweep.results.pareto import BestUnderBudget, best_under_budgets, budget_grid, pareto_front
 from fedsweep.results.seed_statistics import Estimate
-from fedsweep.results.settings import ReportRun, Setting, TargetRow, group_settings, report_runs, target_rows
+from fedsweep.results.settings import ReportRun, Setting, TargetRow, group_settings, remarks, report_runs, target_rows
 from fedsweep.results.texts import clean
 
 _SHOWN = 4
@@ -83,7 +83,7 @@ def build_report(found: Found) -> Report:
     runs, bad = report_runs(found.runs)
     if not runs:
         raise OutputError(bad[0][1])
-    settings, looks = _ranked(group_settings(runs))
+    settings, looks = _ranked(runs, group_settings(runs))
     accuracies = [setting.over_seeds("test_accuracy") for setting in settings]
     curves = [setting.curve.accuracy_by_bytes() if setting.curve else [] for setting in settings]
     order = interesting_first(
@@ -98,7 +98,7 @@ def build_report(found: Found) -> Report:
         *found.notes,
         *problems,
         *(() if one_table else _world_notes(configs)),
-        *_twins(runs, settings),
+        *remarks(runs, settings),
         *maps.notes,
     )
     return Report(
@@ -136,21 +136,11 @@ def _charts(
     return {name: chart for name, chart in charts.items() if chart}
 
 
-def _ranked(settings: Sequence[Setting]) -> tuple[list[Setting], list[Look]]:
+def _ranked(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> tuple[list[Setting], list[Look]]:
     """The most accurate first, with looks that their rank has no part in."""
-    pairs = [(setting, look_of(place)) for place, setting in enumerate(settings)]
+    pairs = list(zip(settings, setting_looks([runs[setting.runs[0]].method for setting in settings]), strict=True))
     pairs.sort(key=lambda pair: (pair[0].accuracy is None, -(pair[0].accuracy or 0.0)))
     return [setting for setting, _ in pairs], [look for _, look in pairs]
-
-
-def _twins(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> list[str]:
-    """Settings that ended with the same models, bit for bit: what tells them apart had no effect."""
-    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for setting in settings:
-        models = tuple(sorted((str(runs[i].view.seed), runs[i].fact("model_sha256")) for i in setting.counted))
-        if models and all(sha for _, sha in models):
-            found.setdefault(models, []).append(setting.label)
-    return [f"the same models, bit for bit: {' and '.join(labels)}" for labels in found.values() if len(labels) > 1]
 
 
 def _world_notes(configs: ConfigTable) -> list[str]:

@@ -148,7 +148,15 @@ def setting_line(grid: Grid) -> str:
 def notes(grid: Grid) -> list[str]:
     """What a reader must know, most important first."""
     claims = [finding.text for finding in findings(grid)]
-    found = [*_how_to_read(grid), *_marks(grid), *claims, *_scale_notes(grid), *_missing(grid), *grid.problems]
+    found = [
+        *_how_to_read(grid),
+        *_marks(grid),
+        *claims,
+        *_scale_notes(grid),
+        *_missing(grid),
+        *grid.problems,
+        *grid.untold,
+    ]
     return [clean(note, longest=_LONGEST_NOTE) for note in (*found, *grid.table.notes, *grid.notes)]
 
 
@@ -156,7 +164,7 @@ def _how_to_read(grid: Grid) -> list[str]:
     names = ", ".join(label_of(measure) for measure in grid.measures)
     has_printed = any(_printed(grid, row, heading) for row in grid.rows for heading in headings(grid))
     beside = "with what the paper prints in brackets" if has_printed else "the paper prints no figures"
-    said = [f"Each cell: {names}, as measured; {beside}."]
+    said = [f"Each cell: {names}, as measured{f'; {beside}' if grid.table.printed else ''}."]
     every = [cell.measured[m.name] for cell in grid.cells for m in grid.measures if m.name in cell.measured]
     if any(found.sd is not None for found in every):
         said.append("±, measured: sample standard deviation over seeds.")
@@ -196,6 +204,8 @@ def _scale_notes(grid: Grid) -> list[str]:
     said = [note] if note else []
     if grid.costs_only:
         return [*said, "Costs alone: nothing was trained."]
+    if not grid.table.printed:
+        return said  # a table of one's own: there is no paper that it could differ from
     alike = [cell for cell in grid.cells if cell.standing == "paper"]
     if len(alike) == len(grid.cells) or grid.table.kind != "runs":
         return said

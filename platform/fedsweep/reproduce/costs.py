@@ -71,7 +71,7 @@ def costs_grid(
 ) -> Grid:
     """The table's cost measures, without training.
 
-    A cell whose costs depend on the training says so as its problem.
+    A cell whose costs depend on the training has none, and says why.
 
     Args:
         table: The table.
@@ -111,7 +111,7 @@ def _costs_cell(table: TableFile, group: Sequence[Cell]) -> GridCell:
         column=group[0].column,
         measured={m.name: summed_up([value_of(run, m) for run in runs], m, of=len(group)) for m in measures},
         standing=standing_of(table, group[0]),
-        problems=tuple(dict.fromkeys(view for view in views if isinstance(view, str))),
+        untold=tuple(dict.fromkeys(view for view in views if isinstance(view, str))),
     )
 
 

@@ -165,11 +165,11 @@ def as_latex(grid: Grid) -> str:
         r"% needs \usepackage{booktabs}",
         r"\begin{table}",
         r"\centering\small",
-        rf"\caption{{{_latex(caption(grid))}. {_latex(setting_line(grid))}.}}",
+        rf"\caption{{{latex_text(caption(grid))}. {latex_text(setting_line(grid))}.}}",
     ]
     foot = [
         r"\par\smallskip\begin{minipage}{\linewidth}\footnotesize",
-        *(rf"{_latex(note)}\par" for note in notes(grid)),
+        *(rf"{latex_text(note)}\par" for note in notes(grid)),
         r"\end{minipage}",
         r"\end{table}",
     ]
@@ -180,10 +180,10 @@ def _tabular(grid: Grid) -> list[str]:
     import pandas as pd
 
     above, span = headings(grid), len(grid.measures)
-    names = [(_latex(clean(heading.column)), _latex(clean(heading.label))) for heading in above]
+    names = [(latex_text(clean(heading.column)), latex_text(clean(heading.label))) for heading in above]
     frame = pd.DataFrame(
         [[_latex_cell(grid, row, heading) for heading in above] for row in grid.rows],
-        index=[_latex(clean(row)) for row in grid.rows],
+        index=[latex_text(clean(row)) for row in grid.rows],
         columns=pd.MultiIndex.from_tuples(names) if span > 1 else [name for name, _ in names],
     )
     text = frame.style.to_latex(hrules=True, column_format=f"l{'r' * len(above)}", multicol_align="c")
@@ -198,12 +198,13 @@ def _tabular(grid: Grid) -> list[str]:
 
 def _latex_cell(grid: Grid, row: str, heading: Heading) -> str:
     text = cell_text(grid, row, heading)
-    measured = _latex(text.measured)
-    printed = f" ({_latex(text.beside)})" if text.printed else ""
+    measured = latex_text(text.measured)
+    printed = f" ({latex_text(text.beside)})" if text.printed else ""
     return rf"\textbf{{{measured}}}{printed}\textsuperscript{{*}}" if text.is_off else f"{measured}{printed}"
 
 
-def _latex(text: str) -> str:
+def latex_text(text: str) -> str:
+    """Text as LaTeX sets it, character for character."""
     return "".join(_LATEX.get(character, character) for character in text)
 
 

@@ -50,6 +50,7 @@ class GridCell:
         by_seed: Measure -> seed -> figure, in the unit that is shown; seeds without the figure are left out.
         standing: Whether its settings are those of the paper.
         problems: Why seeds have no figures, in words.
+        untold: Why there can be no figures without training, in words; nothing is wrong then.
     """
 
     row: str
@@ -58,6 +59,7 @@ class GridCell:
     by_seed: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     standing: Standing = "other"
     problems: tuple[str, ...] = ()
+    untold: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,23 @@ class Grid:
     def problems(self) -> list[str]:
         """What went wrong, cell by cell."""
         return [f"{cell.row} | {cell.column}: {text}" for cell in self.cells for text in cell.problems]
+
+    @property
+    def tally(self) -> str:
+        """How many cells have figures, how many failed, and how many are known by training alone; in words."""
+        failed, untold = sum(bool(c.problems) for c in self.cells), sum(bool(c.untold) for c in self.cells)
+        said = f"{len(self.cells) - failed - untold} of {len(self.cells)} cells measured"
+        said += f", {untold} known by training alone" if untold else ""
+        return f"{said}, {failed} failed" if failed else said
+
+    @property
+    def untold(self) -> list[str]:
+        """Why rows have no figures although nothing went wrong: each reason once, with its rows."""
+        rows: dict[str, dict[str, None]] = {}
+        for cell in self.cells:
+            for text in cell.untold:
+                rows.setdefault(text, {})[cell.row] = None
+        return [f"{', '.join(names)}: {text}" for text, names in rows.items()]
 
 
 def measured(

@@ -117,7 +117,7 @@ def _cell_tree(grid: Grid, cell: GridCell) -> dict[str, Any]:
             "deviates": deviates(grid, cell, measure),
             "within_both_spreads": lies_within(grid, cell, measure),
         }
-    return {**asdict(cell), "problems": list(cell.problems), "measured": figures}
+    return {**asdict(cell), "problems": list(cell.problems), "untold": list(cell.untold), "measured": figures}
 
 
 def _grid(tree: Mapping[str, Any]) -> Grid:

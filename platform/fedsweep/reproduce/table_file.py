@@ -126,6 +126,11 @@ class TableFile(Section):
             raise ConfigError(f"{self.name} has no scale {name!r} (it has: {there}); give one of these as --scale")
         return found or Scale()
 
+    @property
+    def default_scale(self) -> str:
+        """The smallest that the file speaks of."""
+        return next((name for name in SCALES if name in self.scales), FULL)
+
     def seeds_of(self, scale: str, row: str | None = None) -> list[int]:
         """The seeds of a scale; of a row, where one is named."""
         own = self.row(row).seeds if row is not None else None

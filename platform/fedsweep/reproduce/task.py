@@ -25,6 +25,7 @@ from fedsweep.reproduce.reproduction import (
     prepare_cells,
     reproduction,
 )
+from fedsweep.reproduce.table_file import read_table
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -169,7 +170,7 @@ def reproduce_table(
     """Make a table of one of the papers, measured beside printed.
 
     Args:
-        request: What is asked for; a table's name or file alone is all of it at the scale ``smoke``.
+        request: What is asked for; a table's name or file alone is all of it at its smallest scale.
         out: The folder; by default ``runs/<paper>-<table>-<scale>-<timestamp>``.
         resume: Go on with what ``out`` holds; finished cells are not run again.
         overwrite: Replace what ``out`` holds.
@@ -179,7 +180,9 @@ def reproduce_table(
         InputError: Something is wrong or not there; nothing was written.
         KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
     """
-    asked = TableRequest(table=request) if isinstance(request, str) else request
+    asked = request
+    if isinstance(asked, str):
+        asked = TableRequest(table=asked, scale=read_table(asked).default_scale)
     folder = None if out is None else SweepFolder(Path(out))
     return begin(asked, folder, resume=resume, overwrite=overwrite, costs_only=costs_only).make()
 

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from fedsweep.catalog import merged_title
 from fedsweep.errors import InputError
 from fedsweep.results.config_table import flat_config, setting_key
 from fedsweep.results.curves import Curve, curve_of, mean_curve
+from fedsweep.results.names import without_shared_start
 from fedsweep.results.seed_statistics import Estimate, estimate, finite
 from fedsweep.results.texts import clean
 from fedsweep.results.view import RunView, run_labels
 
 _LONGEST_REASON = 1000
 _MOST_TARGETS = 20
+_MOST_REMARKS = 20
 _TOOK = ("round", "sim_time_s", "total_bytes", "flops")
 
 
@@ -43,8 +46,8 @@ class ReportRun:
 
     @property
     def method(self) -> str:
-        """Its method's name."""
-        return clean(self.view.method)
+        """What its method's paper calls it."""
+        return clean(merged_title(self.view.method.split("+")))
 
     @property
     def status(self) -> str:
@@ -58,6 +61,13 @@ class ReportRun:
         if reason:
             return clean(reason, longest=_LONGEST_REASON)
         return "" if stopped_by in (None, "rounds") else f"stopped by {clean(stopped_by)}"
+
+    @property
+    def remarks(self) -> list[str]:
+        """What its method did not do, as the run said at its end."""
+        found = self.view.result.get("remarks")
+        texts = found[:_MOST_REMARKS] if isinstance(found, list) else []
+        return [clean(text, longest=_LONGEST_REASON) for text in texts if isinstance(text, str)]
 
     @property
     def num_rounds(self) -> int:
@@ -215,10 +225,30 @@ def group_settings(runs: Sequence[ReportRun]) -> list[Setting]:
     for index, run in enumerate(runs):
         groups.setdefault((run.view.name, setting_key(run.flat)), []).append(index)
     names = Counter(name for name, _ in groups)
-    return [
-        _setting(runs, members, label=clean(name) if names[name] == 1 else runs[members[0]].label)
-        for (name, _), members in groups.items()
-    ]
+    labels = without_shared_start(
+        [name if names[name] == 1 else runs[members[0]].label for (name, _), members in groups.items()]
+    )
+    return [_setting(runs, members, label=clean(label)) for label, members in zip(labels, groups.values(), strict=True)]
+
+
+def remarks(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> list[str]:
+    """What turned into something simpler without a word: what runs said at their end, and settings with equal models.
+
+    Args:
+        runs: All runs.
+        settings: Their settings.
+    """
+    said: dict[str, None] = {}
+    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for setting in settings:
+        own = [runs[i] for i in setting.counted]
+        for text in (text for run in own for text in run.remarks):
+            said[f"{setting.label}: {text}"] = None
+        models = tuple(sorted((str(run.view.seed), run.fact("model_sha256")) for run in own))
+        if models and all(sha for _, sha in models):
+            found.setdefault(models, []).append(setting.label)
+    same = [f"the same models, bit for bit: {' and '.join(labels)}" for labels in found.values() if len(labels) > 1]
+    return [*same, *said]
 
 
 def target_rows(settings: Sequence[Setting]) -> list[TargetRow]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import resource
 import subprocess
 from importlib import metadata
 from typing import Any
@@ -35,3 +36,8 @@ def _git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None
+
+
+def peak_memory_mb() -> float:
+    """Greatest resident memory of this process so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

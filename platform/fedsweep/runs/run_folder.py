@@ -25,6 +25,7 @@ from fedsweep.errors import OutputError
 from fedsweep.fleet.ray_leftovers import RAY_LOG
 from fedsweep.records import RoundRecord
 from fedsweep.runs.client_table import clients_table
+from fedsweep.runs.earlier import EARLIER
 from fedsweep.runs.round_table import check_round_table, records_to_table, table_to_records
 from fedsweep.runs.table_bounds import MOST_TABLE_BYTES, check_table_size
 
@@ -36,8 +37,6 @@ CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 CLIENT_ACCURACY = "client_accuracy.parquet"
 RESULT, MODEL, CHECKPOINTS, TRACKING = "result.json", "model.safetensors", "checkpoints", "mlflow.json"
 SCENARIO, PICTURES = "scenario.json", "pictures"
-# Hashes of the configurations with fewer rounds that a run was begun with: it may go on from their checkpoints.
-EARLIER = "earlier.json"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
 _FILES = (ROUNDS, CLIENTS, CLIENT_ACCURACY, SCENARIO, RESULT, MODEL, EARLIER, TRACKING, RAY_LOG, CONFIG)
@@ -188,27 +187,6 @@ class RunFolder:
     def write_scenario(self, text: str) -> None:
         """Writes who was there and with which classes, as ``scenario.drift`` and ``.availability`` can replay it."""
         self._write(SCENARIO, text.encode())
-
-    def write_earlier(self, hashes: Sequence[str]) -> None:
-        """Writes the hashes of the shorter configurations that the run goes on from."""
-        self._write(EARLIER, f"{json.dumps(list(dict.fromkeys(hashes)), indent=1)}\n".encode())
-
-    def read_earlier(self) -> tuple[str, ...]:
-        """Those hashes; none where the run has the rounds that it was begun with.
-
-        Raises:
-            OutputError: The file is damaged.
-        """
-        path = self.path / EARLIER
-        if not os.path.lexists(path):
-            return ()
-        try:
-            found = parse_json(self._read(EARLIER))
-        except ValueError as error:
-            raise OutputError(f"{path}: not readable as JSON: {error}") from error
-        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-            raise OutputError(f"{path}: it must be a list of the configurations' hashes")
-        return tuple(found)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Writes the result; what is not finite becomes null."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import InputError
 from fedsweep.results.seed_statistics import Difference, Estimate, differences, estimate
+from fedsweep.results.settings import group_settings, remarks, report_runs
 from fedsweep.results.view import load_run
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import CONFIG
@@ -140,7 +141,7 @@ def summarise(
         trials=rows,
         settings=tuple(settings),
         differences=tuple(_compare(settings, by_seed)),
-        notes=(*notes, *_cohort_notes(folder, rows)),
+        notes=(*notes, *_cohort_notes(folder, rows), *_remarks(folder, rows)),
     )
 
 
@@ -243,6 +244,12 @@ def _compare(
         pairs = differences([by_seed[_key(settings[p])] for p in places])
         found += [replace(d, first=places[d.first], second=places[d.second]) for d in pairs if d.pairs]
     return found
+
+
+def _remarks(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:
+    """What methods did not do, and settings that came to the same models."""
+    runs, _ = report_runs([load_run(folder.trial_path(row.trial)) for row in rows if row.status == "finished"])
+    return remarks(runs, group_settings(runs))
 
 
 def _cohort_notes(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:

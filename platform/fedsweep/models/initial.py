@@ -1,0 +1,110 @@
+"""Initial values from a file: the final model of a run, or any safetensors file with the model's tensors.
+
+A safetensors file names no code; names, shapes and values are checked all the same before anything is trained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedsweep.bounded import open_regular, read_regular
+from fedsweep.errors import DataError
+from fedsweep.trees import FlatLayout
+
+MODEL, SUFFIX = "model.safetensors", ".safetensors"
+_KEY = "model.init_from"
+_BLOCK_BYTES = 2**20
+# Beside its tensors, a file has their names; values may be of twice the model's precision.
+_HEADER_BYTES = 10 * 2**20
+
+
+def weights_file(given: str) -> Path:
+    """The file that ``model.init_from`` means, absolute.
+
+    Args:
+        given: A run's folder, or a file that ends in ``.safetensors``.
+
+    Raises:
+        DataError: There is no such file.
+    """
+    path = Path(given).expanduser().absolute()
+    file = path / MODEL if path.is_dir() else path
+    if not os.path.lexists(file):
+        what = "has no model (only a finished run leaves one)" if path.is_dir() else "is neither a folder nor a file"
+        raise DataError(f"{_KEY}: {path} {what}; name a finished run's folder or a file {SUFFIX}")
+    if file.suffix != SUFFIX:
+        raise DataError(f"{_KEY}: {file} is no file {SUFFIX}; other formats can hold code and are not read")
+    return file
+
+
+def weights_sha256(file: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits.
+
+    Raises:
+        DataError: It can't be read, or is no regular file.
+    """
+    digest = hashlib.sha256()
+    try:
+        with open_regular(file, follow=True) as handle, open(handle, "rb", closefd=False) as data:
+            while block := data.read(_BLOCK_BYTES):
+                digest.update(block)
+    except OSError as error:
+        raise DataError(f"{_KEY}: {file} cannot be read: {error.strerror or error}") from error
+    return digest.hexdigest()
+
+
+def read_weights(file: Path, layout: FlatLayout, *, sha256: str, model: str) -> Tensor:
+    """The values of a file as a vector [num_values].
+
+    Args:
+        file: The file.
+        layout: Of the model that gets them.
+        sha256: What the file must have.
+        model: The model's name, for messages.
+
+    Raises:
+        DataError: The file can't be read, is another one than it was, or does not have the model's tensors.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        data = read_regular(file, max_bytes=8 * layout.num_values + _HEADER_BYTES, follow=True)
+    except OSError as error:
+        raise DataError(f"{_KEY}: {file} cannot be read as values of model {model}: {error.strerror}") from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise DataError(
+            f"{_KEY}: {file} has the SHA-256 {found}, but the configuration was made with {sha256}; put the former file"
+            " there, or remove model.init_sha256"
+        )
+    try:
+        tensors: Mapping[str, Tensor] = load(data)
+    except (SafetensorError, ValueError) as error:
+        raise DataError(f"{_KEY}: {file} is no safetensors file: {error}") from error
+    if difference := _difference(tensors, layout):
+        raise DataError(f"{_KEY}: the tensors of {file} are not those of model {model}: {difference}")
+    vector = layout.flatten({name: tensor.to(layout.dtype) for name, tensor in tensors.items()})
+    if not bool(torch.isfinite(vector).all()):
+        raise DataError(f"{_KEY}: {file} holds values that are not finite")
+    return vector
+
+
+def _difference(tensors: Mapping[str, Tensor], layout: FlatLayout) -> str:
+    """The first thing in which they differ from the model's; empty where they don't."""
+    wanted = dict(zip(layout.names, layout.shapes, strict=True))
+    for name, shape in wanted.items():
+        if name not in tensors:
+            return f"{name!r} is missing"
+        if tuple(tensors[name].shape) != tuple(shape):
+            return f"{name!r} is {list(tensors[name].shape)}, but must be {list(shape)}"
+        if not tensors[name].is_floating_point():
+            return f"{name!r} holds {tensors[name].dtype}, but must hold floats"
+    more = sorted(tensors.keys() - wanted.keys())
+    return f"{more[0]!r} is not the model's" if more else ""

@@ -1,0 +1,128 @@
+"""Settings over their seeds as a table that goes into a text: Markdown, LaTeX, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedsweep.reproduce.formats import latex_text
+from fedsweep.results.seed_statistics import Estimate, finite
+from fedsweep.results.settings import ReportRun, Setting, group_settings, remarks
+from fedsweep.results.texts import MISSING
+
+FORMATS = ("text", "md", "latex", "csv")
+_EVERY_SEED = "mean ± sample standard deviation over seeds; [ ]: 95% bootstrap interval of the mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A column of figures.
+
+    Attributes:
+        name: As :meth:`~fedsweep.results.view.RunView.figure` knows it.
+        heading: In a text.
+        times: A value is multiplied by it to be shown.
+        digits: After the point, as shown.
+        has_spread: Whether deviation and interval are shown.
+    """
+
+    name: str
+    heading: str
+    times: float = 1.0
+    digits: int = 2
+    has_spread: bool = False
+
+
+FIGURES = (
+    Figure(name="test_accuracy", heading="Accuracy (%)", times=100, has_spread=True),
+    Figure(name="best_test_accuracy", heading="Best (%)", times=100),
+    Figure(name="total_bytes", heading="MB sent", times=1e-6, digits=1),
+    Figure(name="comm_ratio", heading="Ratio", digits=3),
+    Figure(name="sim_time_s", heading="Simulated (s)", digits=0),
+)
+
+
+def settings_as(runs: Sequence[ReportRun], form: str) -> str:
+    """The settings' table in one of :data:`FORMATS`, without ``text``.
+
+    Columns of which no setting has anything are left out, but in CSV, where figures are in SI units and unrounded.
+
+    Args:
+        runs: All runs.
+        form: ``md``, ``latex`` or ``csv``.
+    """
+    settings = group_settings(runs)
+    if form == "csv":
+        return _as_csv(runs, settings)
+    shown = [figure for figure in FIGURES if any(finite(s.over_seeds(figure.name).mean) is not None for s in settings)]
+    seeds = sorted({len(setting.counted) for setting in settings})
+    counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    notes = [f"{_EVERY_SEED}; {counts} seeds a setting", *remarks(runs, settings)]
+    return (_as_latex if form == "latex" else _as_markdown)(settings, shown, notes)
+
+
+def _cells(setting: Setting, shown: Sequence[Figure], *, plus_minus: str = "±") -> list[str]:
+    return [_cell(setting.over_seeds(figure.name), figure, plus_minus) for figure in shown]
+
+
+def _cell(found: Estimate, figure: Figure, plus_minus: str) -> str:
+    mean, sd, low, high = (finite(value) for value in (found.mean, found.sd, found.low, found.high))
+    if mean is None:
+        return MISSING
+
+    def number(value: float) -> str:
+        return f"{value * figure.times:.{figure.digits}f}"
+
+    if not figure.has_spread or sd is None:
+        return number(mean)
+    interval = "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
+    return f"{number(mean)} {plus_minus} {number(sd)}{interval}"
+
+
+def _as_markdown(settings: Sequence[Setting], shown: Sequence[Figure], notes: Sequence[str]) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    head = [line(["Setting", *(figure.heading for figure in shown)]), "|---" + "|---:" * len(shown) + "|"]
+    rows = [line([setting.label, *_cells(setting, shown)]) for setting in settings]
+    return "\n".join([*head, *rows, "", *notes])
+
+
+def _as_latex(settings: Sequence[Setting], shown: Sequence[Figure], notes: Sequence[str]) -> str:
+    """For booktabs; the greatest accuracy of the table is bold."""
+    best = max((s.accuracy for s in settings if s.accuracy is not None), default=None)
+    rows = []
+    for setting in settings:
+        cells = [latex_text(cell).replace("±", r"$\pm$") for cell in _cells(setting, shown)]
+        if cells and setting.accuracy is not None and setting.accuracy == best and len(settings) > 1:
+            cells[0] = rf"\textbf{{{cells[0]}}}"
+        rows.append(" & ".join([latex_text(setting.label), *cells]) + r" \\")
+    headings = " & ".join(["Setting", *(latex_text(figure.heading) for figure in shown)])
+    return "\n".join(
+        [
+            *(f"% {note}" for note in notes),
+            rf"\begin{{tabular}}{{l{'r' * len(shown)}}}",
+            r"\toprule",
+            rf"{headings} \\",
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+    )
+
+
+def _as_csv(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> str:
+    parts = ("mean", "sd", "low", "high")
+    heads = [f"{figure.name}_{part}" for figure in FIGURES for part in parts]
+    lines = io.StringIO()
+    table = csv.writer(lines, lineterminator="\n")
+    table.writerow(["setting", "method", "seeds", "failed", *heads])
+    for setting in settings:
+        found = [setting.over_seeds(figure.name) for figure in FIGURES]
+        values = [finite(getattr(estimate, part)) for estimate in found for part in parts]
+        method = runs[setting.runs[0]].method
+        table.writerow([setting.label, method, len(setting.counted), setting.failed, *values])
+    return lines.getvalue().rstrip("\n")

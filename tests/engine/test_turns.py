@@ -1,0 +1,58 @@
+"""Methods that turn into something simpler say so: before the run and after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedsweep.config.load import load_config
+from fedsweep.engine.forecast import forecast
+from fedsweep.engine.turns import happened
+from fedsweep.experiment.build import build_experiment
+from fedsweep.testing import local_engine, run_rounds
+
+NEVER = "no inner synchronisation in any round"
+ALONE = "one client at most in the group"
+TWO_SPEED = {"name": "dynamicfl", "group": "random", "low_interval": "g"}
+
+
+def said(method: dict[str, Any], *, rounds: int = 3, steps: int = 5) -> tuple[str, str]:
+    """What is said before, and what after a run on digits."""
+    training = {"rounds": rounds, "cohort_size": 3, "local_steps": steps}
+    experiment = build_experiment(load_config({"scenario": {"clients": 4}, "training": training, "method": method}))
+    after = happened(experiment, run_rounds(local_engine(experiment)))
+    return "; ".join(forecast(experiment).remarks), "; ".join(after)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"high_interval": "b", "group_size": 2}, NEVER),  # the step before the last is left out
+        ({"high_interval": "a", "group_size": 1}, ALONE),
+        ({"high_interval": "a", "group_size": 2}, ""),
+    ],
+)
+def test_dynamicfl_that_is_fedavg(more: dict[str, Any], words: str) -> None:
+    for text in said({**TWO_SPEED, **more}):
+        assert text.startswith(f"dynamicfl: {words}") if words else not text
+
+
+def test_fedad_with_its_defaults_says_that_a_short_run_cuts_nothing() -> None:
+    before, after = said({"name": "fedad"}, steps=1)
+    assert "check_every=10, patience=3 the first refresh is in round 51" in before and "but the run has 3" in before
+    assert after.startswith("fedad: there was no refresh: clients train the whole model, as in FedAvg")
+
+
+def test_fedad_says_when_its_rate_is_none() -> None:
+    assert said({"name": "fedad", "base_rate": 0.0}, steps=1) == (
+        "fedad: base_rate=0: clients train the whole model, as in FedAvg",
+        "fedad: base_rate=0: clients train the whole model, as in FedAvg; set method.base_rate=0.05, say",
+    )
+
+
+def test_what_works_and_what_is_meant_so_is_not_remarked() -> None:
+    assert said({"name": "fedad", "base_rate": 0.3, "refresh": [1]}, steps=1) == ("", "")
+    assert said({"name": "fedavg"}, steps=1) == ("", "")
+    late, _ = said({"name": "fedad", "base_rate": 0.3, "refresh": [3]}, steps=1)
+    assert "the first refresh is in round 3" in late

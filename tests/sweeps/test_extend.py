@@ -1,0 +1,81 @@
+"""A sweep that gets more trials keeps every run whose configuration it still has."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.api import run
+from fedsweep.config.load import load_config
+from fedsweep.errors import ConfigError, OutputError
+from fedsweep.sweeps.prepare import PreparedSweep, prepare
+from fedsweep.sweeps.sweep_folder import SweepFolder
+
+TinySweep = Callable[..., dict[str, Any]]
+SEEDS = {"seed": {"grid": [0, 1]}}
+
+
+@pytest.fixture(scope="module")
+def done(tiny: TinySweep, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of two seeds, of which the first has finished."""
+    path = tmp_path_factory.mktemp("sweep") / "sweep"
+    config = load_config(tiny(SEEDS, rounds=1))
+    prepared = prepare(config, SweepFolder(path), resume=False)
+    prepared.folder.create(prepared.plan, config_yaml=config.to_yaml(), overwrite=False)
+    run(prepared.entries[0].config, out=prepared.folder.trial_path(prepared.entries[0].trial))
+    return path
+
+
+def extended(path: Path, given: dict[str, Any]) -> PreparedSweep:
+    return prepare(load_config(given), SweepFolder(path), resume=False, extend=True)
+
+
+def folders(prepared: PreparedSweep) -> list[str]:
+    return [trial.folder for trial in prepared.plan.trials]
+
+
+def test_what_has_finished_is_kept_however_the_configuration_is_written(tiny: TinySweep, done: Path) -> None:
+    method = {"method": {"grid": [{"name": "fedprox"}, {"name": "fedavg"}]}, "seed": {"grid": [0, 1]}}
+    prepared = extended(done, tiny(method, rounds=1, more={"name": "renamed"}))
+    assert folders(prepared) == ["0003-FedProx_seed=0", "0004-FedProx_seed=1", "0001-seed=0", "0005-FedAvg_seed=1"]
+    assert prepared.extended == "1 finished trials kept, 3 to run"
+    assert [prepared.folder.has_finished(trial) for trial in prepared.plan.trials] == [False, False, True, False]
+    assert len(prepared.unfinished) == 3
+
+
+def test_runs_without_a_trial_stay_beside_and_their_numbers_are_not_given_again(tiny: TinySweep, done: Path) -> None:
+    prepared = extended(done, tiny(SEEDS, rounds=2))
+    assert folders(prepared) == ["0003-seed=0", "0004-seed=1"] and prepared.plan.beside == ("0001-seed=0",)
+    assert (
+        prepared.extended == "0 finished trials kept, 2 to run; 1 that this configuration has no trial for, beside them"
+    )
+
+
+def test_the_plan_is_gone_on_by_and_extended_again(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(done, path)
+    extended(path, tiny(SEEDS, rounds=2)).write_extension()
+    resumed = prepare(load_config(tiny(SEEDS, rounds=2)), SweepFolder(path), resume=True)
+    assert folders(resumed) == ["0003-seed=0", "0004-seed=1"] and resumed.plan.beside == ("0001-seed=0",)
+    again = extended(path, tiny(SEEDS, rounds=1))
+    assert folders(again) == ["0001-seed=0", "0005-seed=1"] and not again.plan.beside
+    SweepFolder(path)._clear()
+    assert not (path / "0001-seed=0").exists()
+
+
+def test_what_can_not_be_extended_is_refused(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="known beforehand"):
+        extended(done, tiny({"training.optimizer.lr": {"uniform": [0.1, 0.2]}}, scheduler="pbt", samples=2))
+    with pytest.raises(OutputError, match="holds no sweep"):
+        extended(tmp_path, tiny(SEEDS))
+
+
+def test_a_hostile_name_beside_the_trials_is_refused(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
+    plan = (done / "sweep.json").read_text()
+    (tmp_path / "sweep.json").write_text(plan.replace('"trials"', '"beside": ["../other"], "trials"', 1))
+    with pytest.raises(OutputError, match="no name of a trial"):
+        extended(tmp_path, tiny(SEEDS))
