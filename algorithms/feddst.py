@@ -205,7 +205,7 @@ class MovingMask(MaskPolicy):
 
 @with_card(
     Card(
-        up="mask(K) if sparsity * moved and 1 < round <= (until or round) and not (round - 2) % every else 0",
+        up="mask(K) if sparsity * moved and 0 < round - 1 < (until or rounds / 2) and not (round - 2) % every else 0",
         limits=(Limit(given={"sparsity": 0.0}),),
         live=("sparsity",),
         small={"sparsity": 0.5, "moved": 0.2, "until": 3, "every": 1},

@@ -137,6 +137,7 @@ class MixedLoss(Objective):
 
 @with_card(
     Card(
+        needs=("two samples",),
         setup_up="(ceil(n / group_size) if group_size else 1) * (X + C)",
         down="sum(ceil(n / group_size) if group_size else 1 for n in sizes) * (X + C) if first else 0",
         limits=(Limit(given={"strength": 0.0}),),

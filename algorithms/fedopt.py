@@ -26,7 +26,7 @@ _HSU = "Hsu et al. (2019), Measuring the effects of non-identical data distribut
 _REDDI = "Reddi et al. (2021), Adaptive federated optimization"
 
 # A second moment that no move can change leaves half of rate / adaptivity as the server's plain rate.
-_PLAIN_RATE = Limit(given={"server_learning_rate": 2e4, "adaptivity": 1e4, "momentum": 0.0}, tolerance=1e-6)
+_PLAIN_RATE = {"server_learning_rate": 2e4, "adaptivity": 1e4, "momentum": 0.0}
 
 Rule = Literal["adagrad", "adam", "yogi"]
 
@@ -101,7 +101,7 @@ def fedavgm(*, momentum: float = 0.9, server_learning_rate: float = 1.0) -> Fede
     return FederatedMethod(name="fedavgm", source=_HSU, server_update=update)
 
 
-@with_card(Card(limits=(_PLAIN_RATE,)))
+@with_card(Card(limits=(Limit(given=_PLAIN_RATE, tolerance=1e-6),)))
 def fedadagrad(
     *, server_learning_rate: float = 0.1, momentum: float = 0.0, adaptivity: float = 1e-3
 ) -> FederatedMethod:
@@ -118,7 +118,7 @@ def fedadagrad(
     return FederatedMethod(name="fedadagrad", source=_REDDI, server_update=update)
 
 
-@with_card(Card(limits=(_PLAIN_RATE,)))
+@with_card(Card(limits=(Limit(given={**_PLAIN_RATE, "second_momentum": 1 - 1e-9}, tolerance=1e-6),)))
 def fedadam(
     *,
     server_learning_rate: float = 0.1,
@@ -144,7 +144,7 @@ def fedadam(
     return FederatedMethod(name="fedadam", source=_REDDI, server_update=update)
 
 
-@with_card(Card(limits=(_PLAIN_RATE,)))
+@with_card(Card(limits=(Limit(given=_PLAIN_RATE, tolerance=1e-6),)))
 def fedyogi(
     *,
     server_learning_rate: float = 0.1,

@@ -143,7 +143,7 @@ def _in_whole(update: ClientUpdate, part: Tensor, sync: SyncContext) -> Tensor:
     return held.vector[:size] if held.cover is None else held.vector[:size].masked_fill(~held.cover[:size], 0.0)
 
 
-@with_card(Card(up="P", down="P", golden=(4.945325, 7.042854439, 7.843186324)))
+@with_card(Card(up="0 if rebuild else P", down="P", golden=(4.945325, 7.042854439, 7.843186324)))
 def scaffold(
     *,
     server_learning_rate: float = 1.0,

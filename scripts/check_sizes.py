@@ -47,7 +47,7 @@ def _too_large(path: Path) -> Iterator[str]:
 
 def _is_builder(node: ast.FunctionDef | ast.AsyncFunctionDef, path: Path, *, is_command: bool) -> bool:
     """Whether its parameters are what a user names."""
-    if node.name == "__init__" or node.name in _NAMED or is_command or path.name == "testing.py":
+    if node.name == "__init__" or node.name in _NAMED or is_command or path.parent.name == "testing":
         return True
     return ast.unparse(node.returns) in _BUILT if node.returns is not None else False
 

@@ -1,7 +1,7 @@
-"""Writes docs/configuration.md from the configuration's schema and the registries.
+"""Writes docs/configuration.md from the schema and the registries, docs/methods.md from the methods' cards.
 
-python scripts/make_config_docs.py          writes the page
-python scripts/make_config_docs.py --check  exit code 1 where the page is out of date
+python scripts/make_config_docs.py          writes the pages and README.md's table of methods
+python scripts/make_config_docs.py --check  exit code 1 where one of them is out of date
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from fedsweep.card import SYMBOLS
 from fedsweep.catalog import TABLES
 from fedsweep.config.base import Section
 from fedsweep.config.explain import allowed, schema_at
@@ -28,10 +29,12 @@ from fedsweep.config.schema import FROM_FILE, Config, Model
 from fedsweep.config.signatures import ParameterRow, describe
 from fedsweep.config.sweep import SpaceEntry
 from fedsweep.config.training import Adam, CosineSchedule, ExponentialSchedule, Sgd
+from fedsweep.described import MethodFacts, method_facts
 from fedsweep.models.registry import MODELS
 
 _ROOT = Path(__file__).resolve().parent.parent
 PAGE = _ROOT / "docs" / "configuration.md"
+METHODS_PAGE = _ROOT / "docs" / "methods.md"
 README = _ROOT / "README.md"
 
 _START, _END = "<!-- methods: made by scripts/make_config_docs.py -->", "<!-- end of methods -->"
@@ -83,6 +86,19 @@ Schema, which editors use to complete and check keys.
 - **An unknown key is an error** that names the nearest known one. So is a value of the wrong type: `"5"` is no number.
 - **A component of your own** is named `package.module:callable`, wherever a name is asked for. See
   [adding-a-method.md](adding-a-method.md) and [data.md](data.md).
+"""
+
+_METHODS_TOP = """\
+<!-- Made by scripts/make_config_docs.py from the methods' cards; changes here are lost. -->
+
+# Methods
+
+One row for each method: what differs from FedAvg, what travels beside the model, what a world must have, the parameters
+with their defaults. `fedsweep show NAME` prints the same with what each parameter means. Each method is held to what
+stands here by the [conformance checks](adding-a-method.md#6-does-it-keep-its-promises).
+
+What travels is counted in values of four bytes, for one client in a round with one aggregation; `mask(b)` are b bits.
+
 """
 
 _METHOD = """\
@@ -225,6 +241,43 @@ def _table(rows: typing.Iterable[tuple[str, str, str, str]]) -> str:
     return "\n".join(lines)
 
 
+def methods_page() -> str:
+    """The page of methods: a row each, and below what is long."""
+    registry = importlib.import_module("fedsweep.algorithms.registry").METHODS
+    facts = [method_facts(name) for name in registry]
+    legend = "\n".join(f"- `{symbol}`: {meaning}" for symbol, meaning in SYMBOLS.items())
+    lines = ["| method | differs in | sends beside the model | needs | parameters |", "|---|---|---|---|---|"]
+    for method in facts:
+        cells = (
+            f"[`{method.name}`](#{method.name})<br>{method.summary}",
+            ", ".join(method.changes) or "nothing: it is FedAvg",
+            "<br>".join(method.sends) or "nothing",
+            "<br>".join(method.needs) or "nothing",
+            ", ".join(f"`{row.name}: {row.default}`" for row in method.parameters) or "none",
+        )
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    sections = [_method_section(method) for method in facts]
+    return "\n\n".join([f"{_METHODS_TOP}{legend}", "\n".join(lines), *sections]) + "\n"
+
+
+def _method_section(method: MethodFacts) -> str:
+    """What a method changes, where it comes from, and in what it differs from there."""
+    refused = [f"Can't be merged with {', '.join(names)}: {why}." for why, names in method.refuses.items()]
+    items = [
+        *(f"**{seam}**: {what}" for seam, what in method.changes.items()),
+        *(f"In the source: {text}" for text in method.equations),
+        *(f"Reading: {text}" for text in method.differs),
+        *(f"With {text}" for text in method.limits),
+        *([f"Figures that are not 0: {', '.join(f'`{name}`' for name in method.live)}."] if method.live else []),
+        *refused,
+    ]
+    return "\n".join([f"## {method.name}", "", method.source, "", *(f"- {_sentence(item)}" for item in items)]).strip()
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
+
+
 _PARTS_BELOW: dict[str, Callable[[], list[str]]] = {"scenario": _scenario, "training": _training, "sweep": _sweep}
 
 
@@ -242,12 +295,12 @@ def readme() -> str:
 
 
 def main() -> int:
-    """Write both files, or check them."""
-    parser = argparse.ArgumentParser(description="Write docs/configuration.md and README.md's table of methods.")
+    """Write the files, or check them."""
+    parser = argparse.ArgumentParser(description="Write docs/configuration.md, docs/methods.md and README.md's table.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file is out of date")
     is_check = parser.parse_args().check
     old = []
-    for path, text in ((PAGE, page()), (README, readme())):
+    for path, text in ((PAGE, page()), (METHODS_PAGE, methods_page()), (README, readme())):
         if is_check and (not path.is_file() or path.read_text() != text):
             old.append(path.name)
         elif not is_check:

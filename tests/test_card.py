@@ -54,17 +54,18 @@ def test_an_unknown_need_is_refused() -> None:
 def test_limits_in_words() -> None:
     assert limit_text(Limit(given={"mu": 0.0})) == "mu=0.0: the models of fedavg, bit for bit"
     near = Limit(of="fedprox", of_given={"mu": 1}, tolerance=1e-6, equal_sizes=True)
-    assert limit_text(near) == ("always: the models of fedprox(mu=1), to 1e-06 where clients have equally many samples")
+    said = "any parameters: the models of fedprox(mu=1), to 1e-06 where clients have equally many samples"
+    assert limit_text(near) == said
 
 
 def test_what_the_program_knows_is_not_on_the_card() -> None:
     """Parameters, seams, sources, readings, registration and restrictions come from the code."""
     facts = method_facts("scaffold")
-    assert [row.name for row in facts.parameters] == ["server_learning_rate", "weighting"]
+    assert [row.name for row in facts.parameters] == ["server_learning_rate", "weighting", "rebuild"]
     assert list(facts.changes) == ["weighting", "terms", "refinements"]
     assert facts.source.startswith("Karimireddy et al. (2020): SCAFFOLD") and "Option II" in facts.source
     assert facts.needs[0].startswith("SGD on the clients") and "remember" in facts.needs[1]
-    assert facts.sends[0] == "up: `P` (P: its params)"
+    assert facts.sends[0] == "up: `0 if rebuild else P` (P: its params)"
     assert any("with momentum" in text for text in facts.differs)
     assert "label counts (C values) up" in method_facts("fedgen").sends[-1]
     assert method_facts("fedsgd").changes == {"training section": "local_steps=1"}

@@ -229,6 +229,7 @@ def _template(sync: SyncContext) -> nn.Module:
 
 @with_card(
     Card(
+        needs=("input shape", "no batch norm"),
         limits=(Limit(given={"snapshots": 10**6, "weights": "size"}),),
         live=("synthesis_objective", "finetune_loss"),
         small={

@@ -203,7 +203,7 @@ def dynamicsgd(*, sync_rule: SyncRule = "authors") -> FederatedMethod:
             Limit(given={"high_interval": 10**6, "low_interval": 10**6}, equal_sizes=True),
             Limit(given={"high_interval": 1, "low_interval": 1}, of="dynamicsgd"),
         ),
-        small={"high_interval": 1, "low_interval": 3},
+        small={"high_interval": 1, "low_interval": 3, "group_size": 2},
     )
 )
 def dynamicfl(

@@ -10,14 +10,26 @@ import inspect
 import typing
 from typing import Any
 
+from fedsweep.card import Card, Limit, card_of, with_card
 from fedsweep.method import FederatedMethod, merge
 
 from .fedad import fedad
 from .feddh import feddh
 
 _PARTS = (feddh, fedad)
+_CARDS = [card_of(part) or Card() for part in _PARTS]
 
 
+@with_card(
+    Card(
+        needs=tuple(need for card in _CARDS for need in card.needs),
+        up=" + ".join(f"({card.up})" for card in _CARDS),
+        limits=(Limit(given={"base_rate": 0.0}, of="feddh"),),
+        live=tuple(name for card in _CARDS for name in card.live),
+        differs=tuple(text for card in _CARDS for text in card.differs),
+        small={name: value for card in _CARDS for name, value in card.small.items()},
+    )
+)
 def feddhad(**parameters: Any) -> FederatedMethod:
     """FedDH's weights on FedAD's sub-models: bit for bit the merge of the two, with the parameters of both."""
     owns = [

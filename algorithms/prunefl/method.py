@@ -164,9 +164,10 @@ def _server_samples(context: ServerContext) -> tuple[Tensor, Tensor] | None:
 @with_card(
     Card(
         up="F if sparsity and round % every == 0 else 0",
+        setup_up="mask(K) if sparsity and first_stage == 'client' and largest else 0",
+        setup_down="W if sparsity and first_stage == 'client' and largest else 0",
         limits=(Limit(given={"sparsity": 0.0}),),
         live=("sparsity",),
-        differs=("the first stage's exchange with one client is in no formula: it gets the model and sends K bits",),
         small={"sparsity": 0.5, "first_stage": "none", "every": 2},
     )
 )

@@ -15,7 +15,9 @@ from typing import Any, Literal, TypeVar, get_args
 
 from fedsweep.errors import ConfigError
 
-Need = Literal["proxy", "validation", "evaluation", "devices", "features", "units", "no batch norm"]
+Need = Literal[
+    "proxy", "validation", "evaluation", "devices", "features", "units", "input shape", "no batch norm", "two samples"
+]
 NEEDS: Mapping[Need, str] = {
     "proxy": "samples on the server, labels not needed (`scenario.server_data.proxy`)",
     "validation": "labelled validation data on the server (`scenario.server_data.validation`)",
@@ -23,7 +25,9 @@ NEEDS: Mapping[Need, str] = {
     "devices": "simulated devices, whose times order what happens (`scenario.devices`)",
     "features": "a network that says where its features and its head are",
     "units": "a network that lists its units",
+    "input shape": "a network that tells the shape of its inputs",
     "no batch norm": "a network without batch norm",
+    "two samples": "clients of at least two samples",
 }
 assert set(NEEDS) == set(get_args(Need))
 
@@ -38,7 +42,9 @@ SYMBOLS: Mapping[str, str] = {
     "U": "units that the network lists",
     "n": "the client's samples",
     "sizes": "all clients' samples",
+    "largest": "whether it is the client with the most samples",
     "round": "the round, from 1",
+    "rounds": "rounds of the run",
     "first": "whether it is the client's first round",
 }
 

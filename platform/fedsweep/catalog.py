@@ -15,6 +15,7 @@ from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.card import Card, card_of
 from fedsweep.config.base import Component
 from fedsweep.config.load import with_sections
 from fedsweep.config.schema import Config
@@ -283,6 +284,18 @@ def build_method(spec: Mapping[str, Any] | Config) -> FederatedMethod:
     found = bound(spec if isinstance(spec, Config) else Config(method=dict(spec)), "method")
     method: FederatedMethod = merge(*(part.build() for part in found)) if isinstance(found, tuple) else found.build()
     return method
+
+
+def method_cards(config: Config) -> tuple[tuple[Card, Mapping[str, Any]], ...]:
+    """The cards of a configuration's methods, each with the method's parameters; those that have one.
+
+    Args:
+        config: A loaded configuration.
+    """
+    found = bound(config, "method")
+    parts = found if isinstance(found, tuple) else (found,)
+    cards = ((card_of(part.builder), part.parameters) for part in parts)
+    return tuple((card, parameters) for card, parameters in cards if card is not None)
 
 
 def method_names() -> tuple[str, ...]:

@@ -105,7 +105,7 @@ def method_facts(name: str) -> MethodFacts:
 
 def limit_text(limit: Limit) -> str:
     """A limit in words: ``mu=0: fedavg, bit for bit``."""
-    given = ", ".join(f"{key}={value}" for key, value in limit.given.items()) or "always"
+    given = ", ".join(f"{key}={value}" for key, value in limit.given.items()) or "any parameters"
     of = f"{limit.of}({', '.join(f'{key}={value}' for key, value in limit.of_given.items())})"
     near = f"to {limit.tolerance:g}" if limit.tolerance else "bit for bit"
     where = " where clients have equally many samples" if limit.equal_sizes else ""

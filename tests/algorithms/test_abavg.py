@@ -19,7 +19,7 @@ from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, SyncContext
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL
-from fedsweep.testing import component_conforms, local_engine, run_rounds, tiny_data, tiny_experiment
+from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 from fedsweep.trees import layout_of
 
 UNEQUAL = (4, 8, 12, 24, 28, 20)
@@ -68,10 +68,6 @@ def weights(values: list[float], *, sizes: list[int], times_size: bool = False) 
         validation_data=(torch.arange(1.0, 11.0)[:, None], torch.ones(10, dtype=torch.int64)),
     )
     return ByAccuracy(times_size=times_size).weigh({"accuracies": None}, updates, sync)[0]
-
-
-def test_it_conforms() -> None:
-    component_conforms(ByAccuracy())
 
 
 def test_weights_by_hand() -> None:

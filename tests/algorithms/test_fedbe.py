@@ -22,7 +22,7 @@ from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
 from fedsweep.records import SyncContext
 from fedsweep.streams import stream
-from fedsweep.testing import component_conforms, local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.trees import layout_of
 
 IMAGES = np.random.default_rng(5).normal(size=(24, 1, 1, 6)).astype(np.float32)
@@ -78,10 +78,6 @@ def round_of(method: FederatedMethod, **options: object) -> tuple[Round, SyncCon
     return play_round(engine), sync
 
 
-def test_it_conforms() -> None:
-    component_conforms(fedbe().refinements[0])
-
-
 def test_without_spread_every_draw_is_the_weighted_mean() -> None:
     """(1 x (1, 0, 4) + 3 x (3, 2, -4)) / 4."""
     assert drawn("gaussian", 3, 0.0).tolist() == [[2.5, 1.5, -2.0]] * 3
@@ -113,10 +109,6 @@ def test_dirichlet_draws_are_convex_and_have_both_limits() -> None:
     np.testing.assert_allclose(drawn("dirichlet", 5, 1e9), [[2.5, 1.5, -2.0]] * 5, atol=1e-3)
     nearest = (drawn("dirichlet", 50, 1e-4)[:, None] - MODELS).abs().amax(dim=2).amin(dim=1)
     assert float(nearest.median()) < 1e-6
-
-
-def test_no_epochs_are_fedavg_bit_for_bit() -> None:
-    assert torch.equal(run(fedbe(epochs=0)).vector, run(fedavg()).vector)
 
 
 def test_the_clients_alone_without_sharpening_are_the_mean_of_probabilities() -> None:

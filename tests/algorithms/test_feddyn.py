@@ -122,11 +122,6 @@ def test_one_step_by_hand() -> None:
     assert step.memory["w"].tolist() == [4.0, -1.0]  # type: ignore[attr-defined]
 
 
-def test_strength_zero_is_fedavg_bit_for_bit() -> None:
-    sizes = (4, 8, 12, 24, 28, 20)
-    assert torch.equal(run(feddyn(strength=0), sizes=sizes).vector, run(fedavg(), sizes=sizes).vector)
-
-
 def test_without_penalty_only_the_server_acts() -> None:
     """DynamicFL's program: mean + (m / N) x the sum of all rounds' mean moves; the clients are FedAvg's."""
     method = feddyn(penalty="none")

@@ -8,21 +8,17 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
-from fedsweep.algorithms.fedensemble import SumOfLogits, fedensemble
+from fedsweep.algorithms.fedensemble import fedensemble
 from fedsweep.catalog import build_method
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
-from fedsweep.testing import component_conforms, linear_model, local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing import linear_model, local_engine, play_round, run_rounds, tiny_experiment
 
 
 def run(method: FederatedMethod, **options: object) -> RunState:
     return run_rounds(local_engine(tiny_experiment(method, **options)))  # type: ignore[arg-type]
-
-
-def test_it_conforms() -> None:
-    component_conforms(SumOfLogits())
 
 
 @pytest.mark.parametrize("members", ["participants", "all"])

@@ -168,10 +168,6 @@ def test_without_a_generator_there_is_no_loss() -> None:
     assert GeneratedLatents(strength=1.0, consistency=1.0, decay=1.0, noise_width=3).loss(local_step({})) is None
 
 
-def test_strengths_of_zero_are_fedavg_bit_for_bit() -> None:
-    assert torch.equal(run(fedgen(strength=0, consistency=0, **SMALL)).vector, run(fedavg()).vector)
-
-
 def test_round_one_is_fedavgs_but_in_dynamicfls_variant() -> None:
     plain = run(fedavg(), rounds=1)
     assert torch.equal(run(fedgen(**SMALL), rounds=1).vector, plain.vector)

@@ -21,7 +21,7 @@ from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
 from fedsweep.records import ClientUpdate, State, SyncContext
-from fedsweep.testing import component_conforms, local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 
 Golden = Callable[..., list[RunState]]
 UNEQUAL = (4, 8, 12, 24, 28, 20)
@@ -43,10 +43,6 @@ class GivenShares(NormalizedMoves):
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         return normalised(torch.tensor([self.shares[u.client] for u in updates]), updates), state
-
-
-def test_it_conforms() -> None:
-    component_conforms(NormalizedMoves())
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from fedsweep.records import (
 )
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL
-from fedsweep.testing import component_conforms, linear_model
+from fedsweep.testing import linear_model
 from fedsweep.trees import layout_of, model_vector
 
 # Global test accuracy of the authors' run, rounds 0 to 100.
@@ -297,11 +297,6 @@ def test_learning_rates_are_those_of_the_authors_log() -> None:
 def test_values_out_of_range_are_named(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fedstg(**wrong)
-
-
-def test_components_conform() -> None:
-    component_conforms(SamplesSpeedRarity(counted="all"))
-    component_conforms(StagnationAware(unaggregated="discard"))
 
 
 def test_observing_leaves_the_earlier_state_alone() -> None:

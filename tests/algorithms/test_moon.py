@@ -117,10 +117,6 @@ def test_frozen_models_have_no_gradient_no_dropout_and_leave_the_mode() -> None:
     assert len(losses) == 1 and model.training
 
 
-def test_strength_zero_is_fedavg_bit_for_bit() -> None:
-    assert torch.equal(run(moon(strength=0)).vector, run(fedavg()).vector)
-
-
 def test_it_acts_from_a_clients_second_participation_on() -> None:
     options: dict[str, object] = {"cohort_size": 6, "local_epochs": 2}
     assert torch.equal(run(moon(), rounds=1, **options).vector, run(fedavg(), rounds=1, **options).vector)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedsweep.algorithms.registry import METHODS
 from fedsweep.config.explain import all_keys
 
 PAGE = "docs/configuration.md"
@@ -31,6 +32,13 @@ def test_the_page_is_up_to_date(pages: Any, script: Any) -> None:
     assert (pages.root / PAGE).read_text() == script.page(), OUT_OF_DATE
 
 
+def test_the_page_of_methods_says_what_the_cards_say(pages: Any, script: Any) -> None:
+    text = (pages.root / "docs/methods.md").read_text()
+    assert text == script.methods_page(), OUT_OF_DATE
+    for name in METHODS:
+        assert f"| [`{name}`](#{name})<br>" in text and f"\n## {name}\n" in text
+
+
 def test_the_table_of_methods_in_the_readme_is_up_to_date(pages: Any, script: Any) -> None:
     assert (pages.root / "README.md").read_text() == script.readme(), OUT_OF_DATE
     assert "| `fedavg` |" in script.readme()
@@ -48,11 +56,12 @@ def test_the_check_fails_where_a_file_differs(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(script, "PAGE", tmp_path / "configuration.md")
+    monkeypatch.setattr(script, "METHODS_PAGE", tmp_path / "methods.md")
     shutil.copy(script.README, tmp_path / "README.md")
     monkeypatch.setattr(script, "README", tmp_path / "README.md")
     monkeypatch.setattr(sys, "argv", ["make_config_docs.py", "--check"])
     assert script.main() == 1
-    assert "out of date: configuration.md;" in capsys.readouterr().err
+    assert "out of date: configuration.md, methods.md;" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["make_config_docs.py"])
     assert script.main() == 0
     monkeypatch.setattr(sys, "argv", ["make_config_docs.py", "--check"])

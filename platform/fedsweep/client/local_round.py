@@ -225,7 +225,7 @@ class LocalRound:
             params=self._trained if narrow is None else narrow.params,
             anchor=self._anchor_tree if narrow is None or self._anchor is None else narrow.tree(self._anchor),
             memory={},
-            broadcast=self._broadcast,
+            broadcast=self._broadcast if narrow is None else narrow.broadcast(self._broadcast),
             stream=stream(side.seed, "method", self._round, self.client, position),
             position=position,
             learning_rate=self._learning_rate,
@@ -254,6 +254,7 @@ class LocalRound:
             narrow.undo_elsewhere(values, before)
         narrow.keep_buffers(self.vector)
         step.params, step.anchor, step._twin = self._trained, self._anchor_tree, self._slot.twin
+        step.broadcast = self._broadcast
         return loss
 
     def _gradient(self, step: LocalStep, narrow: Narrowed | None = None) -> Tensor:

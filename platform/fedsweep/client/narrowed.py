@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.memories import cut_memory
+from fedsweep.records import Payload
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import ParamTree
 
@@ -58,6 +59,16 @@ class Narrowed:
     def memory(self, memory: Any) -> Any:
         """A term's memory as the part sees it."""
         return cut_memory(memory, self._part, self._whole)
+
+    def broadcast(self, payload: Payload) -> Payload:
+        """What the server sent as the part sees it: what lies like the params (``"<name>/<param>"``) is cut."""
+        trees: dict[str, ParamTree] = {}
+        for name, value in payload.items():
+            content, _, param = name.partition("/")
+            trees.setdefault(content if param else "", {})[param or name] = value
+        cut = {content: self.memory(tree) if content else tree for content, tree in trees.items()}
+        joined = ((f"{c}/{name}" if c else name, value) for c, tree in cut.items() for name, value in tree.items())
+        return dict(joined)
 
     def add_gradient(self, gradient: Tensor) -> None:
         """Add the part's gradient to the client's own [P]."""

@@ -77,7 +77,8 @@ class LocalStep:
         inputs: The batch [B, ...], transformed.
         targets: Its labels [B].
         model: The module with the client's live params; forward passes carry gradients. Where the step trains a part
-            of what the client has, it is that part's, and so are params, anchor and memory until the step is done.
+            of what the client has, it is that part's, and so are params, anchor, memory and what the server sent like
+            the params, until the step is done.
         params: The live params by name (views; not to be changed in place).
         anchor: The model that the client last received, params and float buffers; empty where no term asks for it.
         memory: The client's memory slot of the term that is being called.

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsweep.client.coding import travelling
 from fedsweep.engine.ledger import Size, payload_sizes, whole_values
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.models.cost import PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
+from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 from fedsweep.submodel import Direction, SubModel
@@ -139,3 +139,11 @@ class CostModel:
     def bits(self, submodel: SubModel, direction: Direction) -> int:
         """Its bits."""
         return 8 * self.num_bytes(submodel, direction)
+
+
+def registration_bytes(experiment: Experiment) -> int:
+    """Bytes that travel once: number of samples, label counts where a component reads them; their mean, back."""
+    per_client = 1 + experiment.method.needs_share
+    if "label_counts" in experiment.method.registration:
+        per_client += experiment.world.data.num_classes
+    return BYTES_PER_VALUE * per_client * len(experiment.world.profiles)

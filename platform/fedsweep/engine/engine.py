@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsweep.client.messages import Inquiry
 from fedsweep.components.probes import Probe
 from fedsweep.engine.aggregation import Aggregator
-from fedsweep.engine.cost import CostModel
+from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.evaluator import Evaluator
 from fedsweep.engine.ledger import Ledger, whole_values
 from fedsweep.engine.plan import Planner, RoundPlan
@@ -29,7 +29,6 @@ from fedsweep.errors import InvariantError, RunError, WorkerLost
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
-from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State
 from fedsweep.streams import stream
 from fedsweep.trees import load_vector
@@ -139,11 +138,8 @@ class Engine:
 
     @property
     def registration_bytes(self) -> int:
-        """Bytes that travel once: number of samples, label counts where a component reads them; their mean, back."""
-        per_client = 1 + self.experiment.method.needs_share
-        if "label_counts" in self.experiment.method.registration:
-            per_client += self.experiment.world.data.num_classes
-        return BYTES_PER_VALUE * per_client * len(self.experiment.world.profiles)
+        """See :func:`fedsweep.engine.cost.registration_bytes`."""
+        return registration_bytes(self.experiment)
 
     # -- a round -------------------------------------------------------------------------------------------------
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import islice
 
 from fedsweep.client.messages import Tally
-from fedsweep.engine.cost import CostModel
+from fedsweep.engine.beside import Beside, Formula
+from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.plan import Planner, RoundPlan, alike
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.engine.turns import foreseen
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.models.cost import BYTES_PER_VALUE
 
 # Rounds that are planned one by one; longer runs are extrapolated.
 _PLANNED = 50
@@ -25,7 +28,8 @@ class Forecast:
     Attributes:
         rounds: Rounds of the run.
         local_steps: All clients', all rounds.
-        total_bytes: Models and masks both ways; payloads that a method adds come on top.
+        total_bytes: Both ways; beside the models what the methods' cards say of rounds with one aggregation.
+        registration_bytes: Before round 1, registration and exchange.
         comm_ratio: Mean over rounds.
         flops: Training, all clients.
         sim_time_s: Virtual seconds, or None without devices.
@@ -39,6 +43,7 @@ class Forecast:
     rounds: int
     local_steps: int
     total_bytes: int
+    registration_bytes: int
     comm_ratio: float
     flops: int
     sim_time_s: float | None
@@ -74,6 +79,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
     """
     costs = CostModel(experiment)
     planner, rows, layout = Planner(experiment, costs), RowMaker(experiment, costs), costs.layout
+    beside, seen = Beside(experiment, costs), set[int]()
     rounds = experiment.training.rounds
     planned = min(rounds, _PLANNED)
     steps = num_bytes = flops = 0
@@ -84,7 +90,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
         plans.append(plan)
         taken = steps_by_client(plan)
         steps += sum(taken.values())
-        num_bytes += plan.num_bytes
+        num_bytes += plan.num_bytes + _beside(plan, beside, seen)
         clock = plan.clock
         for client, count in taken.items():
             samples = plan.context.work[client].samples_in(count)
@@ -99,6 +105,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
         rounds=rounds,
         local_steps=round(steps * scale),
         total_bytes=round(num_bytes * scale),
+        registration_bytes=registration_bytes(experiment) + beside.setup_bytes,
         comm_ratio=sum(ratios) / len(ratios) if ratios else 0.0,
         flops=round(flops * scale),
         sim_time_s=None if clock is None else clock * scale,
@@ -134,6 +141,20 @@ def steps_by_client(plan: RoundPlan) -> dict[int, int]:
         for job in point.start:
             taken[job.client] += times * job.steps
     return taken
+
+
+def _beside(plan: RoundPlan, beside: Beside, seen: set[int]) -> int:
+    """Bytes that travel beside the models in a round; whoever takes part in it has been seen afterwards."""
+    total = Fraction(0)
+    started = {job.client for point in plan.points for job in point.start if not job.resume}
+    attending = {client for point in plan.points for client in point.attend}
+    ways: tuple[tuple[Formula, set[int]], ...] = (("down", started), ("up", attending & started))
+    for which, clients in ways:
+        for client in sorted(clients):
+            part, first = plan.submodel(client), client not in seen
+            total += beside.values(which, client, part, round=plan.context.round, first=first)
+    seen |= started
+    return int(BYTES_PER_VALUE * total)
 
 
 def _probed(plan: RoundPlan, client: int, job_passes: float) -> float:

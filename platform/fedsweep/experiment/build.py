@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.catalog import bound, build_method
+from fedsweep.catalog import bound, build_method, method_cards
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.client.shards import TrainingData
 from fedsweep.config.base import IntegerRange
@@ -107,6 +107,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
         device=device,
         server_device=server_device,
         config_hash=config.hash() if config_hash is None else config_hash,
+        cards=method_cards(config),
     )
     _ = experiment.template  # a model that does not fit the data is an error here, not in round 1
     return experiment

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsweep.card import Card
 from fedsweep.client.messages import ClientSide
 from fedsweep.client.optimizer import OptimizerSettings, optimizer_riders
 from fedsweep.client.shards import TrainingData
@@ -125,6 +126,7 @@ class Experiment:
         device: ``"cpu"`` or ``"cuda"`` for the clients.
         server_device: The same for the server.
         config_hash: Names the configuration; checkpoints of another one are refused.
+        cards: The cards of the methods, each with the parameters that its method was built with; for forecasts.
     """
 
     seed: int
@@ -139,6 +141,7 @@ class Experiment:
     device: str = "cpu"
     server_device: str = "cpu"
     config_hash: str = ""
+    cards: tuple[tuple[Card, Mapping[str, Any]], ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: another process makes the rest itself, and need not be sent a model."""

@@ -24,7 +24,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.streams import stream
-from fedsweep.testing import component_conforms, linear_model, local_engine, run_rounds, tiny_experiment
+from fedsweep.testing import linear_model, local_engine, run_rounds, tiny_experiment
 from fedsweep.world.budgets import BudgetPlan, DynamicBudget, FixedBudget
 
 VALUES = 16
@@ -37,10 +37,6 @@ def by_similarity(**more: Any) -> FederatedMethod:
 def one_class_each(method: FederatedMethod, **more: Any) -> Experiment:
     """Twelve clients of eight samples, three for each of four classes; six of them in a round."""
     return tiny_experiment(method, **{"num_clients": 12, "cohort_size": 6, "rounds": 8, "local_steps": 4, **more})
-
-
-def test_components_keep_the_promises_of_their_seam() -> None:
-    component_conforms(by_similarity().pacing)
 
 
 def test_the_sketch_is_that_of_the_gradient_over_all_samples() -> None:

@@ -28,7 +28,6 @@ from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.testing import (
-    component_conforms,
     local_engine,
     run_rounds,
     tiny_device,
@@ -314,7 +313,3 @@ def test_network_without_units_is_an_error_before_the_first_round() -> None:
     with pytest.raises(ConfigError, match="lists no unit groups"):
         check_experiment(tiny_experiment(fedad(base_rate=0.1)))
     check_experiment(tiny_experiment(fedad(base_rate=0.0)))
-
-
-def test_policy_conforms() -> None:
-    component_conforms(AdaptiveDropout(refresh=(1, 2)))

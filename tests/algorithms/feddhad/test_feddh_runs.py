@@ -41,13 +41,6 @@ def test_equal_label_shares_are_fedavg_bit_for_bit() -> None:
         assert [r.aggregation_weights for r in found.records] == [r.aggregation_weights for r in plain.records]
 
 
-def test_without_rates_it_is_fedjs_bit_for_bit() -> None:
-    still = run(feddh(learning_rate_v=0.0, learning_rate_b=0.0))
-    static = run(fedjs())
-    assert torch.equal(still.vector, static.vector)
-    assert not torch.equal(static.vector, run(fedavg()).vector)
-
-
 def test_explicit_gradient_is_the_move_of_one_full_batch_step() -> None:
     """One step on all samples moves by rate x gradient: both sources give the same v and b, which are not the first."""
     states = [run(feddh(gradient=g, **BOTH), **FULL_BATCH).components["weighting"] for g in ("deferred", "explicit")]

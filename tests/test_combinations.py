@@ -1,0 +1,95 @@
+"""What composes: both parts are at work, in either order, and at one part's limit it is the other alone. What does not
+is refused with both names and the reason."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from fedsweep.algorithms.registry import METHODS
+from fedsweep.catalog import build_method
+from fedsweep.described import refused_merges
+from fedsweep.engine.state import RunState
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod, merge
+from fedsweep.testing import local_engine, run_rounds, subject_of
+
+torch.set_num_threads(1)
+
+TERMS = ("fedprox", "moon", "fedgen", "fedmix")
+SERVERS = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
+ON_SERVER = ("fedensemble", "abavg", "feddf", "fedbe", "feddh")
+CUT = ("federated_dropout", "feddrop", "afd", "heterofl", "fjord")
+PAIRS = [
+    *((term, server) for term in (*TERMS, "scaffold") for server in SERVERS),
+    *((other, "fednova") for other in (*TERMS, *SERVERS)),
+    *((other, "dynamicfl") for other in (*TERMS, *SERVERS, "scaffold", "feddyn", "fednova", *ON_SERVER)),
+    *(("feddh", "fedad"), ("moon", "fjord")),  # what shipped tables and presets merge
+    *((cut, other) for cut in CUT for other in ("fedprox", "scaffold", "fedadam", "feddh")),
+]
+
+
+@cache
+def run(names: tuple[str, ...], at_limit: bool = False) -> RunState:
+    """The merged methods in the world of the conformance checks; the first one at its limit, where it is FedAvg."""
+    built = [subject_of(name).method for name in names]
+    if at_limit:
+        subject = subject_of(names[0])
+        built[0] = subject.built({**subject.card.small, **limit_of(names[0])})
+    options: dict[str, Any] = {"cohort_size": 6, "rounds": 2, "local_epochs": 1}
+    return run_rounds(local_engine(subject_of("fedavg").world(merge(*built), **options)))
+
+
+def limit_of(name: str) -> dict[str, Any]:
+    """Parameters with which a method is FedAvg bit for bit, always; empty where there are none."""
+    exact = (limit for limit in subject_of(name).card.limits if not limit.tolerance and not limit.equal_sizes)
+    return dict(next((limit.given for limit in exact if limit.of == "fedavg"), {}))
+
+
+def outcome(state: RunState) -> tuple[bytes, list[float | None]]:
+    return state.vector.numpy().tobytes(), [record.test_loss for record in state.records]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="+".join)
+def test_what_composes_is_both(pair: tuple[str, str]) -> None:
+    both = outcome(run(pair))
+    assert both not in (outcome(run(pair[:1])), outcome(run(pair[1:])))
+    assert torch.allclose(run(pair).vector, run(pair[::-1]).vector, rtol=0, atol=1e-6)
+    for first, second in (pair, pair[::-1]):
+        if limit_of(first) and not run((first,), at_limit=True).components.keys() - run((second,)).components.keys():
+            assert outcome(run((first, second), at_limit=True)) == outcome(run((second,)))
+
+
+REFUSED = {
+    ("scaffold", "fednova"): r"both have a weighting of their own \(Uniform and NormalizedMoves\)",
+    ("feddyn", "fedadam"): r"both have a server update of their own \(AddMeanMove and AdaptiveServer\)",
+    ("fedadam", "fedyogi"): "both have a server update of their own",
+    ("abavg", "feddh"): r"both have a weighting of their own \(ByAccuracy and NonIIDDegree\)",
+    ("dynamicfl", "dynamicsgd"): "both have a pacing of their own",
+    ("fedad", "fjord"): "both have a submodels of their own",
+    ("fedgen", "fjord"): r"its LatentGenerator needs clients that train the whole model, but OrderedDropout gives them",
+    ("fedbe", "afd"): "its BayesianEnsemble needs clients that train the whole model, but ScoredUnits gives them",
+    ("fedstg", "fedad"): "its clients keep what they trained over several rounds, which does not go with sub-models",
+}
+
+
+@pytest.mark.parametrize("pair", REFUSED, ids="+".join)
+def test_what_does_not_compose_is_refused_with_both_names_and_the_reason(pair: tuple[str, str]) -> None:
+    for names in (pair, pair[::-1]):
+        with pytest.raises(ConfigError, match=REFUSED[pair] if names == pair else None) as refused:
+            build_method({"merge": [{"name": name} for name in names]})
+        assert all(name in str(refused.value) for name in names)
+
+
+def test_every_refusal_between_registered_methods_names_both_and_a_reason() -> None:
+    for name in METHODS:
+        method: FederatedMethod = build_method({"name": name})
+        for reason, others in refused_merges(method).items():
+            assert len(reason.split()) > 4
+            for other in others:
+                with pytest.raises(ConfigError, match=other) as refused:
+                    merge(method, build_method({"name": other}))
+                assert name in str(refused.value)

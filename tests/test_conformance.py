@@ -1,0 +1,248 @@
+"""Every registered method is held to its card; and the checks see what they are there for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsweep.algorithms.registry import METHODS
+from fedsweep.card import Card, Limit, with_card
+from fedsweep.components.base import ComponentReport
+from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
+from fedsweep.components.refinement import Refinement
+from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.components.weighting import Weighting
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.records import ClientUpdate, Payload, RoundContext, ServerContext, State, SyncContext
+from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.testing import CHECKS, method_conforms
+from fedsweep.trees import ParamTree
+
+torch.set_num_threads(1)
+
+Builder = Callable[..., FederatedMethod]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_conforms(name: str, check: str) -> None:
+    method_conforms(name, checks=[check])
+
+
+# -- the checks see what they are there for ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pull(LocalTerm):
+    """A pull towards the anchor, well-behaved unless a field says otherwise."""
+
+    strength: float = 0.5
+    name: str = "pull"
+    stated_passes: float = 0
+
+    @property
+    def passes(self) -> float:
+        return self.stated_passes
+
+    def gradient(self, step: LocalStep) -> ParamTree:
+        return {name: self.strength * (value.detach() - step.anchor[name]) for name, value in step.params.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Talks(Pull):
+    """Sends one value."""
+
+    sends: ClassVar[bool] = True
+
+    def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
+        return memory, {"one": torch.ones(1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loose(Pull):
+    """Can't be hashed."""
+
+    weights: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffles(Pull):
+    """Pulls as often as it was asked before: what another run did is not forgotten."""
+
+    count: ClassVar[Any] = itertools.count(1)
+
+    def gradient(self, step: LocalStep) -> ParamTree:
+        factor = 1e-3 * next(self.count)
+        return {name: factor * value for name, value in super().gradient(step).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts(Refinement):
+    """Adds up rounds in its state; in place, or in a list that a checkpoint can't see, where it is told to."""
+
+    in_place: bool = False
+    needs_proxy: bool = False
+
+    def init(self, context: ServerContext) -> State:
+        if self.needs_proxy and context.proxy_data is None:
+            raise ConfigError("counts needs proxy data; set scenario.server_data.proxy")
+        return {"rounds": torch.zeros(1)}
+
+    def refine(
+        self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        if self.in_place:
+            state["rounds"] += 1
+            return vector * 0.99, state
+        return vector * 0.99, {"rounds": state["rounds"] + 1}
+
+    def report(self, state: State) -> ComponentReport:
+        return ComponentReport(metrics={"counted": 0.0})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unkeepable(Refinement):
+    """Has a state that no checkpoint can keep."""
+
+    def init(self, context: ServerContext) -> State:
+        return {"seen": {1, 2}}
+
+    def refine(
+        self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        return vector * 0.99, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlyWhole(Refinement):
+    """Falls over parts of the model, without having said so."""
+
+    def refine(
+        self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        if any(u.submodel != FULL_MODEL for u in updates):
+            raise RuntimeError("parts of the model")
+        return vector * 0.99, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scribbles(Pull):
+    """Changes the batch that others see, too."""
+
+    def gradient(self, step: LocalStep) -> ParamTree:
+        step.inputs.mul_(1.5)
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutsNothing(SubModelPolicy):
+    """Says that it cuts, and does not."""
+
+    def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
+        return dict.fromkeys(context.cohort, FULL_MODEL), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstWins(Weighting):
+    """All weight to whoever comes first: the client of the lowest number."""
+
+    def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
+        weights = torch.zeros(len(updates), dtype=torch.float64)
+        weights[0] = 1.0
+        return weights, state
+
+
+def built(card: Card | None, **parts: Any) -> Builder:
+    """A builder with one documented parameter."""
+
+    def mine(*, pull: float = 0.5) -> FederatedMethod:
+        """A method of the test.
+
+        Args:
+            pull: Of no use.
+        """
+        return FederatedMethod(name="mine", source="", **parts)
+
+    return mine if card is None else with_card(card)(mine)
+
+
+def silent(*, pull: float = 0.5) -> FederatedMethod:
+    """A method whose parameter is not explained."""
+    return FederatedMethod(name="silent", source="")
+
+
+WRONG: Mapping[str, tuple[str, Builder, str]] = {
+    "no card": ("values", built(None), r"has no card: put @with_card\(Card\(\.\.\.\)\) on it"),
+    "a list in a component": ("values", built(Card(), terms=(Loose(),)), "unhashable type"),
+    "a silent parameter": ("values", with_card(Card())(silent), r"says nothing of \['pull'\]"),
+    "memory of other runs": ("bits", built(Card(), terms=(Shuffles(),)), "a second run gives another model"),
+    "a state that can't be kept": (
+        "resume",
+        built(Card(), refinements=(Unkeepable(),)),
+        "a builtins.set, which can't be kept",
+    ),
+    "a state changed in place": ("purity", built(Card(), refinements=(Counts(in_place=True),)), "round 1 changed what"),
+    "more up than the card says": (
+        "ledger",
+        built(Card(), terms=(Talks(),)),
+        r"round 1, up: 2640 bytes crossed, the ledger has 2640, the card's formula gives 2624; correct",
+    ),
+    "less down than the card says": ("ledger", built(Card(down="P"), terms=(Pull(),)), "round 1, down: "),
+    "a limit that is none": (
+        "limits",
+        built(Card(limits=(Limit(given={"pull": 0.0}),)), terms=(Pull(),)),
+        r"with {'pull': 0\.0} the models should be those of fedavg \(bit for bit\), but are .* apart",
+    ),
+    "a dead figure": (
+        "life",
+        built(Card(live=("counted",)), refinements=(Counts(),)),
+        r"figures of the card's `live` are 0 or missing in 3 rounds: \['counted'\]",
+    ),
+    "a term without effect": ("life", built(Card(), terms=(Pull(strength=0.0),)), "its model is FedAvg's"),
+    "a need that is none": (
+        "rough worlds",
+        built(Card(needs=("proxy",)), terms=(Pull(),)),
+        r"lack, but they are not refused: \['no data on the server'\]",
+    ),
+    "a need that the card does not have": (
+        "rough worlds",
+        built(Card(), refinements=(Counts(needs_proxy=True),)),
+        "refused, though the card does not say that it is needed: {'no data on the server'",
+    ),
+    "a merge that falls over": (
+        "merges",
+        built(Card(), refinements=(OnlyWhole(),)),
+        "mine and federated_dropout can be merged, but the run fails: parts of the model",
+    ),
+    "batches written on": ("streams", built(Card(), terms=(Scribbles(),)), "batches are not FedAvg's"),
+    "nothing is cut": ("sub-models", built(Card(), submodels=CutsNothing()), "no client got less than the whole"),
+    "weights by number": ("order", built(Card(), weighting=FirstWins()), "numbered the other way round"),
+    "passes that are not made": (
+        "cost",
+        built(Card(), terms=(Pull(stated_passes=1),)),
+        r"compute 1\.000 times what FedAvg's do, but the column flops says 1\.333; correct the `passes`",
+    ),
+    "another golden round": (
+        "golden",
+        built(Card(golden=(4.9,))),
+        r"gives \[4\.94532.*\], but the card says \(4\.9,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_fault_is_seen_and_named(name: str) -> None:
+    check, builder, message = WRONG[name]
+    with pytest.raises(AssertionError, match=message):
+        method_conforms(builder, checks=[check])
+
+
+def test_a_method_of_ones_own_conforms() -> None:
+    method_conforms(built(Card(up="1"), terms=(Talks(),)))
