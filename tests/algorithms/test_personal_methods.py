@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,19 +81,24 @@ def test_it_runs_from_a_configuration(name: str, tmp_path: Path) -> None:
     assert sum(table.column("personal_samples").to_pylist()) == 2 * 360  # the whole test set, each sample once
 
 
-@pytest.mark.ray
-def test_two_actors_give_the_bits_of_one_process() -> None:
+@pytest.fixture(scope="module")
+def ray_module() -> Iterator[Any]:
     with ray_cluster(None, ClusterNeeds(actors=2)) as ray:
-        for name in METHODS:
-            work = experiment(name)
-            expected = run_rounds(local_engine(work))
-            settings = FleetSettings(num_actors=2, name=name, options={"num_cpus": 1})
-            fleet = make_ray_fleet(work, ray.put(work), settings, print)
-            try:
-                found = run_rounds(Engine(work, fleet))
-            finally:
-                fleet.close()
-            assert found.vector.numpy().tobytes() == expected.vector.numpy().tobytes()
-            assert to_bytes(dict(found.components)) == to_bytes(dict(expected.components))
-            told = [str((r.personal_accuracies, r.bytes_up, r.bytes_down)) for r in expected.records]
-            assert [str((r.personal_accuracies, r.bytes_up, r.bytes_down)) for r in found.records] == told
+        yield ray
+
+
+@pytest.mark.ray
+@each_method
+def test_two_actors_give_the_bits_of_one_process(name: str, ray_module: Any) -> None:
+    work = experiment(name)
+    expected = run_rounds(local_engine(work))
+    settings = FleetSettings(num_actors=2, name=name, options={"num_cpus": 1})
+    fleet = make_ray_fleet(work, ray_module.put(work), settings, print)
+    try:
+        found = run_rounds(Engine(work, fleet))
+    finally:
+        fleet.close()
+    assert found.vector.numpy().tobytes() == expected.vector.numpy().tobytes()
+    assert to_bytes(dict(found.components)) == to_bytes(dict(expected.components))
+    told = [str((r.personal_accuracies, r.bytes_up, r.bytes_down)) for r in expected.records]
+    assert [str((r.personal_accuracies, r.bytes_up, r.bytes_down)) for r in found.records] == told
