@@ -48,6 +48,7 @@ SYMBOLS: Mapping[str, str] = {
     "K": "weights of its linear and convolutional layers",
     "X": "values of an input",
     "C": "classes",
+    "H": "classes that the client has samples of",
     "D": "features that the head reads",
     "U": "units that the network lists",
     "n": "the client's samples",

@@ -171,6 +171,8 @@ def it_is_alive(subject: Subject) -> None:
     models = [state.vector for state in states]
     _require(bool(torch.isfinite(models[-1]).all()), "its model is not finite")
     moves = all(not torch.equal(a, b) for a, b in itertools.pairwise(models))
+    if all(torch.equal(model, models[0]) for model in models):  # none travels: what is learned stays with the clients
+        moves = len({to_bytes(dict(state.memories)) for state in states}) == len(states)
     _require(moves or subject.method.pacing.carries_work(), "its model does not change in every round")
     dead = [name for name in card.live if not any(state.records[-1].extra.get(name) for state in states[1:])]
     _require(not dead, f"figures of the card's `live` are 0 or missing in {ROUNDS} rounds: {dead}")
