@@ -67,6 +67,7 @@ class GeneratedLatents(LocalTerm):
     """
 
     needs_anchor: ClassVar[bool] = False
+    in_lanes: ClassVar[bool] = False
     strength: float
     consistency: float
     decay: float

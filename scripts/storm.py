@@ -162,7 +162,7 @@ def check_words(log: Path, code: int, outcome: Outcome) -> None:
     last = (text.strip().splitlines() or [""])[-1]
     if "this is a bug" in text or "Traceback" in text:
         outcome.problems.append("a bug or a traceback")
-    if code == 1 and not (last.startswith("error: ") and "--resume" in last):
+    if code == 1 and not (last.startswith("error: ") and ("--resume" in last or last.endswith("; try again"))):
         outcome.problems.append(f"last line: {last[:150]}")
     if code == 2 and not last.startswith("error: "):
         outcome.problems.append(f"last line: {last[:150]}")

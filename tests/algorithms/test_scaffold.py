@@ -226,8 +226,8 @@ def test_nothing_is_rebuilt_where_the_steps_are_not_exact() -> None:
 
 
 @dataclass(frozen=True)
-class AsItIs(Codec):
-    """Sends the move whole."""
+class Plain(Codec):
+    """Sends the move whole, as a codec that may change it."""
 
     def encode(self, move: Tensor, stream: Stream) -> Payload:
         return {"move": move}
@@ -237,10 +237,10 @@ class AsItIs(Codec):
 
 
 def test_nothing_is_rebuilt_from_moves_that_went_through_a_codec() -> None:
-    match = "the server repeats what the term scaffold makes of a client's move, but the codec AsItIs changes"
+    match = "the server repeats what the term scaffold makes of a client's move, but the codec Plain changes"
     with pytest.raises(ConfigError, match=match):
-        check_experiment(tiny_experiment(replace(scaffold(rebuild=True), codec=AsItIs())))
-    check_experiment(tiny_experiment(replace(scaffold(), codec=AsItIs())))
+        check_experiment(tiny_experiment(replace(scaffold(rebuild=True), codec=Plain())))
+    check_experiment(tiny_experiment(replace(scaffold(), codec=Plain())))
 
 
 def test_a_wrong_rate_is_refused() -> None:

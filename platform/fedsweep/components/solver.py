@@ -15,10 +15,10 @@ class LocalSolver(ABC):
     """Takes one local step at a time.
 
     Class attributes:
-        optimizer_alone: Only the optimiser's steps move the params, so that what has no gradient may rest.
+        plain: A step is one gradient and one step of the optimiser, so several clients' can be taken together.
     """
 
-    optimizer_alone: ClassVar[bool] = False
+    plain: ClassVar[bool] = False
 
     @abstractmethod
     def step(self, optimizer: torch.optim.Optimizer, evaluate: Callable[[], Tensor]) -> Tensor:
@@ -35,7 +35,7 @@ class LocalSolver(ABC):
 class OptimizerSteps(LocalSolver):
     """One gradient, one step of the configured optimiser."""
 
-    optimizer_alone: ClassVar[bool] = True
+    plain: ClassVar[bool] = True
 
     def step(self, optimizer: torch.optim.Optimizer, evaluate: Callable[[], Tensor]) -> Tensor:
         loss = evaluate()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -35,7 +35,7 @@ class RoundTools:
         model: A template for the components' forward passes.
         server_tensors: Proxy and validation data, as components see them.
         keep: Called with a state that holds a refinement's unfinished work.
-        message: Takes a component's sentences for the user.
+        message, note: Take a component's sentences for the user, and what workers have to say.
         working: Takes a component's lines on how far long work is.
     """
 
@@ -48,6 +48,7 @@ class RoundTools:
     keep: Callable[[RunState], None] = lambda state: None
     message: Callable[[str], None] = lambda text: None
     working: Callable[[str], None] = lambda text: None
+    note: Callable[[Sequence[str]], None] = lambda texts: None
 
 
 class Round:
@@ -74,8 +75,7 @@ class Round:
         memories: What clients remember, where that changed.
         sync_points: Aggregations.
         anchors: The server's models of this round by version.
-        server_time_s: Seconds that the server spent aggregating.
-        spent: FLOPs of the components' work there.
+        server_time_s, spent: Seconds that the server spent aggregating, and FLOPs of what components computed there.
         attended: Clients whose work reached the server.
         published: Which versions of published content clients have, where that changed.
     """
@@ -318,6 +318,7 @@ class Round:
     # -- aggregate -----------------------------------------------------------------------------------------------
 
     def _receive(self, segment: Segment, reply: SegmentReply) -> None:
+        self._tools.note(reply.notes)
         encoded = {answer.client: answer.encoded for answer in reply.replies}
         for point in segment.points:
             for client in point.attend:
@@ -363,12 +364,11 @@ class Round:
         return announced(client, work, layout=layout, version=self.version, learning_rate=self.learning_rate)
 
     def _held_update(self, client: int) -> ClientUpdate:
-        before = self.state
-        if client not in before.held:
+        if client not in self.state.held:
             raise InvariantError(f"client {client} attends a sync point, but it has neither a job nor earlier work")
-        memory = self._fleet.fetch(before.memories[client])
-        rate = self._tools.experiment.training.schedule(before.round)
-        return kept(client, before.held[client], memory, layout=self._costs.layout, learning_rate=rate)
+        memory = self._fleet.fetch(self.state.memories[client])
+        rate = self._tools.experiment.training.schedule(self.state.round)
+        return kept(client, self.state.held[client], memory, layout=self._costs.layout, learning_rate=rate)
 
     def _sync(self, index: int, *, ends_round: bool) -> SyncContext:
         """A sync point of the round, by its number."""

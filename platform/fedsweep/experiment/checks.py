@@ -40,7 +40,7 @@ def _check_exactness(experiment: Experiment) -> None:
     optimizer = experiment.training.optimizer
     method = experiment.method
     asking = [term.name for term in method.terms if term.needs_exact_moves]
-    if asking and method.codec is not None:
+    if asking and method.codec.encodes:
         raise ConfigError(
             f"method {method.name}: the server repeats what the term {asking[0]} makes of a client's move, but the"
             f" codec {type(method.codec).__name__} changes the move on its way; leave one of them out"
