@@ -244,7 +244,8 @@ class Adapted(GlobalModel):
 
 @with_card(
     Card(
-        needs=("proxy",),
+        needs=("labelled proxy",),
+        down="1 if first else 0",
         live=("transfer_distance", "personal_accuracy"),
         differs=("the teacher is trained on the server's labelled samples, not pretrained elsewhere",),
         small={"teacher_steps": 20},

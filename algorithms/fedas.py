@@ -174,6 +174,7 @@ class ByFisher(Weighting):
 @with_card(
     Card(
         needs=("features",),
+        up="1 if weights == 'fisher' else 0",
         limits=(Limit(given={"align_epochs": 0, "weights": "samples", "head": "shared"}),),
         live=("personal_accuracy",),
         differs=("the alignment runs in evaluation mode; a client's first round has none",),

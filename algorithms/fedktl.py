@@ -224,12 +224,10 @@ class LatentAlignment(Refinement):
         return (ClassPrototypes(),)
 
     def publish(self, state: State) -> Mapping[str, Published]:
-        once = {_ETF: Published(value=state["etf"])}
-        if state["images"] is None:
-            return once
-        pairs = {_IMAGES: state["images"], _LATENTS: state["centroids"]}
-        more = {_WEIGHT: state["weight"], _BIAS: state["bias"], **pairs}
-        return once | {name: Published(value=value) for name, value in more.items()}
+        sent = {_ETF: state["etf"], _WEIGHT: state["weight"], _BIAS: state["bias"]}
+        if state["images"] is not None:
+            sent |= {_IMAGES: state["images"], _LATENTS: state["centroids"]}
+        return {name: Published(value=value) for name, value in sent.items()}
 
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
@@ -327,9 +325,11 @@ class NearestDirection(Evaluation):
 @with_card(
     Card(
         needs=("proxy", "features"),
+        up="H * C",
+        down="(C * C + D * latent_width + latent_width) * first + C * (X + latent_width) * (round > 1)",
         live=("alignment_loss", "personal_accuracy"),
         differs=("the decoder is trained on the server's inputs, not pretrained elsewhere",),
-        small={"decoder_steps": 10, "server_epochs": 5, "latent_width": 4},
+        small={"strength": 0.5, "scale": 4.0, "decoder_steps": 10, "server_epochs": 5, "latent_width": 4},
     )
 )
 def fedktl(

@@ -16,10 +16,20 @@ from typing import Any, Literal, TypeVar, get_args
 from fedsweep.errors import ConfigError
 
 Need = Literal[
-    "proxy", "validation", "evaluation", "devices", "features", "units", "input shape", "no batch norm", "two samples"
+    "proxy",
+    "labelled proxy",
+    "validation",
+    "evaluation",
+    "devices",
+    "features",
+    "units",
+    "input shape",
+    "no batch norm",
+    "two samples",
 ]
 NEEDS: Mapping[Need, str] = {
     "proxy": "samples on the server, labels not needed (`scenario.server_data.proxy`)",
+    "labelled proxy": "labelled samples on the server (`scenario.server_data.proxy`, `labelled: true`)",
     "validation": "labelled validation data on the server (`scenario.server_data.validation`)",
     "evaluation": "a test after every round (`evaluation.every: 1`)",
     "devices": "simulated devices, whose times order what happens (`scenario.devices`)",
@@ -38,6 +48,7 @@ SYMBOLS: Mapping[str, str] = {
     "K": "weights of its linear and convolutional layers",
     "X": "values of an input",
     "C": "classes",
+    "H": "classes that the client has samples of",
     "D": "features that the head reads",
     "U": "units that the network lists",
     "n": "the client's samples",

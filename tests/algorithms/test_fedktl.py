@@ -90,7 +90,7 @@ def test_prototypes_go_up_and_images_come_down() -> None:
     classes = sum(int((p.label_counts > 0).sum()) for p in engine.experiment.world.profiles)
     frame, projection, pairs = 4 * 4, 3 * 5 + 3, 4 * (6 + 3)
     assert [row.values_up for row in rows] == [classes * 4] * 3
-    assert [row.values_down for row in rows] == [6 * frame, 6 * (projection + pairs), 6 * pairs]
+    assert [row.values_down for row in rows] == [6 * (frame + projection), 6 * pairs, 6 * pairs]
 
 
 def test_prototypes_are_normalised_means_by_class() -> None:

@@ -91,7 +91,7 @@ def test_a_run_keeps_every_parameter_of_every_component_and_repeats_from_them(tm
     longer = {**TINY, "training": {**TINY["training"], "rounds": 6}, "scenario": scenario}
     first = run({**longer, "model": {"name": "convnet3", "width": 8}}, out=tmp_path / "first")
     kept = yaml.safe_load((tmp_path / "first" / "config.yaml").read_text())
-    assert kept["model"] == {"name": "convnet3", "width": 8}
+    assert kept["model"] == {"name": "convnet3", "width": 8, "projection": None}
     found = kept["scenario"]
     assert found["drift"] == {
         "kind": "cosine_rotation",
@@ -127,6 +127,8 @@ def test_a_run_keeps_every_parameter_of_every_component_and_repeats_from_them(tm
         "drop_probability": None,
         "jitter": 0.4,
         "compute_jitter": None,
+        "slow_share": 0.0,
+        "slow_factor": 10.0,
     }
     again = run(tmp_path / "first" / "config.yaml", out=tmp_path / "again")
     assert again.summary["model_sha256"] == first.summary["model_sha256"]

@@ -134,7 +134,7 @@ def test_the_table_is_aligned_and_cuts_nothing_without_a_terminal(tmp_path: Path
     write_run(tmp_path / "b", {"test_accuracy": 1.0}, name="long-" * 30 + "end", seed=123456, status="killed")
     header, first, second = table(compared_runs([tmp_path]), width=40)
     assert header.split() == "run method acc best bytes ratio sim wall seed status rounds".split()
-    assert first.split() == "short fedavg 12.35% 12.35% 1.5 kB 0.500 - 1.5s 0 finished 1".split()
+    assert first.split() == "short FedAvg 12.35% 12.35% 1.5 kB 0.500 - 1.5s 0 finished 1".split()
     assert second.startswith("long-" * 30 + "end ") and "…" not in second and second.endswith("1")
     assert "killed" in second
     place = header.index("acc") + len("acc")
@@ -156,15 +156,15 @@ def test_settings_are_means_over_their_seeds(tmp_path: Path) -> None:
     write_run(tmp_path / "lost", name="lost", status="failed")
     header, first, second = table(compared_runs([tmp_path]), by_setting=True)
     assert header.split()[:5] == ["setting", "method", "acc", "sd", "95%"]
-    assert first.split() == "two fedavg 60.00% 14.14% 50.00% to 70.00% 60.00% 1.5 kB - - 1.5s 2 -".split()
-    assert second.split() == "lost fedavg - - - - - - - - 0 1".split()
+    assert first.split() == "two FedAvg 60.00% 14.14% 50.00% to 70.00% 60.00% 1.5 kB - - 1.5s 2 -".split()
+    assert second.split() == "lost FedAvg - - - - - - - - 0 1".split()
 
 
 def test_wide_letters_keep_the_columns_aligned(tmp_path: Path) -> None:
     write_run(tmp_path / "a", {"test_accuracy": 0.5}, name="実験")
     write_run(tmp_path / "b", {"test_accuracy": 0.5}, name="abcd")
     _, wide, plain = table(compared_runs([tmp_path]))
-    assert plain.index("fedavg") == wide.index("fedavg") + 2
+    assert plain.index("FedAvg") == wide.index("FedAvg") + 2
 
 
 def test_a_name_with_markup_or_control_characters_is_only_text(tmp_path: Path) -> None:

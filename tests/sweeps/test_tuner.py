@@ -39,12 +39,12 @@ def test_a_grid_of_local_trials_gives_run_folders_with_the_models_of_runs(tmp_pa
     assert {(grid[k].metrics or {})["round"] for k in range(4)} == {3}
     found = results(tmp_path / "s")
     assert list(found) == [
-        "0001-method=fedavg_seed=0",
-        "0002-method=fedavg_seed=1",
-        "0003-method=fedprox,mu=0.1_seed=0",
-        "0004-method=fedprox,mu=0.1_seed=1",
+        "0001-FedAvg_seed=0",
+        "0002-FedAvg_seed=1",
+        "0003-FedProx_seed=0",
+        "0004-FedProx_seed=1",
     ]
-    name = "0003-method=fedprox,mu=0.1_seed=0"
+    name = "0003-FedProx_seed=0"
     alone = fedsweep.run(tmp_path / "s" / name / "config.yaml", out=tmp_path / "alone")
     assert alone.summary["model_sha256"] == found[name]["model_sha256"]
     assert (tmp_path / "s" / "summary.json").is_file()
@@ -67,8 +67,8 @@ def test_mlflow_has_a_child_for_each_trial_that_can_be_compared_as_in_the_papers
         tags = of_runs(f"SELECT r.name, x.key, x.value {named.format('tags')}")
         params = of_runs(f"SELECT r.name, x.key, x.value {named.format('params')}")
         points = base.execute(f"SELECT r.name, x.key, x.step {named.format('metrics')}").fetchall()
-    methods = ("fedavg", "fedprox,mu=0.1")
-    children = [f"tiny method={method} seed={seed}" for method in methods for seed in (0, 1)]
+    methods = ("FedAvg", "FedProx")
+    children = [f"tiny {method} seed={seed}" for method in methods for seed in (0, 1)]
     assert set(tags) == {"tiny", *children}
     assert len({tags[name]["mlflow.parentRunId"] for name in children}) == 1
     assert [params[name]["method.name"] for name in children] == ["fedavg", "fedavg", "fedprox", "fedprox"]

@@ -59,6 +59,7 @@ class Beside:
             "W": sum(message.values()),
             "P": message.get("params", 0),
             "n": self._world.profiles[client].num_samples,
+            "H": int((self._world.profiles[client].label_counts > 0).sum()),
             "largest": client == self._largest,
             "round": round,
             "first": first,

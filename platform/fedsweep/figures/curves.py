@@ -117,5 +117,5 @@ def _curve(setting: Setting, runs: Sequence[ReportRun]) -> Curve:
 def _label(setting: Setting, runs: Sequence[ReportRun]) -> str:
     """The setting's name, with its method and how it stands where these tell more."""
     first = runs[(setting.counted or setting.runs)[0]]
-    details = "" if first.method in setting.label else f", {first.method}"
+    details = "" if first.method.casefold() in setting.label.casefold() else f", {first.method}"
     return setting.label + details + ("" if first.status == "finished" else f", {first.status}")

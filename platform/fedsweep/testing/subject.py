@@ -109,7 +109,7 @@ class Subject:
             "sizes": UNEQUAL,
             "images": inputs[order],
             "labels": targets[order],
-            "proxy": (images, None),
+            "proxy": (images, labels if "labelled proxy" in self.card.needs else None),
             "validation": (images[:20], labels[:20]),
         }
         made = tiny_experiment(self.method if method is None else method, **(settings | options))
