@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -114,6 +115,7 @@ def test_a_process_that_dies_while_the_cluster_starts_is_noticed_and_the_others_
     older.wait()
 
 
+ROOT = Path(__file__).resolve().parents[2]
 DRIVER = """
 import os, sys
 from pathlib import Path
@@ -137,7 +139,7 @@ def test_who_is_ended_from_within_has_somebody_who_says_so(
 ) -> None:
     if has_begun:
         (tmp_path / "config.yaml").touch()
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(tmp_path), way], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", DRIVER, str(tmp_path), way]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "platform")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.stderr.strip() == words.format(tmp_path)
