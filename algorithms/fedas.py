@@ -36,7 +36,7 @@ Fisher = Literal["batch", "sample"]
 
 def class_means(features_BD: Tensor, targets_B: Tensor) -> dict[int, Tensor]:
     """The mean of the features [D] of each class that occurs."""
-    return {int(label): features_BD[targets_B == label].mean(dim=0) for label in targets_B.unique()}
+    return {label: features_BD[targets_B == label].mean(dim=0) for label in sorted(set(targets_B.tolist()))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +105,8 @@ class AlignedBody(LocalTerm):
         leaves = {name: value.requires_grad_() for name, value in params.items()}
         found, targets = features_with(local.model, {**body, **leaves}, local.inputs[chosen]), local.targets[chosen]
         losses = [
-            F.mse_loss(found[targets == label], prototypes[int(label)].expand(int((targets == label).sum()), -1))
-            for label in targets.unique()
+            F.mse_loss(found[targets == label], prototypes[label].expand(int((targets == label).sum()), -1))
+            for label in sorted(set(targets.tolist()))
         ]
         gradients = torch.autograd.grad(torch.stack(losses).sum(), list(leaves.values()))
         with torch.no_grad():

@@ -134,6 +134,7 @@ class GeneratedLatents(LocalTerm):
     """
 
     needs_anchor: ClassVar[bool] = False
+    in_lanes: ClassVar[bool] = False
     strength: float
     consistency: float
     decay: float

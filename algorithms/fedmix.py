@@ -109,6 +109,7 @@ class MixedLoss(Objective):
     the gradient of a mean has the factor 1/B already; public programs divide by B once more.
     """
 
+    in_lanes: ClassVar[bool] = False
     strength: float
     mixup: Mixup = "taylor"
 

@@ -243,4 +243,10 @@ METHODS: Mapping[str, Entry] = {
         summary="clients learn by ADMM a model that adapts in one step; the server pulls it to a teacher",
         source="Yue et al. 2025",
     ),
+    "fedktl": Entry(
+        title="FedKTL",
+        builder="fedsweep.algorithms.fedktl:fedktl",
+        summary="no model travels: clients send prototypes and get an image per class from a decoder on the server",
+        source="Zhang et al., CVPR 2024",
+    ),
 }

@@ -152,13 +152,13 @@ class AdaptiveDropout(SubModelPolicy):
             return ""
         return (
             f"{why}, and rates hold from the next one on, but the run has {context.num_rounds}: {_WHOLE}; set"
-            " method.check_every=1 or method.refresh=[1], say"
+            " method.refresh=[1], say"
         )
 
     def remark(self, state: State) -> str:
         """Whether rates were measured, and were more than 0."""
         if self.base_rate and not state["refreshes"]:
-            return f"there was no refresh: {_WHOLE}; set method.check_every=1 or method.refresh=[1], say"
+            return f"there was no refresh: {_WHOLE}; set method.refresh=[1], say"
         if not state["base_rate"]:
             why = f"the curvature rule gave a base rate of 0 at the last of {state['refreshes']} refreshes"
             return f"{why if self.base_rate else 'base_rate=0'}: {_WHOLE}; set method.base_rate=0.05, say"

@@ -42,6 +42,10 @@ class SubModel(ABC):
     def key(self) -> str:
         """A short name of the content, for caching and for checkpoints."""
 
+    def shape(self) -> str:
+        """Equal for parts whose values go into one module, whatever units they hold; by default for equal ones."""
+        return self.key()
+
     @abstractmethod
     def layout(self, full: FlatLayout) -> FlatLayout:
         """How this part lies in its own, smaller vector."""
@@ -192,6 +196,9 @@ class ElementMask(SubModel):
     def key(self) -> str:
         packed = np.packbits(self.mask.cpu().numpy())
         return f"mask {self.saves_work} {hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest()}"
+
+    def shape(self) -> str:
+        return FULL_MODEL.key()
 
     def layout(self, full: FlatLayout) -> FlatLayout:
         return full

@@ -68,6 +68,14 @@ class FlatLayout:
             offset += size
         return tree
 
+    def places(self) -> dict[str, slice]:
+        """Where each tensor lies in the vector, by name."""
+        found, offset = {}, 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            found[name] = slice(offset, offset + prod(shape))
+            offset += prod(shape)
+        return found
+
     def flatten(self, tree: Mapping[str, Tensor]) -> Tensor:
         """A new vector [num_values] from tensors by name; a missing name is a KeyError."""
         if not self.names:
@@ -132,14 +140,15 @@ def weighted_mean(rows: Sequence[Tensor], weights: Sequence[float], out: Tensor)
     Args:
         rows: Vectors [V], at least one, in ascending order of client id.
         weights: One finite weight per row; they sum to 1 for a mean. One row of weight 1 comes out bit for bit.
-        out: Vector [V] to write to; may be one of ``rows``.
+        out: Vector [V] to write to, on the rows' device; may be one of ``rows``.
     """
     factors = [float(w) for w in weights]
     size = out.numel()
-    total = torch.empty(min(size, _BLOCK), dtype=torch.float64)
+    block = _BLOCK if out.device.type == "cpu" else max(size, 1)
+    total = torch.empty(min(size, block), dtype=torch.float64, device=out.device)
     term = torch.empty_like(total)
-    for start in range(0, size, _BLOCK):
-        stop = min(start + _BLOCK, size)
+    for start in range(0, size, block):
+        stop = min(start + block, size)
         sums, product = total[: stop - start], term[: stop - start]
         for k, (row, factor) in enumerate(zip(rows, factors, strict=True)):
             target = product if k else sums

@@ -46,6 +46,7 @@ evaluation: {every: 1, batch_size: 1000, per_client: false, targets: []}
 runtime:
   backend: auto
   executor: loop
+  lanes: auto
   device: auto
   client_actors: auto
   cpus_per_client: 1.0

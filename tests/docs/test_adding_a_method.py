@@ -39,7 +39,7 @@ def folder(pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    for name in ("my_methods", "test_my_methods", "more_methods", "test_more_methods"):
+    for name in ("my_methods", "test_my_methods", "my_uploads", "test_my_uploads"):
         sys.modules.pop(name, None)
 
 
@@ -47,7 +47,7 @@ def own_tests(module: Any) -> dict[str, Callable[[], None]]:
     return {name: value for name, value in vars(module).items() if name.startswith("test_")}
 
 
-@pytest.mark.parametrize(("module", "number"), [("test_my_methods", 5), ("test_more_methods", 6)])
+@pytest.mark.parametrize(("module", "number"), [("test_my_methods", 5), ("test_my_uploads", 6)])
 def test_the_pages_own_tests_pass(folder: Path, module: str, number: int) -> None:
     found = own_tests(importlib.import_module(module))
     assert len(found) == number
@@ -76,10 +76,10 @@ def test_the_pages_own_tests_can_fail(folder: Path) -> None:
     ],
 )
 def test_the_other_tests_can_fail_too(folder: Path, right: str, wrong: str, test: str) -> None:
-    module = folder / "more_methods.py"
+    module = folder / "my_uploads.py"
     assert right in module.read_text()
     module.write_text(module.read_text().replace(right, wrong))
-    found = own_tests(importlib.import_module("test_more_methods"))
+    found = own_tests(importlib.import_module("test_my_uploads"))
     with pytest.raises((AssertionError, KeyError)):
         next(own for name, own in found.items() if name.startswith(test))()
 
@@ -167,6 +167,6 @@ def test_the_blocks_are_formatted_like_the_sources(folder: Path) -> None:
     if not ruff.is_file():
         pytest.skip("ruff is not installed beside this Python")
     config = Path(__file__).resolve().parents[2] / "pyproject.toml"
-    for check in (["format", "--check", "."], ["check", "--no-cache", "my_methods.py", "more_methods.py"]):
+    for check in (["format", "--check", "."], ["check", "--no-cache", "my_methods.py", "my_uploads.py"]):
         done = subprocess.run([ruff, *check, "--config", config], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsweep.client.messages import LaneSettings
 from fedsweep.config.explain import all_keys
 from fedsweep.config.load import load_config
 from fedsweep.engine.plan import RoundPlan
@@ -179,6 +180,8 @@ EFFECTS: dict[str, tuple[list[str], Read, Any]] = {
     "evaluation.batch_size": (["evaluation.batch_size=17"], lambda e: e.evaluation_batch, 17),
     "evaluation.per_client": (["evaluation.per_client=true"], lambda e: e.evaluate_per_client, True),
     "evaluation.targets": (["evaluation.targets=[0.5, 0.25]"], lambda e: e.targets, (0.5, 0.25)),
+    "runtime.executor": (["runtime.executor=lanes"], lambda e: e.lanes, LaneSettings(width=4)),  # the cohort
+    "runtime.lanes": (["runtime.executor=lanes", "runtime.lanes=3"], lambda e: e.lanes, LaneSettings(width=3)),
     "runtime.device": (["runtime.device=cpu"], lambda e: (e.device, e.server_device), ("cpu", "cpu")),
 }
 
@@ -190,7 +193,6 @@ ELSEWHERE = {
     "scenario.root": "tests/world/data/test_torchvision_sets.py",
     "scenario.download": "tests/world/data/test_torchvision_sets.py",
     "runtime.backend": "tests/fleet/test_ray_fleet.py",
-    "runtime.executor": "its only value is the default",
     "runtime.client_actors": "tests/fleet/test_ray_fleet.py",
     "runtime.cpus_per_client": "tests/sweeps/test_resources.py",
     "runtime.gpus_per_client": "tests/sweeps/test_resources.py",
@@ -219,6 +221,22 @@ def test_each_key_has_an_effect_that_is_tested() -> None:
 def test_a_key_does_what_it_says(key: str) -> None:
     overrides, read, expected = EFFECTS[key]
     assert read(built(*overrides)) == expected
+
+
+def test_clients_are_stepped_one_by_one_unless_lanes_are_asked_for() -> None:
+    for executor in ("loop", "auto"):  # auto is lanes where clients have a share of a GPU
+        assert built(f"runtime.executor={executor}", "runtime.lanes=3").lanes is None
+    assert built("runtime.executor=lanes", "training.cohort_size=3").lanes == LaneSettings(width=3)
+    many = ["scenario.clients=30", "training.cohort_size=30"]
+    assert built("runtime.executor=lanes", *many).lanes == LaneSettings(width=8)
+
+
+def test_lanes_are_part_of_what_names_a_checkpoint_where_there_are_some() -> None:
+    def named(*overrides: str) -> str:
+        return load_config({}, [*SMALL, *overrides]).hash()
+
+    assert named() == named("runtime.lanes=3")
+    assert len({named(), named("runtime.executor=lanes"), named("runtime.executor=lanes", "runtime.lanes=3")}) == 3
 
 
 WORLD = [

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 from fedsweep.components.base import Published
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
+from fedsweep.components.local import NOBODY, ClientFacts, LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.refinement import Refinement
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
@@ -39,6 +39,29 @@ class FaultAt(LocalTerm):
             Path(self.marker).touch()
             os.kill(os.getpid(), signal.SIGSTOP if self.how == "stop" else signal.SIGKILL)
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultAtStart(LocalTerm):
+    """Ends its process when a client's job starts, unless the marker exists already; looks at no step."""
+
+    needs_anchor: ClassVar[bool] = False
+    client: int
+    round: int
+    marker: str
+    name: str = "fault at start"
+
+    def prepare(
+        self, memory: Memory, anchor: ParamTree, client: ClientFacts = NOBODY
+    ) -> tuple[Memory, ParamTree | None]:
+        if (client.client, client.round) == (self.client, self.round) and not Path(self.marker).exists():
+            Path(self.marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return memory, None
+
+
+def with_fault_at_start(method: FederatedMethod, **where: object) -> FederatedMethod:
+    return merge(method, FederatedMethod(name="fault", source="", terms=(FaultAtStart(**where),)))  # type: ignore[arg-type]
 
 
 def with_fault(method: FederatedMethod, **where: object) -> FederatedMethod:

@@ -7,15 +7,18 @@ import importlib.util
 import itertools
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.client.messages import LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
@@ -110,6 +113,26 @@ def test_actors_give_the_bits_of_one_process(
     assert found.records[-1].train_loss == expected.records[-1].train_loss
     assert messages == []
     assert found.records[-1].test_accuracy is not None and found.records[-1].test_accuracy > 0.6
+
+
+@pytest.mark.parametrize(("name", "actors"), [("fedprox", 1), ("dynamicsgd", 3), ("dynamicfl", 2)])
+def test_actors_give_the_bits_of_one_process_in_lanes(ray_module: Any, name: str, actors: int) -> None:
+    work = tiny_experiment(METHODS[name], rounds=3, local_epochs=2, cohort_size=5, optimizer=MOMENTUM["persist"])
+    expected, work = run_rounds(local_engine(work)), replace(work, lanes=LaneSettings(width=3))
+    here, (found, messages) = run_rounds(local_engine(work)), play(ray_module, work, actors)
+    assert bits(found) == bits(here) and messages == []
+    assert torch.allclose(found.vector, expected.vector, atol=1e-6)
+
+
+def test_a_client_actor_killed_between_lanes_changes_no_bit(ray_module: Any, tmp_path: Path) -> None:
+    lanes = LaneSettings(width=3)
+    plain = tiny_experiment(METHODS["dynamicsgd"], cohort_size=5, optimizer=MOMENTUM["persist"])
+    expected = run_rounds(local_engine(replace(plain, lanes=lanes)))
+    client = expected.records[1].cohort[1]
+    method = exits.with_fault_at_start(plain.method, client=client, round=2, marker=str(tmp_path / "died"))
+    found, messages = play(ray_module, replace(plain, method=method, lanes=lanes), 2)
+    assert (tmp_path / "died").exists() and any("round 2" in message for message in messages)
+    assert bits(found) == bits(expected) and not any("one by one" in message for message in messages)
 
 
 def test_what_server_and_clients_say_beside_models_travels_too(ray_module: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from fedsweep.client.coding import Encoder
 from fedsweep.client.flat_module import ModuleSlot
+from fedsweep.client.lane import Lane, Taken
+from fedsweep.client.lane_draws import seed_draws
 from fedsweep.client.messages import ClientSide, Reply, RoundTotals, Tally, Turn
 from fedsweep.client.narrowed import Narrowed, part_of_step
 from fedsweep.client.optimizer import ClientOptimizer
-from fedsweep.client.shards import Shard, batch_order, pass_accuracies
+from fedsweep.client.shards import Batches, Shard, pass_accuracies
 from fedsweep.client.terms import ClientTerms
 from fedsweep.client.views import ClientViews
 from fedsweep.components.local import ClientFacts, LocalStep, LocalWork
@@ -81,16 +83,12 @@ class LocalRound:
             submodel=turn.submodel,
             told_share=side.share(turn.client),
         )
-        self._batches = batch_order(turn.work, stream(side.seed, "batches", round, turn.client))
-        self._position = self._reached = 0
-        self._due = 0
+        self._batches = Batches(shard, turn.work, seed=side.seed, round=round, client=turn.client)
+        self._position = self._reached = self._due = self._samples = 0
         self._job_steps, self._job_effective_steps = 0, 0.0
-        self._loss_sum = 0.0
-        self._samples = 0
-        self._probed = 0.0
+        self._loss_sum = self._probed = 0.0
         self._hits: list[tuple[int, int]] = []
-        self._tally = Tally()
-        self._fresh = True
+        self._tally, self._fresh = Tally(), True
         self._broadcast: Payload = {}
         self._extras: Payload = {}
         self._anchor: Tensor | None = None
@@ -169,32 +167,57 @@ class LocalRound:
         self._due += job.steps
         self._job_steps, self._job_effective_steps = job.steps, 0.0
 
-    def advance(self, probes: tuple[Probe, ...] = ()) -> None:
-        """Take the steps that are due; then let terms and probes finish."""
-        if self._due:
-            self._take_steps()
+    def lane(self) -> Lane | None:
+        """What the client brings to steps that it takes together with others; None where none are due."""
+        if not self._due:
+            return None
+        first = self._position
+        return Lane(
+            facts=self._facts,
+            slot=self._slot,
+            vector=self.vector,
+            optimizer=self._optimizer,
+            anchor=self._anchor,
+            memories=self._terms.present,
+            broadcast=self._broadcast,
+            learning_rate=self._learning_rate,
+            first=first,
+            sizes=self._batches.sizes(first, self._due),
+            batch=self._batches.at,
+            seed=self._batches.seed,
+        )
+
+    def advance(self, probes: tuple[Probe, ...] = (), taken: Taken | None = None) -> None:
+        """Take the steps that are due, or note that others took them along; then let terms and probes finish."""
+        if taken is not None:
+            self._hits += zip(taken.hits, self._batches.sizes(self._position, self._due), strict=True)
+            self._count(taken.losses)
+        elif self._due:
+            self._count(self._steps_alone())
         self._finish_terms()
         self._measure([p for p in probes if p.when != "start"])
         total = float(self.vector.sum())
         if not math.isfinite(total) and not bool(torch.isfinite(self.vector).all()):
             raise self._error(self._position, "its model has values that are not finite; lower the learning rate")
 
-    def _take_steps(self) -> None:
+    def _steps_alone(self) -> list[float]:
         module = self._slot.bind(self._views)
         if not module.training:
             module.train()
-        losses: list[Tensor] = []
         first = self._position
-        for _ in range(self._due):
-            losses.append(self._one_step(module))
-        self._due = 0
-        values = [float(losses[0])] if len(losses) == 1 else torch.stack(losses).tolist()
+        losses = [self._one_step(module, position) for position in range(first, first + self._due)]
+        return [float(losses[0])] if len(losses) == 1 else cast("list[float]", torch.stack(losses).tolist())
+
+    def _count(self, values: Sequence[float]) -> None:
+        """Take note of steps that were taken, by their losses."""
+        first, steps = self._position, len(values)
+        self._due, self._position, self._reached = 0, first + steps, first + steps
+        self._samples += sum(self._batches.sizes(first, steps))
         loss_sum = math.fsum(values)
         if not math.isfinite(loss_sum):
             step = first + 1 + [math.isfinite(value) for value in values].index(False)
             raise self._error(step, "its loss is not finite; lower the learning rate or clip the gradient")
         self._loss_sum += loss_sum
-        steps = len(losses)
         self._job_effective_steps = self._optimizer.effective_steps(steps)
         self._tally = dataclasses.replace(
             self._tally,
@@ -204,19 +227,11 @@ class LocalRound:
             loss_sum=self._tally.loss_sum + loss_sum,
         )
 
-    def _one_step(self, module: nn.Module) -> Tensor:
-        side, position = self._side, self._position
+    def _one_step(self, module: nn.Module, position: int) -> Tensor:
+        side = self._side
         self._reached = position + 1
-        positions = self._batches[position]
-        inputs, targets = self._shard.batch(
-            positions, lambda: stream(side.seed, "augment", self._round, self.client, position)
-        )
-        # A network's own draws (dropout) take no generator: the global one is keyed anew for each step. Directly,
-        # since torch.manual_seed costs as much as a small step.
-        seed = stream(side.seed, "dropout", self._round, self.client, position).seed(56)
-        torch.default_generator.manual_seed(seed)
-        if side.device != "cpu":
-            torch.cuda.manual_seed(seed)
+        inputs, targets = self._batches.at(position)
+        seed_draws(self._batches.seed(position), side.device)
         narrow = part_of_step(self.submodel, position, slot=self._slot, known=self._narrowed)
         step = LocalStep(
             inputs=inputs,
@@ -233,28 +248,20 @@ class LocalRound:
             client=self._facts,
             _twin=self._slot.twin if narrow is None else narrow.twin,
         )
+
+        def take() -> Tensor:
+            return side.solver.step(self._optimizer.torch, lambda: self._gradient(step, narrow))
+
         if narrow is None:
-            loss = side.solver.step(self._optimizer.torch, lambda: self._gradient(step))
+            loss = take()
         else:
-            loss = self._narrow_step(step, narrow)
-        self._position += 1
-        self._samples += len(positions)
+            loss = narrow.stepped(take, step, self.vector, [self._flat.detach(), *self._optimizer.per_param()])
+            step.params, step.anchor, step._twin = self._trained, self._anchor_tree, self._slot.twin
+            step.broadcast = self._broadcast
         for replacing in self._terms.after_step(step, self._slot.gradients):
             self._replace(replacing)
         if side.track_accuracy:
-            self._hits.append((int((step.logits.argmax(1) == targets).sum()), len(positions)))
-        return loss
-
-    def _narrow_step(self, step: LocalStep, narrow: Narrowed) -> Tensor:
-        """A step on a part. What lies outside stays as it is, the optimiser's state too, unless the loss read it."""
-        values = [self._flat.detach(), *self._optimizer.per_param()]
-        before = [value.clone() for value in values]
-        loss = self._side.solver.step(self._optimizer.torch, lambda: self._gradient(step, narrow))
-        if step._whole_logits is None:
-            narrow.undo_elsewhere(values, before)
-        narrow.keep_buffers(self.vector)
-        step.params, step.anchor, step._twin = self._trained, self._anchor_tree, self._slot.twin
-        step.broadcast = self._broadcast
+            self._hits.append((int((step.logits.argmax(1) == targets).sum()), len(targets)))
         return loss
 
     def _gradient(self, step: LocalStep, narrow: Narrowed | None = None) -> Tensor:

@@ -22,6 +22,19 @@ Handle = Any  # what a fleet gives for a client's memory: the memory itself, or 
 
 
 @dataclass(frozen=True, kw_only=True)
+class LaneSettings:
+    """How clients are stepped together.
+
+    Attributes:
+        width: Clients that a worker steps at once, at least 1; it is the same on all workers.
+        fits_memory: Fewer, where a GPU's memory asks for it.
+    """
+
+    width: int
+    fits_memory: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClientSide:
     """What a worker needs to know of the experiment, once.
 
@@ -35,6 +48,7 @@ class ClientSide:
         device: ``"cpu"`` or ``"cuda"``.
         track_accuracy: Keep the training accuracy of each pass over a client's data.
         codec: What clients' models go through on their way to the server.
+        lanes: How a worker steps clients together; None: one after another.
     """
 
     seed: int
@@ -46,6 +60,7 @@ class ClientSide:
     device: str = "cpu"
     track_accuracy: bool = False
     codec: Codec = AsItIs()
+    lanes: LaneSettings | None = None
 
     def share(self, client: int) -> float | None:
         """A client's number of samples over the clients' mean; None where nobody asks for it."""
@@ -208,9 +223,11 @@ class SegmentReply:
         memories: By client, when the round closes and the client remembers something.
         aggregate: The server's model [V] after the last folded point, from the one worker that is asked for it; None
             where none was folded.
+        notes: Sentences for the user.
     """
 
     replies: tuple[Reply, ...]
     totals: Mapping[int, RoundTotals]
     memories: Mapping[int, Handle]
     aggregate: Tensor | None = None
+    notes: tuple[str, ...] = ()

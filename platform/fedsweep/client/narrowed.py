@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.memories import cut_memory
+from fedsweep.components.local import LocalStep
 from fedsweep.records import Payload
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import ParamTree
@@ -69,6 +70,22 @@ class Narrowed:
         cut = {content: self.memory(tree) if content else tree for content, tree in trees.items()}
         joined = ((f"{c}/{name}" if c else name, value) for c, tree in cut.items() for name, value in tree.items())
         return dict(joined)
+
+    def stepped(self, take: Callable[[], Tensor], step: LocalStep, vector: Tensor, values: Sequence[Tensor]) -> Tensor:
+        """Take a step; what lies outside the part stays as it is, the optimiser's state too, unless the loss read it.
+
+        Args:
+            take: Takes it.
+            step: As objective and terms see it.
+            vector: The client's own [V].
+            values: Its params and what its optimiser has for each of them [P].
+        """
+        before = [value.clone() for value in values]
+        loss = take()
+        if step._whole_logits is None:
+            self.undo_elsewhere(values, before)
+        self.keep_buffers(vector)
+        return loss
 
     def add_gradient(self, gradient: Tensor) -> None:
         """Add the part's gradient to the client's own [P]."""

@@ -18,10 +18,10 @@ def optimizer_riders(settings: OptimizerSettings, num_params: int) -> list[tuple
     """Name and shape of the optimiser state that moves with the model; empty unless ``keep`` is ``"average"``."""
     if settings.keep != "average":
         return []
-    return [(f"optimizer.{name}", (num_params,) if whole else (1,)) for name, whole in _slots(settings)]
+    return [(f"optimizer.{name}", (num_params,) if whole else (1,)) for name, whole in state_slots(settings)]
 
 
-def _slots(settings: OptimizerSettings) -> list[tuple[str, bool]]:
+def state_slots(settings: OptimizerSettings) -> list[tuple[str, bool]]:
     """The optimiser's state tensors: name, and whether it has one value per parameter."""
     if settings.name == "adam":
         return [("exp_avg", True), ("exp_avg_sq", True), ("step", False)]
@@ -58,7 +58,7 @@ class ClientOptimizer:
         self._submodel, self._part, self._full = submodel, part, full
         self.momentum_weight = 0.0
         self.torch = _make_optimizer(flat, settings, learning_rate)
-        state = {name: self._start(name, whole=whole, riders=riders) for name, whole in _slots(settings)}
+        state = {name: self._start(name, whole=whole, riders=riders) for name, whole in state_slots(settings)}
         if state:
             self.torch.state[flat] = state
 
@@ -95,13 +95,18 @@ class ClientOptimizer:
         state = self.torch.state.get(self._flat, {})
         return {
             name: self._grown(name) if whole else state[name].cpu().numpy().copy()
-            for name, whole in _slots(self._settings)
+            for name, whole in state_slots(self._settings)
         }
+
+    def live(self) -> dict[str, Tensor]:
+        """The state tensors by name, live."""
+        state = self.torch.state.get(self._flat, {})
+        return {name: state[name] for name, _ in state_slots(self._settings)}
 
     def per_param(self) -> list[Tensor]:
         """The state tensors with a value per parameter [P], live."""
         state = self.torch.state.get(self._flat, {})
-        return [state[name] for name, whole in _slots(self._settings) if whole]
+        return [state[name] for name, whole in state_slots(self._settings) if whole]
 
     def effective_steps(self, steps: int) -> float:
         """Sum of the weights of this many further steps' gradients in the move; NaN where there is no such number.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.records import ClientWork
-from fedsweep.streams import Stream
+from fedsweep.streams import Stream, stream
 from fedsweep.world.transforms import Transform
 
 # Shards of up to this many bytes are transformed once; larger ones batch by batch.
@@ -67,7 +67,7 @@ class Shard:
     """The samples of one client in one round.
 
     Args:
-        images: The whole training set [S, C, H, W]; may be read-only shared memory.
+        images: The whole training set [S, C, H, W]; may be read-only shared memory, or lie on the device.
         labels: Its labels [S].
         indices: The client's samples.
         transform: What is done to a batch before the model sees it.
@@ -77,7 +77,7 @@ class Shard:
 
     def __init__(
         self,
-        images: np.ndarray,
+        images: np.ndarray | Tensor,
         labels: np.ndarray,
         indices: np.ndarray,
         *,
@@ -88,7 +88,10 @@ class Shard:
         self._transform = transform
         self._device = device
         self._dtype = dtype
-        self._raw = torch.from_numpy(images[indices])
+        if isinstance(images, Tensor):
+            self._raw = images.index_select(0, torch.from_numpy(indices).to(images.device))
+        else:
+            self._raw = torch.from_numpy(images[indices])
         self.targets = torch.from_numpy(labels[indices].astype(np.int64)).to(device)
         self._ready: Tensor | None = None
         if not transform.random and self._raw.numel() * 4 <= _CACHE_BYTES:
@@ -105,7 +108,7 @@ class Shard:
                 index = index.to(self._device)
             return self._ready.index_select(0, index), self.targets.index_select(0, index)
         generator = augment().torch() if self._transform.random else None
-        inputs = self._convert(self._raw.index_select(0, index), generator, train=True)
+        inputs = self._convert(self._raw.index_select(0, index.to(self._raw.device)), generator, train=True)
         return inputs, self.targets.index_select(0, index.to(self._device))
 
     def everything(self) -> tuple[Tensor, Tensor]:
@@ -115,6 +118,35 @@ class Shard:
     def _convert(self, raw: Tensor, generator: torch.Generator | None, *, train: bool) -> Tensor:
         inputs = self._transform(raw, generator=generator, train=train)
         return inputs.to(device=self._device, dtype=self._dtype)
+
+
+class Batches:
+    """A client's batches of a round, by the number of their step, from 0.
+
+    Args:
+        shard: The client's samples.
+        work: How much it does.
+        seed: The run's.
+        round: From 1.
+        client: Its id.
+    """
+
+    def __init__(self, shard: Shard, work: ClientWork, *, seed: int, round: int, client: int) -> None:
+        self._shard, self._key = shard, (round, client)
+        self._seed = seed
+        self._order = batch_order(work, stream(seed, "batches", round, client))
+
+    def sizes(self, first: int, steps: int) -> list[int]:
+        """Samples of each of some steps."""
+        return [len(positions) for positions in self._order[first : first + steps]]
+
+    def seed(self, position: int) -> int:
+        """Of the network's own draws (dropout) in a step."""
+        return stream(self._seed, "dropout", *self._key, position).seed(56)
+
+    def at(self, position: int) -> tuple[Tensor, Tensor]:
+        """Inputs [B, C, H, W] and targets [B] of a step."""
+        return self._shard.batch(self._order[position], lambda: stream(self._seed, "augment", *self._key, position))
 
 
 @dataclass(frozen=True, kw_only=True)

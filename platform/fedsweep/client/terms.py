@@ -35,6 +35,11 @@ class ClientTerms:
         self._terms, self._stored, self._facts, self._full = terms, stored, facts, full
         self._memories: dict[str, Memory] = {}
 
+    @property
+    def present(self) -> Mapping[str, Memory]:
+        """What each term remembers during its work."""
+        return self._memories
+
     def prepare(self, params: ParamTree, anchor: ParamTree, look: Look) -> Iterator[ParamTree | None]:
         """At a job's start: for each term what replaces the starting params; ``look`` shows the client to it."""
         for term in self._terms:

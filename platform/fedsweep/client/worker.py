@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
+from fedsweep.client.lane import Taken
+from fedsweep.client.lanes import Lanes
 from fedsweep.client.local_round import LocalRound
 from fedsweep.client.messages import ClientSide, Inquiry, RoundTotals, Segment, SegmentReply, Turn
 from fedsweep.client.shards import ClientTests, Shard, TrainingData
@@ -26,7 +28,13 @@ from fedsweep.trees import FlatLayout, weighted_mean
 
 
 class Exchange(ABC):
-    """How workers aggregate among themselves at a sync point inside a segment."""
+    """How workers aggregate among themselves at a sync point inside a segment.
+
+    Class attributes:
+        on_device: Vectors may lie on the clients' device; otherwise they are brought to the CPU.
+    """
+
+    on_device: ClassVar[bool] = False
 
     @abstractmethod
     def mean(self, own: Mapping[int, Tensor], attendees: Sequence[int], weights: Sequence[float], out: Tensor) -> None:
@@ -36,12 +44,14 @@ class Exchange(ABC):
             own: The vectors [V] of the attendees that are on this worker.
             attendees: All of them, ascending.
             weights: Theirs.
-            out: [V] on the CPU.
+            out: [V], where the vectors are.
         """
 
 
 class Alone(Exchange):
     """All clients are on this worker."""
+
+    on_device: ClassVar[bool] = True
 
     def mean(self, own: Mapping[int, Tensor], attendees: Sequence[int], weights: Sequence[float], out: Tensor) -> None:
         weighted_mean([own[k] for k in attendees], weights, out)
@@ -74,12 +84,16 @@ class Worker:
             # cuDNN may otherwise choose algorithms by timing them, or ones that sum in no fixed order.
             torch.backends.cudnn.deterministic = True
             torch.backends.cudnn.benchmark = False
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        # On a GPU the data set lies there once; a client's samples are gathered there.
+        self._images = data.images if side.device == "cpu" else torch.tensor(data.images, device=side.device)
         self._template = model
         self._full_slot = ModuleSlot(model, layout, side.device)
         self._sessions: dict[int, LocalRound] = {}
         self._attended: set[int] = set()
         self._round = (0, 0)
         self._exchange: Exchange = Alone()
+        self._lanes = None if side.lanes is None else Lanes(side, side.lanes)
 
     def use_exchange(self, exchange: Exchange) -> None:
         """Average with other workers through this exchange from now on."""
@@ -105,20 +119,28 @@ class Worker:
             self._sessions.pop(client, None)  # what an unfinished try of the round left
         probes = tuple(p for p in segment.probes if segment.closes or p.when != "round_end")
         folded = len(segment.points) > 1
-        current = anchor.clone() if folded else anchor
+        home = self._side.device if self._exchange.on_device else "cpu"
+        current = anchor.to(home, copy=True) if folded else anchor
         version = segment.version
         for number, point in enumerate(segment.points):
             self._start_jobs(segment, point, turns, current, version, memories)
             due = [k for k in point.attend if self._mine(segment, k) and k in self._sessions]
+            taken = self._taken_together(due)
             for client in due:
-                self._guard(segment, client, lambda k=client: self._sessions[k].advance(probes))
+                self._guard(segment, client, lambda k=client, t=taken: self._sessions[k].advance(probes, t.get(k)))
             self._attended.update(due)
             if number < len(segment.points) - 1:
                 # The exchange takes part in every process, also where no attendee is: all wait for the same mean.
-                own = {k: self._sessions[k].vector.cpu() for k in due}
+                own = {k: self._sessions[k].vector.to(home) for k in due}
                 self._exchange.mean(own, point.attend, segment.weights[number], current)
                 version += 1
-        return self._answer(segment, due, current if folded and self.index == 0 else None)
+        return self._answer(segment, due, current.cpu() if folded and self.index == 0 else None)
+
+    def _taken_together(self, clients: Sequence[int]) -> Mapping[int, Taken]:
+        """The clients' steps that are due, as far as they can be taken in lanes."""
+        if self._lanes is None:
+            return {}
+        return self._lanes.take([lane for k in clients if (lane := self._sessions[k].lane()) is not None])
 
     def _mine(self, segment: Segment, client: int) -> bool:
         return segment.workers.get(client, 0) == self.index
@@ -177,7 +199,7 @@ class Worker:
         self, turn: Turn, *, round: int, learning_rate: float, memory: State, tests: Shard | None = None
     ) -> LocalRound:
         classes = turn.work.classes
-        shard = self._shard(self._data.images, self._data.labels, self._side.indices[turn.client], classes)
+        shard = self._shard(self._images, self._data.labels, self._side.indices[turn.client], classes)
         return LocalRound(
             self._side,
             turn,
@@ -192,7 +214,7 @@ class Worker:
         )
 
     def _shard(
-        self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray, classes: tuple[int, ...] | None
+        self, images: np.ndarray | Tensor, labels: np.ndarray, indices: np.ndarray, classes: tuple[int, ...] | None
     ) -> Shard:
         """A client's samples of a round; under drift, of its classes."""
         return Shard(
@@ -217,16 +239,20 @@ class Worker:
         totals: dict[int, RoundTotals] = {}
         kept: dict[int, State] = {}
         if segment.closes:
+            together = self._taken_together(sorted(self._sessions))
             for client, session in self._sessions.items():
 
                 def end(s: LocalRound = session, k: int = client) -> None:
+                    if k in together:
+                        s.advance(taken=together[k])
                     totals[k], memory = s.close(attended=k in self._attended)
                     if memory is not None:
                         kept[k] = memory
 
                 self._guard(segment, client, end)
             self._sessions, self._attended = {}, set()
-        return SegmentReply(replies=replies, totals=totals, memories=kept, aggregate=aggregate)
+        notes = () if self._lanes is None else self._lanes.notes()
+        return SegmentReply(replies=replies, totals=totals, memories=kept, aggregate=aggregate, notes=notes)
 
     def _guard(self, segment: Segment, client: int, action: Any) -> None:
         """Run a client's work; whatever it raises comes out with the client, the round and the step."""

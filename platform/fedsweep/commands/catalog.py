@@ -111,6 +111,10 @@ def _print_entry(kind: str, entry: Named) -> None:
         print(f"source: {entry.source}")
     if entry.builder is not None:
         _print_builder(entry.builder(), entry)
+    if entry.builder is not None and kind == "method":
+        from fedsweep.commands.executors import executors
+
+        print(f"executors: {executors(entry.builder())}")
     if text := entry.text():
         print(text)
 

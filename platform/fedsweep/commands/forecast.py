@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 def print_forecast(plan: Plan) -> None:
     """The resolved configuration, and the forecast as comments: together still a configuration file."""
     from fedsweep.engine.forecast import forecast
+    from fedsweep.engine.lane_trial import executor_in_words
 
     cost = forecast(plan.experiment, num_actors=max(1, plan.num_actors))
     about = "" if cost.exact else "about "
@@ -19,6 +20,7 @@ def print_forecast(plan: Plan) -> None:
     lines = [
         f"rounds: {cost.rounds}, at most",
         f"runs in: {where}",
+        f"executor: {executor_in_words(plan.experiment)}",
         f"model parameters: {cost.num_params:,}",
         f"local steps, all clients: {about}{cost.local_steps:,}",
         f"bytes sent, both ways: {about}{cost.total_bytes:,} (communication ratio {cost.comm_ratio:.4f})",

@@ -190,9 +190,13 @@ class Objective(ABC):
 
     Class attributes:
         needs_share: ``step.client.share`` is read.
+        skips_padding: Samples with the target -100 do not count, not even in the mean.
+        in_lanes: See :class:`LocalTerm`.
     """
 
     needs_share: ClassVar[bool] = False
+    skips_padding: ClassVar[bool] = False
+    in_lanes: ClassVar[bool] = True
 
     @property
     def passes(self) -> float:
@@ -208,6 +212,8 @@ class Objective(ABC):
 class CrossEntropy(Objective):
     """Mean cross-entropy of the batch."""
 
+    skips_padding: ClassVar[bool] = True
+
     def loss(self, step: LocalStep) -> Tensor:
         return F.cross_entropy(step.logits, step.targets)
 
@@ -221,6 +227,7 @@ class LocalTerm(ABC):
         stateful: ``init`` returns something; the memory is kept between the client's participations.
         needs_share: The client's share of the samples is read.
         needs_effective_steps: ``LocalWork.effective_steps`` is read, so the optimiser must have such a number.
+        in_lanes: Several clients' steps may be taken at once; false where it draws random numbers or looks at values.
         needs_fresh_momentum: That number must be exact: momentum, where there is any, starts at zero in each round.
 
     A concrete term is a frozen dataclass with a ``name``, unique in a method. ``init``, ``prepare`` and ``finish`` may
@@ -234,6 +241,7 @@ class LocalTerm(ABC):
     stateful: ClassVar[bool] = False
     needs_share: ClassVar[bool] = False
     needs_effective_steps: ClassVar[bool] = False
+    in_lanes: ClassVar[bool] = True
     needs_fresh_momentum: ClassVar[bool] = False
     name: str
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 
 class LocalSolver(ABC):
-    """Takes one local step at a time."""
+    """Takes one local step at a time.
+
+    Class attributes:
+        plain: A step is one gradient and one step of the optimiser, so several clients' can be taken together.
+    """
+
+    plain: ClassVar[bool] = False
 
     @abstractmethod
     def step(self, optimizer: torch.optim.Optimizer, evaluate: Callable[[], Tensor]) -> Tensor:
@@ -27,6 +34,8 @@ class LocalSolver(ABC):
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSteps(LocalSolver):
     """One gradient, one step of the configured optimiser."""
+
+    plain: ClassVar[bool] = True
 
     def step(self, optimizer: torch.optim.Optimizer, evaluate: Callable[[], Tensor]) -> Tensor:
         loss = evaluate()

@@ -17,7 +17,16 @@ class Runtime(Section):
         description="local: in this process; ray: on actors; auto: ray with a client actor per CPU, local where that"
         " is one.",
     )
-    executor: Literal["loop"] = Field(default="loop", description="How an actor steps its clients: one after another.")
+    executor: Literal["loop", "lanes", "auto"] = Field(
+        default="loop",
+        description="How an actor steps its clients: loop, one after another; lanes, many at once; auto, lanes where"
+        " clients have a share of a GPU. Results of the two differ in the last bits.",
+    )
+    lanes: Auto | Count = Field(
+        default="auto",
+        description="Clients that are stepped at once in lanes; auto: 8, on a GPU as many as fit into its memory; never"
+        " more than the cohort.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
         description="What tensors are computed on; auto: the GPU for whoever has a share of one. With cpu and an"

@@ -149,7 +149,7 @@ class Config(Section):
         """SHA-256 (hexadecimal) of everything that affects results.
 
         Left out: the name, where data and initial values lie, the targets (they are read off the results), accuracies
-        by client where nobody asks for them, the runtime except its executor, tracking, checkpoints, the sweep.
+        by client where nobody asks for them, the runtime but for its executor and lanes, tracking, checkpoints, sweep.
         """
         tree = self.tree()
         for key in ("name", "tracking", "checkpoint", "sweep"):
@@ -160,7 +160,10 @@ class Config(Section):
         del tree["evaluation"]["targets"]
         if not tree["evaluation"]["per_client"]:
             del tree["evaluation"]["per_client"]
-        tree["runtime"] = {"executor": tree["runtime"]["executor"]}
+        runtime = tree["runtime"]
+        # Where clients are stepped one by one, how many would be stepped at once means nothing.
+        shown = ("executor",) if runtime["executor"] == "loop" else ("executor", "lanes")
+        tree["runtime"] = {key: runtime[key] for key in shown}
         canonical = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()
 

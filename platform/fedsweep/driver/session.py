@@ -130,8 +130,7 @@ class RunSession:
         self._stopped_by: str | None = None
         self._written = 0.0
         self._reported = 0
-        self._went_back = -1
-        self._saved_round = -1
+        self._went_back = self._saved_round = -1
         self._trace = ScenarioTrace(
             num_clients=len(experiment.world.profiles), num_classes=experiment.world.data.num_classes
         )
@@ -322,14 +321,15 @@ class RunSession:
 
     def _own_facts(self) -> dict[str, Any]:
         """What is known of the run before it begins."""
-        experiment = self._experiment
+        experiment, engine = self._experiment, self._engine
         return {
-            "num_params": self._engine.layout.num_params,
+            "num_params": engine.layout.num_params,
             "input_shape": [int(size) for size in experiment.world.data.images.shape[1:]],
             "num_classes": experiment.world.data.num_classes,
             "method": experiment.method.name,
             "seed": experiment.seed,
             "config_hash": experiment.config_hash,
+            "executor": {"name": "loop" if experiment.lanes is None else "lanes", "notes": engine.notes},
         }
 
     def _write_rounds(self, state: RunState) -> None:

@@ -46,8 +46,11 @@ class Engine:
         experiment: The experiment.
         fleet: Where the clients are.
         on_partial: Called with a state that holds a refinement's unfinished work, to be checkpointed.
-        on_repair: Called with a sentence when lost workers are replaced.
+        on_repair: Called with a sentence when lost workers are replaced, or have something to say.
         on_working: Called with lines on how far a component's long work is.
+
+    Attributes:
+        notes: What workers had to say, once each.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Engine:
     ) -> None:
         self.experiment, self.fleet = experiment, fleet
         self._on_repair = on_repair
+        self.notes: list[str] = []
         self._model = experiment.new_model().to(experiment.server_device)
         self.costs = CostModel(experiment)
         self.layout = self.costs.layout
@@ -76,12 +80,20 @@ class Engine:
             server_tensors=experiment.server_tensors,
             keep=on_partial,
             message=on_repair,
+            note=self._note,
             working=on_working,
         )
         self._rows = RowMaker(experiment, self.costs)
         world = experiment.world
         self._test = self._evaluator(world.test_images, world.test_labels)
         self._validation = None if world.validation is None else self._evaluator(*world.validation)
+
+    def _note(self, texts: Sequence[str]) -> None:
+        """Tell what workers have to say, each thing once in a run."""
+        for text in texts:
+            if text not in self.notes:
+                self.notes.append(text)
+                self._on_repair(text)
 
     def _evaluator(self, images: np.ndarray, labels: np.ndarray) -> Evaluator:
         return Evaluator(

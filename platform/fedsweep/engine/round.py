@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -35,7 +35,7 @@ class RoundTools:
         model: A template for the components' forward passes.
         server_tensors: Proxy and validation data, as components see them.
         keep: Called with a state that holds a refinement's unfinished work.
-        message: Takes a component's sentences for the user.
+        message, note: Take a component's sentences for the user, and what workers have to say.
         working: Takes a component's lines on how far long work is.
     """
 
@@ -48,6 +48,7 @@ class RoundTools:
     keep: Callable[[RunState], None] = lambda state: None
     message: Callable[[str], None] = lambda text: None
     working: Callable[[str], None] = lambda text: None
+    note: Callable[[Sequence[str]], None] = lambda texts: None
 
 
 class Round:
@@ -316,6 +317,7 @@ class Round:
     # -- aggregate -----------------------------------------------------------------------------------------------
 
     def _receive(self, segment: Segment, reply: SegmentReply) -> None:
+        self._tools.note(reply.notes)
         encoded = {answer.client: answer.encoded for answer in reply.replies}
         for point in segment.points:
             for client in point.attend:

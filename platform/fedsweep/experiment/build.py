@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.catalog import bound, build_method, method_cards
+from fedsweep.client.messages import LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.client.shards import TrainingData
 from fedsweep.config.base import IntegerRange
@@ -30,6 +31,9 @@ from fedsweep.world.drift import Drift
 from fedsweep.world.label_stats import label_counts
 from fedsweep.world.partitions import check_parts
 from fedsweep.world.stragglers import WaitForAll
+
+# Lanes where the configuration leaves it open: more idle where a cohort does not divide by them.
+_LANES_ON_CPU = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
         targets=tuple(config.evaluation.targets),
         device=device,
         server_device=server_device,
+        lanes=_lanes(config, device),
         config_hash=config.hash() if config_hash is None else config_hash,
         cards=method_cards(config),
     )
@@ -145,6 +150,19 @@ def _devices(config: Config) -> tuple[str, str]:
     client = "cuda" if asked == "cuda" or runtime.gpus_per_client else "cpu"
     server = "cuda" if runtime.gpus_per_server or (asked == "cuda" and runtime.backend == "local") else "cpu"
     return client, server
+
+
+def _lanes(config: Config, device: str) -> LaneSettings | None:
+    """How many clients a worker steps at once; None: one after another."""
+    runtime = config.runtime
+    if runtime.executor == "loop" or (runtime.executor == "auto" and device == "cpu"):
+        return None
+    if isinstance(runtime.lanes, int):
+        return LaneSettings(width=runtime.lanes)
+    cohort = build_training(config).cohort_size
+    if device == "cpu":
+        return LaneSettings(width=min(_LANES_ON_CPU, cohort))
+    return LaneSettings(width=cohort, fits_memory=True)
 
 
 # -- training ----------------------------------------------------------------------------------------------------

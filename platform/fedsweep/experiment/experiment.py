@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.card import Card
-from fedsweep.client.messages import ClientSide
+from fedsweep.client.messages import ClientSide, LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings, optimizer_riders
 from fedsweep.client.shards import TrainingData
 from fedsweep.errors import ConfigError
@@ -125,6 +125,7 @@ class Experiment:
         targets: Test accuracies whose first crossing is told in the result.
         device: ``"cpu"`` or ``"cuda"`` for the clients.
         server_device: The same for the server.
+        lanes: How a worker steps clients together; None: one after another.
         config_hash: Names the configuration; checkpoints of another one are refused.
         cards: The cards of the methods, each with the parameters that its method was built with; for forecasts.
     """
@@ -140,6 +141,7 @@ class Experiment:
     targets: tuple[float, ...] = ()
     device: str = "cpu"
     server_device: str = "cpu"
+    lanes: LaneSettings | None = None
     config_hash: str = ""
     cards: tuple[tuple[Card, Mapping[str, Any]], ...] = ()
 
@@ -275,6 +277,7 @@ def client_side(experiment: Experiment) -> ClientSide:
         device=experiment.device,
         track_accuracy=experiment.world.availability is not None,
         codec=experiment.method.codec,
+        lanes=experiment.lanes,
     )
 
 

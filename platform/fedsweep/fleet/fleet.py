@@ -107,6 +107,7 @@ def combine(answers: Sequence[SegmentReply]) -> SegmentReply:
         totals=_by_client(answer.totals for answer in answers),
         memories=_by_client(answer.memories for answer in answers),
         aggregate=aggregates[0] if aggregates else None,
+        notes=tuple(sorted({note for answer in answers for note in answer.notes})),
     )
 
 

@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from fedsweep.fleet.ray_watch import StartWatch, last_word, unless_lost
 from fedsweep.user_modules import worker_settings
 
 _CONNECT_TIMEOUT_S = 5.0
+_JOIN_TIMEOUT_S = 60.0
 _LOGGER = logging.getLogger("fedsweep")
 
 
@@ -239,12 +241,18 @@ def _join(ray: Any, address: str) -> None:
     host, _, port = address.rpartition(":")
     if address != "auto":
         _check_listening(address, host, port)
+    init = functools.partial(
+        ray.init, address=address, namespace="fedsweep", log_to_driver=False, logging_level="ERROR", **worker_settings()
+    )
+    until = time.monotonic() + _JOIN_TIMEOUT_S
     try:
-        ray.init(address=address, namespace="fedsweep", log_to_driver=False, logging_level="ERROR", **worker_settings())
+        # Asked without a token, or with a wrong one, Ray asks again and again.
+        unless_lost(init, lambda: "its patience" if time.monotonic() > until else None)
     except (ConnectionError, RuntimeError, ValueError, OSError, SystemExit) as error:
+        said = f"no answer within {_JOIN_TIMEOUT_S:g} s" if isinstance(error, ClusterLost) else error
         raise ResourceError(
-            f"runtime.address={address!r}: no Ray cluster could be joined there ({error}); is it up, is its token in"
-            " RAY_AUTH_TOKEN or ~/.ray/auth_token, and is this machine allowed in?"
+            f"runtime.address={address!r}: no Ray cluster could be joined there ({said}); is it up, is its token in"
+            " RAY_AUTH_TOKEN or ~/.ray/auth_token with RAY_AUTH_MODE=token, and is this machine allowed in?"
         ) from error
 
 

@@ -54,6 +54,9 @@ class UnitSubModel(SubModel):
             object.__setattr__(self, "_key", f"units {digest}")
         return cast(str, vars(self)["_key"])
 
+    def shape(self) -> str:
+        return f"units {[(name, len(units)) for name, units in self.kept]} {self.scales}"
+
     def layout(self, full: FlatLayout) -> FlatLayout:
         known = vars(self).get("_layout")
         if known is None or (known[0] is not full and known[0] != full):

@@ -214,7 +214,6 @@ ROUGH: Mapping[str, Callable[[Subject], Experiment]] = {
 LACKING = {
     "devices": "no devices",
     "proxy": "no data on the server",
-    "labelled proxy": "no data on the server",
     "validation": "no data on the server",
     "features": "a network that says nothing of itself",
     "input shape": "a network that says nothing of itself",
@@ -299,11 +298,11 @@ def streams_are_fedavgs(subject: Subject) -> None:
 def clients_names_do_not_matter(subject: Subject) -> None:
     """Where nothing is drawn for a client, clients with other numbers come to the same model."""
     whole: dict[str, Any] = {"cohort_size": 6, "batch_size": 1000, "local_epochs": 1, "double": True}
-    model, other = (states_of(replace(subject.world(subject.method, **whole), seed=k))[-1].vector for k in (0, 1))
-    if not torch.allclose(model, other, rtol=0, atol=1e-12):
+    models = [states_of(replace(subject.world(subject.method, **whole), seed=seed))[-1].vector for seed in (0, 1)]
+    if not torch.allclose(models[0], models[1], rtol=0, atol=1e-12):
         return  # it draws something for clients or steps, which goes by their numbers
     turned = _relabelled(subject.world(subject.method, **whole))
-    apart = float((states_of(turned)[-1].vector - model).abs().max())
+    apart = float((states_of(turned)[-1].vector - models[0]).abs().max())
     _require(apart < 1e-9, f"with its clients numbered the other way round, the model is {apart:.3g} away")
 
 

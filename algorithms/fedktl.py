@@ -1,0 +1,390 @@
+"""FedKTL: no model travels; clients send prototypes, and get images that a decoder on the server makes of them.
+
+Source: Zhang, Liu, Hua, Cao (2024): An upload-efficient scheme for transferring knowledge from a server-side
+pre-trained generator to clients in heterogeneous federated learning. CVPR.
+
+Shape letters: B samples, C classes, D features, K images, L latent width, M prototypes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsweep.card import Card, with_card
+from fedsweep.components.base import ComponentReport, Published
+from fedsweep.components.evaluation import Evaluation
+from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory, Objective
+from fedsweep.components.probes import ClientTest, LocalClient, Probe
+from fedsweep.components.refinement import Refinement
+from fedsweep.errors import ConfigError
+from fedsweep.method import FederatedMethod
+from fedsweep.models.functional import logits_with
+from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
+from fedsweep.streams import Stream
+from fedsweep.trees import ParamTree
+
+from .parts.decoders import Decoder, SmallDecoder
+from .parts.ensembles import server_inputs
+from .parts.features import network_with_features
+from .parts.own_models import Travels, kept, own_values
+
+_TERM = "fedktl"
+_ETF, _WEIGHT, _BIAS, _IMAGES, _LATENTS = (f"{_TERM}_{n}" for n in ("etf", "weight", "bias", "images", "latents"))
+_BANDWIDTHS = (10, 15, 20, 50)
+_CLIP = 100.0  # of the server's gradients, and of the projection's
+
+
+@functools.cache
+def simplex(num_classes: int) -> Tensor:
+    """A simplex equiangular tight frame [C, C]: columns of length 1 with products ``-1 / (C - 1)``."""
+    drawn = torch.rand(num_classes, num_classes, generator=Stream((_ETF, num_classes)).torch(), dtype=torch.float64)
+    orthogonal, _ = torch.linalg.qr(drawn)
+    centred = torch.eye(num_classes, dtype=torch.float64) - 1 / num_classes
+    found: Tensor = math.sqrt(num_classes / (num_classes - 1)) * orthogonal @ centred
+    return found
+
+
+def cosines(logits_BC: Tensor, etf_CC: Tensor) -> Tensor:
+    """Of the normalised outputs with each class's direction [B, C]."""
+    return F.normalize(logits_BC, dim=1) @ etf_CC.to(logits_BC)
+
+
+def with_margin(cosines_BC: Tensor, targets_B: Tensor, margin: float) -> Tensor:
+    """``cos(theta + margin)`` in place of the true class's cosine; beyond pi its linear continuation.
+
+    Source: Deng et al. (2019), ArcFace; the fall-back is its published program's.
+    """
+    true = cosines_BC.gather(1, targets_B[:, None]).clamp(-1 + 1e-7, 1 - 1e-7)
+    angle = true.acos()
+    moved = torch.where(angle + margin <= math.pi, (angle + margin).cos(), true - margin * math.sin(margin))
+    return cosines_BC.scatter(1, targets_B[:, None], moved)
+
+
+def discrepancy(x: Tensor, y: Tensor) -> Tensor:
+    """Maximum mean discrepancy of two samples of one size [M, L]: Gaussian kernels of four widths, biased estimate."""
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        apart = (a[:, None] - b).square().sum(dim=2)
+        return torch.stack([(-0.5 * apart / width).exp() for width in _BANDWIDTHS]).sum(dim=0)
+
+    return (kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArcFace(Objective):
+    """Cross-entropy of ``scale * cosine`` with the frame's directions, with an angular margin on the true class.
+
+    Attributes:
+        margin: In radians, at least 0.
+        scale: Above 0.
+    """
+
+    margin: float
+    scale: float
+
+    def loss(self, step: LocalStep) -> Tensor:
+        found = cosines(step.logits, step.broadcast[_ETF])
+        return F.cross_entropy(self.scale * with_margin(found, step.targets, self.margin), step.targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge(LocalTerm):
+    """The client's own model; and ``strength * mean square of projection(features(image)) - latent`` on server's pairs.
+
+    The projection is the same for all clients at a round's start, and trained along with the model's rate.
+
+    Attributes:
+        strength: mu, at least 0; 0: images have no say.
+    """
+
+    stateful: ClassVar[bool] = True
+    name: str = _TERM
+    strength: float
+
+    @property
+    def passes(self) -> float:
+        return 3 if self.strength else 0
+
+    def prepare(self, memory: Memory, anchor: ParamTree) -> tuple[Memory, ParamTree | None]:
+        return dict(memory), own_values(memory)
+
+    def loss(self, step: LocalStep) -> Tensor | None:
+        if not self.strength or _IMAGES not in step.broadcast:
+            return None
+        images, latents = step.broadcast[_IMAGES], step.broadcast[_LATENTS]
+        chosen = torch.randperm(len(images), generator=step.stream.child("images").torch())[: len(step.targets)]
+        features: Callable[[Tensor], Tensor] = step.model.features  # type: ignore[assignment]
+        found = features(images[chosen].to(step.inputs))
+        start = step.memory.get("projection", (step.broadcast[_WEIGHT], step.broadcast[_BIAS]))
+        weight, bias = (cast(Tensor, v).detach().to(found).requires_grad_() for v in cast(tuple[Any, Any], start))
+        # What after_step reads: the projection is no part of the model, so the backward pass leaves its gradient here.
+        step.memory["leaves"] = (weight, bias)
+        return self.strength * F.mse_loss(F.linear(found, weight, bias), latents[chosen].to(found))
+
+    def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
+        memory = dict(step.memory)
+        leaves = cast(tuple[Tensor, ...], memory.pop("leaves", ()))
+        if leaves:
+            nn.utils.clip_grad_norm_(leaves, _CLIP)
+            moves = (leaf.detach() - step.learning_rate * cast(Tensor, leaf.grad) for leaf in leaves)
+            memory["projection"] = tuple(moves)
+        return memory, None
+
+    def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
+        return kept(work), {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassPrototypes(Probe):
+    """For each of the client's classes, ascending, the mean of the normalised outputs, normalised [classes, C]."""
+
+    name: str = "prototypes"
+
+    @property
+    def passes(self) -> float:
+        return 1
+
+    def measure(self, client: LocalClient) -> Payload:
+        with torch.no_grad():
+            found = F.normalize(client.model(client.inputs), dim=1)
+        means = [found[client.targets == label].mean(dim=0) for label in sorted(set(client.targets.tolist()))]
+        return {"means": F.normalize(torch.stack(means), dim=1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAlignment(Refinement):
+    """Learns to place the clients' prototypes among a decoder's latents, and decodes each class's centroid to an image.
+
+    In each round a transformer (linear, batch norm, ReLU, linear) goes on learning ``discrepancy(transformed, valid
+    latents) + strength * mean square of transformed - centroid of the class`` for ``epochs`` passes; the centroids are
+    learned along, and in the end read from the transformer in evaluation mode. A class that nobody has keeps its last.
+
+    Attributes:
+        decoder: From latents to inputs; trained once, on the server's.
+        strength: lambda, at least 0.
+        epochs: At least 1.
+        learning_rate: Of Adam, above 0.
+        batch_size: Prototypes of a step, at least 2.
+
+    Source: Zhang et al. (2024) and the authors' program. Reading: their generators were pretrained elsewhere; here one
+    is trained on the server's own unlabelled inputs in the first round. A last batch of one prototype is left out.
+    """
+
+    decoder: Decoder
+    strength: float
+    epochs: int
+    learning_rate: float
+    batch_size: int
+
+    def registration(self) -> tuple[str, ...]:
+        return ("label_counts",)
+
+    def init(self, context: ServerContext) -> State:
+        """The projection, the transformer and centroids, all random; no decoder yet.
+
+        Raises:
+            ConfigError: The server has no inputs, or the network does not say where its features are.
+        """
+        server_inputs(context, _TERM)
+        model = network_with_features(context.model, method=_TERM, use="projects")
+        classes, width, dtype = context.num_classes, self.decoder.latent_width, context.layout.dtype
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(context.stream.seed(56))
+            projection, transformer = nn.Linear(model.feature_width, width), self._transformer(classes)
+            centroids = torch.randn(classes, width)
+        return {
+            "classes": {p.client: p.label_counts.nonzero()[0].tolist() for p in context.profiles},
+            "etf": simplex(classes).to(dtype),
+            "weight": projection.weight.detach().to(dtype),
+            "bias": projection.bias.detach().to(dtype),
+            "transformer": _tensors(transformer),
+            "centroids": centroids,
+            "decoder": None,
+            "images": None,
+            "figures": {},
+        }
+
+    def _transformer(self, num_classes: int) -> nn.Sequential:
+        return nn.Sequential(
+            nn.Linear(num_classes, num_classes),
+            nn.BatchNorm1d(num_classes),
+            nn.ReLU(),
+            nn.Linear(num_classes, self.decoder.latent_width),
+        )
+
+    def probes(self, state: State, round: int) -> tuple[Probe, ...]:
+        return (ClassPrototypes(),)
+
+    def publish(self, state: State) -> Mapping[str, Published]:
+        once = {_ETF: Published(value=state["etf"])}
+        if state["images"] is None:
+            return once
+        pairs = {_IMAGES: state["images"], _LATENTS: state["centroids"]}
+        more = {_WEIGHT: state["weight"], _BIAS: state["bias"], **pairs}
+        return once | {name: Published(value=value) for name, value in more.items()}
+
+    def refine(
+        self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        told = [update for update in updates if "prototypes/means" in update.extras]
+        if not told:
+            return vector, state
+        inputs = server_inputs(sync, _TERM)
+        decoder = self.decoder.trained(inputs, sync) if state["decoder"] is None else state["decoder"]
+        prototypes = torch.cat([u.extras["prototypes/means"].float() for u in told])
+        labels = torch.tensor([label for update in told for label in _classes(update, state["classes"])])
+        transformer, centroids, figures = self._aligned(state, prototypes, labels, sync)
+        images = self.decoder.decode(decoder, centroids, inputs)
+        after = {"decoder": decoder, "transformer": transformer, "centroids": centroids}
+        return vector, {**state, **after, "images": images, "figures": figures}
+
+    def _aligned(
+        self, state: State, prototypes: Tensor, labels: Tensor, sync: SyncContext
+    ) -> tuple[dict[str, Tensor], Tensor, dict[str, float]]:
+        """The transformer and the centroids after the round's passes, and how near they came."""
+        transformer = self._transformer(prototypes.shape[1])
+        transformer.load_state_dict(state["transformer"])
+        centroids = nn.Parameter(_means(transformer, prototypes, labels, state["centroids"]))
+        groups: list[list[nn.Parameter]] = [list(transformer.parameters()), [centroids]]
+        optimizers = [torch.optim.Adam(group, lr=self.learning_rate, foreach=False) for group in groups]
+        first = last = math.nan
+        for epoch in range(self.epochs):
+            transformer.train()
+            order = torch.randperm(len(labels), generator=sync.stream.child("epoch", epoch).torch())
+            for place in range(0, len(order), self.batch_size):
+                chosen = order[place : place + self.batch_size]
+                if len(chosen) < 2:
+                    continue
+                found = transformer(prototypes[chosen])
+                valid = self.decoder.latents(len(chosen), sync.stream.child("latents", epoch, place))
+                loss = discrepancy(found, valid) + self.strength * F.mse_loss(found, centroids[labels[chosen]])
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                for group, optimizer in zip(groups, optimizers, strict=True):
+                    nn.utils.clip_grad_norm_(group, _CLIP)
+                    optimizer.step()
+                last = float(loss.detach())
+                first = last if math.isnan(first) else first
+        known = _means(transformer, prototypes, labels, centroids.detach())
+        return _tensors(transformer), known, {"alignment_loss": last, "alignment_start": first}
+
+    def report(self, state: State) -> ComponentReport:
+        """The first and the last loss of the round's alignment."""
+        return ComponentReport(metrics={n: v for n, v in state["figures"].items() if math.isfinite(v)})
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def _means(transformer: nn.Module, prototypes: Tensor, labels: Tensor, known: Tensor) -> Tensor:
+    """Each class's mean of the transformed prototypes; for a class without one, what is known."""
+    transformer.eval()
+    with torch.no_grad():
+        found, means = transformer(prototypes), known.clone()
+    for label in sorted(set(labels.tolist())):
+        means[label] = found[labels == label].mean(dim=0)
+    return means
+
+
+def _classes(update: ClientUpdate, registered: Mapping[int, Sequence[int]]) -> list[int]:
+    """The classes that a client sends prototypes of: those that it registered; under drift, of those the present."""
+    present = update.classes_since_anchor
+    return [label for label in registered[update.client] if present is None or label in present]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearestDirectionTest(ClientTest):
+    """A client's own model: the class whose direction is nearest to its output."""
+
+    def predictor(self, client: LocalClient) -> Callable[[Tensor], Tensor]:
+        own = own_values(client.memories.get(_TERM, {})) or {}
+        values = {name: value.to(client.targets.device) for name, value in own.items()}
+        return lambda inputs: cosines(logits_with(client.model, values, inputs), simplex(client.num_classes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearestDirection(Evaluation):
+    """The server's model, which nobody trains, by directions; clients test their own."""
+
+    def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
+        logits: Tensor = model(inputs)
+        return cosines(logits, simplex(logits.shape[1]))
+
+    def client_test(self) -> ClientTest:
+        return NearestDirectionTest()
+
+
+@with_card(
+    Card(
+        needs=("proxy", "features"),
+        live=("alignment_loss", "personal_accuracy"),
+        differs=("the decoder is trained on the server's inputs, not pretrained elsewhere",),
+        small={"decoder_steps": 10, "server_epochs": 5, "latent_width": 4},
+    )
+)
+def fedktl(
+    *,
+    strength: float = 50.0,
+    margin: float = 0.5,
+    scale: float = 64.0,
+    alignment: float = 1.0,
+    server_epochs: int = 100,
+    server_rate: float = 0.01,
+    server_batch: int = 100,
+    latent_width: int = 64,
+    decoder_steps: int = 1000,
+) -> FederatedMethod:
+    """Clients train models of their own and share prototypes; the server answers with an image for each class.
+
+    No model travels, so ``test_accuracy`` is that of a model which nobody trains. What counts is
+    ``personal_accuracy``: the clients' own models on their own shares of the test set.
+
+    Args:
+        strength: mu, the weight of the images in a client's loss, at least 0.
+        margin: Angular margin of a client's loss, in radians, at least 0.
+        scale: Of its cosines, above 0.
+        alignment: lambda, the weight of the centroids on the server, at least 0.
+        server_epochs: Passes over a round's prototypes, at least 1.
+        server_rate: Of Adam on the server, above 0.
+        server_batch: Prototypes of a step, at least 2.
+        latent_width: Of the decoder, at least 1.
+        decoder_steps: Steps that train the decoder on the server's inputs, at least 0; 0: it stays random.
+    """
+    for name, value in (("strength", strength), ("margin", margin), ("alignment", alignment)):
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"method.{name} must be a number of at least 0, but got {value}")
+    for name, value in (("scale", scale), ("server_rate", server_rate)):
+        if not 0 < value < math.inf:
+            raise ConfigError(f"method.{name} must be a number above 0, but got {value}")
+    least = {"server_epochs": 1, "server_batch": 2, "latent_width": 1, "decoder_steps": 0}
+    counts = (server_epochs, server_batch, latent_width, decoder_steps)
+    for (name, low), count in zip(least.items(), counts, strict=True):
+        if count < low:
+            raise ConfigError(f"method.{name} must be at least {low}, but got {count}")
+    return FederatedMethod(
+        name="fedktl",
+        source="Zhang, Liu, Hua, Cao (2024), An upload-efficient scheme for transferring knowledge (FedKTL), CVPR",
+        objective=ArcFace(margin=margin, scale=scale),
+        terms=(Knowledge(strength=strength),),
+        submodels=Travels(method=_TERM, part="nothing"),
+        refinements=(
+            LatentAlignment(
+                decoder=SmallDecoder(latent_width=latent_width, steps=decoder_steps),
+                strength=alignment,
+                epochs=server_epochs,
+                learning_rate=server_rate,
+                batch_size=server_batch,
+            ),
+        ),
+        evaluation=NearestDirection(),
+    )

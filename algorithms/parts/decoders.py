@@ -1,0 +1,122 @@
+"""Decoders on the server: from latent vectors to inputs, trained on whatever inputs the server has.
+
+Shape letters: B inputs, L latent width.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsweep.records import SyncContext
+from fedsweep.streams import Stream
+
+from .distilling import batches
+
+Values = Mapping[str, Tensor]
+
+
+class Decoder(ABC):
+    """What a method needs of a generator of inputs. It is a frozen dataclass; what it learns is a tree of tensors."""
+
+    latent_width: int
+
+    @abstractmethod
+    def trained(self, inputs: Tensor, sync: SyncContext) -> Values:
+        """What it learns of the server's inputs [S, ...]; called once."""
+
+    @abstractmethod
+    def latents(self, count: int, source: Stream) -> Tensor:
+        """Latent vectors [count, L] as they are valid."""
+
+    @abstractmethod
+    def decode(self, values: Values, latents: Tensor, like: Tensor) -> Tensor:
+        """Inputs [B, ...] of latent vectors [B, L], shaped as those of ``like``."""
+
+
+class _Autoencoder(nn.Module):
+    """A variational autoencoder of two strided convolutions, and two that are laid out twice as large."""
+
+    def __init__(self, shape: tuple[int, int, int], latent_width: int, width: int) -> None:
+        super().__init__()
+        channels, self._height, self._width = shape
+        self._small = (width, math.ceil(self._height / 4), math.ceil(self._width / 4))
+        size = math.prod(self._small)
+        self.encoder = nn.Sequential(
+            nn.Conv2d(channels, width, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(size, 2 * latent_width),
+        )
+        self.start = nn.Linear(latent_width, size)
+        self.middle = nn.Conv2d(width, width, 3, padding=1)
+        self.end = nn.Conv2d(width, channels, 3, padding=1)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        hidden = self.start(latents).relu().unflatten(1, self._small)
+        hidden = self.middle(F.interpolate(hidden, scale_factor=2.0)).relu()
+        found: Tensor = self.end(F.interpolate(hidden, scale_factor=2.0))
+        return found[:, :, : self._height, : self._width]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallDecoder(Decoder):
+    """The decoder half of a small convolutional variational autoencoder; its latents are standard normal.
+
+    Attributes:
+        latent_width: L, at least 1.
+        width: Channels inside, at least 1.
+        steps: Adam steps at 1e-3 that train it, at least 0; 0: it stays random.
+        batch_size: Inputs of each.
+
+    Source: Kingma, Welling (2014): Auto-encoding variational Bayes. ICLR.
+    """
+
+    latent_width: int
+    width: int = 32
+    steps: int = 1000
+    batch_size: int = 64
+
+    def _module(self, like: Tensor, source: Stream) -> _Autoencoder:
+        channels, height, width = (int(size) for size in like.shape[1:])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(source.child("decoder").seed(56))
+            return _Autoencoder((channels, height, width), self.latent_width, self.width).to(like.dtype)
+
+    def trained(self, inputs: Tensor, sync: SyncContext) -> Values:
+        device = torch.device(sync.device)
+        module = self._module(inputs, sync.stream).to(device)
+        optimizer = torch.optim.Adam(module.parameters(), lr=1e-3, foreach=False)
+        orders = batches(len(inputs), self.batch_size, sync.stream.child("decoder batches"))
+        draws = sync.stream.child("decoder noise").torch()
+        for number, index in enumerate(islice(orders, self.steps), start=1):
+            batch = inputs[index].to(device)
+            mean, spread = module.encoder(batch).chunk(2, dim=1)
+            noise = torch.randn(mean.shape, generator=draws, dtype=mean.dtype).to(device)
+            found = module.decode(mean + (0.5 * spread).exp() * noise)
+            error = (found - batch).square().flatten(1).sum(dim=1).mean()
+            prior = 0.5 * (mean.square() + spread.exp() - 1 - spread).sum(dim=1).mean()
+            optimizer.zero_grad()
+            (error + prior).backward()
+            optimizer.step()
+            if number % 100 == 0:
+                sync.working(f"training the decoder: step {number} of {self.steps}, error {float(error):.4f}")
+        return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+
+    def latents(self, count: int, source: Stream) -> Tensor:
+        return torch.randn(count, self.latent_width, generator=source.torch())
+
+    def decode(self, values: Values, latents: Tensor, like: Tensor) -> Tensor:
+        module = self._module(like, Stream(("any",)))
+        module.load_state_dict(dict(values))
+        with torch.no_grad():
+            return module.decode(latents.to(like.dtype))

@@ -1,0 +1,90 @@
+"""What passes between a client and the lanes that it is stepped in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedsweep.client.flat_module import ModuleSlot
+from fedsweep.client.optimizer import ClientOptimizer
+from fedsweep.components.local import ClientFacts, Memory
+from fedsweep.records import Payload
+
+# Stands for a tensor in a tree of what is no tensor.
+TENSOR = "<tensor>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """What a client brings to a joint step.
+
+    Attributes:
+        facts: What it knows of itself.
+        slot: A module of that size.
+        vector: Its values [V]; changed.
+        optimizer: Its optimiser; the state is changed.
+        anchor: The model that it last received [V]; None where nobody asks for it.
+        memories: What its terms remember.
+        broadcast: What came with the model.
+        learning_rate: The round's.
+        first: Number within the round of the first step that is due.
+        sizes: Samples of each step that is due.
+        batch: Inputs and targets of a step, by its number within the round.
+        seed: Of the network's own draws, likewise.
+    """
+
+    facts: ClientFacts
+    slot: ModuleSlot
+    vector: Tensor
+    optimizer: ClientOptimizer
+    anchor: Tensor | None
+    memories: Mapping[str, Memory]
+    broadcast: Payload
+    learning_rate: float
+    first: int
+    sizes: Sequence[int]
+    batch: Callable[[int], tuple[Tensor, Tensor]]
+    seed: Callable[[int], int]
+
+    @property
+    def batch_size(self) -> int:
+        """B: samples of a full batch."""
+        assert self.facts.work is not None
+        return self.facts.work.batch_size
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether some batch that is due is smaller than the others."""
+        return any(size != self.batch_size for size in self.sizes)
+
+    def given(self) -> tuple[list[Tensor], Any]:
+        """The tensors among its memories and what came with the model, and a tree of the rest that they fit into."""
+        leaves, spec = pytree.tree_flatten((dict(self.memories), dict(self.broadcast)))
+        leaves = [torch.from_numpy(np.array(leaf)) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return tensors, (spec, tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves))
+
+    def key(self) -> Hashable:
+        """Equal for clients that can be stepped together."""
+        tensors, (spec, others) = self.given()
+        shapes = tuple((tuple(t.shape), t.dtype) for t in tensors)
+        return self.facts.submodel.shape(), self.batch_size, self.anchor is None, str(spec), repr(others), shapes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """The steps that a client has taken in a lane.
+
+    Attributes:
+        losses: One per step.
+        hits: Samples that each step's forward pass classified rightly.
+    """
+
+    losses: Sequence[float]
+    hits: Sequence[int]

@@ -1,0 +1,130 @@
+"""A network's own draws (dropout) in lanes: each lane gets what its client would draw alone.
+
+The loop seeds torch's generator for each client and step, and dropout draws from it. Under vmap one draw would serve
+all lanes, so the noise is drawn before the step, lane by lane from the same seeds, and put in where the network asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fedsweep.trees import ParamTree
+
+# Those that multiply what they are given; any other random operation is refused by vmap.
+_DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+
+
+def seed_draws(seed: int, device: str) -> None:
+    """Key what a network draws in its next forward pass: dropout takes no generator, but draws from the global one."""
+    # Directly, since torch.manual_seed costs as much as a small step.
+    torch.default_generator.manual_seed(seed)
+    if device != "cpu":
+        torch.cuda.manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A call of a dropout function.
+
+    Attributes:
+        function: Which.
+        shape: Of what it was given.
+        p: Share that is dropped.
+    """
+
+    function: Callable[..., Tensor]
+    shape: tuple[int, ...]
+    p: float
+
+
+class _Intercepted(TorchFunctionMode):
+    """Answers dropout in training; everything else is as it is."""
+
+    def __init__(self, answer: Callable[[Callable[..., Tensor], Tensor, float], Tensor]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _DROPOUTS:
+            return func(*args, **kwargs)
+        given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
+        if not given.get("training", True) or not given.get("p", 0.5):
+            return given["input"]
+        return self._answer(func, given["input"], given.get("p", 0.5))
+
+
+def drawn_shapes(module: nn.Module, values: ParamTree, inputs: Tensor) -> list[Drawn]:
+    """The network's draws in a forward pass, in order.
+
+    Args:
+        module: The network.
+        values: Its values, which may be changed.
+        inputs: A batch.
+    """
+    found: list[Drawn] = []
+
+    def note(function: Callable[..., Tensor], given: Tensor, p: float) -> Tensor:
+        found.append(Drawn(function, tuple(given.shape), p))
+        return given
+
+    module.train()
+    with torch.no_grad(), _Intercepted(note):
+        torch.func.functional_call(module, values, (inputs,), strict=False)
+    return found
+
+
+class LaneDraws:
+    """The noise of one step for K lanes.
+
+    Args:
+        shapes: What the network draws for one client's full batch.
+        make: Makes a tensor of zeros [K, ...].
+
+    Attributes:
+        noise: What the network's activations are multiplied with, for each draw [K, ...].
+    """
+
+    def __init__(self, shapes: Sequence[Drawn], make: Callable[..., Tensor]) -> None:
+        self._shapes = shapes
+        self.noise = [make(*drawn.shape) for drawn in shapes]
+
+    def draw(self, lane: int, seed: int, size: int) -> None:
+        """Draw a lane's noise for a batch of ``size`` samples."""
+        if not self._shapes:
+            return
+        seed_draws(seed, self.noise[0].device.type)
+        for noise, drawn in zip(self.noise, self._shapes, strict=True):
+            ones = torch.ones(size, *drawn.shape[1:], dtype=noise.dtype, device=noise.device)
+            noise[lane, :size].copy_(drawn.function(ones, drawn.p, True))
+
+    @contextlib.contextmanager
+    def given(self, noise: Sequence[Tensor]) -> Iterator[None]:
+        """Within it, what the network draws is this.
+
+        Args:
+            noise: One lane's, in the order of the draws.
+        """
+        if not self._shapes:
+            yield
+            return
+        rest = iter(noise)
+
+        def put(function: Callable[..., Tensor], given: Tensor, p: float) -> Tensor:
+            drawn = next(rest, None)
+            if drawn is None or drawn.shape != given.shape:
+                raise RuntimeError("it draws other dropout than in its first forward pass")
+            return given * drawn.to(given.dtype)
+
+        with _Intercepted(put):
+            yield

@@ -1,0 +1,332 @@
+"""A local step that several clients take at once: their vectors are the rows of one matrix.
+
+Objective and terms are the loop's own, seen through ``torch.func.vmap``: each is written for one client and sees one
+lane. Everything that differs from client to client is a batched tensor; what can't be one (a random stream, a step that
+branches on values) raises in the first step, before anything is changed, and the clients are stepped one by one.
+
+A tile always has the same number of lanes. Kernels choose their algorithm by the size of what they are given, so a
+lane's bits may depend on how many lanes there are; they never depend on what the other lanes hold. Lanes without a
+client repeat the first one.
+
+Shape letters: K lanes, V values of a vector, P parameters, B batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fedsweep.client.lane import TENSOR, Lane
+from fedsweep.client.lane_draws import LaneDraws, drawn_shapes
+from fedsweep.client.lane_optimizer import LaneOptimizer
+from fedsweep.client.messages import ClientSide
+from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, Memory
+from fedsweep.streams import Stream
+from fedsweep.trees import ParamTree
+
+# Rows begin at multiples of this many values: no kernel sees one lane at another alignment than the next.
+_ALIGNED = 16
+# What F.cross_entropy leaves out of its mean.
+_NO_TARGET = -100
+_WARM_UPS = 3
+
+
+class _Seen:
+    """Some attributes, as tensors; whoever asks for another learns that lanes have no such thing."""
+
+    def __init__(self, what: str, **attributes: Any) -> None:
+        self.__dict__.update(attributes, _what=what)
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"{self._what} ({name}) is asked for, which clients in lanes can't have")
+
+
+class _Asking(nn.Module):
+    """Calls a function with a module whose values ``functional_call`` has swapped."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, ask: Callable[[nn.Module], Any]) -> Any:
+        return ask(self.module)
+
+
+class Tile:
+    """K lanes of one shape, and the step that takes them all.
+
+    Args:
+        side: The experiment's client side.
+        pattern: Any of the lanes.
+        width: K.
+    """
+
+    def __init__(self, side: ClientSide, pattern: Lane, width: int) -> None:
+        self._side, self._width, self._layout = side, width, pattern.slot.layout
+        layout, self._device = self._layout, pattern.vector.device
+        aligned = -(-layout.num_values // _ALIGNED) * _ALIGNED
+        self._rows = self._zeros(aligned)[:, : layout.num_values]
+        self._gradients = self._zeros(aligned)[:, : layout.num_params]
+        self._optimizer = LaneOptimizer(side.optimizer, self._rows, self._gradients, layout=layout)
+        self._anchors = None if pattern.anchor is None else torch.zeros_like(self._rows)
+        self._params, self._grads, self._buffers = self._bound()
+        tensors, (self._spec, self._others) = pattern.given()
+        self._given = [self._zeros(*t.shape, dtype=t.dtype) for t in tensors]
+        inputs, _ = pattern.batch(pattern.first)
+        self._inputs = self._zeros(pattern.batch_size, *inputs.shape[1:], dtype=inputs.dtype)
+        self._targets = self._zeros(pattern.batch_size, dtype=torch.int64)
+        self._facts = {name: self._zeros(*value.shape, dtype=value.dtype) for name, value in _facts(pattern).items()}
+        self._active = torch.ones(width, dtype=torch.bool, device=self._device)
+        self._asking = _Asking(pattern.slot.module)
+        self._twin = pattern.slot.twin if any(has_own(term, "loss") for term in side.terms) else None
+        if self._twin is not None:
+            self._twin()  # made now: in a lane the module has no values that could be copied
+        full = inputs[:1].expand(pattern.batch_size, *inputs.shape[1:])
+        shapes = drawn_shapes(pattern.slot.module, layout.model(pattern.vector.clone()), full)
+        self._draws = LaneDraws(shapes, self._zeros)
+        self._recorded: dict[bool, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+
+    def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.zeros(self._width, *shape, dtype=dtype or self._layout.dtype, device=self._device)
+
+    def _bound(self) -> tuple[ParamTree, ParamTree, ParamTree]:
+        """By name [K, ...]: params, which are views of the rows; their gradients; and buffers."""
+        params, gradients, buffers = self._tree(self._rows), self._tree(self._gradients), {}
+        for name in [name for name in params if name not in gradients]:
+            # Of their own: batch norm changes its statistics in place, and vmap does so in a copy of what is not dense.
+            buffers[name] = params.pop(name).clone()
+        return {name: value.detach().requires_grad_() for name, value in params.items()}, gradients, buffers
+
+    def _tree(self, rows: Tensor) -> ParamTree:
+        """The tensors by name [K, ...] as views into rows [K, V], or [K, P] of params alone; riders are left out."""
+        layout = self._layout
+        end = min(rows.shape[1], layout.num_params + layout.num_buffers)
+        shapes = zip(layout.places().items(), layout.shapes, strict=True)
+        return {name: rows[:, at].view(len(rows), *shape) for (name, at), shape in shapes if at.stop <= end}
+
+    def run(self, lanes: Sequence[Lane]) -> tuple[list[list[float]], list[list[int]]]:
+        """Take the steps that are due; where one can't be had, no client has been changed.
+
+        Args:
+            lanes: Up to K clients.
+
+        Returns:
+            For each lane the losses of its steps, and how many samples of each were classified rightly. Of a client
+            with fewer steps than another only as many as it took mean something.
+        """
+        self._load(lanes)
+        steps = [self._step_at(tick) for tick in range(max(len(lane.sizes) for lane in lanes))]
+        # Read once: on a GPU each reading would wait for all that was asked of it before.
+        losses, hits = (torch.stack(column, dim=1).tolist() for column in zip(*steps, strict=True))
+        self._store()
+        return losses, hits
+
+    def _step_at(self, tick: int) -> tuple[Tensor, Tensor]:
+        idle = self._next_batch(tick)
+        return self._replayed(idle=idle) if self._rows.is_cuda else self._taken(idle=idle)
+
+    def peak_memory(self, lane: Lane) -> int:
+        """Bytes of the GPU that a step takes at most, all that the process holds beside it included."""
+        torch.cuda.reset_peak_memory_stats()
+        self._load([lane])
+        self._taken(idle=self._next_batch(0))
+        return torch.cuda.max_memory_allocated()
+
+    # -- clients in and out --------------------------------------------------------------------------------------
+
+    def _load(self, lanes: Sequence[Lane]) -> None:
+        """Take up to K clients; the first one stands in for those that are missing."""
+        self._lanes = [*lanes, *[lanes[0]] * (self._width - len(lanes))]
+        for k, lane in enumerate(self._lanes):
+            self._rows[k].copy_(lane.vector)
+            self._optimizer.load(k, lane.optimizer.live())
+            if self._anchors is not None and lane.anchor is not None:
+                self._anchors[k].copy_(lane.anchor)
+            for held, tensor in zip(self._given, lane.given()[0], strict=True):
+                held[k].copy_(tensor)
+        for name, buffer in self._buffers.items():
+            buffer.copy_(self._tree(self._rows)[name])
+        self._asking.train()
+        self._optimizer.rate.fill_(lanes[0].learning_rate)
+        told = [_facts(lane) for lane in self._lanes]
+        for name, held in self._facts.items():
+            held.copy_(torch.stack([facts[name] for facts in told]))
+
+    def _store(self) -> None:
+        """Give the clients their values and optimiser state back."""
+        for name, buffer in self._buffers.items():
+            self._tree(self._rows)[name].copy_(buffer)
+        for k, lane in reversed([*enumerate(self._lanes)]):  # the first one last: its stand-ins have the same
+            lane.vector.copy_(self._rows[k])
+            self._optimizer.store(k, lane.optimizer.live())
+
+    def _next_batch(self, tick: int) -> bool:
+        """Lay out the batches of the step ``tick``, counted from the first that is due; says whether some have none."""
+        has_one = [tick < len(lane.sizes) for lane in self._lanes]
+        for k, lane in enumerate(self._lanes):
+            if not has_one[k]:
+                continue  # it goes on with its last batch, to no effect
+            position, size = lane.first + tick, lane.sizes[tick]
+            inputs, targets = lane.batch(position)
+            self._inputs[k, :size].copy_(inputs)
+            self._targets[k, :size].copy_(targets)
+            if size < lane.batch_size:
+                self._inputs[k, size:] = inputs[0]
+                self._targets[k, size:] = _NO_TARGET
+            self._draws.draw(k, lane.seed(position), size)
+        self._facts["position"].copy_(torch.tensor([lane.first + tick for lane in self._lanes]))
+        self._active.copy_(torch.tensor(has_one))
+        return not all(has_one)
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def _taken(self, *, idle: bool) -> tuple[Tensor, Tensor]:
+        """One step of all lanes.
+
+        Args:
+            idle: Some lanes have no batch and stay as they are.
+
+        Returns:
+            The losses at its start [K], and how many samples were classified rightly [K]; 0 where nobody asks.
+        """
+        values = self._state()
+        before = [value.clone() for value in values] if idle else []
+        losses, hits = self._losses()
+        found = torch.autograd.grad(losses.sum(), list(self._params.values()), allow_unused=True)
+        with torch.no_grad():
+            for place, gradient in zip(self._grads.values(), found, strict=True):
+                place.zero_() if gradient is None else place.copy_(gradient)
+            self._add_terms()
+            self._optimizer.step()
+            for value, old in zip(values, before, strict=idle):
+                active = self._active.view(-1, *[1] * (value.dim() - 1))
+                value.copy_(torch.where(active, value, old))
+        return losses.detach(), hits
+
+    def _state(self) -> list[Tensor]:
+        """All that a step changes, lane by lane."""
+        return [self._rows, *self._buffers.values(), *self._optimizer.slots.values()]
+
+    def _replayed(self, *, idle: bool) -> tuple[Tensor, Tensor]:
+        """The same on a GPU, as one launch: the step's kernels are recorded once and then played again.
+
+        A recording holds the addresses of what it reads, so all that differs from step to step is copied into tensors
+        that stay where they are.
+        """
+        if idle not in self._recorded:
+            self._recorded[idle] = self._record(idle=idle)
+        graph, losses, hits = self._recorded[idle]
+        graph.replay()
+        return losses.clone(), hits.clone()
+
+    def _record(self, *, idle: bool) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        values = self._state()
+        before = [value.clone() for value in values]
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):  # libraries set themselves up in their first calls, which can't be recorded
+            for _ in range(_WARM_UPS):
+                self._taken(idle=idle)
+        torch.cuda.current_stream().wait_stream(beside)
+        for value, old in zip(values, before, strict=True):
+            value.copy_(old)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            losses, hits = self._taken(idle=idle)
+        return graph, losses, hits
+
+    def _losses(self) -> tuple[Tensor, Tensor]:
+        def lane(params: ParamTree, buffers: ParamTree, noise: list[Tensor], seen: dict[str, Any]) -> Any:
+            def ask(module: nn.Module) -> tuple[Tensor, Tensor]:
+                with self._draws.given(noise):
+                    return self._loss(self._step(seen, module, params))
+
+            values = {f"module.{name}": value for name, value in (params | buffers).items()}
+            return torch.func.functional_call(self._asking, values, (ask,), strict=False)
+
+        seen = self._seen() | {"inputs": self._inputs, "targets": self._targets}
+        losses, hits = torch.func.vmap(lane)(self._params, self._buffers, self._draws.noise, seen)
+        return losses, hits
+
+    def _loss(self, step: LocalStep) -> tuple[Tensor, Tensor]:
+        loss = self._side.objective.loss(step)
+        for term in self._remembering(step):
+            extra = term.loss(step)
+            if extra is not None:
+                loss = loss + extra
+        hits = loss.new_zeros(())
+        if self._side.track_accuracy:
+            hits = (step.logits.detach().argmax(1) == step.targets).sum()
+        return loss, hits
+
+    def _add_terms(self) -> None:
+        """Add what the terms add to the gradients. They see the parameters, not the batch."""
+        if not any(has_own(term, "gradient") for term in self._side.terms):
+            return
+
+        def lane(params: ParamTree, seen: dict[str, Any]) -> list[ParamTree]:
+            step = self._step(seen, self._asking.module, params)
+            return [term.gradient(step) or {} for term in self._remembering(step)]
+
+        params = {name: value.detach() for name, value in self._params.items()}
+        for tree in torch.func.vmap(lane)(params, self._seen()):
+            for name, value in tree.items():
+                self._grads[name].add_(value)
+
+    def _seen(self) -> dict[str, Any]:
+        """What differs between lanes beside their values, as vmap takes it."""
+        anchors = {} if self._anchors is None else self._tree(self._anchors)
+        return {"anchor": anchors, "given": self._given, "facts": self._facts}
+
+    def _step(self, seen: dict[str, Any], module: nn.Module, params: ParamTree) -> LocalStep:
+        """The step as one lane's objective and terms see it; what they can't see has no attributes."""
+        rest = iter(seen["given"])
+        leaves = [next(rest) if other is TENSOR else other for other in self._others]
+        memories, broadcast = pytree.tree_unflatten(leaves, self._spec)
+        step = LocalStep(
+            inputs=seen.get("inputs"),  # type: ignore[arg-type]
+            targets=seen.get("targets"),  # type: ignore[arg-type]
+            model=module,
+            params=params,
+            anchor=seen["anchor"],
+            memory=memories,
+            broadcast=broadcast,
+            stream=cast(Stream, _Seen("a stream of random numbers")),
+            position=seen["facts"]["position"],
+            learning_rate=cast(float, self._optimizer.rate),
+            client=cast(ClientFacts, _Seen("what the client knows of itself", **seen["facts"])),
+            _twin=self._twin,
+        )
+        return step
+
+    def _remembering(self, step: LocalStep) -> Iterator[LocalTerm]:
+        """The terms, each with its memory in the step."""
+        memories = cast("dict[str, Memory]", step.memory)
+        for term in self._side.terms:
+            step.memory = memories[term.name]
+            yield term
+        step.memory = cast(Memory, memories)
+
+
+def _facts(lane: Lane) -> dict[str, Tensor]:
+    """What a lane knows of its client, and the step's number; told to it anew in each step or round."""
+    facts = lane.facts
+    known: dict[str, Tensor] = {
+        "client": torch.tensor(facts.client),
+        "round": torch.tensor(facts.round),
+        "num_samples": torch.tensor(facts.num_samples),
+        "label_counts": facts.label_counts,
+        "position": torch.tensor(lane.first),
+    }
+    if facts.told_share is not None:
+        known["share"] = torch.tensor(facts.told_share, dtype=lane.vector.dtype)
+    return known
+
+
+def has_own(term: LocalTerm, hook: str) -> bool:
+    """Whether a term does something there."""
+    return getattr(type(term), hook) is not getattr(LocalTerm, hook)

@@ -1,0 +1,173 @@
+"""Lanes: a worker's clients stepped together where their steps have the same shape.
+
+Which clients share a tile changes no bit: a tile always has the same number of lanes, and lanes do not see each other.
+So clients may be laid on workers in any way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import nn
+
+from fedsweep.client.lane import Lane, Taken
+from fedsweep.client.lane_step import Tile, has_own
+from fedsweep.client.messages import ClientSide, LaneSettings
+from fedsweep.submodel import SubModel
+
+# Tiles of this many shapes are kept: each has matrices of its own.
+_KEPT_TILES = 8
+# Lanes that are tried to see what each of them takes of a GPU's memory, and how much of it may be filled.
+_PROBED = (2, 8)
+_MEMORY_SHARE = 0.8
+
+
+class Lanes:
+    """Steps clients together; those that can't be are left to be stepped one by one.
+
+    Args:
+        side: The experiment's client side.
+        settings: How many at once.
+    """
+
+    def __init__(self, side: ClientSide, settings: LaneSettings) -> None:
+        self._side, self._width = side, settings.width
+        self._is_fitted = not settings.fits_memory
+        self._tiles: dict[Hashable, Tile] = {}
+        self._refused: dict[Hashable, str] = {}
+        self._notes: dict[str, bool] = {}  # sentences, and whether they have been told
+
+    def notes(self) -> tuple[str, ...]:
+        """What has not been told yet of what could not be done in lanes."""
+        new = tuple(text for text, is_told in self._notes.items() if not is_told)
+        self._notes = dict.fromkeys(self._notes, True)
+        return new
+
+    def take(self, lanes: Sequence[Lane]) -> dict[int, Taken]:
+        """Take the steps that are due.
+
+        Args:
+            lanes: Clients with steps due.
+
+        Returns:
+            By client what it has taken; who is missing has not been changed.
+
+        Raises:
+            torch.OutOfMemoryError: Not even one lane fits into the device's memory.
+        """
+        groups: dict[Hashable, list[Lane]] = {}
+        for lane in lanes:
+            key = lane.key()
+            module, submodel = lane.slot.module, lane.facts.submodel
+            reason = why_alone(self._side, submodel, module, is_padded=lane.is_padded) or self._refused.get(key)
+            if reason is None:
+                groups.setdefault(key, []).append(lane)
+            else:
+                self._note(alone(reason))
+        taken: dict[int, Taken] = {}
+        for key, group in groups.items():
+            # Those with equally many steps side by side, so that few lanes idle.
+            waiting = sorted(group, key=lambda lane: (-len(lane.sizes), lane.facts.client))
+            while waiting and key not in self._refused:
+                done = self._together(key, waiting[: self._width])
+                taken |= done
+                waiting = waiting[len(done) :]
+        return taken
+
+    def _together(self, key: Hashable, lanes: Sequence[Lane]) -> dict[int, Taken]:
+        """The steps of a tile's clients; nothing where they have to be tried again, or can't be had."""
+        try:
+            tile = self._tile(key, lanes[0])
+            losses, hits = tile.run(lanes)
+        except torch.OutOfMemoryError:
+            if self._width == 1:
+                raise
+            self._tiles.clear()
+            torch.cuda.empty_cache()
+            before, self._width = self._width, -(-self._width // 2)
+            self._note(f"lanes: {before} do not fit into the device's memory: {self._width} at once from now on")
+            return {}
+        except Exception as error:
+            # Whatever it is, no client has been changed: one by one it comes out as a client's error, or does not.
+            first_line = (str(error).strip().splitlines() or [""])[0]
+            self._refused[key] = f"the method's clients can't take a step together ({first_line})"
+            self._note(alone(self._refused[key]))
+            return {}
+        return {
+            lane.facts.client: Taken(losses=losses[k][: len(lane.sizes)], hits=hits[k][: len(lane.sizes)])
+            for k, lane in enumerate(lanes)
+        }
+
+    def _tile(self, key: Hashable, pattern: Lane) -> Tile:
+        if not self._is_fitted:
+            self._width, self._is_fitted = self._fitted(pattern), True
+        tile = self._tiles.pop(key, None)
+        if tile is None:
+            tile = Tile(self._side, pattern, self._width)
+            for old in [*self._tiles][: len(self._tiles) + 1 - _KEPT_TILES]:
+                del self._tiles[old]
+        self._tiles[key] = tile  # the one that was used last comes last
+        return tile
+
+    def _fitted(self, pattern: Lane) -> int:
+        """As many lanes as the device's memory has room for."""
+        few, many = (Tile(self._side, pattern, width).peak_memory(pattern) for width in _PROBED)
+        total = torch.cuda.get_device_properties(0).total_memory * torch.cuda.get_per_process_memory_fraction()
+        return lanes_that_fit(few, many, total=total, wanted=self._width)
+
+    def _note(self, text: str) -> None:
+        self._notes.setdefault(text, False)
+
+
+def lanes_that_fit(few: float, many: float, *, total: float, wanted: int) -> int:
+    """How many lanes to step at once: the clients in as few tiles as their memory allows, all equally full.
+
+    Args:
+        few: Bytes at most in use during a step of 2 lanes.
+        many: The same of 8 lanes.
+        total: Bytes that the process may use.
+        wanted: Clients that are to be stepped at once if possible.
+    """
+    each = max(1.0, (many - few) / (_PROBED[1] - _PROBED[0]))
+    room = max(1, math.floor((_MEMORY_SHARE * total - few) / each) + _PROBED[0])
+    return -(-wanted // -(-wanted // room))
+
+
+def alone(reason: str) -> str:
+    """The sentence for the user."""
+    return f"lanes: {reason}: clients are stepped one by one"
+
+
+def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_padded: bool) -> str | None:
+    """Why a client's steps can't be taken with others', as far as it is known beforehand; None: they can.
+
+    Args:
+        side: The experiment's client side.
+        submodel: The client's part of the model.
+        module: A network of its kind.
+        is_padded: Some batch has fewer samples than the others, and is filled up.
+    """
+    if not side.solver.plain:
+        return f"the method's solver ({type(side.solver).__name__}) takes steps of a kind of its own"
+    if type(submodel).at_step is not SubModel.at_step:
+        return f"what a client trains ({type(submodel).__name__}) changes from step to step"
+    apart = [f"term {term.name}" for term in side.terms if not term.in_lanes]
+    if not side.objective.in_lanes:
+        apart.append(f"objective {type(side.objective).__name__}")
+    if apart:
+        return f"the {apart[0]} draws random numbers, or looks at values, of one client at a time"
+    after = [term.name for term in side.terms if has_own(term, "after_step")]
+    if after:
+        return f"the term {after[0]} works after each step"
+    if not is_padded:
+        return None
+    whole = "training.local_steps, or equal_steps: true, makes all batches whole"
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in module.modules()):
+        return f"batch norm would take in what fills up smaller batches ({whole})"
+    reading = [term.name for term in side.terms if has_own(term, "loss")]
+    if reading or not side.objective.skips_padding:
+        reader = f"term {reading[0]}" if reading else f"objective {type(side.objective).__name__}"
+        return f"the {reader} would take in what fills up smaller batches ({whole})"
+    return None

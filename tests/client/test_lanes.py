@@ -1,0 +1,436 @@
+"""Clients stepped together are the clients stepped one by one, whoever shares a tile with whom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
+from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.algorithms.fedprox import fedprox
+from fedsweep.catalog import build_method
+from fedsweep.client.lane_step import Tile
+from fedsweep.client.lanes import lanes_that_fit
+from fedsweep.client.messages import Handle, LaneSettings, Segment, SegmentReply
+from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Memory
+from fedsweep.engine.engine import Engine
+from fedsweep.engine.lane_trial import lanes_refused
+from fedsweep.engine.state import RunState
+from fedsweep.errors import ClientJobError
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.fleet import LocalFleet, combine, make_worker
+from fedsweep.method import FederatedMethod, merge
+from fedsweep.models.mlp import Mlp
+from fedsweep.models.registry import MODELS, build_model
+from fedsweep.models.unit_submodel import unit_submodel
+from fedsweep.streams import stream
+from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment, tiny_pictures, with_parts
+from fedsweep.trees import ParamTree, weighted_mean
+
+UNEVEN = (20, 17, 9, 13, 30, 7)
+
+
+def network() -> nn.Module:
+    return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
+
+
+def experiment(method: FederatedMethod, **more: Any) -> Experiment:
+    """Six clients of unequal sizes: batches of four, and smaller ones at the end of each pass."""
+    images, labels = tiny_data(num_samples=40, seed=9, dtype=np.float64 if more.get("double") else np.float32)
+    world = {"proxy": (images, None), "validation": (images[:20], labels[:20])}
+    settings = {"build": network, "sizes": UNEVEN, "cohort_size": 5, "local_epochs": 2}
+    return tiny_experiment(method, **(settings | world | more))
+
+
+def in_lanes(work: Experiment, width: int = 3) -> Experiment:
+    return replace(work, lanes=LaneSettings(width=width))
+
+
+def both(work: Experiment, *, width: int = 3) -> tuple[RunState, RunState, list[str]]:
+    """One by one, and in lanes with what was said."""
+    engine = local_engine(in_lanes(work, width))
+    return run_rounds(local_engine(work)), run_rounds(engine), engine.notes
+
+
+def off(first: RunState, second: RunState) -> float:
+    """Largest difference of the models over the largest value."""
+    return float((first.vector - second.vector).abs().max() / first.vector.abs().max())
+
+
+OPTIMIZERS = {
+    "sgd": OptimizerSettings(),
+    "momentum": OptimizerSettings(momentum=0.9, keep="persist"),
+    "averaged momentum": OptimizerSettings(momentum=0.9, keep="average"),
+    "everything": OptimizerSettings(momentum=0.9, nesterov=True, weight_decay=0.01, clip_norm=0.5),
+    "adam": OptimizerSettings(name="adam", weight_decay=0.01),
+    "adam for life": OptimizerSettings(name="adam", keep="persist"),
+}
+
+
+@pytest.mark.parametrize(("double", "within"), [(True, 1e-12), (False, 1e-5)])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_each_optimizer_is_its_own_row_by_row(optimizer: str, double: bool, within: float) -> None:
+    alone, together, notes = both(experiment(fedavg(), optimizer=OPTIMIZERS[optimizer], double=double))
+    assert off(alone, together) <= within and notes == []
+    assert together.records[-1].train_loss == pytest.approx(alone.records[-1].train_loss, rel=within)
+    assert [r.local_steps for r in together.records] == [r.local_steps for r in alone.records]
+
+
+IN_LANES: dict[str, dict[str, object]] = {
+    "fedsgd": {},
+    "fedprox": {"mu": 0.1},
+    "fedadam": {},
+    "scaffold": {},
+    "feddyn": {"weighting": "size"},
+    "fednova": {},
+    "fedensemble": {"members": "all"},
+    "abavg": {},
+    "dynamicsgd": {},
+    "dynamicfl": {"high_interval": 1, "low_interval": 4, "high_only": False},
+    "fedstg": {},
+    "dynafed": {"snapshots": 2, "horizon_rounds": 1, "inner_steps": 2, "iterations": 2, "images_per_class": 1},
+    "feddh": {},
+    "fedjs": {},
+    "fedad": {"base_rate": 0.3},
+    "federated_dropout": {},
+    "heterofl": {},
+}
+WITH_WHOLE_BATCHES: dict[str, dict[str, object]] = {"moon": {}}
+ONE_BY_ONE: dict[str, tuple[dict[str, object], str]] = {
+    "fedmix": ({}, "random numbers"),
+    "fedgen": ({"noise_width": 3, "hidden_width": 5, "generator_steps": 4}, "random numbers"),
+    "fjord": ({}, "changes from step to step"),
+}
+
+
+@pytest.mark.parametrize(("double", "within"), [(True, 1e-12), (False, 1e-5)])
+@pytest.mark.parametrize("name", [*IN_LANES, *WITH_WHOLE_BATCHES])
+def test_each_method_is_itself_in_lanes(name: str, double: bool, within: float) -> None:
+    method = build_method({"name": name, **(IN_LANES | WITH_WHOLE_BATCHES)[name]})
+    steps = {"local_steps": 3} if name in WITH_WHOLE_BATCHES else {}
+    alone, together, notes = both(experiment(method, double=double, **steps))
+    assert off(alone, together) <= within and notes == []
+    assert [r.bytes_up for r in together.records] == [r.bytes_up for r in alone.records]
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_what_does_not_fit_is_stepped_one_by_one_to_the_same_bits_and_says_so(name: str) -> None:
+    parameters, said = ONE_BY_ONE[name]
+    work = experiment(build_method({"name": name, **parameters}), local_steps=3)
+    alone, together, notes = both(work)
+    assert torch.equal(alone.vector, together.vector)
+    assert len(notes) == 1 and said in notes[0] and "one by one" in notes[0]
+    assert lanes_refused(work) == tuple(notes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_network_is_itself_in_lanes(name: str) -> None:
+    """Dropout is each client's own, batch norm's statistics too."""
+    size = {"resnet18": 8, "feddhad_resnet18": 16}.get(name, 32)
+    images, labels = tiny_pictures(18, size=size)
+    alone, together, notes = both(
+        tiny_experiment(
+            fedprox(mu=0.1),
+            build=lambda: build_model(name, input_shape=(3, size, size), num_classes=10, stream=stream(0, "m")),
+            images=images,
+            labels=labels,
+            num_clients=3,
+            rounds=1,
+            learning_rate=1e-3,
+            batch_size=3,
+            local_steps=2,
+        ),
+        width=2,
+    )
+    assert off(alone, together) <= 1e-5 and notes == []
+
+
+def test_dropout_in_smaller_batches_is_each_clients_own() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+
+    alone, together, notes = both(experiment(fedavg(), build=build, double=True))
+    assert off(alone, together) <= 1e-12 and notes == []
+
+
+class ThreeWorkers(LocalFleet):
+    """Clients on three workers of this process, as on three actors: each has tiles of its own."""
+
+    def __init__(self, work: Experiment) -> None:
+        self._workers = [make_worker(work, index) for index in range(3)]
+
+    @property
+    def num_workers(self) -> int:
+        return 3
+
+    @property
+    def folds(self) -> bool:
+        return False
+
+    def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
+        return combine([worker.run(segment, anchor, memories) for worker in self._workers])
+
+
+PLACED: dict[str, tuple[FederatedMethod, OptimizerSettings]] = {
+    "fedavg": (fedavg(), OPTIMIZERS["momentum"]),
+    "fedprox": (fedprox(mu=0.1), OPTIMIZERS["averaged momentum"]),
+    "scaffold": (build_method({"name": "scaffold"}), OPTIMIZERS["everything"]),
+    "dynamicsgd": (dynamicsgd(), OPTIMIZERS["sgd"]),
+    "dynamicfl": (dynamicfl(high_interval=1, low_interval=4, high_only=False), OPTIMIZERS["momentum"]),
+    "fedad": (build_method({"name": "fedad", "base_rate": 0.3}), OPTIMIZERS["adam"]),
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_a_lanes_bits_do_not_depend_on_who_shares_its_tile(name: str) -> None:
+    method, optimizer = PLACED[name]
+    work = in_lanes(experiment(method, optimizer=optimizer), width=4)
+    engine = Engine(work, ThreeWorkers(work))
+    here, apart = run_rounds(local_engine(work)), run_rounds(engine)
+    assert torch.equal(here.vector, apart.vector) and engine.notes == []
+    assert [r.train_loss for r in here.records] == [r.train_loss for r in apart.records]
+
+
+@pytest.mark.parametrize("name", ["cnn", "convnet3", "fedstg_cnn", "vit_tiny"])
+def test_a_lanes_bits_depend_on_no_other_lane_in_any_kind_of_network(name: str) -> None:
+    """These computed another result in two lanes than in three or more: the number of lanes is part of the run."""
+    images, labels = tiny_pictures(20)
+    work = tiny_experiment(
+        fedavg(),
+        build=lambda: build_model(name, input_shape=(3, 32, 32), num_classes=10, stream=stream(0, "m")),
+        images=images,
+        labels=labels,
+        num_clients=4,
+        cohort_size=4,
+        rounds=1,
+        batch_size=5,
+        local_steps=2,
+    )
+    work = in_lanes(work, width=3)
+    assert torch.equal(run_rounds(local_engine(work)).vector, run_rounds(Engine(work, ThreeWorkers(work))).vector)
+
+
+def test_a_run_goes_on_to_the_same_bits() -> None:
+    work = in_lanes(experiment(build_method({"name": "scaffold"}), optimizer=OPTIMIZERS["momentum"]))
+    half = run_rounds(local_engine(work), rounds=1)
+    assert torch.equal(run_rounds(local_engine(work), half).vector, run_rounds(local_engine(work)).vector)
+
+
+def test_parts_of_one_size_are_trained_together_whatever_units_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8).unit_groups()
+    parts = [unit_submodel(groups, {"fc1": kept}) for kept in ((0, 1, 2), (3, 4, 7), (1, 5), (0, 6))]
+    seen: list[list[int]] = []
+    run = Tile.run
+    monkeypatch.setattr(
+        Tile, "run", lambda tile, lanes: (seen.append([lane.facts.client for lane in lanes]), run(tile, lanes))[1]
+    )
+    work = experiment(with_parts(*parts), num_clients=4, cohort_size=4, sizes=(8, 8, 8, 8), rounds=1, double=True)
+    alone, together, _ = both(work, width=4)
+    assert off(alone, together) <= 1e-12
+    assert sorted(seen) == [[0, 1], [2, 3]]
+
+
+# -- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+def on_gpu(work: Experiment) -> Experiment:
+    return replace(work, device="cuda")
+
+
+def pictured(name: str = "cnn", clients: int = 6) -> Experiment:
+    images, labels = tiny_pictures(30)
+    return tiny_experiment(
+        fedprox(mu=0.1),
+        build=lambda: build_model(name, input_shape=(3, 32, 32), num_classes=10, stream=stream(0, "m")),
+        images=images,
+        labels=labels,
+        num_clients=clients,
+        cohort_size=clients,
+        rounds=2,
+        learning_rate=0.01,
+        batch_size=5,
+        local_steps=6,
+        optimizer=OPTIMIZERS["momentum"],
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "cnn", "feddhad_cnn", "convnet3", "vit_tiny"])
+def test_lanes_are_the_loop_on_a_gpu(name: str) -> None:
+    alone, together, notes = both(on_gpu(pictured(name)), width=6)
+    assert off(alone, together) <= 1e-5 and notes == []
+
+
+@pytest.mark.gpu
+def test_a_recorded_step_has_the_bits_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = in_lanes(on_gpu(pictured()), width=4)  # two of eight lanes have no client
+    recorded = run_rounds(local_engine(work))
+    monkeypatch.setattr(Tile, "_replayed", Tile._taken)
+    assert torch.equal(run_rounds(local_engine(work)).vector, recorded.vector)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "cnn", "convnet3", "vit_tiny"])
+def test_a_lanes_bits_do_not_depend_on_who_shares_its_tile_on_a_gpu(name: str) -> None:
+    work = in_lanes(on_gpu(pictured(name)), width=4)
+    assert torch.equal(run_rounds(local_engine(work)).vector, run_rounds(Engine(work, ThreeWorkers(work))).vector)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "cnn", "convnet3", "vit_tiny"])
+def test_halving_lanes_changes_no_bit_on_a_gpu(name: str) -> None:
+    """Where this fails, the number of lanes belongs to the result, as docs/speed.md says of the CPU."""
+    work = on_gpu(pictured(name))
+    states = [run_rounds(local_engine(in_lanes(work, width))) for width in (6, 3)]
+    assert torch.equal(states[0].vector, states[1].vector)
+
+
+@pytest.mark.gpu
+def test_lanes_fit_into_a_gpus_memory_or_are_halved() -> None:
+    work = on_gpu(pictured("vgg11", clients=30))
+    free = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, 4 * 2**30 / free))
+    try:
+        fitted = local_engine(replace(work, lanes=LaneSettings(width=30, fits_memory=True)))
+        run_rounds(fitted)
+        halved = local_engine(in_lanes(work, width=30))
+        run_rounds(halved)
+        assert fitted.notes == [] and any("do not fit" in note for note in halved.notes)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.gpu
+def test_the_mean_on_a_gpu_has_the_bits_of_the_mean_on_the_cpu() -> None:
+    rows = list(torch.randn(5, 40_000, generator=stream(0, "rows").torch()))
+    weights = [0.1, 0.2, 0.3, 0.25, 0.15]
+    here, there = torch.empty(40_000), torch.empty(40_000, device="cuda")
+    weighted_mean(rows, weights, here)
+    weighted_mean([row.cuda() for row in rows], weights, there)
+    assert torch.equal(here, there.cpu())
+
+
+# -- what can't be had -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branching(LocalTerm):
+    """Looks at a value."""
+
+    name: str = "branching"
+
+    def loss(self, step: LocalStep) -> Tensor | None:
+        total = step.params["layer.weight" if "layer.weight" in step.params else "fc1.weight"].sum()
+        return total if float(total) > 1e9 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(LocalTerm):
+    """Draws, without having said so."""
+
+    name: str = "drawing"
+
+    def loss(self, step: LocalStep) -> Tensor | None:
+        return 0.0 * float(step.stream.numpy().random()) * step.logits.sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class After(LocalTerm):
+    """Works after each step."""
+
+    name: str = "after"
+
+    def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
+        return {}, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(CrossEntropy):
+    """Does not know of padding."""
+
+    skips_padding = False
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "a term that branches": ({"terms": (Branching(),)}, {"local_steps": 2}, "vmap: It looks like"),
+    "a term that draws": (
+        {"terms": (Drawing(),)},
+        {"local_steps": 2},
+        "a stream of random numbers (numpy) is asked for",
+    ),
+    "a term after each step": ({"terms": (After(),)}, {}, "term after works after each step"),
+    "an objective of smaller batches": ({"objective": Own()}, {}, "objective Own would take in"),
+    "batch norm in smaller batches": ({}, {"build": normed}, "batch norm would take in"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_fallback_says_why_and_changes_no_bit(what: str) -> None:
+    fields, settings, said = REFUSED[what]
+    work = experiment(FederatedMethod(name="test", source="", **fields), **({"sizes": (6,) * 6} | settings))
+    alone, together, notes = both(work)
+    assert torch.equal(alone.vector, together.vector)
+    assert len(notes) == 1 and said in notes[0] and notes[0].endswith("clients are stepped one by one")
+    assert lanes_refused(work) == tuple(notes)
+
+
+def test_lanes_that_do_not_fit_into_memory_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = Tile._taken
+
+    def small(tile: Tile, *, idle: bool) -> tuple[Tensor, Tensor]:
+        if tile._width > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return taken(tile, idle=idle)
+
+    work = experiment(fedprox(mu=0.1), optimizer=OPTIMIZERS["momentum"])
+    expected = run_rounds(local_engine(in_lanes(work, width=3)))
+    monkeypatch.setattr(Tile, "_taken", small)
+    engine = local_engine(in_lanes(work, width=12))
+    assert torch.equal(run_rounds(engine).vector, expected.vector)
+    assert engine.notes == [
+        "lanes: 12 do not fit into the device's memory: 6 at once from now on",
+        "lanes: 6 do not fit into the device's memory: 3 at once from now on",
+    ]
+
+
+def test_lanes_fill_the_memory_that_there_is_with_equally_full_tiles() -> None:
+    """2 lanes take 30, 8 take 90, so each takes 10 and 10 are there without any; 80 of 100 may be filled: 7 lanes."""
+    assert lanes_that_fit(30, 90, total=100, wanted=7) == 7
+    assert lanes_that_fit(30, 90, total=100, wanted=10) == 5  # two tiles of five, not one of seven and one of three
+    assert lanes_that_fit(30, 90, total=100, wanted=50) == 7  # in eight tiles
+    assert lanes_that_fit(90, 270, total=100, wanted=4) == 1
+
+
+def test_a_client_that_diverges_is_named_as_in_the_loop() -> None:
+    work = experiment(fedavg(), learning_rate=1e30, optimizer=OPTIMIZERS["momentum"])
+    with pytest.raises(ClientJobError) as one_by_one:
+        run_rounds(local_engine(work))
+    with pytest.raises(ClientJobError, match="its loss is not finite") as together:
+        run_rounds(local_engine(in_lanes(work)))
+    assert str(together.value) == str(one_by_one.value)
+
+
+def test_accuracies_of_passes_are_those_of_the_loop() -> None:
+    method = merge(fedprox(mu=0.1), dynamicsgd())
+    work = experiment(method, double=True)
+    sides: Sequence[Experiment] = (work, in_lanes(work))
+    found = []
+    for side in sides:
+        fleet = LocalFleet(side)
+        fleet._worker._side = replace(fleet._worker._side, track_accuracy=True)
+        if fleet._worker._lanes is not None:
+            fleet._worker._lanes._side = fleet._worker._side
+        found.append(run_rounds(Engine(side, fleet)).accuracies)
+    assert found[0] == found[1] and any(math.isfinite(value) for values in found[0].values() for value in values)
