@@ -304,7 +304,7 @@ def clients_names_do_not_matter(subject: Subject) -> None:
     if not torch.allclose(model, other, rtol=0, atol=1e-12):
         return  # it draws something for clients or steps, which goes by their numbers
     turned = _relabelled(subject.world(subject.method, **whole))
-    apart = float((states_of(turned)[-1].vector - models[0]).abs().max())
+    apart = float((states_of(turned)[-1].vector - model).abs().max())
     _require(apart < 1e-9, f"with its clients numbered the other way round, the model is {apart:.3g} away")
 
 
