@@ -109,9 +109,9 @@ class Knowledge(LocalTerm):
     name: str = _TERM
     strength: float
 
-    @property
-    def passes(self) -> float:
-        return 3 if self.strength else 0
+    def passes_in(self, batch_size: int, num_classes: int) -> float:
+        # A step reads as many images as it has samples, but there is one a class.
+        return 3 * min(1.0, num_classes / batch_size) if self.strength else 0
 
     def prepare(self, memory: Memory, anchor: ParamTree) -> tuple[Memory, ParamTree | None]:
         return dict(memory), own_values(memory)

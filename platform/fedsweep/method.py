@@ -149,10 +149,9 @@ class FederatedMethod:
             return "anchor"
         return None if self.weighting.sums_to_one else "server"
 
-    @property
-    def passes(self) -> float:
-        """What a local step costs a sample, in forward passes."""
-        return self.objective.passes + sum(term.passes for term in self.terms)
+    def passes(self, batch_size: int, num_classes: int) -> float:
+        """What a local step of ``batch_size`` samples costs each of them, in forward passes."""
+        return self.objective.passes + sum(term.passes_in(batch_size, num_classes) for term in self.terms)
 
     @property
     def job_passes(self) -> float:

@@ -251,6 +251,15 @@ class LocalTerm(ABC):
         """What the term adds to a step's cost, in forward passes per sample; 1 for a teacher that is asked."""
         return 0
 
+    def passes_in(self, batch_size: int, num_classes: int) -> float:
+        """The same where it depends on them: a term with inputs of its own, one for each class, say.
+
+        Args:
+            batch_size: Samples of a step.
+            num_classes: C.
+        """
+        return self.passes
+
     @property
     def job_passes(self) -> float:
         """What the work outside the steps costs in each job, in forward passes of all the client's samples."""

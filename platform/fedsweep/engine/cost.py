@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from fedsweep.client.coding import travelling
 from fedsweep.engine.ledger import Size, payload_sizes, whole_values
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
-from fedsweep.records import Payload
+from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
 from fedsweep.submodel import Direction, SubModel
 
@@ -37,7 +37,9 @@ class CostModel:
         self._shape = (int(shape[0]), int(shape[1]), int(shape[2]))
         self.layout = experiment.layout
         self._sizes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
-        self._passes = experiment.method.passes
+        batch = experiment.training.batch_size
+        self._batch = batch if isinstance(batch, int) else batch[1]
+        self._passes = partial(experiment.method.passes, num_classes=experiment.world.data.num_classes)
         self.job_passes = experiment.method.job_passes
         self._macs: dict[tuple[str, bool], int] = {}
         self.codec = experiment.method.codec
@@ -78,16 +80,18 @@ class CostModel:
             total += round(share * densities[name]) if name in densities else share
         return total
 
-    def flops(self, submodel: SubModel, samples: int, *, probed: float = 0) -> int:
+    def flops(self, submodel: SubModel, samples: int, *, work: ClientWork | None = None, probed: float = 0) -> int:
         """FLOPs of a client's work.
 
         Args:
             submodel: What it trains.
             samples: Samples that go through a step, repeats included.
+            work: What it does in the round; None: steps of the configured size.
             probed: Forward passes of one sample that its measurements take.
         """
         macs = self.macs(submodel)
-        return training_flops(macs, samples, passes=self._passes) + training_flops(macs, probed, passes=1)
+        passes = self._passes(self._batch if work is None else work.samples_in(1))
+        return training_flops(macs, samples, passes=passes) + training_flops(macs, probed, passes=1)
 
     def forward_flops(self, submodel: SubModel) -> int:
         """FLOPs of one sample's forward pass."""
@@ -98,7 +102,7 @@ class CostModel:
 
         Source: FedDHAD's column "MLPs", which leaves open what a teacher counts.
         """
-        return self.macs(submodel, count_batch_norm=True) * self._passes / PASSES_OF_A_STEP
+        return self.macs(submodel, count_batch_norm=True) * self._passes(self._batch) / PASSES_OF_A_STEP
 
     def message(self, submodel: SubModel, direction: Direction) -> Mapping[str, int]:
         """Scalars of a message that carries the sub-model, by kind."""

@@ -93,10 +93,8 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
         num_bytes += plan.num_bytes + _beside(plan, beside, seen)
         clock = plan.clock
         for client, count in taken.items():
-            samples = plan.context.work[client].samples_in(count)
-            flops += costs.flops(
-                plan.context.submodels[client], samples, probed=_probed(plan, client, costs.job_passes)
-            )
+            work, probed = plan.context.work[client], _probed(plan, client, costs.job_passes)
+            flops += costs.flops(plan.context.submodels[client], work.samples_in(count), work=work, probed=probed)
         ratio = rows.group_figures(plan, plan.components, cost=plan.values).comm_ratio
         if ratio is not None:
             ratios.append(ratio)

@@ -143,11 +143,13 @@ class RowMaker:
         return sum(int(round.ledger.client_values(k) > limits[k]) for k in context.cohort)
 
     def _flops(self, plan: RoundPlan, totals: Mapping[int, RoundTotals], lost_steps: Mapping[int, int]) -> int:
+        works = plan.context.work
         did = {
-            k: self._costs.flops(plan.submodel(k), total.samples, probed=total.probed) for k, total in totals.items()
+            k: self._costs.flops(plan.submodel(k), total.samples, work=works.get(k), probed=total.probed)
+            for k, total in totals.items()
         }
-        lost = {k: plan.context.work[k].samples_in(steps) for k, steps in lost_steps.items()}
-        did |= {k: self._costs.flops(plan.submodel(k), samples) for k, samples in lost.items()}
+        lost = {k: works[k].samples_in(steps) for k, steps in lost_steps.items()}
+        did |= {k: self._costs.flops(plan.submodel(k), samples, work=works[k]) for k, samples in lost.items()}
         return sum(did.values())
 
     def _macs(self, plan: RoundPlan, trained: list[int]) -> float | None:
