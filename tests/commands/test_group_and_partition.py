@@ -15,7 +15,7 @@ def test_compare_lists_runs_and_draws(finished: Path, fedsweep: Command) -> None
     code, out, err = fedsweep("compare", finished.parent, "--plot", "picture.png")
     assert (code, err) == (0, "")
     header, row, last = out.splitlines()
-    assert header.split()[:4] == ["run", "method", "acc", "best"] and row.split()[:2] == ["tiny", "fedavg"]
+    assert header.split()[:4] == ["run", "method", "acc", "best"] and row.split()[:2] == ["tiny", "FedAvg"]
     assert last == f"picture: {Path('picture.png').absolute()}"
     assert Path("picture.png").read_bytes().startswith(b"\x89PNG")
 

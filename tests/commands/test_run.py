@@ -87,7 +87,7 @@ def test_dry_run_prints_a_loadable_configuration_with_a_forecast_and_writes_noth
     assert (code, err) == (0, "")
     assert list(Path().iterdir()) == []
     loaded = yaml12.parse(out, source="dry run")
-    assert loaded["method"] == {"name": "fedprox", "mu": 0.5}
+    assert loaded["method"] == {"name": "fedprox", "mu": 0.5, "penalty": "half"}
     forecast = out[out.index("# forecast") :]
     assert all(line.startswith("#") for line in forecast.splitlines())
     # 2 rounds x 2 clients x 2 steps; models there and back: 2 x 2 x 2 x 4 bytes x 26122 values

@@ -82,7 +82,7 @@ def test_a_trial_is_bound_by_the_driver_and_by_its_process(tmp_path: Path, calls
     trial = ActiveTrial(TrialSpec(**prepared.describe(entry)["spec"]))
     while not trial.step()["done"]:
         pass
-    assert trial.config is not None and trial.config.method == {"name": "fedprox", "mu": 0.5}
+    assert trial.config is not None and trial.config.method == {"name": "fedprox", "mu": 0.5, "penalty": "half"}
     assert calls["method"] == calls["scenario.partition"] == calls["model"] == calls["network"] == 1
 
 

@@ -267,7 +267,7 @@ def test_what_varies_has_an_axis_each_beside_what_came_of_it(tmp_path: Path) -> 
     tree = report(tmp_path).data["parallel"]
     assert tree["layout"]["xaxis"]["ticktext"] == ["lr", "bytes", "test accuracy"]
     lines = {trace["meta"]["label"]: trace["y"] for trace in tree["data"]}
-    assert lines == {"lr 0.1": [0.5, 0.5, 0.0], "lr 1.0": [1.0, 0.5, 0.5], "lr 0.01": [0.0, 0.5, 1.0]}
+    assert lines == {"0.1": [0.5, 0.5, 0.0], "1.0": [1.0, 0.5, 0.5], "0.01": [0.0, 0.5, 1.0]}
     assert [note["text"] for note in tree["layout"]["annotations"]][:3] == ["0.01", "0.1", "1.0"]
     assert "parallel" not in report(tmp_path, tmp_path / "runs" / "0").data
 

@@ -84,13 +84,13 @@ def test_the_same_folder_has_the_same_figures_everywhere(found: Reproduction, tm
     grid = measured_grid(found, out)
     table = as_text(grid)
 
-    fedavg = next(line for line in compared if " fedavg " in line)
+    fedavg = next(line for line in compared if " FedAvg " in line)
     assert "48.33%  7.64%  40.00% to 55.00%  53.00%  5.2 kB" in fedavg and fedavg.split()[-2:] == ["3", "-"]
     assert re.search(r"48\.33 %\s+40\.00 to 55\.00\s+7\.64\s+53\.00 %\s+5\.2 kB", page)
     assert re.search(r"0\.4833 \[0\.4000, 0\.5500\]\s+0\.0764\s+5\.2 kB", sweep)
     assert "48.33±7.64" in table and "53.00±11.36" in table and "5200±693" in table
 
-    setting = next(s for s in report.settings if report.runs[s.runs[0]].method == "fedavg")
+    setting = next(s for s in report.settings if report.runs[s.runs[0]].method == "FedAvg")
     row = next(row for row in summary.settings if "FedAvg" in row.label)
     cell = grid.cell("FedAvg", "even")
     assert cell is not None
@@ -107,7 +107,7 @@ def test_the_same_folder_has_the_same_figures_everywhere(found: Reproduction, tm
 def test_what_a_target_took_is_the_same_in_the_report_and_in_the_table(found: Reproduction, tmp_path: Path) -> None:
     """0.5 is reached in rounds 2 and 3 by two of three seeds of FedAvg, after 2.5 and 3.75 seconds."""
     report = build_report(find_sources([str(tmp_path / "out")], uri=None))
-    place = next(k for k, s in enumerate(report.settings) if report.runs[s.runs[0]].method == "fedavg")
+    place = next(k for k, s in enumerate(report.settings) if report.runs[s.runs[0]].method == "FedAvg")
     (row,) = [row for row in report.targets if row.setting == place]
     assert (row.target, row.reached, row.runs, row.round, row.total_bytes) == (0.5, 2, 3, 2.5, 3000.0)
     cell = measured_grid(found, tmp_path / "out").cell("FedAvg", "even")

@@ -216,6 +216,7 @@ ROUGH: Mapping[str, Callable[[Subject], Experiment]] = {
 LACKING = {
     "devices": "no devices",
     "proxy": "no data on the server",
+    "labelled proxy": "no data on the server",
     "validation": "no data on the server",
     "features": "a network that says nothing of itself",
     "input shape": "a network that says nothing of itself",
