@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg, fedsgd
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.local import LocalStep, Objective
 from fedsweep.components.pacing import Pacing
 from fedsweep.components.weighting import Uniform, Weighting
 from fedsweep.engine.state import RunState
@@ -22,30 +21,9 @@ from fedsweep.method import FederatedMethod
 from fedsweep.records import LocalJob, RoundContext, State, SyncPoint
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_data, tiny_experiment
+from fedsweep.testing.subject import Point, Quadratic
 
 CURVATURES, CENTRES = (1.0, 4.0), (0.0, 10.0)
-
-
-class Point(nn.Module):
-    """One parameter, w, from 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([1.0]))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.w * torch.ones(len(inputs), 2, dtype=self.w.dtype)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quadratic(Objective):
-    """``a / 2 (w - b)^2``; a sample's two features are a and b."""
-
-    def loss(self, step: LocalStep) -> Tensor:
-        a, b = step.inputs.flatten(1).unbind(1)
-        assert isinstance(step.model, Point)
-        loss: Tensor = (0.5 * a * (step.model.w - b) ** 2).mean()
-        return loss
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,13 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import Proximal, fedprox
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.local import LocalStep, LocalTerm, Objective
+from fedsweep.components.local import LocalStep, LocalTerm
 from fedsweep.engine.round import Round
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing.subject import Point, Quadratic
 
 
 def vector(method: FederatedMethod, **options: object) -> Tensor:
@@ -51,28 +52,6 @@ def test_the_first_step_is_fedavgs_for_any_mu() -> None:
     assert torch.equal(vector(fedprox(mu=5.0), **options), vector(fedavg(), **options))
     options = {"rounds": 1, "local_steps": 2}
     assert not torch.equal(vector(fedprox(mu=5.0), **options), vector(fedavg(), **options))
-
-
-class Point(nn.Module):
-    """One parameter, w, from 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([1.0]))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.w * torch.ones(len(inputs), 2, dtype=self.w.dtype)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quadratic(Objective):
-    """``a / 2 (w - b)^2``; a sample's two features are a and b."""
-
-    def loss(self, step: LocalStep) -> Tensor:
-        a, b = step.inputs.flatten(1).unbind(1)
-        assert isinstance(step.model, Point)
-        loss: Tensor = (0.5 * a * (step.model.w - b) ** 2).mean()
-        return loss
 
 
 def test_quadratics_reach_the_specifications_numbers() -> None:
