@@ -24,9 +24,9 @@ from fedsweep.streams import stream
 from fedsweep.trees import FlatLayout, layout_of, model_vector
 from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
+from fedsweep.world.client_test_shares import test_shares
 from fedsweep.world.drift import Drift, round_classes
 from fedsweep.world.stragglers import StragglerPolicy, WaitForAll
-from fedsweep.world.test_shares import test_shares
 
 # Proxy data and validation data, each inputs and labels; None where there are none.
 ServerTensors = tuple[tuple[Tensor, Tensor | None] | None, tuple[Tensor, Tensor] | None]
