@@ -40,7 +40,7 @@ SCENARIO, PICTURES = "scenario.json", "pictures"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
 _FILES = (ROUNDS, CLIENTS, CLIENT_ACCURACY, SCENARIO, RESULT, MODEL, EARLIER, TRACKING, RAY_LOG, CONFIG)
-_MOST_BYTES = dict.fromkeys((ROUNDS, CLIENTS, CLIENT_ACCURACY), MOST_TABLE_BYTES)
+_MOST_BYTES = dict.fromkeys((ROUNDS, CLIENTS), MOST_TABLE_BYTES)
 # Beside its tensors, a model's file has their names.
 _HEADER_BYTES = 10 * 2**20
 
@@ -169,20 +169,6 @@ class RunFolder:
     def write_client_accuracy(self, table: pa.Table) -> None:
         """Replaces the table of clients' accuracies."""
         self._write_table(CLIENT_ACCURACY, table)
-
-    def read_client_accuracy(self) -> pa.Table | None:
-        """The table of clients' accuracies; None where the run has none.
-
-        Raises:
-            OutputError: The file is damaged or lacks a column.
-        """
-        if not (self.path / CLIENT_ACCURACY).is_file():
-            return None
-        table = self._read_table(CLIENT_ACCURACY)
-        for name in ("round", "client", "accuracy", "personal_accuracy"):
-            if name not in table.column_names:
-                raise OutputError(f"{self.path / CLIENT_ACCURACY}: the column {name!r} is missing")
-        return table
 
     def write_scenario(self, text: str) -> None:
         """Writes who was there and with which classes, as ``scenario.drift`` and ``.availability`` can replay it."""
