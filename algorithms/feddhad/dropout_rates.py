@@ -66,7 +66,7 @@ def rates_of_round(rates: Sequence[float], samples: Sequence[int]) -> dict[str, 
     }
 
 
-def unit_rates(scores_U: np.ndarray, rate: float, *, cap: float = 0.5, temperature: float = 1.0) -> np.ndarray:
+def unit_rates(scores_U: np.ndarray, rate: float, *, cap: float = 0.9, temperature: float = 1.0) -> np.ndarray:
     """Rates of units [U] whose mean is ``rate``: the lower the score, the higher the rate, at most ``cap``.
 
     ``d_i = U rate softmax(-score / temperature)_i``; what exceeds the cap is handed to the others in proportion to
