@@ -103,8 +103,8 @@ class Row(Section):
         seeds: At full scale, in the place of the table's.
         scales: Scale -> more of the same, laid over everything else.
         missing: Why it cannot be measured; it then stands in the table with this reason.
-        accuracy: A column that is its accuracy in the place of ``test_accuracy``, for targets too: ``personal_accuracy``
-            where clients end with models of their own. A note of the table says so.
+        accuracy: A column in the place of ``test_accuracy``, for targets too: ``personal_accuracy`` where clients have
+            models of their own. A note of the table says so.
     """
 
     name: Text
