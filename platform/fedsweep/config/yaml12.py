@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from yaml.composer import Composer
@@ -39,28 +39,28 @@ _CORE = (
 MOST_NODES = 100_000
 
 
-try:
-    from yaml.cyaml import CParser as _Parser
-except ImportError:  # PyYAML was built without libyaml
+if TYPE_CHECKING:
+    _Base = yaml.SafeLoader
+else:
+    try:
+        from yaml.cyaml import CParser
+    except ImportError:  # PyYAML was built without libyaml
+        _Base = yaml.SafeLoader
+    else:
+        # libyaml reads the text, five times as fast as PyYAML. It would make the nodes too, but without counting them.
+        class _Base(Composer, CParser, SafeConstructor, Resolver):
+            def __init__(self, stream: str) -> None:
+                CParser.__init__(self, stream)
+                Composer.__init__(self)
+                SafeConstructor.__init__(self)
+                Resolver.__init__(self)
 
-    class _Parser(yaml.reader.Reader, yaml.scanner.Scanner, yaml.parser.Parser):  # type: ignore[no-redef]
-        def __init__(self, stream: str) -> None:
-            yaml.reader.Reader.__init__(self, stream)
-            yaml.scanner.Scanner.__init__(self)  # type: ignore[no-untyped-call]
-            yaml.parser.Parser.__init__(self)  # type: ignore[no-untyped-call]
 
-
-# libyaml reads the text, five times as fast as PyYAML. It would make the nodes as well, but without counting them.
-class _Loader(Composer, _Parser, SafeConstructor, Resolver):  # type: ignore[misc]
+class _Loader(_Base):
     """PyYAML's safe loader with the core schema of YAML 1.2, for documents of bounded size."""
 
-    def __init__(self, stream: str) -> None:
-        _Parser.__init__(self, stream)
-        Composer.__init__(self)
-        SafeConstructor.__init__(self)  # type: ignore[no-untyped-call]
-        Resolver.__init__(self)  # type: ignore[no-untyped-call]
-        self._num_nodes = 0
-        self._level = 0
+    _num_nodes = 0
+    _level = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """See PyYAML; ends where there are too many nodes or levels."""
@@ -168,7 +168,7 @@ def parse(text: str, *, source: str) -> Any:
         ConfigError: It is not YAML, gives a key twice, or has a key that is not text; the message names the line.
     """
     try:
-        # _Loader derives from SafeLoader: no tag makes an object of a class.
+        # _Loader constructs as SafeLoader does: no tag makes an object of a class.
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
