@@ -19,6 +19,7 @@ import typer
 
 from fedsweep import __version__
 from fedsweep.commands import (
+    bench,
     catalog,
     compare,
     doctor,
@@ -70,6 +71,7 @@ app.command("list", rich_help_panel=_NAMES, epilog=catalog.LIST_EXAMPLES)(catalo
 app.command("show", rich_help_panel=_NAMES, epilog=catalog.SHOW_EXAMPLES)(catalog.show)
 app.command("ui", rich_help_panel=_MACHINE, epilog=store.UI_EXAMPLES)(store.ui)
 app.command("doctor", rich_help_panel=_MACHINE, epilog=doctor.EXAMPLES)(doctor.doctor)
+app.command("bench", rich_help_panel=_MACHINE, epilog=bench.EXAMPLES)(bench.bench)
 
 
 def _print_version(asked: bool) -> None:

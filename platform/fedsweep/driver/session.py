@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -208,12 +208,7 @@ class RunSession:
         self._keep(state, checkpoint=due)
         record = state.records[-1] if state.round > self._reported else None
         self._reported = max(self._reported, state.round)
-        return Step(
-            record=record,
-            stopped_by=self._stopped_by,
-            messages=self._taken_messages(),
-            checkpointed=due,
-        )
+        return Step(record=record, stopped_by=self._stopped_by, messages=self._taken_messages(), checkpointed=due)
 
     def _keep(self, state: RunState, *, checkpoint: bool) -> None:
         """The run is now so far; a run that was ended meanwhile stays as it was written then."""
@@ -331,6 +326,7 @@ class RunSession:
             "seed": experiment.seed,
             "config_hash": experiment.config_hash,
             "executor": {"name": "loop" if experiment.lanes is None else "lanes", "notes": engine.notes},
+            "exchange": asdict(self._fleet.exchange),
         }
 
     def _write_rounds(self, state: RunState) -> None:
