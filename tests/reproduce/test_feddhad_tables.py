@@ -173,11 +173,8 @@ def test_a_row_may_be_judged_by_its_clients_own_models(tmp_path: Path, make_run:
     """Its accuracy, its target's crossing and its best round; a run without the column has no figure, not another's."""
     table = read_table("feddhad/table6")
     (cell,) = cells_of(table, "small", rows="FedKTL", seeds=[0], overrides=["evaluation.targets=[0.7]"])
-    columns = {
-        "test_accuracy": [0.1, 0.8, 0.1],
-        "personal_accuracy": [0.5, 0.6, 0.9],
-        "sim_time_s": [3.0, 6.0, 9.0],
-    }
+    own = [{"personal_accuracy": share} for share in (0.5, 0.6, 0.9)]
+    columns = {"test_accuracy": [0.1, 0.8, 0.1], "extra": own, "sim_time_s": [3.0, 6.0, 9.0]}
     folder = make_run(tmp_path / "run", columns=columns, best_test_accuracy=0.8, test_accuracy=0.1)
     grid = measured(table, [cell], folders={cell: folder}, scale="small")
     found = grid.cells[0].measured
