@@ -17,8 +17,8 @@ from fedsweep.runs.round_table import ROUND_COLUMNS
 
 # Beside the columns of rounds.parquet: keys of result.json, and what is made of a column.
 _OF_RESULTS = {"total_bytes", "best_test_accuracy", "registration_bytes", "peak_memory_mb", "rounds", "group_size"}
-# What DynaFed reports of its synthesis; such figures are columns of its runs alone.
-_OF_METHODS = ("synthesis_", "mean_staleness")
+# What DynaFed reports of its synthesis, and the like; such figures are columns of its runs alone.
+_OF_METHODS = ("synthesis_", "mean_staleness", "personal_accuracy", "client_accuracy")
 _COSTS = {"comm_ratio", "comm_cost", "kl_divergence", "group_size"}
 # They come with the package or are small enough to be fetched.
 _SMALL_DATA = {"digits", "cifar10", "cifar100", "fashion_mnist", "mnist", "svhn"}
@@ -35,8 +35,12 @@ def table(request: pytest.FixtureRequest) -> TableFile:
 def test_the_four_papers_have_76_tables_and_figures_with_an_experiment() -> None:
     numbered = [name for name in table_names() if re.fullmatch(r"\w+/(table|figure)\d+", name)]
     per_paper = Counter(name.partition("/")[0] for name in numbered)
-    assert per_paper == {"dynamicfl": 50, "dynafed": 12, "feddhad": 11, "fedstg": 3, "drift": 1}
-    assert [name for name in table_names() if name not in numbered] == ["async/slow_tenth", "feddhad/dropout"]
+    assert per_paper == {"dynamicfl": 50, "dynafed": 12, "feddhad": 11, "fedstg": 3, "drift": 1, "zoo": 1}
+    assert [name for name in table_names() if name not in numbered] == [
+        "async/slow_tenth",
+        "feddhad/dropout",
+        "zoo/rates",
+    ]
 
 
 def test_it_says_what_it_is_and_can_be_tried(table: TableFile) -> None:

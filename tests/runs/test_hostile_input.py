@@ -74,7 +74,8 @@ def test_odd_files_of_a_run(name: str, odd: str, run: Path, capsys: pytest.Captu
     (run / name).unlink()
     ODD[odd](run / name)
     refused = 0
-    for words in (["compare", "run"], ["report", "run", "--out", "page.html"], ["run", "--resume", "run"]):
+    commands = (["compare", "run"], ["report", "run", "--out", "page.html"], ["evaluate", "run"])
+    for words in (*commands, ["run", "--resume", "run"]):
         if (code := main(words)) == 2:
             refused += 1
         said = capsys.readouterr().err

@@ -220,7 +220,7 @@ def _start(ray: Any, needs: ClusterNeeds, *, dashboard: bool) -> None:
     finally:
         os.umask(mask)
     if dashboard:
-        _LOGGER.info("Ray dashboard: http://%s", context.dashboard_url)
+        _LOGGER.info("Ray dashboard: http://%s (it asks for the token: ray get-auth-token)", context.dashboard_url)
 
 
 def _check_dashboard() -> None:
