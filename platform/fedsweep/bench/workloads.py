@@ -40,7 +40,7 @@ def long_rounds(request: Request) -> Sequence[Figure]:
     plan, dataset, called = _planned(request, method={"name": "fedavg"}, steps=steps, runtime=_ACTORS)
     rounds = request.rounds or 1
     with plain_processes(work_of(plan, dataset), 2) as plain, playing(plan) as ours:
-        seconds = in_turns(lambda: ours(rounds), lambda: plain(rounds), request.repeats)
+        seconds = in_turns(lambda: ours.play(rounds), lambda: plain(rounds), request.repeats)
     return [
         Figure(
             what=f"{rounds} x {steps} steps, 2 client actors",
@@ -60,7 +60,7 @@ def short_rounds(request: Request) -> Sequence[Figure]:
     plan, dataset, called = _planned(request, method={"name": "fedavg"}, steps=1, runtime=local)
     with playing(plan) as ours:
         plain = PlainLoop(work_of(plan, dataset))
-        seconds = in_turns(lambda: ours(rounds), lambda: plain.play(rounds), request.repeats)
+        seconds = in_turns(lambda: ours.play(rounds), lambda: plain.play(rounds), request.repeats)
     return [
         Figure(
             what=f"{rounds} rounds of one step, in one process",
@@ -81,7 +81,7 @@ def rounds_in_step(request: Request) -> Sequence[Figure]:
     rounds = request.rounds or 1
     with playing(plan) as ours:
         plain = PlainLoop(work_of(plan, dataset))
-        seconds = in_turns(lambda: ours(rounds), lambda: plain.play_in_step(rounds), request.repeats)
+        seconds = in_turns(lambda: ours.play(rounds), lambda: plain.play_in_step(rounds), request.repeats)
     return [
         Figure(
             what=f"{rounds} x {steps} steps, averaged after each, 2 client actors",
