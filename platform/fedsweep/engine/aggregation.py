@@ -83,7 +83,8 @@ class Aggregator:
         # Last, so that each component learns of the model that the next round starts from.
         after = replace(sync, vector=vector)
         for seam, component in method.server_components():
-            states[seam] = component.learn(states[seam], [*seen[component.needs_updates]], self._for(seam, after))
+            if component.has_own("learn"):
+                states[seam] = component.learn(states[seam], [*seen[component.needs_updates]], self._for(seam, after))
         return vector, weights, states
 
     @staticmethod
