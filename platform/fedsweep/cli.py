@@ -23,6 +23,7 @@ from fedsweep.commands import (
     catalog,
     compare,
     doctor,
+    evaluate,
     partition,
     report,
     reproduce,
@@ -61,6 +62,7 @@ app.command("sweep", rich_help_panel=_EXPERIMENTS, epilog=sweep.EXAMPLES)(sweep.
 app.command("reproduce", rich_help_panel=_EXPERIMENTS, epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command("compare", rich_help_panel=_EXPERIMENTS, epilog=compare.EXAMPLES)(compare.compare)
 app.command("report", rich_help_panel=_EXPERIMENTS, epilog=report.EXAMPLES)(report.report)
+app.command("evaluate", rich_help_panel=_EXPERIMENTS, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("verify", rich_help_panel=_EXPERIMENTS, epilog=verify.EXAMPLES)(verify.verify)
 app.command("sync", rich_help_panel=_EXPERIMENTS, epilog=store.SYNC_EXAMPLES)(store.sync)
 app.command("partition", rich_help_panel=_EXPERIMENTS, epilog=partition.EXAMPLES)(partition.partition)
