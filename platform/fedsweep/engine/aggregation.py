@@ -62,8 +62,8 @@ class Aggregator:
             The server's next vector [V], the weights [M], the new states.
         """
         method, states = self._method, dict(components)
-        seen = [self.shown(u, needs=method.weighting.needs_updates) for u in updates]
-        weights, states["weighting"] = self.weigh(states["weighting"], seen, sync)
+        seen = {needs: [self.shown(u, needs=needs) for u in updates] for needs in (True, False)}
+        weights, states["weighting"] = self.weigh(states["weighting"], seen[method.weighting.needs_updates], sync)
         vector, states["server_update"] = method.server_update.apply(
             states["server_update"], updates, weights, self._for("server_update", sync)
         )
@@ -75,9 +75,8 @@ class Aggregator:
             call = f"{seam}@{sync.index}"  # of several calls in a round each finds what it kept itself
             own = self._for(seam, sync)
             own = replace(own, checkpoint=functools.partial(keep, call), resumed=resumed.get(call))
-            shown = [self.shown(u, needs=refinement.needs_updates) for u in updates]
-            vector, states[seam] = refinement.refine(states[seam], vector, shown, own)
-        shown = [self.shown(u, needs=method.submodels.needs_updates) for u in updates]
+            vector, states[seam] = refinement.refine(states[seam], vector, [*seen[refinement.needs_updates]], own)
+        shown = [*seen[method.submodels.needs_updates]]
         vector, states["submodels"] = method.submodels.settle(
             states["submodels"], vector, shown, self._for("submodels", sync)
         )
@@ -87,8 +86,8 @@ class Aggregator:
         # Last, so that each component learns of the model that the next round starts from.
         after = replace(sync, vector=vector)
         for seam, component in method.server_components():
-            shown = [self.shown(u, needs=component.needs_updates) for u in updates]
-            states[seam] = component.learn(states[seam], shown, self._for(seam, after))
+            if component.has_own("learn"):
+                states[seam] = component.learn(states[seam], [*seen[component.needs_updates]], self._for(seam, after))
         return vector, weights, states
 
     @staticmethod
