@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedsweep.api import Result, load, load_model, run
     from fedsweep.card import Card, Limit, with_card
+    from fedsweep.driver.observers import Observer
     from fedsweep.errors import ConfigError, DataError, FedsweepError
     from fedsweep.method import FederatedMethod, merge
     from fedsweep.models.network import Network
@@ -34,6 +35,7 @@ __all__ = [
     "FedsweepError",
     "Limit",
     "Network",
+    "Observer",
     "Partition",
     "Result",
     "Stream",
@@ -59,6 +61,7 @@ _HOME = {
     "FedsweepError": "fedsweep.errors",
     "Limit": "fedsweep.card",
     "Network": "fedsweep.models.network",
+    "Observer": "fedsweep.driver.observers",
     "Partition": "fedsweep.world.partition_base",
     "Result": "fedsweep.api",
     "Stream": "fedsweep.streams",

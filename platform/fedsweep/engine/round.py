@@ -20,6 +20,7 @@ from fedsweep.engine.updates import announced, answered, decoded, kept
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment, ServerTensors
 from fedsweep.fleet.fleet import Fleet
+from fedsweep.guard import Named, joined
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State, SyncContext, SyncPoint
 
 
@@ -254,22 +255,14 @@ class Round:
         return self._fleet.place({k: (n, float(work[k].steps * work[k].batch_size)) for k, n in syncs.items()})
 
     def _broadcast(self, client: int) -> Payload:
-        joined: Payload = {}
-        for seam, component in self._method.server_components():
-            for name, value in component.broadcast(self.components[seam], client).items():
-                if name in joined:
-                    raise InvariantError(f"two components broadcast something called {name!r}")
-                joined[name] = value.detach().cpu()
-        return joined
+        return {name: value.detach().cpu() for name, value in self._joined("broadcast", Tensor, client).items()}
 
     def _published(self) -> dict[str, Published]:
-        joined: dict[str, Published] = {}
-        for seam, component in self._method.server_components():
-            for name, content in component.publish(self.components[seam]).items():
-                if name in joined:
-                    raise InvariantError(f"two components publish something called {name!r}")
-                joined[name] = content
-        return joined
+        return self._joined("publish", Published)
+
+    def _joined(self, hook: str, of: type[Named], *whom: int) -> dict[str, Named]:
+        asked = [(component, self.components[seam]) for seam, component in self._method.server_components()]
+        return joined(asked, hook, of, *whom, when=f"in round {self.plan.context.round}")
 
     # -- what travels --------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from fedsweep.sweeps.resources import Share, trial_actors
 from fedsweep.sweeps.space import Trial, check_space, draw, is_listed, label_of, list_trials, make_trial, space_keys
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.trial import TrialSpec
+from fedsweep.tracking.doors import further_doors
 from fedsweep.tracking.mlflow_store import NO_TRACKING, resolve_uri
 from fedsweep.world.data.datasets import Dataset, load_dataset
 
@@ -188,6 +189,8 @@ def prepare(
     check_metrics(config)
     check_combination(config)
     uri = resolve_uri(config.tracking.uri, out=folder.path)
+    for door in further_doors(config, folder.path):
+        door.check()
     listed: Sequence[tuple[Trial, Config | None]] = trials or [
         (t, None) for t in _planned_trials(config, folder, resume=resume)
     ]
