@@ -15,7 +15,7 @@ from fedsweep.config.load import load_config
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.sweep import Sweep
 from fedsweep.driver.run import plan_run
-from fedsweep.engine.forecast import forecast
+from fedsweep.engine.forecast import Forecast, forecast
 from fedsweep.errors import InputError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.runs.folder_lock import sole_writer
@@ -352,6 +352,14 @@ def _check_trial(config: Config, entry: Entry, dataset: Dataset) -> float:
         return float(plan.experiment.training.rounds)
     cost = forecast(plan.experiment)
     return float({"total_bytes": cost.total_bytes, "flops": cost.flops, "sim_time_s": cost.sim_time_s or 0}[resource])
+
+
+def trial_costs(prepared: PreparedSweep) -> dict[str, Forecast]:
+    """What each of the first trials will cost, from plans alone; by its folder's name."""
+    return {
+        entry.trial.folder: forecast(plan_run(entry.asked, prepared.datasets[dataset_key(entry.config)]).experiment)
+        for entry in (prepared.entries or prepared.samples)[:_CHECKED_SETTINGS]
+    }
 
 
 def default_folder(config: Config) -> Path:
