@@ -121,5 +121,5 @@ def test_dump_writes_tuples_as_lists_and_repeated_values_in_full() -> None:
 
 
 def test_a_tab_is_told_as_such() -> None:
-    with pytest.raises(ConfigError, match="here, line 2: .* YAML is indented with spaces, not with tabs"):
+    with pytest.raises(ConfigError, match=r"here, line 2: .* YAML is indented with spaces, not with tabs"):
         parse("a:\n\tb: 1")
