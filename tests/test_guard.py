@@ -98,12 +98,12 @@ SERVER = {
     "server_update": ("apply", "learn", "observe", "report", "broadcast", "publish", "probes", "setup"),
     "refinement": ("refine",),
     "evaluation": ("predict",),
+    "codec": ("encode", "decode"),  # a plan encodes noise
 }
 CLIENT = {
     "objective": ("loss",),
     "solver": ("step",),
     "term": ("init", "prepare", "loss", "gradient", "after_step", "finish"),
-    "codec": ("encode",),
     "probe": ("measure",),
 }
 

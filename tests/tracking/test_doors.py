@@ -66,8 +66,10 @@ def in_tensorboard(folder: Path) -> Points:
 
 def wandb_records(folder: Path) -> list[Any]:
     """The records of the one offline run: a header, then blocks of 32 KiB with parts of records, as LevelDB's log."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()  # its process writes on for a moment
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
     data, place, found, part = path.read_bytes(), 7, [], b""
     assert data[:4] == b":W&B"

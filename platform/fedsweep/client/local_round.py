@@ -25,11 +25,11 @@ from fedsweep.client.narrowed import Narrowed, part_of_step
 from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.client.shards import Batches, Shard, pass_accuracies
 from fedsweep.client.terms import ClientTerms
-from fedsweep.client.views import ClientViews
+from fedsweep.client.views import ClientViews, measured
 from fedsweep.components.local import ClientFacts, LocalStep, LocalWork
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.errors import ClientJobError
-from fedsweep.guard import OnClient, check_named, check_scalar
+from fedsweep.guard import OnClient, check_scalar
 from fedsweep.records import LocalJob, Payload, State
 from fedsweep.streams import stream
 from fedsweep.submodel import SubModel
@@ -97,8 +97,6 @@ class LocalRound:
         self._anchor_tree: ParamTree = {}
         self._restore(turn, memory or {})
 
-    # -- state ---------------------------------------------------------------------------------------------------
-
     def _restore(self, turn: Turn, memory: dict[str, Any]) -> None:
         settings, layout, device = self._side.optimizer, self.layout, self._side.device
         self.vector = torch.zeros(layout.num_values, dtype=layout.dtype, device=device)
@@ -108,6 +106,8 @@ class LocalRound:
         self._flat = nn.Parameter(self.vector[: layout.num_params])
         self._flat.grad = self._slot.gradient
         goes_on = settings.keep == "persist" or turn.held is not None
+        scale = self.submodel.step_scale(self._full)
+        self._step_scale = None if scale is None else scale.to(device)
         self._optimizer = ClientOptimizer(
             settings,
             self._flat,
@@ -131,8 +131,6 @@ class LocalRound:
     def _see(self, anchor: Tensor) -> None:
         """Make an anchor the one that terms and probes see. Its views are made once: they hold as long as it does."""
         self._anchor, self._anchor_tree = anchor, self.layout.model(anchor)
-
-    # -- jobs ----------------------------------------------------------------------------------------------------
 
     def begin(
         self,
@@ -284,8 +282,12 @@ class LocalRound:
                 gradients[name].add_(value)
         if narrow is not None:
             narrow.add_gradient(self._slot.gradient)
+        if self._step_scale is not None:
+            self._slot.gradient.mul_(self._step_scale)
         if side.optimizer.clip_norm is not None:
             nn.utils.clip_grad_norm_([self._flat], side.optimizer.clip_norm)
+        if self._step_scale is not None:
+            self._slot.gradient.mul_(self._step_scale)
         return loss.detach()
 
     def _replace(self, params: ParamTree | None) -> None:
@@ -323,9 +325,7 @@ class LocalRound:
             return
         for probe in probes:
             view = self._view(f"probe {probe.name}", reads_data=probe.reads_data)
-            found = probe.measure(view)
-            check_named(found, Tensor, probe, "measure", when=self._when)
-            self._keep_extras(probe.name, found)
+            self._keep_extras(probe.name, measured(probe, view, when=self._when))
             self._probed += probe.passes * len(self._shard)
         # A probe may have run backward passes; what it left must not reach the next step.
         self._slot.gradient.zero_()

@@ -140,7 +140,7 @@ class ClientTerms:
 
     def _asked(self, hook: Callable[..., Any], view: Callable[[], LocalClient], *given: Any) -> Any:
         """Call a hook, with the further arguments that it takes."""
-        takes = _takes(hook.__func__)  # type: ignore[attr-defined]
+        takes = _takes(getattr(hook, "__func__", hook))
         more: dict[str, Any] = {"client": self._facts} if "client" in takes else {}
         return hook(*given, **more, local=view()) if "local" in takes else hook(*given, **more)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsweep.client.coding import travelling
 from fedsweep.engine.ledger import Size, payload_sizes, whole_values
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.guard import check_named
 from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
 from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
@@ -119,7 +120,9 @@ class CostModel:
         if size not in self._noise:
             source = Stream(("codec", size))
             noise = torch.randn(size, generator=source.torch(), dtype=self.layout.dtype)
-            self._noise[size] = self.codec.encode(noise, source)
+            message = self.codec.encode(noise, source)
+            check_named(message, Tensor, self.codec, "encode", when="for a plan")
+            self._noise[size] = message
         return self.encoded(submodel, self._noise[size])
 
     def encoded(self, submodel: SubModel, message: Payload) -> Mapping[str, Size]:
@@ -149,9 +152,12 @@ class CostModel:
         return 8 * self.num_bytes(submodel, direction)
 
 
+def registration_sizes(experiment: Experiment) -> Mapping[Direction, int]:
+    """What travels once per client, in bytes: number of samples, label counts where they are read; the mean, back."""
+    labels = experiment.world.data.num_classes if "label_counts" in experiment.method.registration else 0
+    return {"up": BYTES_PER_VALUE * (1 + labels), "down": BYTES_PER_VALUE * int(experiment.method.needs_share)}
+
+
 def registration_bytes(experiment: Experiment) -> int:
-    """Bytes that travel once: number of samples, label counts where a component reads them; their mean, back."""
-    per_client = 1 + experiment.method.needs_share
-    if "label_counts" in experiment.method.registration:
-        per_client += experiment.world.data.num_classes
-    return BYTES_PER_VALUE * per_client * len(experiment.world.profiles)
+    """The same of all clients, both ways."""
+    return sum(registration_sizes(experiment).values()) * len(experiment.world.profiles)

@@ -16,7 +16,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
-from fedsweep.runs.run_folder import CLIENT_ACCURACY, CLIENTS, CONFIG, MODEL, PICTURES, RESULT, ROUNDS, SCENARIO
+from fedsweep.runs.run_folder import (
+    CLIENT_ACCURACY,
+    CLIENTS,
+    CONFIG,
+    MODEL,
+    PICTURES,
+    RESULT,
+    ROUNDS,
+    SCENARIO,
+    TRAFFIC,
+)
 from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, key_text, note_complete
 from fedsweep.tracking.mlflow_store import PATIENCE_S, check_store, probe_store, reason_of, redacted
 from fedsweep.tracking.rows import Row, RowMaker, telling
@@ -24,7 +34,7 @@ from fedsweep.tracking.rows import Row, RowMaker, telling
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
 
-_ARTIFACTS = (CONFIG, RESULT, MODEL, ROUNDS, CLIENTS, CLIENT_ACCURACY, SCENARIO)
+_ARTIFACTS = (CONFIG, RESULT, MODEL, ROUNDS, CLIENTS, CLIENT_ACCURACY, TRAFFIC, SCENARIO)
 # After a failed try, training goes on for this many times as long as the try took.
 _BACK_OFF = 10.0
 _RETRY_S = 0.5
