@@ -249,4 +249,10 @@ METHODS: Mapping[str, Entry] = {
         summary="no model travels: clients send prototypes and get an image per class from a decoder on the server",
         source="Zhang et al., CVPR 2024",
     ),
+    "local_only": Entry(
+        title="Local",
+        builder="fedsweep.algorithms.local_only:local_only",
+        summary="clients train models of their own, and nothing travels",
+        source="baseline",
+    ),
 }

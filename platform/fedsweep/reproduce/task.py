@@ -6,7 +6,7 @@ under somebody's eyes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from fedsweep.reproduce.reproduction import (
     prepare_cells,
     reproduction,
 )
+from fedsweep.reproduce.table import Table
 from fedsweep.reproduce.table_file import read_table
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.sweeps.sweep_folder import SweepFolder
@@ -53,6 +54,11 @@ class Reproduced:
     files: tuple[Path, ...]
     pictures: tuple[Path, ...]
     problems: tuple[str, ...]
+
+    @property
+    def table(self) -> Table:
+        """Its figures as a data frame, and as texts have them."""
+        return Table(folder=self.folder, grid=self.grid)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +260,8 @@ def _drawn(found: Reproduction, folder: Path) -> tuple[list[Path], list[str]]:
     pictures: list[Path] = []
     problems = []
     for figure in found.table.figures:
+        if not (_meet(figure.rows, found.rows) and _meet(figure.columns, found.columns)):
+            continue
         try:
             pictures += draw(
                 figure, found.table, cells=found.cells, runs=runs, path_stem=folder / FIGURES / figure.name
@@ -261,3 +269,8 @@ def _drawn(found: Reproduction, folder: Path) -> tuple[list[Path], list[str]]:
         except FedsweepError as error:
             problems.append(f"the figure {figure.name} can't be drawn: {error}")
     return pictures, problems
+
+
+def _meet(shown: Sequence[str] | None, asked: Sequence[str]) -> bool:
+    """Whether a picture of these rows or columns, by default all, has any of those that were asked for."""
+    return shown is None or not set(shown).isdisjoint(asked)
