@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_nodes.py [lenet] [linear]
 
-Two Ray nodes on this machine, one client actor on each; DynamicSGD: 250 steps a round, batch 10, a sync point at every
+Two Ray nodes on this machine, one client actor on each; DynamicSGD: 50 steps a round, batch 10, a sync point at every
 step; with five clients on each actor, and with one.
 
 lenet   LeNet-5 on 3x32x32 images
@@ -32,11 +32,14 @@ from fedsweep.engine.engine import Engine
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.testing import tiny_experiment
 
+STEPS = 50
+
 
 @contextlib.contextmanager
 def two_nodes() -> Iterator[Any]:
     """Ray on two nodes of two counted CPUs, which listen on 127.0.0.1."""
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # or others' work on the machine would hold up the actors alone
     import ray
     from ray.cluster_utils import Cluster
 
@@ -73,8 +76,7 @@ def bench(title: str, work: Experiment) -> None:
         for engine in engines:
             engine.fleet.close()
     ratios = [slow / fast for slow, fast in pairs]
-    steps = plain.STEPS
-    slow, fast = (statistics.median(side) / steps * 1e3 for side in zip(*pairs, strict=True))
+    slow, fast = (statistics.median(side) / STEPS * 1e3 for side in zip(*pairs, strict=True))
     print(
         f"{title}: {statistics.median(ratios):.2f} times as fast as through the server (min {min(ratios):.2f},"
         f" max {max(ratios):.2f}); {fast:.2f} ms a step and sync point instead of {slow:.2f}",
@@ -96,7 +98,7 @@ def linear() -> Experiment:
         cohort_size=plain.COHORT,
         rounds=1000,
         batch_size=plain.BATCH,
-        local_steps=plain.STEPS,
+        local_steps=STEPS,
     )
 
 
@@ -105,5 +107,5 @@ if __name__ == "__main__":
     for name in sys.argv[1:] or ["lenet", "linear"]:
         work = {"lenet": lenet, "linear": linear}[name]()
         for cohort in (plain.COHORT, 2):
-            training = dataclasses.replace(work.training, cohort_size=cohort)
+            training = dataclasses.replace(work.training, cohort_size=cohort, local_steps=STEPS)
             bench(f"{name}, {cohort} clients", dataclasses.replace(work, training=training))
