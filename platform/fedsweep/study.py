@@ -138,12 +138,13 @@ class Result:
             ax: Where to draw; None: a new picture.
         """
         from fedsweep.figures.confusion import draw_confusion
-        from fedsweep.figures.style import paper_style
+        from fedsweep.figures.style import paper_style, tidy
 
         found = evaluate(self.folder, data=data)
         with paper_style():
             axes = ax or _new_axes(square=True)
             draw_confusion(axes, found.confusion, class_names=found.class_names)
+            tidy(axes)
         return axes
 
     def _repr_html_(self) -> str:
@@ -250,7 +251,7 @@ class Results(Sequence[Result]):
             InputError: There is no such axis, or the file can't be written.
         """
         from fedsweep.figures.curves import ACROSS, draw_settings
-        from fedsweep.figures.style import checked_path, legend_below, paper_style, save_figure
+        from fedsweep.figures.style import checked_path, legend_below, paper_style, save_figure, tidy
         from fedsweep.results.curves import curve_of
 
         if x not in ACROSS:
@@ -263,6 +264,7 @@ class Results(Sequence[Result]):
         with paper_style():
             axes = ax or _new_axes()
             handles = draw_settings(axes, runs, y, x=x, log_x=x == "total_bytes")
+            tidy(axes)
             figure = axes.get_figure(root=True)
             assert figure is not None  # axes have one
             if ax is None:
