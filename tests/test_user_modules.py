@@ -46,8 +46,11 @@ def test_a_foreign_run_folder_runs_no_code(trapped: Path, tmp_path_factory: pyte
     words = ["run", str(elsewhere / "tiny.yaml"), "--set", "runtime.backend=local", "--out", str(elsewhere / "run")]
     assert main([*words, "--quiet"]) == 0
     shutil.copytree(elsewhere / "run", trapped, dirs_exist_ok=True)
-    for words in (["compare", "."], ["verify", ".", "-q"], ["report", ".", "--out", str(elsewhere / "page.html")]):
-        done = call(*words, folder=trapped)
+    commands = [["compare", "."], ["report", ".", "--out", str(elsewhere / "page.html")]]
+    code = "from fedsweep.user_modules import look_here_last; look_here_last(); from fedsweep.cli import main;"
+    code += f"assert [main(words) for words in {commands}] == [0, 0]"
+    both = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=trapped, check=False)
+    for done in (both, call("verify", ".", "-q", folder=trapped)):
         assert done.returncode == 0, done.stderr
     assert not (trapped / "ran").exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -24,9 +25,12 @@ _COSTS = {"comm_ratio", "comm_cost", "kl_divergence", "group_size"}
 _SMALL_DATA = {"digits", "cifar10", "cifar100", "fashion_mnist", "mnist", "svhn"}
 
 
+table_named = cache(read_table)
+
+
 @pytest.fixture(params=table_names())
 def table(request: pytest.FixtureRequest) -> TableFile:
-    return read_table(request.param)
+    return table_named(request.param)
 
 
 def test_the_four_papers_have_76_tables_and_figures_with_an_experiment() -> None:
@@ -48,10 +52,11 @@ def test_it_says_what_it_is_and_can_be_tried(table: TableFile) -> None:
 
 def test_every_cell_is_a_configuration_at_every_scale(table: TableFile) -> None:
     for scale in (name for name in SCALES if name == FULL or name in table.scales):
-        assert f"{len(cells_of(table, scale))} " in next(
+        cells = cells_of(table, scale)
+        assert f"{len(cells)} " in next(
             line for line in table_text(table).splitlines() if line.startswith(f"  {scale}: ")
         )
-        first = {cell.label: cell for cell in cells_of(table, scale)}
+        first = {cell.label: cell for cell in cells}
         assert first, scale
         for cell in first.values():
             resolve(cell.config)
@@ -101,4 +106,4 @@ def test_what_a_paper_prints_does_not_contradict_what_it_is_said_to_claim(table:
 def test_a_table_is_listed_with_its_summary_and_the_source_that_it_names() -> None:
     listed = listed_tables()
     assert [preset.name for preset, _ in listed] == table_names() and all(preset.summary for preset, _ in listed)
-    assert [source for _, source in listed] == [read_table(name).source for name in table_names()]
+    assert [source for _, source in listed] == [table_named(name).source for name in table_names()]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -130,12 +132,38 @@ class ClientOptimizer:
         return total
 
 
+class _Light(torch.optim.Optimizer):
+    """Calls torch's optimisers beneath their decorators, which import the whole compiler at the first step.
+
+    That takes a second in each process; the arithmetic is the decorated methods' own.
+    """
+
+    plain_step: Callable[..., Any]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's."""
+        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
+
+    def step(self, closure: Any = None) -> Any:
+        """As torch's."""
+        with torch.no_grad():
+            return self.plain_step(closure)
+
+
+class _Sgd(_Light, torch.optim.SGD):
+    plain_step = inspect.unwrap(torch.optim.SGD.step)
+
+
+class _Adam(_Light, torch.optim.Adam):
+    plain_step = inspect.unwrap(torch.optim.Adam.step)
+
+
 def _make_optimizer(flat: nn.Parameter, settings: OptimizerSettings, learning_rate: float) -> torch.optim.Optimizer:
     if settings.name == "adam":
-        return torch.optim.Adam(
+        return _Adam(
             [flat], lr=learning_rate, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
         )
-    return torch.optim.SGD(
+    return _Sgd(
         [flat],
         lr=learning_rate,
         momentum=settings.momentum,

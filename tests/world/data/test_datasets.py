@@ -49,8 +49,11 @@ def test_digits_are_all_of_scikit_learn_s_and_normalised_by_their_own_constants(
     from sklearn.datasets import load_digits
 
     digits = load_dataset("digits", root=None, download=False)
-    joined = np.concatenate((digits.train_images, digits.test_images)).reshape(1797, 64)
-    assert sorted(map(tuple, joined.tolist())) == sorted(map(tuple, load_digits().data.astype(int).tolist()))
+    images = np.concatenate((digits.train_images, digits.test_images)).reshape(1797, 64)
+    labels = np.concatenate((digits.train_labels, digits.test_labels))
+    theirs = load_digits()
+    joined, all_of_them = np.column_stack((images, labels)), np.column_stack((theirs.data, theirs.target))
+    assert sorted(map(tuple, joined.tolist())) == sorted(map(tuple, all_of_them.astype(int).tolist()))
     pixels = digits.train_images / 16
     assert digits.mean[0] == pytest.approx(pixels.mean())
     assert digits.std[0] == pytest.approx(pixels.std())
