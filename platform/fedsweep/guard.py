@@ -24,6 +24,8 @@ Named = TypeVar("Named")
 _CORE, _METHODS = "fedsweep.", "fedsweep.algorithms."
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {
     *("torch", "torchvision", "numpy", "scipy", "sklearn", "pandas", "pyarrow", "PIL", "ray", "mlflow", "cloudpickle"),
+    *("datasets", "flwr_datasets", "huggingface_hub", "fsspec", "safetensors", "pydantic", "yaml", "optuna", "sko"),
+    *("matplotlib", "plotly", "jinja2", "typer", "click", "rich", "psutil", "sqlalchemy"),
 }
 
 
