@@ -164,7 +164,7 @@ class Engine:
 
     @property
     def registration_bytes(self) -> int:
-        """See :func:`fedsweep.engine.cost.registration_bytes`."""
+        """Bytes that clients send once, as they register."""
         return registration_bytes(self.experiment)
 
     # -- a round -------------------------------------------------------------------------------------------------

@@ -20,12 +20,11 @@ from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByUser
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
-from pfl.callback import TrainingProcessCallback
+from pfl.callback.base import TrainingProcessCallback
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
-from pfl.internal.ops.selector import set_framework_module
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from torch import nn
@@ -66,9 +65,6 @@ class Timed(TrainingProcessCallback):
 
 def main(folder: str) -> None:
     """All rounds."""
-    from pfl.internal.ops import pytorch_ops
-
-    set_framework_module(pytorch_ops)
     work.one_thread()
     asked, images, labels = work.read(folder)
 
