@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -180,8 +181,8 @@ def test_a_refused_connection_and_an_address_of_another_machine_are_told() -> No
         port = taken.getsockname()[1]
     with pytest.raises(ResourceError, match=f"nothing answers at {HOST} port {port}"):
         find_store(HOST, port, timeout_s=20.0)
-    with pytest.raises(ResourceError, match=r"192\.0\.2\.1 can't be listened on"):
-        open_store("192.0.2.1", timeout_s=20.0)
+    with pytest.raises(ResourceError, match=r"203\.0\.113\.1 can't be listened on"):
+        open_store("203.0.113.1", timeout_s=20.0)
 
 
 def test_a_member_that_stays_away_is_told() -> None:
@@ -189,3 +190,33 @@ def test_a_member_that_stays_away_is_told() -> None:
     lonely = Membership(index=0, size=2, num_values=3, dtype=torch.float32, host=HOST, connect_timeout_s=0.2)
     with pytest.raises(ResourceError, match="client actors do not reach each other"):
         NetworkExchange(store, lonely)
+
+
+def test_those_who_wait_for_a_lost_one_are_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is gone closes no connection: who waits for it at a sync point would wait for ever."""
+    from ray import exceptions as ray_errors
+
+    from fedsweep.fleet import ray_fleet
+
+    now = iter(range(10, 1000, 10))
+    killed: list[str] = []
+
+    class Ray:
+        def wait(self, refs: list[str], **_: Any) -> tuple[list[str], list[str]]:
+            return [ref for ref in refs if ref == "dies"], []
+
+        def get(self, ref: str) -> None:
+            raise ray_errors.RayActorError
+
+        def kill(self, actor: str) -> None:
+            killed.append(actor)
+
+    monkeypatch.setattr(ray_fleet, "ray", Ray())
+    monkeypatch.setattr(ray_fleet, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
+    fleet = object.__new__(ray_fleet.RayFleet)
+    fleet._actors, fleet._pings, fleet._hang_timeout_s = {0: "first", 1: "second"}, {}, 60.0
+    monkeypatch.setattr(fleet, "_hanging", lambda pending: [])  # it answers, as it waits beside its control thread
+    with pytest.raises(WorkerLost, match="client actor 0 does not answer, client actor 1 died"):
+        fleet._wait({0: "waits", 1: "dies"}, together=True)
+    assert killed == ["first"]
+    assert next(now) == 90  # asked until more than 60 seconds had passed since 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import multiprocessing
 import signal
 import time
@@ -89,9 +90,11 @@ class PlainLoop:
 
     Args:
         work: What is done.
+        readies_clients: All of a client's images are made ready when its turn comes, however few it looks at.
     """
 
-    def __init__(self, work: PlainWork) -> None:
+    def __init__(self, work: PlainWork, *, readies_clients: bool = False) -> None:
+        self._readies_clients = readies_clients
         self._work, self._drawn = work, np.random.default_rng(0)
         self._images = torch.from_numpy(work.images).to(work.device)
         self._labels = torch.from_numpy(work.labels).to(work.device)
@@ -121,9 +124,7 @@ class PlainLoop:
         means = [torch.zeros_like(value) for value in self._server]
         params = list(self._model.parameters())
         for client in cohort:
-            with torch.no_grad():
-                for param, value in zip(params, self._server, strict=True):
-                    param.copy_(value)
+            self._load(self._model)
             optimizer = torch.optim.SGD(params, lr=self._work.learning_rate)
             for inputs, labels in self._batches(client):
                 _step(self._model, optimizer, inputs, labels)
@@ -134,7 +135,9 @@ class PlainLoop:
 
     def _average_each_step(self) -> None:
         cohort, work = self._cohort(), self._work
-        models = [work.build().to(work.device).train() for _ in cohort]
+        models = [copy.deepcopy(self._model) for _ in cohort]
+        for model in models:
+            self._load(model)
         optimizers = [torch.optim.SGD(model.parameters(), lr=work.learning_rate) for model in models]
         for batches in zip(*(self._batches(client) for client in cohort), strict=True):
             for model, optimizer, (inputs, labels) in zip(models, optimizers, batches, strict=True):
@@ -144,6 +147,12 @@ class PlainLoop:
                     mean = torch.stack(values).mean(dim=0)
                     for value in values:
                         value.copy_(mean)
+        self._server = [value.detach() for value in models[0].parameters()]
+
+    def _load(self, model: nn.Module) -> None:
+        with torch.no_grad():
+            for param, value in zip(model.parameters(), self._server, strict=True):
+                param.copy_(value)
 
     def _cohort(self) -> list[int]:
         return [int(k) for k in self._drawn.choice(len(self._labels), self._work.cohort, replace=False)]
@@ -155,7 +164,8 @@ class PlainLoop:
         order = torch.from_numpy(np.concatenate([self._drawn.permutation(size) for _ in range(passes)]))
         order = order.to(work.device)
         images, labels = self._images[client], self._labels[client]
-        ready = self._ready(images) if work.steps * work.batch_size >= size else None
+        whole = self._readies_clients or work.steps * work.batch_size >= size
+        ready = self._ready(images) if whole else None
         for position in range(work.steps):
             index = order[position * work.batch_size : (position + 1) * work.batch_size]
             yield self._ready(images[index]) if ready is None else ready[index], labels[index]

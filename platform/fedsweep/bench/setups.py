@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedsweep.bench import workloads
+from fedsweep.bench import logistic, speed_test, workloads
 from fedsweep.bench.setup import SetUp
 
-SETUPS: Mapping[str, SetUp] = {setup.name: setup for setup in (workloads.W1, workloads.W2, workloads.W3)}
+SETUPS: Mapping[str, SetUp] = {
+    setup.name: setup
+    for setup in (workloads.W1, workloads.W2, workloads.W3, speed_test.P1, speed_test.P1_CPU, logistic.L1)
+}

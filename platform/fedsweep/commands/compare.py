@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from fedsweep.commands.options import Plot, examples
-from fedsweep.errors import ConfigError
 
 EXAMPLES = examples(
     "fedsweep compare runs",
@@ -53,34 +52,28 @@ def compare(
 ) -> None:
     """Put runs side by side: accuracy, bytes, communication ratio, simulated and wall time.
 
+    Columns: acc and best are test accuracies, bytes go both ways, ratio is what models moved over what a model each way
+    at every local step would have been, sim is the simulated devices' time and wall the measured one.
+
     By setting, accuracies are means over seeds with their sample standard deviation and the 95% bootstrap interval.
     Runs that were tested by class and by client (evaluation.per_client) have a second table, with the worst and the
     best tenth. The picture shows test accuracy against the bytes sent: a line per setting, the mean over its seeds
     with a band from the lowest to the highest.
     """
     from fedsweep.commands.output import make_console, note
-    from fedsweep.reports.compare import compared_runs, print_runs, print_settings
-    from fedsweep.reports.who_pays import print_shares
+    from fedsweep.reports.compare import compared_runs, print_comparison
     from fedsweep.results.settings import group_settings, remarks
 
-    if form is not Form.TEXT and by is not By.SETTING:
-        raise ConfigError(f"--format {form} is for means over seeds; give --by setting, too")
     if plot is not None:
         from fedsweep.figures.curves import plot_accuracy_against_bytes
         from fedsweep.figures.style import checked_path
 
         checked_path(plot)  # before the table
     runs, console = compared_runs(folders), make_console()
+    print_comparison(runs, console, by=by, form=form)
     if form is Form.TEXT:
-        settings = group_settings(runs)
-        (print_settings if by is By.SETTING else print_runs)(runs, console)
-        print_shares(settings, console)
-        for text in remarks(runs, settings):
+        for text in remarks(runs, group_settings(runs)):
             note(f"note: {text}")
-    else:
-        from fedsweep.reports.setting_table import settings_as
-
-        print(settings_as(runs, form))
     if plot is not None:
         plot_accuracy_against_bytes(folders, plot)
         (print if form is Form.TEXT else note)(f"picture: {plot.absolute()}")

@@ -9,12 +9,9 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
-from yaml.composer import Composer
-from yaml.constructor import SafeConstructor
-from yaml.resolver import Resolver
 
 from fedsweep.bounded import MOST_LEVELS, MOST_TEXT_BYTES, read_regular
 from fedsweep.errors import ConfigError
@@ -39,28 +36,18 @@ _CORE = (
 MOST_NODES = 100_000
 
 
-if TYPE_CHECKING:
-    _Base = yaml.SafeLoader
-else:
-    try:
-        from yaml.cyaml import CParser
-    except ImportError:  # PyYAML was built without libyaml
-        _Base = yaml.SafeLoader
-    else:
-        # libyaml reads the text, five times as fast as PyYAML. It would make the nodes too, but without counting them.
-        class _Base(Composer, CParser, SafeConstructor, Resolver):
-            def __init__(self, stream: str) -> None:
-                CParser.__init__(self, stream)
-                Composer.__init__(self)
-                SafeConstructor.__init__(self)
-                Resolver.__init__(self)
-
-
-class _Loader(_Base):
+class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the core schema of YAML 1.2, for documents of bounded size."""
 
-    _num_nodes = 0
-    _level = 0
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        if yaml.__with_libyaml__:
+            # libyaml reads five times as fast. It would also make the nodes, but without counting them.
+            events = yaml.CSafeLoader(stream)
+            for name in ("check_event", "peek_event", "get_event"):
+                setattr(self, name, getattr(events, name))
+        self._num_nodes = 0
+        self._level = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """See PyYAML; ends where there are too many nodes or levels."""
@@ -168,12 +155,14 @@ def parse(text: str, *, source: str) -> Any:
         ConfigError: It is not YAML, gives a key twice, or has a key that is not text; the message names the line.
     """
     try:
-        # _Loader constructs as SafeLoader does: no tag makes an object of a class.
+        # _Loader derives from SafeLoader: no tag makes an object of a class.
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}, line {mark.line + 1}" if mark else source
-        raise ConfigError(f"{where}: {error.problem or error.context}") from error
+        problem = str(error.problem or error.context)
+        way_out = "; YAML is indented with spaces, not with tabs" if r"'\t'" in problem else ""
+        raise ConfigError(f"{where}: {problem}{way_out}") from error
     # PyYAML lets what a tag or an escape leads to through: !!bool maybe is a KeyError.
     except (yaml.YAMLError, ValueError, KeyError, OverflowError, TypeError, AttributeError) as error:
         raise ConfigError(f"{source}: not readable as YAML: {' '.join(str(error).split())}") from error

@@ -190,6 +190,8 @@ class NetworkExchange(Exchange):
 
     def close(self) -> None:
         """Leave; the other members see the end of the connection."""
+        if self._member.own_gpu and self._group is not None:
+            self._group.abort()  # which by itself would wait for what is under way on the GPU
         self._group = None
 
 

@@ -73,6 +73,8 @@ class RayFleet(Fleet):
             suffix = f"-{self._births}" if self._births else ""
             options = dict(self._options(index))
             gpus = float(options.get("num_gpus", 0.0))
+            # Ray may not restart it: a fresh process has neither a place in the exchange nor the round's work so far.
+            # The name has a number, since Ray knows a dead actor's for a while.
             self._actors[index] = REMOTE_CLIENT_ACTOR.options(
                 name=f"{self._name}-client-{index}{suffix}", max_restarts=0, max_task_retries=0, **options
             ).remote(self._experiment, index, gpus)
@@ -144,6 +146,7 @@ class RayFleet(Fleet):
             try:
                 ray.get(actor.ping.options(concurrency_group="control").remote(), timeout=self._hang_timeout_s)
             except (ray_errors.RayError, TimeoutError):
+                # One that hangs is not gone yet, and holds the resources that its successor needs.
                 ray.kill(actor)
                 dead.append(index)
         return dead
@@ -171,6 +174,7 @@ class RayFleet(Fleet):
 
     def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
         self.ready()
+        # Put once, read by all actors of a node from its shared memory.
         segment_ref, anchor_ref = ray.put(sent_segment(segment)), ray.put(anchor.numpy())
         calls: dict[int, list[Any]] = {}
         keepers: dict[int, list[int]] = {}
@@ -180,6 +184,7 @@ class RayFleet(Fleet):
             mine = sorted(k for k, w in segment.workers.items() if w == index)
             known = [k for k in mine if k in memories]
             keepers[index] = mine if segment.closes and segment.remembers else []
+            # A memory is a result of its own: it stays where it is until another actor, or a checkpoint, asks for it.
             call = self._actors[index].run.options(num_returns=1 + len(keepers[index]))
             refs = call.remote(segment_ref, anchor_ref, known, keepers[index], *[memories[k] for k in known])
             calls[index] = refs if keepers[index] else [refs]
