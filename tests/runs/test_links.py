@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,7 +85,10 @@ class Remover(Observer):
     """Removes the run's folder after the first round, and puts another in its place or not."""
 
     def __init__(self, *, replace: bool) -> None:
-        self._replace = replace
+        self._replace, self.status = replace, ""
+
+    def finished(self, status: str, result: Mapping[str, Any]) -> None:
+        self.status = status
 
     def round_done(self, record: RoundRecord) -> None:
         if record.round == 1:
