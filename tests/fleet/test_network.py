@@ -41,7 +41,7 @@ def weights(sync: int) -> list[float]:
     return [1 / (k + sync + 1) for k in range(len(ATTENDEES[sync]))]
 
 
-def membership(index: int, size: int, values: int, dtype: torch.dtype, timeout_s: float) -> Membership:
+def membership(index: int, size: int, values: int, dtype: torch.dtype, timeout_s: float, alone: bool) -> Membership:
     return Membership(
         index=index,
         size=size,
@@ -50,6 +50,7 @@ def membership(index: int, size: int, values: int, dtype: torch.dtype, timeout_s
         host=HOST,
         connect_timeout_s=20.0,
         timeout_s=timeout_s,
+        alone_bytes=2**20 if alone else 0,
     )
 
 
@@ -57,13 +58,13 @@ def member(pipe: Any, index: int, size: int) -> None:
     """Takes part in one group after another, as it is told."""
     torch.set_num_threads(1)
     while (order := pipe.recv()) is not None:
-        values, dtype, fate, timeout_s = order
+        values, dtype, fate, timeout_s, alone = order
         if index == 0:
             store = open_store(HOST, timeout_s=20.0)
             pipe.send(store.port)
         else:
             store = find_store(HOST, pipe.recv(), timeout_s=20.0)
-        exchange = NetworkExchange(store, membership(index, size, values, dtype, timeout_s))
+        exchange = NetworkExchange(store, membership(index, size, values, dtype, timeout_s, alone))
         del store
         own = {k: v for k, v in vectors(values, dtype).items() if homes(size)[k] == index}
         found: list[Any] = []
@@ -98,10 +99,16 @@ class Members:
             self.processes.append(process)
 
     def begin(
-        self, values: int, dtype: torch.dtype, fate: tuple[int, str] | None = None, timeout_s: float = 60.0
+        self,
+        values: int,
+        dtype: torch.dtype,
+        fate: tuple[int, str] | None = None,
+        *,
+        timeout_s: float = 60.0,
+        alone: bool = False,
     ) -> None:
         for pipe in self.pipes:
-            pipe.send((values, dtype, fate, timeout_s))
+            pipe.send((values, dtype, fate, timeout_s, alone))
         port = self.heard(0)
         for pipe in self.pipes[1:]:
             pipe.send(port)
@@ -132,8 +139,11 @@ def three() -> Iterator[Members]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("values", [1003, 1000, 5, 1])  # even and uneven ranges, and fewer values than members
-def test_members_get_the_bits_of_a_sum_in_one_process(members: Members, values: int, dtype: torch.dtype) -> None:
-    members.begin(values, dtype)
+@pytest.mark.parametrize("alone", [True, False])
+def test_members_get_the_bits_of_a_sum_in_one_process(
+    members: Members, values: int, dtype: torch.dtype, alone: bool
+) -> None:
+    members.begin(values, dtype, alone=alone)
     expected = []
     for sync, attend in enumerate(ATTENDEES):
         expected.append(torch.empty(values, dtype=dtype))
