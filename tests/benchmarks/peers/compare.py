@@ -66,7 +66,8 @@ def peer_side(python: Path, peer: str, folder: Path, asked: work.Work) -> Iterat
     command = [str(python), str(HERE / f"run_{peer}.py"), str(own)]
     if peer == "pfl" and asked.processes > 1:
         command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={asked.processes}"]
-    surroundings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "FEDSWEEP_PEER_FOLDER": str(own)}
+    # Ray's workers would otherwise give way to other processes, as the other peers' do not.
+    surroundings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "RAY_worker_niceness": "0"}
     with (own / "log").open("w") as log:
         process = subprocess.Popen(command, env={**os.environ, **surroundings}, stdout=log, stderr=log)
     numbers = itertools.count(1)
