@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -64,7 +65,12 @@ class Player:
 
 @contextlib.contextmanager
 def playing(plan: Plan) -> Iterator[Player]:
-    """A run that is ready for its first round, with the cluster that it needs; ended afterwards."""
+    """A run that is ready for its first round, with the cluster that it needs; ended afterwards.
+
+    Ray makes its workers give way to other processes (niceness 15): beside plain processes that would be measured, and
+    on a busy machine nothing else. Here they do not.
+    """
+    os.environ.setdefault("RAY_worker_niceness", "0")
     check_experiment(plan.experiment)
     with tempfile.TemporaryDirectory(prefix="fedsweep-bench-") as scratch:
         folder = Path(scratch) / "run"
