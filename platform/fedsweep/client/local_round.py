@@ -158,7 +158,7 @@ class LocalRound:
                 self._see(self.vector.clone())
         elif self._fresh is False and self._position == 0:
             self._tally = self._tally.carried_on(self._work.num_samples, self._work.classes)
-        for replacing in self._terms.prepare(self._trained, self._anchor_tree, self._view):
+        for replacing in self._terms.prepare(self._trained, self._values, self._anchor_tree, self._view):
             self._replace(replacing)
         self._measure([p for p in probes if p.when == "start"])
         self._due += job.steps

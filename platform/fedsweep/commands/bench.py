@@ -133,7 +133,9 @@ def _measure(chosen: list[SetUp], request: Request, *, json: Path | None, anyway
                 " there, or measure with --anyway, which judges nothing"
             )
         request.say(f"{setup.name}: {setup.summary}")
-        found += [(setup.name, figure) for figure in setup.measure(request)]
+        for figure in setup.measure(request):
+            found.append((setup.name, figure))
+            request.say(f"{setup.name}: {figure.shown()}")
     is_judged = max(loads.values()) <= MOST_LOAD_CPUS
     table = make_table(*COLUMNS, left=3)
     for name, figure in found:

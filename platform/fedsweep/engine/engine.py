@@ -164,7 +164,7 @@ class Engine:
 
     @property
     def registration_bytes(self) -> int:
-        """Bytes that clients send once, as they register."""
+        """Bytes of the clients' registration, of all of them and both ways."""
         return registration_bytes(self.experiment)
 
     # -- a round -------------------------------------------------------------------------------------------------

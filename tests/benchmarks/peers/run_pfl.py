@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import version
 
 os.environ["PFL_PYTORCH_DEVICE"] = "cpu"
 
@@ -48,18 +47,20 @@ class Network(nn.Module):
         return {}
 
 
-class Timed(TrainingProcessCallback):
-    """Notes when rounds end."""
+class InTurns(TrainingProcessCallback):
+    """Waits for each round's turn; in all processes, of which the first one answers."""
 
-    def __init__(self, clock: work.Clock) -> None:
-        self.clock = clock
+    def __init__(self, turns: work.Turns, rounds: int) -> None:
+        self.turns, self.rounds = turns, rounds
 
     def on_train_begin(self, *, model):  # type: ignore[no-untyped-def]
-        self.clock.begins()
+        self.turns.begins()
         return Metrics()
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):  # type: ignore[no-untyped-def]
-        self.clock.round_ended()
+        self.turns.ends()
+        if central_iteration + 1 < self.rounds:
+            self.turns.begins()
         return False, Metrics()
 
 
@@ -81,7 +82,7 @@ def main(folder: str) -> None:
         local_optimizer_create=torch.optim.SGD,
         central_optimizer=torch.optim.SGD(network.parameters(), 1.0),
     )
-    clock = work.Clock()
+    turns = work.Turns(folder, speaks=int(os.environ.get("RANK", "0")) == 0)
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=asked.rounds,
@@ -97,10 +98,8 @@ def main(folder: str) -> None:
             local_batch_size=asked.batch_size,
         ),
         model_eval_params=NNEvalHyperParams(local_batch_size=asked.batch_size),
-        callbacks=[Timed(clock)],
+        callbacks=[InTurns(turns, asked.rounds)],
     )
-    if int(os.environ.get("RANK", "0")) == 0:
-        clock.write(folder, version("pfl"))
 
 
 if __name__ == "__main__":
