@@ -52,6 +52,9 @@ def compare(
 ) -> None:
     """Put runs side by side: accuracy, bytes, communication ratio, simulated and wall time.
 
+    Columns: acc and best are test accuracies, bytes go both ways, ratio is what models moved over what a model each way
+    at every local step would have been, sim is the simulated devices' time and wall the measured one.
+
     By setting, accuracies are means over seeds with their sample standard deviation and the 95% bootstrap interval.
     Runs that were tested by class and by client (evaluation.per_client) have a second table, with the worst and the
     best tenth. The picture shows test accuracy against the bytes sent: a line per setting, the mean over its seeds

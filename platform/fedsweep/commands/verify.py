@@ -81,7 +81,7 @@ def _play_again(original: RunFolder, again: RunFolder, *, quiet: bool) -> dict[s
     from fedsweep.tracking.progress import make_progress
 
     with make_progress(quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress:
-        plan = plan_run(load_config(original.path / "config.yaml", ["tracking.uri=none"]))
+        plan = plan_run(load_config(original.path / "config.yaml", ["tracking.uri=none", "tracking.also=[]"]))
         return run_plan(plan, again.path, observers=[progress])
 
 

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.catalog import merged_title
+
 if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
     from fedsweep.records import RoundRecord
 
 
@@ -37,6 +40,24 @@ class RunInfo:
     resumed_from: int | None = None
     records: Sequence[RoundRecord] = ()
     targets: Sequence[float] = ()
+
+
+def run_tags(config: Config, *, method: str, git_commit: str | None = None) -> dict[str, str]:
+    """The tags of a run.
+
+    Args:
+        config: Its configuration, resolved.
+        method: Its method's name; merged ones joined by plus signs.
+        git_commit: Of the code, where that is known.
+    """
+    return {
+        **({"fedsweep.git_commit": git_commit} if git_commit else {}),
+        "fedsweep.config_hash": config.hash(),
+        "fedsweep.method": method,
+        "fedsweep.dataset": config.scenario.dataset,
+        "fedsweep.setting": merged_title(method.split("+")),
+        "fedsweep.seed": str(config.seed),
+    }
 
 
 class Observer:

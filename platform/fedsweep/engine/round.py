@@ -259,12 +259,12 @@ class Round:
         return self._fleet.place({k: (n, float(work[k].steps * work[k].batch_size)) for k, n in syncs.items()})
 
     def _broadcast(self, client: int) -> Payload:
-        own = [c.broadcast(self.components[seam], client) for seam, c in self._method.server_components()]
-        return {name: value.detach().cpu() for name, value in joined("broadcast", own).items()}
+        number = self.plan.context.round
+        found = joined(self._method, self.components, "broadcast", Tensor, client, round=number)
+        return {name: value.detach().cpu() for name, value in found.items()}
 
     def _published(self) -> dict[str, Published]:
-        own = [c.publish(self.components[seam]) for seam, c in self._method.server_components()]
-        return joined("publish", own)
+        return joined(self._method, self.components, "publish", Published, round=self.plan.context.round)
 
     # -- what travels --------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -14,11 +14,13 @@ from fedsweep.client.coding import decoded_model
 from fedsweep.client.messages import Reply, Tally
 from fedsweep.engine.cost import CostModel
 from fedsweep.errors import InvariantError
+from fedsweep.guard import check_named
+from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, ClientWork, State
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout
 
-_Content = TypeVar("_Content")
+_Named = TypeVar("_Named")
 
 
 def announced(client: int, work: ClientWork, *, layout: FlatLayout, version: int, learning_rate: float) -> ClientUpdate:
@@ -108,19 +110,27 @@ def _with_tally(update: ClientUpdate, tally: Tally) -> ClientUpdate:
     )
 
 
-def joined(verb: str, parts: Sequence[Mapping[str, _Content]]) -> dict[str, _Content]:
-    """What several components say beside models, by name.
+def joined(
+    method: FederatedMethod, states: Mapping[str, State], hook: str, of: type[_Named], *whom: int, round: int
+) -> dict[str, _Named]:
+    """What a method's components say beside models, by name.
 
     Args:
-        verb: What they do with it, for the message.
-        parts: Each component's.
+        method: The method.
+        states: Its components'.
+        hook: The name of a method that takes a state and ``whom``.
+        of: What stands behind each name.
+        whom: The client, where the hook asks for one.
+        round: For messages.
 
     Raises:
-        InvariantError: Two of them use one name.
+        InvariantError: A component says something else, or two use the same name.
     """
-    found: dict[str, _Content] = {}
-    for part in parts:
-        if twice := found.keys() & part.keys():
-            raise InvariantError(f"two components {verb} something called {min(twice)!r}")
-        found |= part
+    found: dict[str, _Named] = {}
+    for seam, component in method.server_components():
+        given = getattr(component, hook)(states[seam], *whom)
+        check_named(given, of, component, hook, when=f"in round {round}")
+        if twice := found.keys() & given.keys():
+            raise InvariantError(f"two components {hook} something called {min(twice)!r}")
+        found |= given
     return found

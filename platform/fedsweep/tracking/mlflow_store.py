@@ -24,10 +24,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from fedsweep.errors import ConfigError, ResourceError
+from fedsweep.tracking.mlflow_view import save_view
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -198,19 +199,23 @@ def experiment_id(client: MlflowClient, name: str, *, uri: str, folder: Path) ->
         uri: The store's address.
         folder: The run's folder; artifacts of a database without a server go to the folder above it.
     """
+    found = client.get_experiment_by_name(name) or _made(client, name, uri=uri, folder=folder)
+    save_view(client, found)
+    return str(found.experiment_id)
+
+
+def _made(client: MlflowClient, name: str, *, uri: str, folder: Path) -> Any:
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
     try:
-        return str(client.create_experiment(name, artifact_location=_artifact_location(name, uri=uri, folder=folder)))
+        client.create_experiment(name, artifact_location=_artifact_location(name, uri=uri, folder=folder))
     except MlflowException:
         # Another process may have been faster.
         found = client.get_experiment_by_name(name)
         if found is None:
             raise
-        return str(found.experiment_id)
+        return found
+    return client.get_experiment_by_name(name)
 
 
 @contextmanager
