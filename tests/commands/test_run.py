@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from fedsweep.commands.run import summary
+from fedsweep.commands.playing import summary
 from fedsweep.config import yaml12
 from fedsweep.config.load import load_config
 

@@ -74,6 +74,27 @@ def test_plain_progress_shows_long_work_every_ten_seconds() -> None:
     ]
 
 
+def test_what_is_waited_for_has_a_name_from_the_first_moment(capsys: pytest.CaptureFixture[str]) -> None:
+    file = io.StringIO()
+    plain, (shown, _), quiet = PlainProgress(file), live(), QuietProgress()
+    for progress in (plain, shown, quiet):
+        progress.waiting("libraries")
+        progress.waiting("Ray")
+    assert file.getvalue() == "starting: libraries\nstarting: Ray\n"
+    assert "starting: Ray" in drawn_by(shown)
+    for progress in (plain, shown):
+        progress.started(info())
+    assert "first round" in drawn_by(shown)
+    plain.round_done(record(1))
+    written = file.getvalue()
+    plain.waiting("pictures")
+    assert file.getvalue() == written
+    shown.round_done(record(1))
+    shown.waiting("pictures")
+    assert drawn_by(shown).splitlines()[-1].strip() == "pictures"
+    assert capsys.readouterr() == ("", "")
+
+
 def test_live_progress_shows_long_work_below_the_bar_until_the_round_is_done() -> None:
     progress, file = live()
     with progress:

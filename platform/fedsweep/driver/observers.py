@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -41,7 +41,13 @@ class RunInfo:
 
 
 class Observer(ABC):
-    """Watches a run: ``check``, then ``started``, rounds and checkpoints as they come, and last ``finished``."""
+    """Watches a run: ``check``, then ``started``, rounds and checkpoints as they come, and last ``finished``.
+
+    Attributes:
+        phase: What its work after the last round counts as, in a result's ``timing``.
+    """
+
+    phase: ClassVar[str] = "observers"
 
     def check(self) -> None:
         """Makes sure, before anything is written, that the run can be watched.

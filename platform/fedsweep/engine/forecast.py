@@ -17,7 +17,6 @@ from fedsweep.engine.turns import foreseen
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.models.cost import BYTES_PER_VALUE
 
-# Rounds that are planned one by one; longer runs are extrapolated.
 _PLANNED = 50
 
 
@@ -68,7 +67,7 @@ def check_first_round(experiment: Experiment) -> None:
         pass
 
 
-def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
+def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int = _PLANNED) -> Forecast:
     """Plan the run's rounds and add up what they cost.
 
     Methods whose plans depend on training (measurements, accuracy) are forecast as they start.
@@ -76,12 +75,13 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
     Args:
         experiment: The experiment.
         num_actors: Client actors that the clients are laid on.
+        most_planned: Rounds that are planned one by one; longer runs are extrapolated.
     """
     costs = CostModel(experiment)
     planner, rows, layout = Planner(experiment, costs), RowMaker(experiment, costs), costs.layout
     beside, seen = Beside(experiment, costs), set[int]()
     rounds = experiment.training.rounds
-    planned = min(rounds, _PLANNED)
+    planned = min(rounds, most_planned)
     steps = num_bytes = flops = 0
     ratios = []
     clock: float | None = None

@@ -31,11 +31,11 @@ from fedsweep.runs.table_bounds import MOST_TABLE_BYTES, check_table_size
 
 if TYPE_CHECKING:
     import pyarrow as pa
-from fedsweep.runs.files import TEMPORARY, atomic_write
+from fedsweep.runs.files import TEMPORARY, TRACKING, atomic_write
 
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 CLIENT_ACCURACY = "client_accuracy.parquet"
-RESULT, MODEL, CHECKPOINTS, TRACKING = "result.json", "model.safetensors", "checkpoints", "mlflow.json"
+RESULT, MODEL, CHECKPOINTS = "result.json", "model.safetensors", "checkpoints"
 SCENARIO, PICTURES = "scenario.json", "pictures"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.

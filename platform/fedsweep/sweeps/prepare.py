@@ -353,6 +353,6 @@ def _check_trial(config: Config, entry: Entry, dataset: Dataset) -> float:
 
 def default_folder(config: Config) -> Path:
     """``runs/<name>-<timestamp>``, as for a single run."""
-    from fedsweep.driver.run import default_folder as folder_of_run
+    from fedsweep.runs.default_folder import default_folder as folder_of_run
 
     return folder_of_run(config)

@@ -126,9 +126,9 @@ def check_store(uri: str, *, experiment: str = "fedsweep") -> None:
             or the experiment is deleted; in one line, within seconds.
     """
     probe_store(uri)
-    path = sqlite_path(uri)
-    if path is not None and not _has_tables(path):
+    if not needs_mlflow(uri):
         return
+    path = sqlite_path(uri)
     with quiet_mlflow():
         # Only a process that knows the lock could be creating the file at this moment.
         if path is not None and _lock_path(path).exists():
@@ -145,6 +145,12 @@ def check_store(uri: str, *, experiment: str = "fedsweep") -> None:
             f"tracking.experiment: {experiment!r} is deleted in {redacted(uri)}; restore it (mlflow experiments restore"
             f" --experiment-id {found.experiment_id}) or choose another name"
         )
+
+
+def needs_mlflow(uri: str) -> bool:
+    """Whether checking the store takes MLflow: a sqlite file that is still to be made is looked at without it."""
+    path = sqlite_path(uri)
+    return path is None or _has_tables(path)
 
 
 def probe_store(uri: str, *, patience_s: float = PATIENCE_S) -> None:

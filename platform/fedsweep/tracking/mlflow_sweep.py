@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import RunInfo
 from fedsweep.errors import FedsweepError
-from fedsweep.runs.files import atomic_write
-from fedsweep.runs.run_folder import CONFIG, TRACKING, RunFolder
+from fedsweep.runs.files import TRACKING, atomic_write
+from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_run import MlflowRun, Point, key_text
 from fedsweep.tracking.mlflow_store import check_store, probe_store, quiet_mlflow, reason_of, redacted

@@ -114,6 +114,11 @@ class Progress(Observer):
     def checkpointed(self, round: int) -> None:
         del round
 
+    def waiting(self, text: str) -> None:
+        """Something is waited for before the first round or after the last; a few words."""
+        with self._audience():
+            self.shows_waiting(text)
+
     def message(self, text: str) -> None:
         with self._audience():
             self.shows_message(text)
@@ -132,6 +137,10 @@ class Progress(Observer):
 
     def closed(self) -> None:
         """Nothing more comes; may be said twice."""
+        return
+
+    def shows_waiting(self, text: str) -> None:
+        """What is waited for before the first round or after the last."""
         return
 
     def shows_start(self, standing: Standing) -> None:
@@ -182,6 +191,10 @@ class PlainProgress(Progress):
         self._file, self._clock = file, clock
         self._spoke = clock()
 
+    def shows_waiting(self, text: str) -> None:
+        if self._standing is None:  # what comes after the last round is seldom long
+            self.shows_message(f"starting: {text}")
+
     def shows_start(self, standing: Standing) -> None:
         self.shows_message(f"{standing.name}: {standing.planned} rounds")
 
@@ -221,7 +234,7 @@ class LiveProgress(Progress):
         super().__init__()
         self._console, self._is_interrupted, self._clock = console, is_interrupted, clock
         self._rows: deque[Mapping[str, str]] = deque(maxlen=_SHOWN_ROUNDS)
-        self._spinner = Spinner("dots", "preparing")
+        self._spinner = Spinner("dots", "starting")
         self._live = Live(
             get_renderable=self._draw,
             console=console,
@@ -239,8 +252,11 @@ class LiveProgress(Progress):
         self._live.transient = not self._rows
         self._live.stop()
 
+    def shows_waiting(self, text: str) -> None:
+        self._work = text
+
     def shows_start(self, standing: Standing) -> None:
-        self._began = self._clock()
+        self._began, self._work = self._clock(), ""
 
     def shows_round(self, standing: Standing, row: Mapping[str, str]) -> None:
         self._rows.append(row)
@@ -257,7 +273,9 @@ class LiveProgress(Progress):
         if self._is_interrupted():
             return Text("interrupted: ending in good order (Ctrl-C again: at once)", style="yellow")
         if standing is None or not self._rows:
-            present = "preparing" if standing is None else f"{standing.name}: {self._work or 'first round'}"
+            present = (
+                f"starting: {self._work}" if standing is None else f"{standing.name}: {self._work or 'first round'}"
+            )
             self._spinner.update(text=present)
             return self._spinner
         table = Table(box=None, pad_edge=False, header_style="bold")
