@@ -26,8 +26,10 @@ from fedsweep.components.refinement import Refinement
 from fedsweep.components.weighting import Uniform
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, MethodSettings
+from fedsweep.models.cost import PASSES_OF_A_STEP
 from fedsweep.models.functional import logits_with
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep.submodel import FULL_MODEL
 from fedsweep.trees import ParamTree, load_vector
 
 from .parts.distilling import Student, batches
@@ -118,7 +120,7 @@ def _gradients_of(step: LocalStep) -> Callable[[ParamTree, tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer(Refinement):
-    """``theta <- theta - strength * grad R / (m * penalty)`` with m clients, R the distance to a model of the server's.
+    """``theta <- theta - strength * grad R / (N * penalty)`` with N clients in all, R the distance to a server's model.
 
     ``R = T^2 KL(teacher || model) + cross-entropy`` on a batch of the server's labelled samples, at the model that the
     clients started from. The teacher is the same network, trained on these samples in the first round; it stays on the
@@ -132,7 +134,8 @@ class Transfer(Refinement):
         teacher_steps: Adam steps at 1e-3 that train the teacher, at least 1.
 
     Source: Yue et al. (2025). Reading: the authors distil contrastively from a network that was pretrained elsewhere;
-    here from logits, and from the server's own samples, so that nothing need be downloaded.
+    here from logits, and from the server's own samples, so that nothing need be downloaded. Where not all clients are
+    there, the server still moves by one of N shares: what they send is weighed by their share of all samples, too.
     """
 
     strength: float
@@ -166,7 +169,7 @@ class Transfer(Refinement):
         teacher = self._trained(sync) if state["teacher"] is None else state["teacher"]
         distance, gradient_P = self._distance(teacher, sync)
         moved = vector.clone()
-        moved[: sync.layout.num_params] -= self.strength / (len(updates) * self.penalty) * gradient_P
+        moved[: sync.layout.num_params] -= self.strength / (float(state["clients"]) * self.penalty) * gradient_P
         return moved, {**state, "teacher": teacher, "distance": distance}
 
     def _trained(self, sync: SyncContext) -> Tensor:
@@ -194,6 +197,8 @@ class Transfer(Refinement):
         chosen = inputs[index].to(device)
         with torch.no_grad():
             told = (logits_with(model, known, chosen) / self.temperature).softmax(dim=1)
+        # The teacher's forward pass, and a step's passes of the model.
+        sync.spent((1 + PASSES_OF_A_STEP) * len(chosen) * sync.forward_flops(FULL_MODEL))
         logits = model(chosen)
         distance = F.cross_entropy(logits, labels[index].to(device)) + self.temperature**2 * F.kl_div(
             (logits / self.temperature).log_softmax(dim=1), told, reduction="batchmean"

@@ -36,6 +36,7 @@ class SumOfLogits(Evaluation):
     """
 
     needs_updates: ClassVar[bool] = True
+    of_updates: ClassVar[bool] = True
     members: Members = "participants"
 
     def init(self, context: ServerContext) -> State:

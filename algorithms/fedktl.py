@@ -26,6 +26,7 @@ from fedsweep.components.probes import ClientTest, LocalClient, Probe
 from fedsweep.components.refinement import Refinement
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
+from fedsweep.models.cost import training_flops
 from fedsweep.models.functional import logits_with
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.streams import Stream
@@ -241,6 +242,7 @@ class LatentAlignment(Refinement):
         labels = torch.tensor([label for update in told for label in _classes(update, state["classes"])])
         transformer, centroids, figures = self._aligned(state, prototypes, labels, sync)
         images = self.decoder.decode(decoder, centroids, inputs)
+        sync.spent(len(images) * self.decoder.decode_flops(inputs))
         after = {"decoder": decoder, "transformer": transformer, "centroids": centroids}
         return vector, {**state, **after, "images": images, "figures": figures}
 
@@ -254,6 +256,7 @@ class LatentAlignment(Refinement):
         groups: list[list[nn.Parameter]] = [list(transformer.parameters()), [centroids]]
         optimizers = [torch.optim.Adam(group, lr=self.learning_rate, foreach=False) for group in groups]
         first = last = math.nan
+        weights = sum(weight.numel() for weight in transformer.parameters() if weight.dim() == 2)
         for epoch in range(self.epochs):
             transformer.train()
             order = torch.randperm(len(labels), generator=sync.stream.child("epoch", epoch).torch())
@@ -267,6 +270,7 @@ class LatentAlignment(Refinement):
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
+                sync.spent(training_flops(weights, len(chosen)))
                 for group, optimizer in zip(groups, optimizers, strict=True):
                     nn.utils.clip_grad_norm_(group, _CLIP)
                     optimizer.step()

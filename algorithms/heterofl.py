@@ -28,13 +28,9 @@ from fedsweep.records import RoundContext, ServerContext, State
 from fedsweep.submodel import FULL_MODEL, Covered, SubModel
 from fedsweep.trees import FlatLayout
 
-from .parts.unit_draws import unit_groups_of
+from .parts.unit_draws import has_norm, unit_groups_of, why_not_homogeneous
 from .parts.width_tests import StaticBatchNorm
 from .parts.width_tiers import Assignment, WidthTiers, width_tiers
-
-_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
-# s f(x) = f(s x) for s > 0: behind these a factor is as good as before them.
-_HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.Identity)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,15 +137,12 @@ class Widths(SubModelPolicy):
         """The groups whose outputs are divided by the width: those without a norm."""
         names = []
         for group in groups:
-            owners = {name.rpartition(".")[0] for name, _ in group.produced}
-            if any(isinstance(model.get_submodule(owner), _NORMS) for owner in owners):
+            if has_norm(model, group):
                 continue
-            kinds = [type(model.get_submodule(path)) for path in group.modules]
-            if group.residual or not all(issubclass(kind, _HOMOGENEOUS) for kind in kinds):
+            if between := why_not_homogeneous(model, group):
                 raise ConfigError(
                     f"heterofl's scaler needs layers with a norm or with ReLU, but units {group.name!r} of"
-                    f" {type(model).__name__} go through {' and '.join(kind.__name__ for kind in kinds)}"
-                    f"{' and additions' if group.residual else ''}; choose another model, or set method.scaler=false"
+                    f" {type(model).__name__} go through {between}; choose another model, or set method.scaler=false"
                 )
             names.append(group.name)
         return names

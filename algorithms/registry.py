@@ -231,6 +231,12 @@ METHODS: Mapping[str, Entry] = {
         summary="a sparse network whose clients move weights to where the gradient is large",
         source="Bibikar et al., AAAI 2022",
     ),
+    "local_only": Entry(
+        title="Local",
+        builder="fedsweep.algorithms.local_only:local_only",
+        summary="clients train models of their own, and nothing travels",
+        source="baseline",
+    ),
     "fedas": Entry(
         title="FedAS",
         builder="fedsweep.algorithms.fedas:fedas",

@@ -76,11 +76,13 @@ class Storm:
         command: ``run`` or ``sweep``.
         config: The configuration's text.
         targets: What may be killed, and how its command line begins.
+        latest_s: So long after it was seen a process is killed at most; 10 s, or the driver 20 s, by default.
     """
 
     command: str
     config: str
     targets: dict[str, str]
+    latest_s: float | None = None
 
     def start(self, words: list[str], log: Path) -> subprocess.Popen[bytes]:
         """Starts the command; what it says is added to the log."""
@@ -117,7 +119,7 @@ class Storm:
         deadline = time.monotonic() + LONGEST_S
         while process.poll() is None and time.monotonic() < deadline:
             if self.processes(process.pid, target):
-                time.sleep(draw.uniform(0.0, LATEST_S.get(target, 10.0)))
+                time.sleep(draw.uniform(0.0, self.latest_s or LATEST_S.get(target, 10.0)))
                 victims = self.processes(process.pid, target)
                 if process.poll() is not None or not victims:
                     return False
@@ -228,11 +230,12 @@ def main() -> int:
     parser.add_argument("--sweeps", action="store_true", help="sweeps instead of runs")
     parser.add_argument("--targets", help="what is killed, comma-separated; by default all")
     parser.add_argument("--most-kills", type=int, default=3, help="in one trial")
+    parser.add_argument("--latest", type=float, help="so many seconds after it was seen a process is killed at most")
     given = parser.parse_args()
-    storm = Storm("run", CONFIG, TARGETS)
+    storm = Storm("run", CONFIG, TARGETS, given.latest)
     if given.sweeps:
         kept = [line for line in CONFIG.splitlines() if not line.startswith("runtime")]
-        storm = Storm("sweep", "\n".join(kept) + SWEEP, SWEEP_TARGETS)
+        storm = Storm("sweep", "\n".join(kept) + SWEEP, SWEEP_TARGETS, given.latest)
     names = given.targets.split(",") if given.targets else list(storm.targets)
     print(f"seed {given.seed}", flush=True)
     outcomes = blow(storm, names, given)

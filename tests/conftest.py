@@ -1,7 +1,7 @@
 """One thread per process: the tests' arrays are tiny, and idle helper threads cost more than they bring.
 
-Tests run in two processes (``scripts/check``). What starts Ray stays in one of them, so that no two clusters
-compete.
+Tests run in three processes (``scripts/check``). What starts Ray mostly waits for processes to come up, so sweeps and
+the rest of it have a process each, and all else runs meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests that start Ray form one group."""
+    """Tests that start Ray form two groups, which xdist begins with, as the largest; one process plays one of them."""
     for item in items:
         if item.get_closest_marker("ray") is not None:
-            item.add_marker(pytest.mark.xdist_group("ray"))
+            name = "sweeps on Ray" if "sweeps" in item.path.parts else "Ray"
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "xdist_group"]
+            item.add_marker(pytest.mark.xdist_group(name))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import ray
+import ray.exceptions
 import torch
 
 from fedsweep.cli import main
@@ -148,6 +151,21 @@ def test_unreachable_ray_address(
     settings = ["--set", "runtime.backend=ray", "--set", f"runtime.address={address}"]
     line = refusal(["run", str(config), *settings, *dry], capsys)
     assert "runtime.address" in line and f"'{address}'" in line and reason in line
+
+
+def test_cluster_with_a_token_that_is_not_here(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuses(**_: object) -> None:
+        raise ray.exceptions.AuthenticationError("no authentication token was found")
+
+    monkeypatch.setattr(ray, "init", refuses)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        line = refusal(
+            ["run", str(config), "--set", "runtime.backend=ray", "--set", f"runtime.address={address}"], capsys
+        )
+    assert address in line and "no authentication token was found" in line and "RAY_AUTH_TOKEN" in line
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["run", "dry-run"])

@@ -22,6 +22,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.ray_client_actor import ClientActor
 from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
+from fedsweep.fleet.ray_exchange import Vectors
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.runs.state_codec import to_bytes
 from fedsweep.testing import Subject, run_rounds, subject_of
@@ -102,9 +103,7 @@ class PooledFleet(RayFleet):
             num_actors=num_actors,
             name="pooled",
             options=lambda index: {},
-            num_values=experiment.layout.num_values,
-            dtype=experiment.layout.dtype,
-            capacity=experiment.training.cohort_size,
+            vectors=Vectors.of(experiment),
             warn=messages.append,
         )
 
@@ -127,7 +126,7 @@ class PooledFleet(RayFleet):
 
     def close(self) -> None:
         self._closed = True
-        self._drop_group()
+        self._group.drop()
 
 
 @pytest.fixture(scope="module")

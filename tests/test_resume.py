@@ -9,13 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedsweep.cli import main
 from fedsweep.runs.run_folder import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("resume")]
+BACKENDS = ["local", pytest.param("ray", marks=pytest.mark.ray)]
 
 SMALL = [
     "scenario.clients=8",
@@ -28,11 +32,16 @@ SMALL = [
     "tracking.uri=none",
 ]
 METHODS = {"fedavg": "{name: fedavg}", "dynamicfl": "{name: dynamicfl, low_interval: 8, group: random}"}
+Said = Callable[..., tuple[int, str]]
 
 
-def command(*words: str, backend: str, method: str = "fedavg", rounds: int = 12) -> list[str]:
-    settings = [*SMALL, f"training.rounds={rounds}", f"runtime.backend={backend}", f"method={METHODS[method]}"]
-    return [sys.executable, "-m", "fedsweep", "run", *words, *[part for s in settings for part in ("--set", s)]]
+def words(configuration: Path, out: Path, *, backend: str = "local", method: str = "fedavg") -> list[str]:
+    settings = [*SMALL, f"runtime.backend={backend}", f"method={METHODS[method]}"]
+    return ["run", str(configuration), "--out", str(out), *[part for s in settings for part in ("--set", s)]]
+
+
+def start(*given: str, cwd: Path, **more: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "fedsweep", *given], cwd=cwd, text=True, **more)
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +51,16 @@ def configuration(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=240)
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Said:
+    """Calls the command in this process; gives its exit code and what it said."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
+    def called(*given: str | Path) -> tuple[int, str]:
+        code = main([str(word) for word in given])
+        return code, "".join(capsys.readouterr())
 
-def resume(folder: Path) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-m", "fedsweep", "run", "--resume", str(folder)], folder.parent)
+    return called
 
 
 def sha(folder: Path) -> str:
@@ -61,19 +74,14 @@ def unbroken(configuration: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     folders = {}
     for method in METHODS:
         folders[method] = tmp_path_factory.mktemp(method) / "run"
-        done = run(
-            command(str(configuration), "--out", str(folders[method]), backend="local", method=method),
-            folders[method].parent,
-        )
-        assert done.returncode == 0, done.stderr
+        assert main([*words(configuration, folders[method], method=method), "--quiet"]) == 0
     return folders
 
 
-def start_and_signal(words: list[str], folder: Path, *, after_round: int, how: signal.Signals) -> int:
+def start_and_signal(given: list[str], folder: Path, *, after_round: int, how: signal.Signals) -> int:
     """Start a run, wait until a round is on its output, then signal its process; its exit code."""
-    with subprocess.Popen(
-        words, cwd=folder.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
+    with start(*given, cwd=folder.parent, **pipes) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if f"{after_round}/" in line and "round" in line:
@@ -83,23 +91,18 @@ def start_and_signal(words: list[str], folder: Path, *, after_round: int, how: s
         return process.wait(60)
 
 
-@pytest.mark.parametrize("method", list(METHODS))
-@pytest.mark.parametrize("backend", ["local", "ray"])
+@pytest.mark.parametrize(
+    ("backend", "method"), [("local", "fedavg"), pytest.param("ray", "dynamicfl", marks=pytest.mark.ray)]
+)
 def test_a_killed_driver_resumes_to_the_same_bits(
-    configuration: Path, unbroken: dict[str, Path], tmp_path: Path, method: str, backend: str
+    configuration: Path, unbroken: dict[str, Path], tmp_path: Path, call: Said, method: str, backend: str
 ) -> None:
     folder = tmp_path / "run"
-    # Many rounds, so that it is sure to be under way; the resumed run then has the configuration of the short one.
-    code = start_and_signal(
-        command(str(configuration), "--out", str(folder), backend=backend, method=method),
-        folder,
-        after_round=5,
-        how=signal.SIGKILL,
-    )
-    if code == 0:
+    given = words(configuration, folder, backend=backend, method=method)
+    if start_and_signal(given, folder, after_round=5, how=signal.SIGKILL) == 0:
         pytest.fail("the run ended before it could be killed")
-    done = resume(folder)
-    assert done.returncode == 0, done.stderr
+    code, said = call("run", "--resume", folder)
+    assert code == 0, said
     assert sha(folder) == sha(unbroken[method])
     rounds = RunFolder(folder).read_rounds()
     assert [r.round for r in rounds] == list(range(1, 13))
@@ -108,33 +111,32 @@ def test_a_killed_driver_resumes_to_the_same_bits(
     assert [r.bytes_up for r in rounds] == [r.bytes_up for r in expected]
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("backend", ["local", "ray"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_an_interrupted_run_exits_130_and_resumes(
-    configuration: Path, unbroken: dict[str, Path], tmp_path: Path, backend: str, how: signal.Signals
+    configuration: Path, unbroken: dict[str, Path], tmp_path: Path, call: Said, backend: str
 ) -> None:
+    """By Ctrl-C; by SIGTERM in ``commands/test_run.py``."""
     folder = tmp_path / "run"
-    code = start_and_signal(
-        command(str(configuration), "--out", str(folder), backend=backend), folder, after_round=5, how=how
-    )
-    assert code == 130
+    given = words(configuration, folder, backend=backend)
+    assert start_and_signal(given, folder, after_round=5, how=signal.SIGINT) == 130
     result = json.loads((folder / "result.json").read_text())
     assert result["status"] == "killed"
     assert (folder / "checkpoints" / f"round-{result['rounds']:06d}.json").exists()
-    assert resume(folder).returncode == 0
+    assert call("run", "--resume", folder)[0] == 0
     assert sha(folder) == sha(unbroken["fedavg"])
 
 
-def test_resuming_a_finished_run_says_so(unbroken: dict[str, Path]) -> None:
+def test_resuming_a_finished_run_says_so(unbroken: dict[str, Path], call: Said) -> None:
     before = (unbroken["fedavg"] / "result.json").read_bytes()
-    done = resume(unbroken["fedavg"])
-    assert done.returncode == 0
-    assert "finished" in done.stdout + done.stderr
+    code, said = call("run", "--resume", unbroken["fedavg"])
+    assert code == 0 and "finished" in said
     assert (unbroken["fedavg"] / "result.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("damage", ["newest", "all", "none there"])
-def test_a_damaged_checkpoint_is_passed_over_and_said(unbroken: dict[str, Path], tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_passed_over_and_said(
+    unbroken: dict[str, Path], tmp_path: Path, call: Said, damage: str
+) -> None:
     folder = tmp_path / "run"
     shutil.copytree(unbroken["fedavg"], folder)
     (folder / "result.json").unlink()
@@ -147,55 +149,49 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(unbroken: dict[str, Path],
         data = bytearray(manifest.read_bytes())
         data[len(data) // 2] ^= 1
         manifest.write_bytes(data)
-    done = resume(folder)
-    assert done.returncode == 0, done.stderr
+    code, said = call("run", "--resume", folder)
+    assert code == 0, said
     assert sha(folder) == sha(unbroken["fedavg"])
-    said = done.stdout + done.stderr
     if damage == "newest":
         assert manifests[-1].stem in said and "going on after round" in said
     else:
         assert "starting anew" in said
 
 
-def test_verify_repeats_a_run_and_notices_a_changed_model(unbroken: dict[str, Path], tmp_path: Path) -> None:
-    verify = [sys.executable, "-m", "fedsweep", "verify"]
-    good = run([*verify, str(unbroken["dynamicfl"])], tmp_path)
-    assert good.returncode == 0, good.stdout + good.stderr
+def test_verify_repeats_a_run_and_notices_a_changed_model(
+    unbroken: dict[str, Path], tmp_path: Path, call: Said
+) -> None:
+    code, said = call("verify", unbroken["dynamicfl"])
+    assert code == 0, said
     changed = tmp_path / "changed"
     shutil.copytree(unbroken["dynamicfl"], changed)
     config = (changed / "config.yaml").read_text()
     (changed / "config.yaml").write_text(config.replace("\nseed: 0\n", "\nseed: 1\n"))
-    bad = run([*verify, str(changed)], tmp_path)
-    assert bad.returncode == 1
-    assert "model_sha256" in bad.stdout + bad.stderr
+    code, said = call("verify", changed)
+    assert code == 1 and "model_sha256" in said
 
 
 def test_different_methods_and_seeds_give_different_bits_and_they_train(
     configuration: Path, unbroken: dict[str, Path], tmp_path: Path
 ) -> None:
     other = tmp_path / "seed"
-    words = command(str(configuration), "--out", str(other), backend="local")
-    assert run([*words, "--set", "seed=1"], tmp_path).returncode == 0
+    assert main([*words(configuration, other), "--set", "seed=1", "--quiet"]) == 0
     assert len({sha(other), *(sha(folder) for folder in unbroken.values())}) == 3
     for folder in (other, *unbroken.values()):
         assert json.loads((folder / "result.json").read_text())["best_test_accuracy"] > 0.6
 
 
 def test_a_folder_killed_before_its_first_checkpoint_starts_anew(
-    configuration: Path, unbroken: dict[str, Path], tmp_path: Path
+    configuration: Path, unbroken: dict[str, Path], tmp_path: Path, call: Said
 ) -> None:
     folder = tmp_path / "run"
-    process = subprocess.Popen(
-        command(str(configuration), "--out", str(folder), backend="local"),
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = start(*words(configuration, folder), cwd=tmp_path, **nowhere)
     deadline = time.monotonic() + 60
     while not (folder / "config.yaml").exists() and time.monotonic() < deadline:
-        pass
+        time.sleep(0.005)
     process.kill()
     process.wait(30)
-    done = resume(folder)
-    assert done.returncode == 0, done.stderr
+    code, said = call("run", "--resume", folder)
+    assert code == 0, said
     assert sha(folder) == sha(unbroken["fedavg"])

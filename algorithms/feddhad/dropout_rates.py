@@ -47,6 +47,25 @@ def device_dropout(time_s: float, target_s: float, *, cap: float, device_rate: D
     return min(1 - share, cap) if device_rate == "balanced" else min(share, _BELOW_ONE)
 
 
+def rates_of_round(rates: Sequence[float], samples: Sequence[int]) -> dict[str, float]:
+    """What a table says of the rates of a round's devices: their mean hides that most have none and some much.
+
+    Args:
+        rates: Each device's mean rate, 0..1; none: nobody drops anything.
+        samples: Its number of samples.
+    """
+    drawn = np.asarray(rates if len(rates) else [0.0], dtype=np.float64)
+    low, median, high = np.quantile(drawn, [0.1, 0.5, 0.9]).tolist()
+    return {
+        "dropout_device_rate": float(drawn.mean()),
+        "dropout_rate_p10": low,
+        "dropout_rate_median": median,
+        "dropout_rate_p90": high,
+        "dropout_rate_zero_share": float((drawn == 0).mean()),
+        "dropout_rate_by_samples": float(np.average(drawn, weights=samples if len(rates) else [1])),
+    }
+
+
 def unit_rates(scores_U: np.ndarray, rate: float, *, cap: float = 0.9, temperature: float = 1.0) -> np.ndarray:
     """Rates of units [U] whose mean is ``rate``: the lower the score, the higher the rate, at most ``cap``.
 

@@ -18,7 +18,7 @@ from typing import Literal, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
@@ -29,20 +29,21 @@ from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import BYTES_PER_VALUE, fwd_macs_per_sample, training_flops
 from fedsweep.models.network import Network
 from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import unit_submodel
+from fedsweep.models.unit_submodel import MultiplierIn, unit_submodel
 from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.world.devices import client_time
 
+from ..parts.unit_draws import has_norm, why_not_homogeneous
 from .curvature import CurvatureGap
-from .dropout_rates import DeviceRate, device_dropout, drawn_units, target_time, unit_rates
+from .dropout_rates import DeviceRate, device_dropout, drawn_units, rates_of_round, target_time, unit_rates
 from .unit_scores import RankScale, UnitScores, WeightSum, maskable_groups
 
 BaseRate = float | Literal["hessian"]
 Refresh = Literal["trigger"] | tuple[int, ...]
 Reference = Literal["largest", "slowest"]
 SoftmaxOver = Literal["kind", "layer"]
-
+Multiplier = MultiplierIn | Literal["none"]
 
 _WHOLE = "clients train the whole model, as in FedAvg"
 
@@ -66,12 +67,15 @@ class AdaptiveDropout(SubModelPolicy):
         softmax_over: Units that share a mean rate: all filters, all neurons and all heads, or each layer's.
         temperature: Of the softmax over scores, above 0.
         scores: How units are scored.
+        multiplier: Where 1 / (1 - rate) acts, see :class:`UnitSubModel`; ``"none"``: nowhere.
 
     Source: FedDHAD, section on FedAD. Reading: the trigger compares the scores' change from check to check: the first
     refresh comes after ``patience`` checks in a row whose change has not fallen, later ones at each check whose change
     has. With ``"hessian"`` and the trigger the curvature is measured, and the scores anew, in the round after the check
-    that asked for it: only then does the server know. Multipliers 1 / (1 - rate) act on activations in training and are
-    no part of the parameters. Without simulated devices all count as equally fast, so every device has the base rate.
+    that asked for it: only then does the server know. Without simulated devices all count as equally fast, so every
+    device has the base rate. Reading: the paper's "generate the sub model using the mask variables" can mean
+    multipliers on activations, or in the weights that are sent: the same forward pass with smaller steps. Dividing them
+    out on return is ours; without it the weights would grow from round to round.
     Reading: attention heads are a kind of their own beside filters and neurons, each kind with the device's mean rate;
     a head is left out with its query, key and value, and its multiplier acts on its output before the projection.
     """
@@ -82,11 +86,12 @@ class AdaptiveDropout(SubModelPolicy):
     refresh: Refresh = "trigger"
     check_every: int = 10
     patience: int = 3
-    unit_rate_cap: float = 0.9
+    unit_rate_cap: float = 0.5
     reference: Reference = "largest"
     softmax_over: SoftmaxOver = "kind"
     temperature: float = 1.0
     scores: UnitScores = UnitScores()
+    multiplier: Multiplier = "activation"
 
     def __post_init__(self) -> None:
         for name in ("base_rate_cap", "unit_rate_cap"):
@@ -106,11 +111,15 @@ class AdaptiveDropout(SubModelPolicy):
         if not self.temperature > 0:
             raise ConfigError(f"method.temperature must be above 0, but got {self.temperature}")
 
+    @property
+    def scales_steps(self) -> bool:
+        return bool(self.base_rate) and self.multiplier in ("incoming", "split")
+
     def init(self, context: ServerContext) -> State:
         """No scores yet, all rates 0.
 
         Raises:
-            ConfigError: The network lists no units that can be left out.
+            ConfigError: The network lists no units that can be left out, or none whose weights can bear the multiplier.
         """
         macs = 0
         if self.base_rate:
@@ -119,6 +128,7 @@ class AdaptiveDropout(SubModelPolicy):
                     f"fedad leaves out channels, neurons and heads, but model {type(context.model).__name__} lists no"
                     " unit groups; use a built-in model or give yours a method unit_groups"
                 )
+            self._check_multiplier(context.model)
             macs = fwd_macs_per_sample(context.model, cast(Network, context.model).input_shape, count_batch_norm=False)
         return {
             "macs": macs,
@@ -133,8 +143,21 @@ class AdaptiveDropout(SubModelPolicy):
             "triggered": False,
             "due": False,
             "refreshes": 0,
-            "device_rate": 0.0,
+            "rates": rates_of_round([], []),
         }
+
+    def _check_multiplier(self, model: nn.Module) -> None:
+        if not self.scales_steps:
+            return
+        for group in maskable_groups(model):
+            between = "a norm" if has_norm(model, group) else why_not_homogeneous(model, group)
+            between = between or ("attention" if group.kind == "head" else "")
+            if between:
+                raise ConfigError(
+                    f"method.multiplier={self.multiplier} puts 1 / (1 - rate) into the weights that make a unit, as"
+                    f" can be done where ReLU alone stands between it and them; but units {group.name!r} of"
+                    f" {type(model).__name__} go through {between}; set method.multiplier=activation"
+                )
 
     # -- what a user should know ---------------------------------------------------------------------------------
 
@@ -232,7 +255,8 @@ class AdaptiveDropout(SubModelPolicy):
         whole: dict[int, SubModel] = dict.fromkeys(context.cohort, FULL_MODEL)
         if self._is_check(context.round) or self._is_refresh(state, context.round):
             times = {k: _time(state["macs"], context, k) for k in context.cohort}
-            return whole, {**state, "times": times, "device_rate": 0.0}
+            samples = [context.profiles[k].num_samples for k in context.cohort]
+            return whole, {**state, "times": times, "rates": rates_of_round([0.0] * len(samples), samples)}
         if not state["base_rate"] or not context.cohort or context.model is None:
             return whole, state
         groups = maskable_groups(context.model)
@@ -245,8 +269,14 @@ class AdaptiveDropout(SubModelPolicy):
             device_rates.append(rate)
             generator = context.stream.child("units", client).numpy()
             drawn = drawn_units(groups, self._unit_rates(groups, state["scores"], rate), generator=generator)
-            submodels[client] = unit_submodel(every_group, drawn.kept, scales=drawn.scales)
-        return submodels, {**state, "device_rate": float(np.mean(device_rates))}
+            submodels[client] = unit_submodel(
+                every_group,
+                drawn.kept,
+                scales=None if self.multiplier == "none" else drawn.scales,
+                scales_in="activation" if self.multiplier == "none" else self.multiplier,
+            )
+        samples = [context.profiles[k].num_samples for k in context.cohort]
+        return submodels, {**state, "rates": rates_of_round(device_rates, samples)}
 
     def _unit_rates(self, groups: Sequence[UnitGroup], scores_U: Tensor, rate: float) -> dict[str, np.ndarray]:
         """Each group's rates [size]."""
@@ -264,13 +294,13 @@ class AdaptiveDropout(SubModelPolicy):
         return rates
 
     def report(self, state: State) -> ComponentReport:
-        """The rates: base (as used and as measured), mean over the round's devices; refreshes so far."""
+        """The rates: base (as used and as measured), those of the round's devices; refreshes so far."""
         return ComponentReport(
             metrics={
                 "dropout_base_rate": state["base_rate"],
                 "dropout_base_rate_raw": state["raw_base_rate"],
-                "dropout_device_rate": state["device_rate"],
                 "dropout_refreshes": float(state["refreshes"]),
+                **state["rates"],
             }
         )
 
@@ -315,10 +345,11 @@ def fedad(
     refresh: Refresh = "trigger",
     check_every: int = 10,
     patience: int = 3,
-    unit_rate_cap: float = 0.9,
+    unit_rate_cap: float = 0.5,
     reference: Reference = "largest",
     softmax_over: SoftmaxOver = "kind",
     temperature: float = 1.0,
+    multiplier: Multiplier = "activation",
     score_samples: int = 128,
     rank_scale: RankScale = "relative",
     weight_sum: WeightSum = "absolute",
@@ -336,10 +367,15 @@ def fedad(
             the devices train the full model.
         check_every: Rounds between two checks of the trigger.
         patience: Checks in a row without a smaller change of the scores before the first refresh.
-        unit_rate_cap: Largest rate of one unit; what exceeds it is handed to the others.
+        unit_rate_cap: Largest rate of one unit; what exceeds it is handed to the others. 0.5: multipliers of at most 2.
         reference: The device whose time the others are measured by: largest (data set) or slowest.
         softmax_over: Units that share a mean rate: kind (all filters, all neurons, all attention heads) or layer.
-        temperature: Of the softmax over scores; the smaller, the further apart the units' rates.
+        temperature: Of the softmax over scores; the smaller, the further apart the units' rates. Small values (0.05)
+            drive units of slow devices to unit_rate_cap.
+        multiplier: Where 1 / (1 - rate) of a kept unit acts in training: activation: behind it; incoming: in the
+            weights and biases that make it, divided out when they come back, so that their steps are smaller; split:
+            its square root there and in the weights that read it; none: nowhere. The first three compute the same at a
+            round's start. incoming and split need ReLU without norms, and SGD.
         score_samples: Samples that a device averages the ranks of its feature maps over.
         rank_scale: Ranks relative to the size of the maps, or raw.
         weight_sum: Neurons by the sum of their absolute incoming weights, or of the signed ones.
@@ -358,6 +394,7 @@ def fedad(
             reference=reference,
             softmax_over=softmax_over,
             temperature=temperature,
+            multiplier=multiplier,
             scores=UnitScores(max_samples=score_samples, rank_scale=rank_scale, weight_sum=weight_sum),
         ),
     )

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsweep.models.cost import layer_costs, training_flops
 from fedsweep.records import SyncContext
 from fedsweep.streams import Stream
 
@@ -40,6 +41,10 @@ class Decoder(ABC):
     def decode(self, values: Values, latents: Tensor, like: Tensor) -> Tensor:
         """Inputs [B, ...] of latent vectors [B, L], shaped as those of ``like``."""
 
+    @abstractmethod
+    def decode_flops(self, like: Tensor) -> float:
+        """What one of them costs."""
+
 
 class _Autoencoder(nn.Module):
     """A variational autoencoder of two strided convolutions, and two that are laid out twice as large."""
@@ -60,6 +65,10 @@ class _Autoencoder(nn.Module):
         self.start = nn.Linear(latent_width, size)
         self.middle = nn.Conv2d(width, width, 3, padding=1)
         self.end = nn.Conv2d(width, channels, 3, padding=1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The inputs [B, ...] as their latents' means give them back."""
+        return self.decode(self.encoder(inputs).chunk(2, dim=1)[0])
 
     def decode(self, latents: Tensor) -> Tensor:
         hidden = self.start(latents).relu().unflatten(1, self._small)
@@ -97,7 +106,7 @@ class SmallDecoder(Decoder):
         module = self._module(inputs, sync.stream).to(device)
         optimizer = torch.optim.Adam(module.parameters(), lr=1e-3, foreach=False)
         orders = batches(len(inputs), self.batch_size, sync.stream.child("decoder batches"))
-        draws = sync.stream.child("decoder noise").torch()
+        draws, layers = sync.stream.child("decoder noise").torch(), self._macs(inputs)
         for number, index in enumerate(islice(orders, self.steps), start=1):
             batch = inputs[index].to(device)
             mean, spread = module.encoder(batch).chunk(2, dim=1)
@@ -108,6 +117,7 @@ class SmallDecoder(Decoder):
             optimizer.zero_grad()
             (error + prior).backward()
             optimizer.step()
+            sync.spent(training_flops(sum(layers.values()), len(index)))
             if number % 100 == 0:
                 sync.working(f"training the decoder: step {number} of {self.steps}, error {float(error):.4f}")
         return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
@@ -120,3 +130,13 @@ class SmallDecoder(Decoder):
         module.load_state_dict(dict(values))
         with torch.no_grad():
             return module.decode(latents.to(like.dtype))
+
+    def decode_flops(self, like: Tensor) -> float:
+        macs = sum(macs for name, macs in self._macs(like).items() if not name.startswith("encoder."))
+        return training_flops(macs, 1, passes=1)
+
+    def _macs(self, like: Tensor) -> dict[str, int]:
+        """Multiply-accumulates of an input's way there and back, by layer."""
+        channels, height, width = (int(size) for size in like.shape[1:])
+        costs = layer_costs(self._module(like, Stream(("any",))), (channels, height, width))
+        return {name: macs for name, (macs, _) in costs.items()}

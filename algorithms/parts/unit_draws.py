@@ -10,6 +10,10 @@ from torch import nn
 from fedsweep.errors import ConfigError
 from fedsweep.models.unit_groups import UnitGroup
 
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+# c f(x) = f(c x) for c > 0: behind these a factor is as good as before them.
+_HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.Identity)
+
 
 def unit_groups_of(model: nn.Module | None, *, method: str) -> tuple[UnitGroup, ...]:
     """The network's groups of units, from the input on.
@@ -29,6 +33,20 @@ def unit_groups_of(model: nn.Module | None, *, method: str) -> tuple[UnitGroup, 
             " use a built-in model or give yours a method unit_groups"
         )
     return groups
+
+
+def has_norm(model: nn.Module, group: UnitGroup) -> bool:
+    """Whether a norm lies over what makes the group's units: it undoes any factor of the weights before it."""
+    owners = {name.rpartition(".")[0] for name, _ in group.produced}
+    return any(isinstance(model.get_submodule(owner), _NORMS) for owner in owners)
+
+
+def why_not_homogeneous(model: nn.Module, group: UnitGroup) -> str:
+    """What stands between the group's weights and its units, where a factor c > 0 does not pass it; empty: nothing."""
+    kinds = [type(model.get_submodule(path)) for path in group.modules]
+    if not group.residual and all(issubclass(kind, _HOMOGENEOUS) for kind in kinds):
+        return ""
+    return f"{' and '.join(kind.__name__ for kind in kinds)}{' and additions' if group.residual else ''}"
 
 
 def check_share(name: str, value: float) -> None:

@@ -16,6 +16,7 @@ from fedsweep.driver.observers import Observer
 from fedsweep.driver.phases import Phases
 from fedsweep.driver.run import Launch, plan_run, run_plan
 from fedsweep.errors import DataError, OutputError
+from fedsweep.models.initial import weights_vector
 from fedsweep.models.registry import build_model
 from fedsweep.runs.default_folder import default_folder
 from fedsweep.runs.run_folder import RunFolder
@@ -114,10 +115,8 @@ def load_model(folder: str | Path) -> nn.Module:
     model = _model_of(config, run_folder.read_result(), path)
     layout = layout_of(model)
     weights = run_folder.read_model(num_values=layout.num_values)
-    shapes = dict(zip(layout.names, layout.shapes, strict=True))
-    if {name: tuple(value.shape) for name, value in weights.items()} != shapes:
-        raise DataError(f"{path / 'model.safetensors'}: its tensors are not those of model {config.model.name!r}")
-    load_vector(model, layout, layout.flatten(weights))
+    source = str(path / "model.safetensors")
+    load_vector(model, layout, weights_vector(weights, layout, source=source, model=config.model.name))
     return model.eval()
 
 

@@ -19,9 +19,11 @@ import typer
 
 from fedsweep import __version__
 from fedsweep.commands import (
+    bench,
     catalog,
     compare,
     doctor,
+    evaluate,
     partition,
     report,
     reproduce,
@@ -60,6 +62,7 @@ app.command("sweep", rich_help_panel=_EXPERIMENTS, epilog=sweep.EXAMPLES)(sweep.
 app.command("reproduce", rich_help_panel=_EXPERIMENTS, epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command("compare", rich_help_panel=_EXPERIMENTS, epilog=compare.EXAMPLES)(compare.compare)
 app.command("report", rich_help_panel=_EXPERIMENTS, epilog=report.EXAMPLES)(report.report)
+app.command("evaluate", rich_help_panel=_EXPERIMENTS, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("verify", rich_help_panel=_EXPERIMENTS, epilog=verify.EXAMPLES)(verify.verify)
 app.command("sync", rich_help_panel=_EXPERIMENTS, epilog=store.SYNC_EXAMPLES)(store.sync)
 app.command("partition", rich_help_panel=_EXPERIMENTS, epilog=partition.EXAMPLES)(partition.partition)
@@ -68,6 +71,7 @@ app.command("list", rich_help_panel=_NAMES, epilog=catalog.LIST_EXAMPLES)(catalo
 app.command("show", rich_help_panel=_NAMES, epilog=catalog.SHOW_EXAMPLES)(catalog.show)
 app.command("ui", rich_help_panel=_MACHINE, epilog=store.UI_EXAMPLES)(store.ui)
 app.command("doctor", rich_help_panel=_MACHINE, epilog=doctor.EXAMPLES)(doctor.doctor)
+app.command("bench", rich_help_panel=_MACHINE, epilog=bench.EXAMPLES)(bench.bench)
 
 
 def _print_version(asked: bool) -> None:

@@ -26,13 +26,14 @@ Payload = dict[str, Tensor]
 State = Any  # a tree of dicts, lists, tuples, tensors, arrays, numbers, strings and None
 
 
-def late_field(missing: Callable[[], Any] = lambda: None) -> Any:
+def late_field(missing: Callable[[], Any] = lambda: None, *, compare: bool = True) -> Any:
     """A record's field that files of an older version lack.
 
     Args:
         missing: Makes what it is when read from such a file.
+        compare: Whether records that differ in it alone are unequal; what is not compared is not shown either.
     """
-    return field(default_factory=missing, metadata={"late": True})
+    return field(default_factory=missing, compare=compare, repr=compare, metadata={"late": True})
 
 
 def late_fields(record: Any) -> frozenset[str]:
@@ -304,6 +305,29 @@ class SyncContext:
         return self.layout.views(self.vector)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Traffic:
+    """Who was sent and who sent how much of what; in columns, since a round may have tens of thousands of clients.
+
+    An entry for each client, direction and kind, ascending, down before up. Legend: E entries.
+
+    Attributes:
+        clients: [E] int32.
+        up: Whether the client sent it [E] bool.
+        kinds: Places in ``names`` [E] int16.
+        num_bytes: [E] int64.
+        steps: Local steps of the client in the round, the same in all of its entries [E] int32.
+        names: What travels, see :class:`~fedsweep.engine.ledger.Ledger`; ascending.
+    """
+
+    clients: Tensor
+    up: Tensor
+    kinds: Tensor
+    num_bytes: Tensor
+    steps: Tensor
+    names: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
     """One row of ``rounds.parquet``; None where a method has no such thing.
@@ -312,7 +336,8 @@ class RoundRecord:
     are None in rows that an older version wrote. ``staleness`` (None where no work outlasts its round) is, for each
     attendee, how often the server's model changed since it received the one that it trained. ``class_accuracies`` are
     the tested model's by class index, ``personal_accuracies`` those of the clients' own models by client, each on its
-    share of the test set; NaN where there are no test samples.
+    share of the test set; NaN where there are no test samples. ``traffic`` goes to a table of its own; what an older
+    version wrote has none.
     """
 
     round: int
@@ -348,4 +373,5 @@ class RoundRecord:
     present: tuple[int, ...] | None = None
     class_accuracies: tuple[float, ...] | None = late_field()
     personal_accuracies: tuple[float, ...] | None = late_field()
+    traffic: Traffic | None = late_field(compare=False)
     extra: Mapping[str, float] = field(default_factory=dict)

@@ -97,6 +97,23 @@ class SubModel(ABC):
         """
         return FULL_MODEL
 
+    @property
+    def scales_steps(self) -> bool:
+        """Whether :meth:`step_scale` gives anything."""
+        return False
+
+    def step_scale(self, full: FlatLayout) -> Tensor | None:
+        """The scale in which the client takes its steps [P of the part]; None: the server's.
+
+        A step of SGD on ``values / scale`` is one on the values whose gradient is multiplied by ``scale ** 2``. So what
+        travels and what is kept, momentum too, stays in the server's scale, and what no step moves comes back as it
+        was sent.
+
+        Args:
+            full: The full model's layout.
+        """
+        return None
+
     def trained(self) -> Sequence[tuple[SubModel, float]]:
         """What a sample goes through in training: parts of the full model, and how often each, in the round's mean."""
         return ((self, 1.0),)

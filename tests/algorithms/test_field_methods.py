@@ -32,7 +32,7 @@ def test_it_runs_from_a_configuration(name: str, tmp_path: Path) -> None:
             "clients": 8,
             "server_data": {"validation": 0.05, "proxy": {"per_class": 5, "labelled": False}},
         },
-        "training": {"rounds": 2, "cohort_size": 4},
+        "training": {"rounds": 2, "cohort_size": 4, "local_steps": 2},
         "runtime": {"backend": "local"},
         "tracking": {"uri": "none"},
     }

@@ -16,7 +16,7 @@ from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_experiment
 
-ROUNDS = 300
+ROUNDS = 80
 
 
 @pytest.fixture

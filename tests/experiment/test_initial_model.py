@@ -82,7 +82,7 @@ def damaged(kind: str, folder: Path, trained: Path) -> Path:
         os.mkfifo(path)
     elif kind == "huge":
         with open(path, "wb") as file:
-            file.truncate(2**31)
+            file.truncate(2**26)
     elif kind == "a folder without model":
         return folder
     elif kind != "absent":

@@ -54,7 +54,7 @@ def ray_module() -> Iterator[Any]:
 
 
 def play(
-    ray: Any, experiment: Experiment, actors: int, *, shared_memory: bool = True, hang_timeout_s: float = 60.0
+    ray: Any, experiment: Experiment, actors: int, *, exchange: str = "auto", hang_timeout_s: float = 60.0
 ) -> tuple[RunState, list[str]]:
     from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
 
@@ -63,7 +63,7 @@ def play(
         num_actors=actors,
         name=f"test-{next(_NAMES)}",
         options={"num_cpus": 1},
-        shared_memory=shared_memory,
+        exchange=exchange,
         hang_timeout_s=hang_timeout_s,
     )
     fleet = make_ray_fleet(experiment, ray.put(experiment), settings, messages.append)
@@ -87,27 +87,27 @@ METHODS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "keep", "actors", "shared_memory"),
+    ("name", "keep", "actors", "exchange"),
     [
-        ("fedavg", "reset", 1, True),
-        ("fedavg", "persist", 2, True),
-        ("fedavg", "reset", 3, True),
-        ("fedprox", "average", 2, True),
-        ("dynamicsgd", "reset", 2, True),
-        ("dynamicsgd", "persist", 3, True),
-        ("dynamicsgd", "reset", 2, False),
-        ("dynamicfl", "persist", 1, True),
-        ("dynamicfl", "persist", 2, True),
-        ("dynamicfl", "average", 3, True),
-        ("dynamicfl", "persist", 2, False),
+        ("fedavg", "reset", 1, "auto"),
+        ("fedavg", "persist", 2, "auto"),
+        ("fedavg", "reset", 3, "auto"),
+        ("fedprox", "average", 2, "auto"),
+        ("dynamicsgd", "reset", 2, "auto"),
+        ("dynamicsgd", "persist", 3, "auto"),
+        ("dynamicsgd", "reset", 2, "server"),
+        ("dynamicfl", "persist", 1, "auto"),
+        ("dynamicfl", "persist", 2, "auto"),
+        ("dynamicfl", "average", 3, "auto"),
+        ("dynamicfl", "persist", 2, "server"),
+        ("dynamicsgd", "persist", 2, "network"),
+        ("dynamicfl", "average", 3, "network"),
     ],
 )
-def test_actors_give_the_bits_of_one_process(
-    ray_module: Any, name: str, keep: str, actors: int, shared_memory: bool
-) -> None:
+def test_actors_give_the_bits_of_one_process(ray_module: Any, name: str, keep: str, actors: int, exchange: str) -> None:
     work = tiny_experiment(METHODS[name], rounds=3, local_epochs=2, optimizer=MOMENTUM[keep])
     expected = run_rounds(local_engine(work))
-    found, messages = play(ray_module, work, actors, shared_memory=shared_memory)
+    found, messages = play(ray_module, work, actors, exchange=exchange)
     assert bits(found) == bits(expected)
     assert found.records[-1].values_up == expected.records[-1].values_up
     assert found.records[-1].train_loss == expected.records[-1].train_loss
@@ -143,10 +143,16 @@ def test_what_server_and_clients_say_beside_models_travels_too(ray_module: Any) 
     assert [r.bytes_up for r in found.records] == [r.bytes_up for r in expected.records]
 
 
-@pytest.mark.parametrize(("name", "keep"), [("fedavg", "persist"), ("dynamicsgd", "reset"), ("dynamicfl", "persist")])
-@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize(
+    ("name", "keep", "exchange"),
+    [
+        *[("fedavg", "persist", kind) for kind in ("auto", "server")],
+        *[("dynamicsgd", "reset", kind) for kind in ("auto", "server", "network")],
+        *[("dynamicfl", "persist", kind) for kind in ("auto", "server")],
+    ],
+)
 def test_a_client_actor_killed_in_a_round_changes_no_bit(
-    ray_module: Any, tmp_path: Path, name: str, keep: str, shared_memory: bool
+    ray_module: Any, tmp_path: Path, name: str, keep: str, exchange: str
 ) -> None:
     plain = tiny_experiment(METHODS[name], rounds=3, local_epochs=2, optimizer=MOMENTUM[keep])
     expected = run_rounds(local_engine(plain))
@@ -155,7 +161,7 @@ def test_a_client_actor_killed_in_a_round_changes_no_bit(
         METHODS[name], client=client, round=2, position=3, marker=str(tmp_path / "died"), how="kill"
     )
     work = tiny_experiment(method, rounds=3, local_epochs=2, optimizer=MOMENTUM[keep])
-    found, messages = play(ray_module, work, 2, shared_memory=shared_memory)
+    found, messages = play(ray_module, work, 2, exchange=exchange)
     assert (tmp_path / "died").exists()
     assert bits(found) == bits(expected)
     assert [r.attendees for r in found.records] == [r.attendees for r in expected.records]

@@ -38,7 +38,7 @@ def member(folder: str, index: int, size: int, dtype: torch.dtype, gate, pipe, r
     try:
         for number in range(rounds):
             weights = [1 / (k + number + 1) for k in range(len(CLIENTS))]
-            exchange.mean(own, CLIENTS, weights, out)
+            exchange.mean(own, CLIENTS, weights, out, workers={k: k % size for k in CLIENTS})
         pipe.send(out.numpy())
     except WorkerLost as lost:
         pipe.send(str(lost))
@@ -67,7 +67,8 @@ def test_members_get_the_bits_of_a_sum_in_one_process(tmp_path: Path, size: int,
     rounds = 50
     pipes, processes = start(tmp_path, size, dtype, rounds)
     expected = torch.empty(VALUES, dtype=dtype)
-    Alone().mean(vectors(dtype), CLIENTS, [1 / (k + rounds) for k in range(len(CLIENTS))], expected)
+    weights = [1 / (k + rounds) for k in range(len(CLIENTS))]
+    Alone().mean(vectors(dtype), CLIENTS, weights, expected, workers={})
     for pipe, process in zip(pipes, processes, strict=True):
         assert pipe.poll(30)
         found = pipe.recv()

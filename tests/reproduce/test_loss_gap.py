@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from fedsweep.reproduce.figures_models import KINDS
 from fedsweep.reproduce.grid import measured
 from fedsweep.reproduce.loss_gap import ClientGaps, client_gaps, correlation, gaps_of, own_optimum
 from fedsweep.reproduce.scene import scene_of
-from fedsweep.reproduce.table_file import read_table
+from fedsweep.reproduce.table_file import TableFile, read_table
 from fedsweep.results.view import load_run
 from fedsweep.testing import tiny_experiment
 
@@ -98,34 +99,39 @@ def test_training_alone_ends_at_the_entropy_of_the_labels_where_inputs_say_nothi
     assert before == pytest.approx(math.log(2)) and entropy - 1e-6 <= best == pytest.approx(entropy, abs=0.01)
 
 
-@pytest.fixture
-def run_cells(tmp_path: Path) -> Mapping[Cell, Path]:
-    """The cells of the table, each in its run folder."""
-    path = tmp_path / "gap.yaml"
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> TableFile:
+    path = tmp_path_factory.mktemp("table") / "gap.yaml"
     path.write_text(TEXT)
-    folders = {cell: tmp_path / f"seed{cell.seed}" for cell in cells_of(read_table(path), "full")}
+    return read_table(path)
+
+
+@pytest.fixture(scope="module")
+def run_cells(table: TableFile, tmp_path_factory: pytest.TempPathFactory) -> Mapping[Cell, Path]:
+    """The cells of the table, each in its run folder; not to be changed."""
+    place = tmp_path_factory.mktemp("runs")
+    folders = {cell: place / f"seed{cell.seed}" for cell in cells_of(table, "full")}
     for cell, folder in folders.items():
         fedsweep.run(cell.config, out=folder)
     return folders
 
 
-def test_a_table_has_the_correlations_of_its_runs(run_cells: Mapping[Cell, Path], tmp_path: Path) -> None:
-    table = read_table(tmp_path / "gap.yaml")
+def test_a_table_has_the_correlations_of_its_runs(table: TableFile, run_cells: Mapping[Cell, Path]) -> None:
     (cell,) = measured(table, list(run_cells), folders=run_cells, scale="full").cells
     expected = [gaps_of(folder).figures()["gap_pearson"] for folder in run_cells.values()]
     assert cell.measured["gap_pearson"].mean == pytest.approx(np.mean(expected)) and not cell.problems
     assert cell.measured["gap_pearson"].count == 2 and -1 <= (cell.measured["share"].mean or 9) <= 1
 
 
-def test_a_damaged_model_is_the_cells_problem(run_cells: Mapping[Cell, Path], tmp_path: Path) -> None:
-    for folder in run_cells.values():
+def test_a_damaged_model_is_the_cells_problem(table: TableFile, run_cells: Mapping[Cell, Path], tmp_path: Path) -> None:
+    damaged = {cell: Path(shutil.copytree(folder, tmp_path / folder.name)) for cell, folder in run_cells.items()}
+    for folder in damaged.values():
         (folder / "model.safetensors").write_bytes(b"no model")
-    (cell,) = measured(read_table(tmp_path / "gap.yaml"), list(run_cells), folders=run_cells, scale="full").cells
+    (cell,) = measured(table, list(damaged), folders=damaged, scale="full").cells
     assert "model.safetensors" in cell.problems[0]
 
 
-def test_the_picture_has_a_point_for_each_client(run_cells: Mapping[Cell, Path], tmp_path: Path) -> None:
-    table = read_table(tmp_path / "gap.yaml")
+def test_the_picture_has_a_point_for_each_client(table: TableFile, run_cells: Mapping[Cell, Path]) -> None:
     runs = {cell: [load_run(folder)] for cell, folder in run_cells.items()}
     scene = scene_of(table.figures[0], table, cells=list(runs), runs=runs)
     (points,) = KINDS["loss_gap"](scene).axes[0].collections

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -16,23 +17,30 @@ from fedsweep.runs.round_table import ROUND_COLUMNS
 
 # Beside the columns of rounds.parquet: keys of result.json, and what is made of a column.
 _OF_RESULTS = {"total_bytes", "best_test_accuracy", "registration_bytes", "peak_memory_mb", "rounds", "group_size"}
-# What DynaFed reports of its synthesis; such figures are columns of its runs alone.
-_OF_METHODS = ("synthesis_", "mean_staleness")
+# What DynaFed reports of its synthesis, and the like; such figures are columns of its runs alone.
+_OF_METHODS = ("synthesis_", "mean_staleness", "personal_accuracy", "client_accuracy")
 _COSTS = {"comm_ratio", "comm_cost", "kl_divergence", "group_size"}
 # They come with the package or are small enough to be fetched.
 _SMALL_DATA = {"digits", "cifar10", "cifar100", "fashion_mnist", "mnist", "svhn"}
 
 
+table_named = cache(read_table)
+
+
 @pytest.fixture(params=table_names())
 def table(request: pytest.FixtureRequest) -> TableFile:
-    return read_table(request.param)
+    return table_named(request.param)
 
 
 def test_the_four_papers_have_76_tables_and_figures_with_an_experiment() -> None:
     numbered = [name for name in table_names() if re.fullmatch(r"\w+/(table|figure)\d+", name)]
     per_paper = Counter(name.partition("/")[0] for name in numbered)
-    assert per_paper == {"dynamicfl": 50, "dynafed": 12, "feddhad": 11, "fedstg": 3, "drift": 1}
-    assert [name for name in table_names() if name not in numbered] == ["async/slow_tenth", "feddhad/dropout"]
+    assert per_paper == {"dynamicfl": 50, "dynafed": 12, "feddhad": 11, "fedstg": 3, "drift": 1, "zoo": 1}
+    assert [name for name in table_names() if name not in numbered] == [
+        "async/slow_tenth",
+        "feddhad/dropout",
+        "zoo/rates",
+    ]
 
 
 def test_it_says_what_it_is_and_can_be_tried(table: TableFile) -> None:
@@ -43,10 +51,11 @@ def test_it_says_what_it_is_and_can_be_tried(table: TableFile) -> None:
 
 def test_every_cell_is_a_configuration_at_every_scale(table: TableFile) -> None:
     for scale in (name for name in SCALES if name == FULL or name in table.scales):
-        assert f"{len(cells_of(table, scale))} " in next(
+        cells = cells_of(table, scale)
+        assert f"{len(cells)} " in next(
             line for line in table_text(table).splitlines() if line.startswith(f"  {scale}: ")
         )
-        first = {cell.label: cell for cell in cells_of(table, scale)}
+        first = {cell.label: cell for cell in cells}
         assert first, scale
         for cell in first.values():
             resolve(cell.config)
@@ -85,4 +94,4 @@ def test_its_measures_are_figures_that_runs_have(table: TableFile) -> None:
 def test_a_table_is_listed_with_its_summary_and_the_source_that_it_names() -> None:
     listed = listed_tables()
     assert [preset.name for preset, _ in listed] == table_names() and all(preset.summary for preset, _ in listed)
-    assert [source for _, source in listed] == [read_table(name).source for name in table_names()]
+    assert [source for _, source in listed] == [table_named(name).source for name in table_names()]

@@ -74,7 +74,8 @@ def test_odd_files_of_a_run(name: str, odd: str, run: Path, capsys: pytest.Captu
     (run / name).unlink()
     ODD[odd](run / name)
     refused = 0
-    for words in (["compare", "run"], ["report", "run", "--out", "page.html"], ["run", "--resume", "run"]):
+    commands = (["compare", "run"], ["report", "run", "--out", "page.html"], ["evaluate", "run"])
+    for words in (*commands, ["run", "--resume", "run"]):
         if (code := main(words)) == 2:
             refused += 1
         said = capsys.readouterr().err
@@ -108,7 +109,7 @@ TEXTS = {
     "deep lists": ("a: " + "[" * 400 + "]" * 400, "too large to be a configuration"),
     "deep mappings": ("method: " + "{a: " * 300 + "1" + "}" * 300, "too large to be a configuration"),
     "bool of text": ("seed: !!bool maybe", "not readable as YAML"),
-    "no such character": ('name: "\\UFFFFFFFF"', "not readable as YAML"),
+    "no such character": ('name: "\\UFFFFFFFF"', "invalid Unicode character"),
     "hexadecimal digits": ("seed: 0x" + "f" * 100_000, "10^40"),
     "digits": ("seed: " + "9" * 100_000, "not readable as YAML"),
     "batch size": ("training: {batch_size: 1" + "0" * 400 + "}", "training.batch_size"),

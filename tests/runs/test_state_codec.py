@@ -27,19 +27,10 @@ TORCH_TYPES = [
     torch.int32,
     torch.int16,
     torch.int8,
-    torch.uint64,
-    torch.uint32,
-    torch.uint16,
     torch.uint8,
     torch.bool,
-    torch.complex128,
-    torch.complex64,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
 ]
-ARRAY_TYPES = "<f8 <f4 <f2 >f8 >i4 <i8 <i4 <i2 |i1 <u8 <u4 <u2 |u1 |b1 <c16 <c8 <M8[ns] <m8[s] <U3 |S2".split()
+ARRAY_TYPES = "<f8 <f4 <f2 <i8 <i4 <i2 |i1 |u1 |b1".split()
 
 
 def same(a: Any, b: Any) -> bool:
@@ -54,10 +45,6 @@ def same(a: Any, b: Any) -> bool:
         return bool(a.dtype == b.dtype and a.shape == b.shape and bits_of(a) == bits_of(b))
     if isinstance(a, np.ndarray):
         return bool(a.dtype.str == b.dtype.str and a.shape == b.shape and a.tobytes() == b.tobytes())
-    if isinstance(a, np.str_):
-        return str(a) == str(b)  # numpy's bytes of an empty text are whatever lay there
-    if isinstance(a, np.generic):
-        return bool(a.dtype.str == b.dtype.str and a.tobytes() == b.tobytes())
     if isinstance(a, float):
         return struct.pack("d", a) == struct.pack("d", b)
     return bool(a == b)
@@ -89,17 +76,9 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     dtype, shape = np.dtype(draw(st.sampled_from(ARRAY_TYPES))), draw(shapes())
     size = math.prod(shape) * dtype.itemsize
     content = draw(st.binary(min_size=size, max_size=size))
-    if dtype.kind in "bUS":
-        content = bytes(byte % 2 for byte in content) if dtype.kind != "U" else bytes(size)
+    if dtype.kind == "b":
+        content = bytes(byte % 2 for byte in content)
     return np.frombuffer(content, dtype=dtype).reshape(shape)
-
-
-@st.composite
-def numpy_scalars(draw: st.DrawFn) -> np.generic:
-    dtype = np.dtype(draw(st.sampled_from([t for t in ARRAY_TYPES if t[1] not in "US" and t[0] != ">"])))
-    content = draw(st.binary(min_size=dtype.itemsize, max_size=dtype.itemsize))
-    scalar: np.generic = np.frombuffer(bytes([content[0] % 2]) if dtype.kind == "b" else content, dtype=dtype)[0]
-    return scalar
 
 
 def nan_with_payload(bits: int) -> float:
@@ -116,10 +95,8 @@ def trees() -> st.SearchStrategy[Any]:
         st.floats(),
         st.integers(0, 2**51).map(nan_with_payload),
         st.text(st.characters(), max_size=8),
-        st.text(max_size=4).map(np.str_),
         tensors(),
         arrays(),
-        numpy_scalars(),
     )
     keys = st.one_of(st.text(max_size=4), st.integers(-(2**70), 2**70))
     return st.recursive(
@@ -167,7 +144,7 @@ def test_a_damaged_tree_is_a_tree_or_a_data_error_but_never_anything_else(tree: 
         lambda inner: st.one_of(
             st.lists(inner, max_size=3),
             st.dictionaries(
-                st.sampled_from(["tuple", "dict", "int", "float", "text", "scalar", "tensor", "array", "x"]),
+                st.sampled_from(["tuple", "dict", "int", "float", "tensor", "array", "x"]),
                 inner,
                 max_size=2,
             ),
@@ -182,7 +159,7 @@ def test_a_made_up_skeleton_is_a_tree_or_a_data_error(root: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize("value", [True, 1, 1.0, np.int64(1), np.float64(1), np.bool_(True), "1", np.str_("1")])
+@pytest.mark.parametrize("value", [True, 1, 1.0, "1"])
 def test_values_that_are_equal_keep_their_types(value: object) -> None:
     assert type(from_bytes(to_bytes([value]))[0]) is type(value)
 
@@ -208,12 +185,6 @@ def test_a_lone_surrogate_comes_back() -> None:
     assert from_bytes(to_bytes("\ud800")) == "\ud800"
 
 
-def test_complex_half_comes_back() -> None:
-    tensor = torch.arange(8, dtype=torch.uint8).view(torch.complex32)
-    loaded = from_bytes(to_bytes(tensor))
-    assert loaded.dtype == torch.complex32 and loaded.view(torch.uint8).tolist() == list(range(8))
-
-
 def test_views_and_repeated_tensors_are_kept_by_value() -> None:
     base = torch.arange(6.0)
     loaded = from_bytes(to_bytes([base, base, base[2:], base.view(2, 3).T, base[:1].expand(3)]))
@@ -231,9 +202,8 @@ def test_reversed_and_read_only_arrays_are_kept_and_come_back_writable() -> None
     assert loaded.tolist() == [4, 3, 2, 1] and array.tolist() == [3, 2, 1, 0]
 
 
-def test_conjugated_tensors_are_kept_as_what_they_are() -> None:
-    tensor = torch.tensor([1 + 2j]).conj()
-    assert from_bytes(to_bytes(tensor)).tolist() == [1 - 2j]
+def test_a_lazily_negated_tensor_is_kept_as_what_it_is() -> None:
+    assert from_bytes(to_bytes(torch._neg_view(torch.tensor([1.0])))).tolist() == [-1]
 
 
 def test_equal_trees_give_equal_bytes_whatever_the_layout_in_memory() -> None:
@@ -277,7 +247,12 @@ class Colour(enum.IntEnum):
         (lambda: 0, "function"),
         (np.array([object()]), "object"),
         (np.zeros(1, dtype=[("a", "i4")]), "void|V4|'a'"),
-        (np.bytes_(b"a"), "numpy scalar"),
+        (np.float64(1), "float64"),
+        (np.array(["a"]), "<U1"),
+        (np.array([1j]), "complex128"),
+        (np.zeros(1, dtype=">f8"), ">f8"),
+        (torch.zeros(1, dtype=torch.complex64), "complex64"),
+        (torch.zeros(1, dtype=torch.uint16), "uint16"),
         (torch.zeros(1, requires_grad=True), "detach"),
         (torch.eye(2).to_sparse(), "sparse"),
         (torch.zeros(2, device="meta"), "meta"),
@@ -321,9 +296,6 @@ def test_a_skeleton_that_is_too_deep_is_refused() -> None:
         {"int": "1"},
         {"int": 7},
         {"float": "00"},
-        {"scalar": ["|O", "0000000000000000"]},
-        {"scalar": ["<f4", "00"]},
-        {"scalar": ["<U0", ""]},
         {"array": ["0", "|O8", [2]]},
         {"array": ["0", "i4,i4", [1]]},
         {"array": ["0", "<f8", [2]]},

@@ -153,6 +153,8 @@ def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_pad
         return f"the method's solver ({type(side.solver).__name__}) takes steps of a kind of its own"
     if type(submodel).at_step is not SubModel.at_step:
         return f"what a client trains ({type(submodel).__name__}) changes from step to step"
+    if submodel.scales_steps:
+        return f"what a client trains ({type(submodel).__name__}) scales its steps value by value"
     apart = [f"term {term.name}" for term in side.terms if not term.in_lanes]
     if not side.objective.in_lanes:
         apart.append(f"objective {type(side.objective).__name__}")

@@ -107,6 +107,8 @@ class LocalRound:
         self._flat = nn.Parameter(self.vector[: layout.num_params])
         self._flat.grad = self._slot.gradient
         goes_on = settings.keep == "persist" or turn.held is not None
+        scale = self.submodel.step_scale(self._full)
+        self._step_scale = None if scale is None else scale.to(device)
         self._optimizer = ClientOptimizer(
             settings,
             self._flat,
@@ -286,8 +288,12 @@ class LocalRound:
                     gradients[name].add_(value)
         if narrow is not None:
             narrow.add_gradient(self._slot.gradient)
+        if self._step_scale is not None:
+            self._slot.gradient.mul_(self._step_scale)
         if side.optimizer.clip_norm is not None:
             nn.utils.clip_grad_norm_([self._flat], side.optimizer.clip_norm)
+        if self._step_scale is not None:
+            self._slot.gradient.mul_(self._step_scale)
         return loss.detach()
 
     def _replace(self, params: ParamTree | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,14 +30,22 @@ from fedsweep.trees import FlatLayout, weighted_mean
 class Exchange(ABC):
     """How workers aggregate among themselves at a sync point inside a segment.
 
-    Class attributes:
+    Attributes:
         on_device: Vectors may lie on the clients' device; otherwise they are brought to the CPU.
     """
 
-    on_device: ClassVar[bool] = False
+    on_device: bool = False
 
     @abstractmethod
-    def mean(self, own: Mapping[int, Tensor], attendees: Sequence[int], weights: Sequence[float], out: Tensor) -> None:
+    def mean(
+        self,
+        own: Mapping[int, Tensor],
+        attendees: Sequence[int],
+        weights: Sequence[float],
+        out: Tensor,
+        *,
+        workers: Mapping[int, int],
+    ) -> None:
         """Write the weighted mean of all attendees' vectors to ``out`` on every worker.
 
         Args:
@@ -45,15 +53,24 @@ class Exchange(ABC):
             attendees: All of them, ascending.
             weights: Theirs.
             out: [V], where the vectors are.
+            workers: Which worker each client is on; 0 where it is not said.
         """
 
 
 class Alone(Exchange):
     """All clients are on this worker."""
 
-    on_device: ClassVar[bool] = True
+    on_device = True
 
-    def mean(self, own: Mapping[int, Tensor], attendees: Sequence[int], weights: Sequence[float], out: Tensor) -> None:
+    def mean(
+        self,
+        own: Mapping[int, Tensor],
+        attendees: Sequence[int],
+        weights: Sequence[float],
+        out: Tensor,
+        *,
+        workers: Mapping[int, int],
+    ) -> None:
         weighted_mean([own[k] for k in attendees], weights, out)
 
 
@@ -132,7 +149,7 @@ class Worker:
             if number < len(segment.points) - 1:
                 # The exchange takes part in every process, also where no attendee is: all wait for the same mean.
                 own = {k: self._sessions[k].vector.to(home) for k in due}
-                self._exchange.mean(own, point.attend, segment.weights[number], current)
+                self._exchange.mean(own, point.attend, segment.weights[number], current, workers=segment.workers)
                 version += 1
         return self._answer(segment, due, current.cpu() if folded and self.index == 0 else None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -14,7 +15,14 @@ from fedsweep.records import ClientUpdate, State
 
 
 class Evaluation(ServerComponent):
-    """Predicts for test inputs."""
+    """Predicts for test inputs.
+
+    Class attributes:
+        of_updates: Answers depend on the clients' models of the last round, so that nobody can ask again later: no
+            run's folder keeps these.
+    """
+
+    of_updates: ClassVar[bool] = False
 
     @abstractmethod
     def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:

@@ -27,6 +27,11 @@ class SubModelPolicy(ServerComponent):
 
     cuts: ClassVar[bool] = True
 
+    @property
+    def scales_steps(self) -> bool:
+        """Whether parts may have a :meth:`~fedsweep.submodel.SubModel.step_scale`."""
+        return False
+
     @abstractmethod
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
         """Each cohort member's sub-model, and the new state."""

@@ -20,6 +20,7 @@ from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.errors import ClusterLost, FedsweepError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
+from fedsweep.fleet.ray_exchange import ExchangeKind, Vectors
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_leftovers import lost_process
 from fedsweep.fleet.ray_metrics import RayMetrics
@@ -40,14 +41,14 @@ class FleetSettings:
         num_actors: How many.
         name: Begins the actors' names.
         options: Ray options of each.
-        shared_memory: Aggregate among actors of one node.
+        exchange: How they aggregate among themselves; see :class:`ActorGroup`.
         hang_timeout_s: See :class:`RayFleet`.
     """
 
     num_actors: int
     name: str
     options: Mapping[str, Any]
-    shared_memory: bool = True
+    exchange: ExchangeKind = "auto"
     hang_timeout_s: float = 60.0
 
 
@@ -122,7 +123,6 @@ def make_ray_fleet(
         warn: Takes a sentence when something falls back.
         options: Further Ray options for each actor's number.
     """
-    layout = experiment.layout
 
     def all_options(index: int) -> Mapping[str, Any]:
         return {**fleet.options, **(options(index) if options is not None else {})}
@@ -132,11 +132,9 @@ def make_ray_fleet(
         num_actors=fleet.num_actors,
         name=fleet.name,
         options=all_options,
-        num_values=layout.num_values,
-        dtype=layout.dtype,
-        capacity=experiment.training.cohort_size,
+        vectors=Vectors.of(experiment, own_gpu=float(fleet.options.get("num_gpus", 0.0)) >= 1),
         hang_timeout_s=fleet.hang_timeout_s,
-        shared_memory=fleet.shared_memory,
+        exchange=fleet.exchange,
         warn=warn,
     )
 

@@ -121,7 +121,7 @@ def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
         umask=present_umask(),
     )
     if not plan.num_actors:
-        with _one_thread():
+        with one_thread():
             yield RunSession(plan.experiment, lambda warn: LocalFleet(plan.experiment), settings)
         return
     from fedsweep.driver.ray_session import ray_trouble
@@ -163,7 +163,7 @@ def present_umask() -> int:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """One torch thread, as on an actor, and the global generator as it was."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from fedsweep.errors import MemoryLost, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
-from fedsweep.runs.accuracy_table import accuracy_table
 from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.runs.component_pictures import write_pictures
 from fedsweep.runs.earlier import read_earlier
@@ -29,6 +28,7 @@ from fedsweep.runs.facts import peak_memory_mb
 from fedsweep.runs.folder_guard import FolderGuard
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.targets import targets_reached
+from fedsweep.runs.traffic_table import write_client_tables
 from fedsweep.world.replay import ScenarioTrace
 
 # rounds.parquet is rewritten at most this often between checkpoints.
@@ -184,7 +184,8 @@ class RunSession:
         state = self._engine.as_planned(state)
         if state.setup_bytes is not None:
             return state
-        return replace(state, setup_bytes=self._engine.start().setup_bytes)
+        start = self._engine.start()
+        return replace(state, setup_bytes=start.setup_bytes, setup_traffic=start.setup_traffic)
 
     def step(self) -> Step:
         """Play one round.
@@ -207,12 +208,7 @@ class RunSession:
         self._keep(state, checkpoint=due)
         record = state.records[-1] if state.round > self._reported else None
         self._reported = max(self._reported, state.round)
-        return Step(
-            record=record,
-            stopped_by=self._stopped_by,
-            messages=self._taken_messages(),
-            checkpointed=due,
-        )
+        return Step(record=record, stopped_by=self._stopped_by, messages=self._taken_messages(), checkpointed=due)
 
     def _keep(self, state: RunState, *, checkpoint: bool) -> None:
         """The run is now so far; a run that was ended meanwhile stays as it was written then."""
@@ -253,7 +249,7 @@ class RunSession:
             self._store.save(state, fetch=self._fleet.fetch)
             self._saved_round = state.round
             self._write_rounds(state)
-            self._write_accuracies(state)
+            write_client_tables(self._folder, self._experiment, state)
 
     def _save_partial(self, state: RunState) -> None:
         with self._guard.writing():
@@ -287,7 +283,7 @@ class RunSession:
             self._folder.write_result(early)
             return early
         self._write_rounds(state)
-        self._write_accuracies(state)
+        write_client_tables(self._folder, self._experiment, state)
         if status != "failed":
             # Also where the run was killed: it may have gone on by a round since it was asked to save.
             self._save_state(state)
@@ -330,17 +326,13 @@ class RunSession:
             "seed": experiment.seed,
             "config_hash": experiment.config_hash,
             "executor": {"name": "loop" if experiment.lanes is None else "lanes", "notes": engine.notes},
+            "exchange": asdict(self._fleet.exchange),
         }
 
     def _write_rounds(self, state: RunState) -> None:
         self._folder.write_rounds(state.records)
         self._write_scenario(state.records)
         self._written = time.monotonic()
-
-    def _write_accuracies(self, state: RunState) -> None:
-        # Not as often as the rounds: it has a row for each client of each.
-        if (table := accuracy_table(self._experiment, state.records)) is not None:
-            self._folder.write_client_accuracy(table)
 
     def _write_scenario(self, records: tuple[RoundRecord, ...]) -> None:
         """Who was there and with which classes, for other runs to replay."""

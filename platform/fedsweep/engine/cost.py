@@ -149,9 +149,12 @@ class CostModel:
         return 8 * self.num_bytes(submodel, direction)
 
 
+def registration_sizes(experiment: Experiment) -> Mapping[Direction, int]:
+    """What travels once per client, in bytes: number of samples, label counts where they are read; the mean, back."""
+    labels = experiment.world.data.num_classes if "label_counts" in experiment.method.registration else 0
+    return {"up": BYTES_PER_VALUE * (1 + labels), "down": BYTES_PER_VALUE * int(experiment.method.needs_share)}
+
+
 def registration_bytes(experiment: Experiment) -> int:
-    """Bytes that travel once: number of samples, label counts where a component reads them; their mean, back."""
-    per_client = 1 + experiment.method.needs_share
-    if "label_counts" in experiment.method.registration:
-        per_client += experiment.world.data.num_classes
-    return BYTES_PER_VALUE * per_client * len(experiment.world.profiles)
+    """The same of all clients, both ways."""
+    return sum(registration_sizes(experiment).values()) * len(experiment.world.profiles)

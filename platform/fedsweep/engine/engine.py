@@ -24,7 +24,14 @@ from fedsweep.engine.plan import Planner, RoundPlan
 from fedsweep.engine.round import Round, RoundTools
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
-from fedsweep.engine.who_pays import client_accuracies, present_counts, spread, untested
+from fedsweep.engine.who_pays import (
+    client_accuracies,
+    own_accuracies,
+    own_models_inquiry,
+    present_counts,
+    spread,
+    untested,
+)
 from fedsweep.errors import InvariantError, RunError, WorkerLost
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, server_context
@@ -35,7 +42,6 @@ from fedsweep.trees import load_vector
 
 # A round is begun at most this often; an actor that dies every time has a cause that repairing will not cure.
 _MAX_ATTEMPTS = 5
-_COUNTED = ("hits", "samples")  # what a test on a client says
 _Done = TypeVar("_Done")
 
 
@@ -126,6 +132,7 @@ class Engine:
             components=components,
             clock=0.0 if has_devices else None,
             setup_bytes=ledger.total_bytes,
+            setup_traffic=ledger.traffic({}),
         )
 
     def _show_start(self, vector: Tensor, components: dict[str, State]) -> None:
@@ -281,15 +288,9 @@ class Engine:
         if test is None:
             return record
         began = time.perf_counter()
-        inquiry = Inquiry(
-            clients=tuple(profile.client for profile in self.experiment.world.profiles),
-            probes=(test,),
-            round=record.round,
-            classes=self.experiment.classes(record.round),
-        )
+        inquiry = own_models_inquiry(self.experiment, test, record.round)
         answers = self._tried(record.round, lambda _: self.fleet.measure(inquiry, round.vector, round.remembered))
-        hits, samples = (np.array([int(answers[k][f"test/{part}"]) for k in inquiry.clients]) for part in _COUNTED)
-        accuracies = np.where(samples > 0, hits / np.maximum(samples, 1), np.nan)
+        accuracies, _ = own_accuracies(answers, inquiry.clients)
         seconds = record.eval_time_s + time.perf_counter() - began
         record = replace(record, personal_accuracies=tuple(accuracies.tolist()), eval_time_s=seconds)
         return _with_figures(record, spread("personal_accuracy", accuracies))

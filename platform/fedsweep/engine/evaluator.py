@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,14 +24,24 @@ class Tested:
     """What a test found.
 
     Attributes:
-        hits_C: Samples of each class that were told right [C], C up to the highest class of the set.
-        counts_C: Samples of each class.
+        labels: The true classes [T].
+        predicted: What the model said [T].
         loss: Mean cross-entropy.
     """
 
-    hits_C: np.ndarray
-    counts_C: np.ndarray
+    labels: np.ndarray
+    predicted: np.ndarray
     loss: float
+
+    @cached_property
+    def counts_C(self) -> np.ndarray:
+        """Samples of each class [C], C up to the highest class of the set."""
+        return np.bincount(self.labels)
+
+    @cached_property
+    def hits_C(self) -> np.ndarray:
+        """Of these, those that were told right."""
+        return np.bincount(self.labels[self.predicted == self.labels], minlength=len(self.counts_C))
 
     @property
     def accuracy(self) -> float:
@@ -47,6 +58,15 @@ class Tested:
         known = np.flatnonzero(self.counts_C)
         found[known] = self.hits_C[known] / self.counts_C[known]
         return tuple(found.tolist())
+
+    def confusion(self, num_classes: int) -> np.ndarray:
+        """How many samples of each class were told to be of each [C, C]: rows are true, columns predicted.
+
+        Args:
+            num_classes: Of the model.
+        """
+        cells = np.bincount(self.labels * num_classes + self.predicted, minlength=num_classes**2)
+        return cells.reshape(num_classes, num_classes)
 
 
 class Evaluator:
@@ -74,7 +94,6 @@ class Evaluator:
         self._transform, self._batch_size, self._device, self._dtype = transform, batch_size, device, dtype
         self._images = images
         self._labels = torch.from_numpy(np.array(labels, dtype=np.int64))
-        self._counts_C = np.bincount(self._labels.numpy())
         self._ready: list[Tensor] | None = None
         if images[0].size * len(images) * 4 <= _CACHE_BYTES:
             self._ready = [self._inputs(start) for start in range(0, len(images), batch_size)]
@@ -93,13 +112,14 @@ class Evaluator:
             updates: The round's last attendees.
         """
         model.eval()
-        hits_C, loss = self._counts_C * 0, 0.0
+        predicted, loss = [], 0.0
         with torch.inference_mode():
             for number, start in enumerate(range(0, len(self._labels), self._batch_size)):
                 inputs = self._ready[number] if self._ready is not None else self._inputs(start)
                 targets = self._labels[start : start + self._batch_size].to(self._device)
                 logits = evaluation.predict(state, model, updates, inputs)
-                hits = targets[logits.argmax(1) == targets]
-                hits_C += torch.bincount(hits, minlength=len(hits_C)).cpu().numpy()
+                predicted.append(logits.argmax(1).cpu())
                 loss += float(F.cross_entropy(logits, targets, reduction="none").to(torch.float64).sum())
-        return Tested(hits_C=hits_C, counts_C=self._counts_C, loss=loss / len(self._labels))
+        return Tested(
+            labels=self._labels.numpy(), predicted=torch.cat(predicted).numpy(), loss=loss / len(self._labels)
+        )

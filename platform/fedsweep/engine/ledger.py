@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.models.cost import BYTES_PER_VALUE
-from fedsweep.records import Payload
+from fedsweep.records import Payload, Traffic
 from fedsweep.submodel import Direction
 
 
@@ -83,6 +83,25 @@ class Ledger:
     def total_bytes(self) -> int:
         """Bytes both ways."""
         return self.bytes("up") + self.bytes("down")
+
+    def traffic(self, steps: Mapping[int, int]) -> Traffic:
+        """All of it, by client, direction and kind.
+
+        Args:
+            steps: Local steps of clients; others took none.
+        """
+        entries = sorted(self.sizes.items())
+        clients = [client for (client, _, _), _ in entries]
+        names = sorted({kind for (_, _, kind), _ in entries})
+        places = {name: place for place, name in enumerate(names)}
+        return Traffic(
+            clients=torch.tensor(clients, dtype=torch.int32),
+            up=torch.tensor([way == "up" for (_, way, _), _ in entries], dtype=torch.bool),
+            kinds=torch.tensor([places[kind] for (_, _, kind), _ in entries], dtype=torch.int16),
+            num_bytes=torch.tensor([size for _, size in entries], dtype=torch.int64),
+            steps=torch.tensor([steps.get(client, 0) for client in clients], dtype=torch.int32),
+            names=tuple(names),
+        )
 
     def client_values(self, client: int) -> int:
         """Scalars of one client, both ways."""

@@ -92,9 +92,8 @@ class Round:
         self.updates: tuple[ClientUpdate, ...] = ()
         self.totals: dict[int, RoundTotals] = {}
         self.memories: dict[int, Handle] = {}
-        self.sync_points = 0
         self.anchors: dict[int, Tensor] = {state.version: state.vector}
-        self.server_time_s = 0.0
+        self.sync_points, self.server_time_s = 0, 0.0
         self.spent: list[float] = []
         self.attended: set[int] = set()
         self._passed = 0  # sync points gone through
@@ -151,6 +150,7 @@ class Round:
             ready=self.plan.ready,
             total_bytes=before.total_bytes + self.ledger.total_bytes,
             setup_bytes=before.setup_bytes,
+            setup_traffic=before.setup_traffic,
             published=dict(sorted({**before.published, **self.published}.items())),
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
             records=(*before.records, record),

@@ -58,6 +58,7 @@ class RowMaker:
         loss_sum = sum(total.loss_sum for total in round.totals.values())
         lost_steps = {k: work.steps for k, work in plan.lost.items() if work.steps}
         stale, spent = self._staleness(round), int(sum(round.spent))
+        taken = {k: total.steps for k, total in round.totals.items()} | lost_steps
         trained = [*(k for k, total in round.totals.items() if total.steps), *lost_steps]
         return RoundRecord(
             round=context.round,
@@ -87,6 +88,7 @@ class RowMaker:
             staleness=stale,
             present=None if self._experiment.world.availability is None else context.present,
             extra=_further(reports, stale, spent),
+            traffic=ledger.traffic(taken),
         )
 
     def group_figures(self, plan: RoundPlan, components: Mapping[str, State], *, cost: int) -> GroupFigures:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedsweep.client.messages import Handle, Tally
-from fedsweep.records import RoundRecord, State, late_field
+from fedsweep.records import RoundRecord, State, Traffic, late_field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,7 @@ class RunState:
         total_bytes: Bytes both ways so far, registration apart.
         setup_bytes: Bytes of the one-off exchange before round 1; None in a checkpoint of a version that did not keep
             them.
+        setup_traffic: What travelled then; None likewise.
         published: Which version of each published content clients have.
         wall_time_s: Seconds of all rounds so far, resumed parts included.
         records: One per round.
@@ -47,6 +48,7 @@ class RunState:
     ready: Mapping[int, float] = late_field(dict)
     total_bytes: int = 0
     setup_bytes: int | None = late_field()
+    setup_traffic: Traffic | None = late_field(compare=False)
     published: Mapping[int, Mapping[str, str]] = late_field(dict)
     wall_time_s: float = 0.0
     records: tuple[RoundRecord, ...] = ()

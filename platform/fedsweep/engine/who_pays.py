@@ -12,7 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedsweep.records import RoundRecord
+from fedsweep.client.messages import Inquiry
+from fedsweep.components.probes import ClientTest
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.records import Payload, RoundRecord
+
+_COUNTED = ("hits", "samples")  # what a test on a client says
 
 
 def client_accuracies(class_accuracies: tuple[float, ...], label_counts_NC: np.ndarray) -> np.ndarray:
@@ -62,6 +67,29 @@ def spread(name: str, values: np.ndarray) -> dict[str, float]:
         f"{name}_worst10": math.fsum(known[:tenth]) / tenth,
         f"{name}_best10": math.fsum(known[-tenth:]) / tenth,
     }
+
+
+def own_models_inquiry(experiment: Experiment, test: ClientTest, round: int) -> Inquiry:
+    """Asks every client how good the model is that it would use itself.
+
+    Args:
+        experiment: Whose clients they are.
+        test: The method's.
+        round: Under drift, the round whose classes they have.
+    """
+    clients = tuple(profile.client for profile in experiment.world.profiles)
+    return Inquiry(clients=clients, probes=(test,), round=round, classes=experiment.classes(round))
+
+
+def own_accuracies(answers: Mapping[int, Payload], clients: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """What they answer: accuracies [N], NaN for a client without test samples, and how many each has [N].
+
+    Args:
+        answers: By client.
+        clients: Those asked, in the order of the result.
+    """
+    hits, samples = (np.array([int(answers[k][f"{ClientTest.name}/{part}"]) for k in clients]) for part in _COUNTED)
+    return np.where(samples > 0, hits / np.maximum(samples, 1), np.nan), samples
 
 
 def untested(record: RoundRecord) -> RoundRecord:

@@ -16,7 +16,7 @@ def check_world(experiment: Experiment) -> None:
     Raises:
         ConfigError: A client has no samples, or parts of the scenario can't do without each round's updates although
             clients carry work from round to round; or moves are to be divided by effective steps that the clients'
-            optimiser does not have, or not exactly.
+            optimiser does not have, or not exactly; or steps are to be scaled that it normalises again.
     """
     empty = [p.client for p in experiment.world.profiles if p.num_samples == 0]
     if empty:
@@ -32,6 +32,12 @@ def check_world(experiment: Experiment) -> None:
         raise ConfigError(
             f"method {method.name} divides clients' moves by their effective steps, which training.optimizer"
             f" {experiment.training.optimizer.name} has not; set training.optimizer to {{name: sgd, lr: 0.05}}, say"
+        )
+    if method.submodels.scales_steps and experiment.training.optimizer.name != "sgd":
+        raise ConfigError(
+            f"method {method.name} scales the steps of some weights by their gradients, which"
+            f" training.optimizer {experiment.training.optimizer.name} divides by their size again; set"
+            " training.optimizer to {name: sgd, lr: 0.05}, say, or method.multiplier=activation"
         )
     _check_exactness(experiment)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeVar
 
@@ -21,6 +22,20 @@ from fedsweep.records import Payload, State
 _Part = TypeVar("_Part")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExchangeInUse:
+    """How workers aggregate among themselves.
+
+    Attributes:
+        name: ``in place`` (one worker), ``shared memory`` (of one node), ``network`` (of several) or ``server`` (they
+            don't).
+        notes: Sentences on why it is not a faster one.
+    """
+
+    name: str = "in place"
+    notes: tuple[str, ...] = ()
+
+
 class Fleet(ABC):
     """Where the clients are."""
 
@@ -33,6 +48,11 @@ class Fleet(ABC):
     @abstractmethod
     def folds(self) -> bool:
         """Whether workers can aggregate among themselves."""
+
+    @property
+    def exchange(self) -> ExchangeInUse:
+        """How they do, as it is now."""
+        return ExchangeInUse()
 
     @abstractmethod
     def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:

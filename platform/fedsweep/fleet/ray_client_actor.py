@@ -14,6 +14,7 @@ from fedsweep.client.messages import Inquiry
 from fedsweep.errors import ResourceError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import make_worker
+from fedsweep.fleet.network import Membership, NetworkExchange, find_store, open_store
 from fedsweep.fleet.ray_wire import Arrays, SentSegment, received_segment, sent_answer, to_arrays, to_tensor
 from fedsweep.fleet.shared_memory import SharedMemoryExchange
 from fedsweep.records import State
@@ -31,7 +32,8 @@ class ClientActor:
     def __init__(self, experiment: Experiment, index: int, gpus: float) -> None:
         torch.set_num_threads(1)
         self._index = index
-        self._exchange: SharedMemoryExchange | None = None
+        self._exchange: SharedMemoryExchange | NetworkExchange | None = None
+        self._store: Any = None
         if experiment.device == "cuda":
             _claim_gpu(gpus)
         self._worker = make_worker(experiment, index)
@@ -56,15 +58,39 @@ class ClientActor:
 
     def connect_exchange(self) -> None:
         """Second step."""
-        if self._exchange is None:
+        if not isinstance(self._exchange, SharedMemoryExchange):
             raise RunError("an exchange is connected after it was prepared")
         self._exchange.connect()
+        self._worker.use_exchange(self._exchange)
+
+    def open_store(self, host: str, timeout_s: float) -> int:
+        """First step of :class:`NetworkExchange`, for the actor of number 0; returns the store's port.
+
+        Args:
+            host: Address of the actor's node.
+            timeout_s: Longest wait for what another actor has to tell.
+        """
+        self._close_exchange()
+        self._store = open_store(host, timeout_s=timeout_s)
+        return int(self._store.port)
+
+    def join_network(self, member: Membership, store: tuple[str, int]) -> None:
+        """Second step, for all at the same time.
+
+        Args:
+            member: The actor's place.
+            store: Where the store is.
+        """
+        if member.index:
+            self._close_exchange()
+            self._store = find_store(*store, timeout_s=member.connect_timeout_s)
+        self._exchange = NetworkExchange(self._store, member)
         self._worker.use_exchange(self._exchange)
 
     def _close_exchange(self) -> None:
         if self._exchange is not None:
             self._exchange.close()
-            self._exchange = None
+        self._exchange = self._store = None
 
     def run(
         self, sent: SentSegment, anchor: np.ndarray, clients: Sequence[int], keepers: Sequence[int], *memories: State

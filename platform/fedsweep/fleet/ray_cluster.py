@@ -134,7 +134,7 @@ def _join(ray: Any, address: str) -> None:
     try:
         # Asked without a token, or with a wrong one, Ray asks again and again.
         unless_lost(init, lambda: "its patience" if time.monotonic() > until else None)
-    except (ConnectionError, RuntimeError, ValueError, OSError, SystemExit) as error:
+    except (ConnectionError, RuntimeError, ValueError, OSError, SystemExit, ray.exceptions.RayError) as error:
         said = f"no answer within {_JOIN_TIMEOUT_S:g} s" if isinstance(error, ClusterLost) else error
         raise ResourceError(
             f"runtime.address={address!r}: no Ray cluster could be joined there ({said}); is it up, is its token in"

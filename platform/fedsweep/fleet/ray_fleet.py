@@ -6,31 +6,25 @@ remembers follows it as an object reference. A lost actor is replaced; the engin
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 from ray import exceptions as ray_errors
 from torch import Tensor
 
 from fedsweep.client.messages import Handle, Inquiry, Segment, SegmentReply
 from fedsweep.errors import ClientJobError, FedsweepError, InputError, MemoryLost, ResourceError, RunError, WorkerLost
-from fedsweep.fleet.fleet import Fleet, combine
+from fedsweep.fleet.fleet import ExchangeInUse, Fleet, combine
 from fedsweep.fleet.ray_client_actor import REMOTE_CLIENT_ACTOR
+from fedsweep.fleet.ray_exchange import ActorGroup, ExchangeKind, Vectors
 from fedsweep.fleet.ray_wire import SentAnswer, received_answer, sent_segment, to_tensors
-from fedsweep.fleet.shared_memory import make_group_files
 from fedsweep.records import Payload, State
 
 _POLL_S = 5.0
 # So often may actors that start be replaced before the run fails.
 _MOST_STARTS = 5
-_GROUP_PREFIX = "fedsweep-"
 
 
 class RayFleet(Fleet):
@@ -41,12 +35,10 @@ class RayFleet(Fleet):
         num_actors: Client actors.
         name: Begins the actors' names.
         options: Ray options for each actor's number (resources, placement).
-        num_values: Length of the model's vector.
-        dtype: Its type.
-        capacity: Most attendees of a sync point.
+        vectors: What the actors aggregate among themselves.
         start_timeout_s: Longest wait for the actors to be there.
         hang_timeout_s: An actor that does not answer for this long is taken for lost.
-        shared_memory: Aggregate among actors of one node; False: every sync point goes through the server.
+        exchange: How they do; see :class:`ActorGroup`.
         warn: Called with a sentence when something falls back.
     """
 
@@ -57,27 +49,21 @@ class RayFleet(Fleet):
         num_actors: int,
         name: str,
         options: Callable[[int], Mapping[str, Any]],
-        num_values: int,
-        dtype: torch.dtype,
-        capacity: int,
+        vectors: Vectors,
         start_timeout_s: float = 120.0,
         hang_timeout_s: float = 60.0,
-        shared_memory: bool = True,
+        exchange: ExchangeKind = "auto",
         warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._experiment, self._num_actors, self._name, self._options = experiment, num_actors, name, options
-        self._num_values, self._dtype, self._capacity = num_values, dtype, capacity
-        self._start_timeout_s, self._hang_timeout_s = start_timeout_s, hang_timeout_s
-        self._shared_memory, self._warn = shared_memory, warn
+        self._start_timeout_s, self._hang_timeout_s, self._warn = start_timeout_s, hang_timeout_s, warn
+        self._group = ActorGroup(vectors, kind=exchange, timeout_s=start_timeout_s, warn=warn)
         self._births = 0
         self._closed = False
-        self._group: Path | None = None
         self._nodes: dict[int, str] = {}
-        self._folds = False
         self._actors: dict[int, Any] = {}
         self._starting: dict[int, Any] = {}
         self._pings: dict[int, tuple[Any, float]] = {}
-        _sweep_old_groups()
         self._grow(range(num_actors))
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -140,37 +126,8 @@ class RayFleet(Fleet):
         return ResourceError if self._births == 1 else RunError
 
     def _form_group(self) -> None:
-        """Make the actors an exchange of their own, where they are on one node and there is room."""
-        self._drop_group()
-        self._folds = self._num_actors == 1
-        if self._num_actors == 1 or not self._shared_memory or len(set(self._nodes.values())) > 1:
-            return
-        here = ray.get_runtime_context().get_node_id()
-        needed = (self._capacity + 1) * self._num_values * torch.empty(0, dtype=self._dtype).element_size()
-        if set(self._nodes.values()) != {here} or not os.path.isdir("/dev/shm"):
-            return
-        free = shutil.disk_usage("/dev/shm").free
-        if free < 1.2 * needed:
-            self._warn(
-                f"/dev/shm has {free / 2**20:.0f} MB free, but aggregating among actors needs {needed / 2**20:.0f} MB:"
-                " every sync point goes through the server, which is slower"
-            )
-            return
-        self._group = Path(tempfile.mkdtemp(prefix=f"{_GROUP_PREFIX}{os.getpid()}-", dir="/dev/shm"))
-        make_group_files(self._group, num_values=self._num_values, capacity=self._capacity, dtype=self._dtype)
-        size = self._num_actors
-        prepared = [
-            a.prepare_exchange.remote(str(self._group), size, self._num_values, self._capacity, self._dtype)
-            for a in self._actors.values()
-        ]
-        ray.get(prepared, timeout=self._start_timeout_s)
-        ray.get([a.connect_exchange.remote() for a in self._actors.values()], timeout=self._start_timeout_s)
-        self._folds = True
-
-    def _drop_group(self) -> None:
-        if self._group is not None:
-            shutil.rmtree(self._group, ignore_errors=True)
-            self._group = None
+        numbers = sorted(self._actors)
+        self._group.form([self._actors[k] for k in numbers], [self._nodes[k] for k in numbers])
 
     def repair(self) -> None:
         if self._closed:
@@ -179,8 +136,7 @@ class RayFleet(Fleet):
         try:
             self._grow(dead) if dead else self._form_group()
         except (ray_errors.RayActorError, ray_errors.GetTimeoutError):
-            self._drop_group()  # one more has died, as the next call to it will tell
-            self._folds = False
+            self._group.drop()  # one more has died, as the next call to it will tell
 
     def _find_dead(self) -> list[int]:
         dead = []
@@ -196,7 +152,7 @@ class RayFleet(Fleet):
         self._closed = True
         for actor in self._actors.values():
             ray.kill(actor)
-        self._drop_group()
+        self._group.drop()
 
     # -- work ----------------------------------------------------------------------------------------------------
 
@@ -207,7 +163,11 @@ class RayFleet(Fleet):
     @property
     def folds(self) -> bool:
         self.ready()
-        return self._folds
+        return self._group.in_use.name != "server"
+
+    @property
+    def exchange(self) -> ExchangeInUse:
+        return self._group.in_use
 
     def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
         self.ready()
@@ -223,7 +183,7 @@ class RayFleet(Fleet):
             call = self._actors[index].run.options(num_returns=1 + len(keepers[index]))
             refs = call.remote(segment_ref, anchor_ref, known, keepers[index], *[memories[k] for k in known])
             calls[index] = refs if keepers[index] else [refs]
-        self._wait({index: refs[0] for index, refs in calls.items()})
+        self._wait({index: refs[0] for index, refs in calls.items()}, together=self._folded(segment))
         answers = []
         for index, refs in calls.items():
             sent: SentAnswer = ray.get(refs[0])
@@ -235,20 +195,31 @@ class RayFleet(Fleet):
     def _folded(segment: Segment) -> bool:
         return len(segment.points) > 1
 
-    def _wait(self, heads: Mapping[int, Any]) -> None:
-        """Wait for all calls; a failed client's error comes before the losses that it caused."""
+    def _wait(self, heads: Mapping[int, Any], *, together: bool = False) -> None:
+        """Wait for all calls; a failed client's error comes before the losses that it caused.
+
+        Args:
+            heads: A call for each actor.
+            together: They wait for each other: where one is lost, the others get no further.
+        """
         pending = dict(heads)
         lost: dict[int, str] = {}
         failed: list[Exception] = []
+        alone_since = 0.0
         while pending:
             done, _ = ray.wait(list(pending.values()), num_returns=1, timeout=_POLL_S, fetch_local=False)
             for index in [k for k, ref in pending.items() if ref in done]:
                 self._outcome(index, pending.pop(index), lost, failed)
-            if not done:
-                for index in self._hanging(pending):
-                    ray.kill(self._actors[index])
-                    lost[index] = f"client actor {index} does not answer"
-                    pending.pop(index)
+            gone = [] if done else self._hanging(pending)
+            if together and lost:
+                # A machine that is gone closes no connection, so those who wait for it may not notice.
+                alone_since = alone_since or time.monotonic()
+                if time.monotonic() - alone_since > self._hang_timeout_s:
+                    gone = list(pending)
+            for index in gone:
+                ray.kill(self._actors[index])
+                lost[index] = f"client actor {index} does not answer"
+                pending.pop(index)
         self._pings.clear()
         if failed and not (lost and all(isinstance(error, MemoryLost) for error in failed)):
             raise min(failed, key=_blame)
@@ -323,11 +294,3 @@ def _start_error(error: ray_errors.RayActorError, kind: type[FedsweepError]) -> 
     cause = error.__cause__ or error
     text = str(cause).strip().splitlines()[-1]
     return kind(f"a client actor could not start: {text}") if not isinstance(cause, InputError) else cause
-
-
-def _sweep_old_groups() -> None:
-    """Remove the folders that dead processes left in /dev/shm."""
-    for folder in Path("/dev/shm").glob(f"{_GROUP_PREFIX}*"):
-        owner = folder.name.removeprefix(_GROUP_PREFIX).split("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(folder, ignore_errors=True)

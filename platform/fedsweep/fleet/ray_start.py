@@ -113,7 +113,7 @@ class ClusterStart:
         finally:
             self._put_mask_back()
         if self._dashboard:
-            _LOGGER.info("Ray dashboard: http://%s", context.dashboard_url)
+            _LOGGER.info("Ray dashboard: http://%s (it asks for the token: ray get-auth-token)", context.dashboard_url)
 
     def take(self) -> None:
         """Wait until it is there; whoever takes it ends it. Raises as :meth:`wait`."""

@@ -87,7 +87,15 @@ class SharedMemoryExchange(Exchange):
         for descriptor in self._readers:
             self._poll.register(descriptor, select.POLLIN)
 
-    def mean(self, own: Mapping[int, Tensor], attendees: Sequence[int], weights: Sequence[float], out: Tensor) -> None:
+    def mean(
+        self,
+        own: Mapping[int, Tensor],
+        attendees: Sequence[int],
+        weights: Sequence[float],
+        out: Tensor,
+        *,
+        workers: Mapping[int, int],
+    ) -> None:
         """The attendees' mean; each actor sums its range of coordinates.
 
         Raises:

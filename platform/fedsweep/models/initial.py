@@ -24,11 +24,12 @@ _BLOCK_BYTES = 2**20
 _HEADER_BYTES = 10 * 2**20
 
 
-def weights_file(given: str) -> Path:
+def weights_file(given: str, *, key: str = _KEY) -> Path:
     """The file that ``model.init_from`` means, absolute.
 
     Args:
         given: A run's folder, or a file that ends in ``.safetensors``.
+        key: Where it was given, for messages.
 
     Raises:
         DataError: There is no such file.
@@ -37,9 +38,9 @@ def weights_file(given: str) -> Path:
     file = path / MODEL if path.is_dir() else path
     if not os.path.lexists(file):
         what = "has no model (only a finished run leaves one)" if path.is_dir() else "is neither a folder nor a file"
-        raise DataError(f"{_KEY}: {path} {what}; name a finished run's folder or a file {SUFFIX}")
+        raise DataError(f"{key}: {path} {what}; name a finished run's folder or a file {SUFFIX}")
     if file.suffix != SUFFIX:
-        raise DataError(f"{_KEY}: {file} is no file {SUFFIX}; other formats can hold code and are not read")
+        raise DataError(f"{key}: {file} is no file {SUFFIX}; other formats can hold code and are not read")
     return file
 
 
@@ -59,14 +60,15 @@ def weights_sha256(file: Path) -> str:
     return digest.hexdigest()
 
 
-def read_weights(file: Path, layout: FlatLayout, *, sha256: str, model: str) -> Tensor:
+def read_weights(file: Path, layout: FlatLayout, *, sha256: str | None, model: str, key: str = _KEY) -> Tensor:
     """The values of a file as a vector [num_values].
 
     Args:
         file: The file.
         layout: Of the model that gets them.
-        sha256: What the file must have.
+        sha256: What the file must have; None: whatever it has.
         model: The model's name, for messages.
+        key: Where the file was given, likewise.
 
     Raises:
         DataError: The file can't be read, is another one than it was, or does not have the model's tensors.
@@ -77,22 +79,37 @@ def read_weights(file: Path, layout: FlatLayout, *, sha256: str, model: str) -> 
     try:
         data = read_regular(file, max_bytes=8 * layout.num_values + _HEADER_BYTES, follow=True)
     except OSError as error:
-        raise DataError(f"{_KEY}: {file} cannot be read as values of model {model}: {error.strerror}") from error
+        raise DataError(f"{key}: {file} cannot be read as values of model {model}: {error.strerror}") from error
     found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
+    if sha256 is not None and found != sha256:
         raise DataError(
-            f"{_KEY}: {file} has the SHA-256 {found}, but the configuration was made with {sha256}; put the former file"
+            f"{key}: {file} has the SHA-256 {found}, but the configuration was made with {sha256}; put the former file"
             " there, or remove model.init_sha256"
         )
     try:
         tensors: Mapping[str, Tensor] = load(data)
     except (SafetensorError, ValueError) as error:
-        raise DataError(f"{_KEY}: {file} is no safetensors file: {error}") from error
+        raise DataError(f"{key}: {file} is no safetensors file: {error}") from error
+    return weights_vector(tensors, layout, source=f"{key}: {file}", model=model)
+
+
+def weights_vector(tensors: Mapping[str, Tensor], layout: FlatLayout, *, source: str, model: str) -> Tensor:
+    """A model's tensors from a file, checked, as a vector [num_values].
+
+    Args:
+        tensors: By name.
+        layout: Of the model that gets them.
+        source: The file, for messages.
+        model: The model's name, likewise.
+
+    Raises:
+        DataError: They are not the model's tensors, or hold values that are not finite.
+    """
     if difference := _difference(tensors, layout):
-        raise DataError(f"{_KEY}: the tensors of {file} are not those of model {model}: {difference}")
+        raise DataError(f"{source}: its tensors are not those of model {model!r}: {difference}")
     vector = layout.flatten({name: tensor.to(layout.dtype) for name, tensor in tensors.items()})
     if not bool(torch.isfinite(vector).all()):
-        raise DataError(f"{_KEY}: {file} holds values that are not finite")
+        raise DataError(f"{source}: it holds values that are not finite")
     return vector
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ from fedsweep.models.slicing import build_submodel_module, kept_index
 from fedsweep.models.unit_groups import KeptIndex, UnitGroup
 from fedsweep.submodel import FULL_MODEL, Covered, SubModel
 from fedsweep.trees import FlatLayout
+
+MultiplierIn = Literal["activation", "incoming", "split"]
 
 # Index and cover of models of up to this many values are kept with the sub-model (9 bytes each); for larger ones they
 # are made anew at each use, which costs less than one of their local steps.
@@ -37,11 +39,16 @@ class UnitSubModel(SubModel):
         kept: (group, kept units) of the groups that are cut, in the network's order; units ascending, at least one.
         scales: (group, factors) of units whose outputs are multiplied in training: one factor for all kept units of
             the group, or one for each.
+        scales_in: Where the client's steps see the factors: behind the activation; or in the weights and biases that
+            make a unit, as if they had been multiplied before they were sent and were divided on return; or the square
+            roots there and in the weights that read it. The module computes the same in all three, by hooks behind the
+            activations, where these are positively homogeneous.
     """
 
     groups: tuple[UnitGroup, ...]
     kept: tuple[tuple[str, tuple[int, ...]], ...]
     scales: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    scales_in: MultiplierIn = "activation"
 
     def __getstate__(self) -> dict[str, object]:
         """The fields alone: what is kept for speed does not travel."""
@@ -49,13 +56,13 @@ class UnitSubModel(SubModel):
 
     def key(self) -> str:
         if "_key" not in vars(self):
-            text = repr((tuple((g.name, g.size) for g in self.groups), self.kept, self.scales))
+            text = repr((tuple((g.name, g.size) for g in self.groups), self.kept, self.scales, self.scales_in))
             digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
             object.__setattr__(self, "_key", f"units {digest}")
         return cast(str, vars(self)["_key"])
 
     def shape(self) -> str:
-        return f"units {[(name, len(units)) for name, units in self.kept]} {self.scales}"
+        return f"units {[(name, len(units)) for name, units in self.kept]} {self.scales} {self.scales_in}"
 
     def layout(self, full: FlatLayout) -> FlatLayout:
         known = vars(self).get("_layout")
@@ -74,13 +81,37 @@ class UnitSubModel(SubModel):
         return Covered(vector=whole.index_copy_(0, index, vector.cpu()), cover=cover)
 
     def build(self, model: nn.Module) -> nn.Module:
-        factors = {}
-        units_of = dict(self.kept)
-        sizes = {group.name: group.size for group in self.groups}
-        for name, values in self.scales:
-            size = len(units_of[name]) if name in units_of else sizes[name]
-            factors[name] = torch.tensor(values, dtype=torch.float64).expand(size)
-        return build_submodel_module(cast(Network, model), units_of, scales=factors)
+        return build_submodel_module(cast(Network, model), dict(self.kept), scales=self._factors())
+
+    def _factors(self) -> dict[str, Tensor]:
+        """Group -> factor of each kept unit, in float64."""
+        units_of, sizes = dict(self.kept), {group.name: group.size for group in self.groups}
+        return {
+            name: torch.tensor(values, dtype=torch.float64).expand(len(units_of.get(name, ())) or sizes[name])
+            for name, values in self.scales
+        }
+
+    @property
+    def scales_steps(self) -> bool:
+        return bool(self.scales) and self.scales_in != "activation"
+
+    def step_scale(self, full: FlatLayout) -> Tensor | None:
+        if not self.scales_steps:
+            return None
+        part, factors = self.layout(full), self._factors()
+        scale = torch.ones(part.num_params, dtype=torch.float64)
+        views = part.params(scale)
+        for group in self.groups:
+            if group.name not in factors:
+                continue
+            is_split = self.scales_in == "split"
+            unit = factors[group.name] ** (-0.5 if is_split else -1.0)
+            cuts = [(name, dim, unit.repeat_interleave(group.rows)) for name, dim in group.produced]
+            cuts += [(name, dim, unit.repeat_interleave(block)) for name, dim, block in group.consumed if is_split]
+            for name, dim, along in cuts:
+                if name in views:
+                    views[name].mul_(along.view(-1, *(1,) * (views[name].dim() - 1 - dim)))
+        return scale.to(full.dtype)
 
     def index_bytes(self) -> int:
         """A bit per unit of each cut group (none where the first units are kept), and 4 bytes per factor."""
@@ -144,6 +175,7 @@ def unit_submodel(
     kept: Mapping[str, Sequence[int]],
     *,
     scales: Mapping[str, Sequence[float]] | None = None,
+    scales_in: MultiplierIn = "activation",
 ) -> SubModel:
     """The sub-model with these units; the full model where nothing is left out and all factors are 1.
 
@@ -151,6 +183,7 @@ def unit_submodel(
         groups: The network's unit groups.
         kept: Group name -> kept units, ascending, at least one; groups that are not named are kept whole.
         scales: Group name -> factor for each kept unit, applied to its output in training.
+        scales_in: Where the steps see them, see :class:`UnitSubModel`.
 
     Raises:
         InvariantError: A group is unknown, or its units or factors are not as said above.
@@ -180,4 +213,5 @@ def unit_submodel(
         groups=tuple(groups),
         kept=cut,
         scales=tuple((g.name, factors[g.name]) for g in groups if g.name in factors),
+        scales_in=scales_in,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fedsweep.reproduce.claims import findings
 from fedsweep.reproduce.grid import Grid, GridCell, Measured, deviates, is_comparable, lies_within
 from fedsweep.reproduce.table_sections import FULL, NEVER, NOT_GIVEN, Measure
+from fedsweep.results.curves import FIGURES
 from fedsweep.results.texts import clean
 
 MARK = "*"
@@ -150,6 +151,7 @@ def notes(grid: Grid) -> list[str]:
     claims = [finding.text for finding in findings(grid)]
     found = [
         *_how_to_read(grid),
+        *_judged(grid),
         *_marks(grid),
         *claims,
         *_scale_notes(grid),
@@ -178,6 +180,17 @@ def _how_to_read(grid: Grid) -> list[str]:
             " not the paper's, so the two are not compared."
         )
     return said
+
+
+def _judged(grid: Grid) -> list[str]:
+    """Which rows' accuracy is not the common model's."""
+    columns: dict[str, list[str]] = {}
+    for row in grid.table.rows:
+        if row.accuracy and row.name in grid.rows:
+            columns.setdefault(row.accuracy, []).append(row.name)
+    return [
+        f"{', '.join(rows)}: accuracy, and targets, by {FIGURES.get(of, of)} ({of})." for of, rows in columns.items()
+    ]
 
 
 def _marks(grid: Grid) -> list[str]:

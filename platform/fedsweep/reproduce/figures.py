@@ -86,7 +86,7 @@ def draw(
         **figures_models.KINDS,
     }
     scene = scene_of(figure, table, cells=cells, runs=runs)
-    if not scene.rows:
+    if not scene.columns:
         raise ConfigError(f"figure {figure.name}: none of the runs that it shows has finished")
     with paper_style():
         drawn = kinds[figure.kind](scene)

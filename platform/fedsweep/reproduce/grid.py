@@ -11,7 +11,7 @@ from typing import Any
 from fedsweep.errors import InputError
 from fedsweep.reproduce.cells import Cell, Standing, standing_of
 from fedsweep.reproduce.table_file import TableFile
-from fedsweep.reproduce.table_sections import GAP_FIGURES, NEVER, NOT_GIVEN, SCRATCH, Measure
+from fedsweep.reproduce.table_sections import GAP_FIGURES, NEVER, NOT_GIVEN, SCRATCH, Measure, Row
 from fedsweep.results.seed_statistics import estimate, finite
 from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.run_folder import CONFIG
@@ -141,7 +141,7 @@ def measured(
         rows: Names of the rows to show; by default all that have cells.
         columns: Likewise.
     """
-    views = {cell: view_of(folders[cell]) for cell in cells}
+    views = {cell: view_of(folders[cell], table.row(cell.row)) for cell in cells}
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.row, cell.column), []).append(cell)
@@ -156,14 +156,15 @@ def measured(
     )
 
 
-def view_of(folder: Path) -> RunView | str:
-    """A run as its folder tells of it, or why it can't be read."""
+def view_of(folder: Path, row: Row) -> RunView | str:
+    """A run of a row as its folder tells of it, or why it can't be read."""
     if not (folder / CONFIG).is_file():
         return "it was not run"
     try:
-        return load_run(folder)
+        found = load_run(folder)
     except InputError as error:
         return str(error)
+    return found.judged_by(row.accuracy) if row.accuracy else found
 
 
 def setting_of(cells: Sequence[Cell], views: Sequence[RunView] = ()) -> dict[str, Any]:

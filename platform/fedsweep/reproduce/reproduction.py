@@ -225,7 +225,7 @@ def finished_runs(found: Reproduction, folder: Path) -> dict[Cell, list[RunView]
     """The run of each cell; none where it did not finish."""
     runs: dict[Cell, list[RunView]] = {}
     for cell, path in found.folders(folder).items():
-        view = view_of(path)
+        view = view_of(path, found.table.row(cell.row))
         done = not isinstance(view, str) and view.status == FINISHED
         # The run may be another cell's too, which reads it with other targets.
         runs[cell] = [replace(view, config=cell.config.tree())] if done and not isinstance(view, str) else []

@@ -103,6 +103,8 @@ class Row(Section):
         seeds: At full scale, in the place of the table's.
         scales: Scale -> more of the same, laid over everything else.
         missing: Why it cannot be measured; it then stands in the table with this reason.
+        accuracy: A column in the place of ``test_accuracy``, for targets too: ``personal_accuracy`` where clients have
+            models of their own. A note of the table says so.
     """
 
     name: Text
@@ -112,6 +114,7 @@ class Row(Section):
     seeds: Seeds | None = None
     scales: dict[ScaleName, Settings] = Field(default_factory=dict)
     missing: str = ""
+    accuracy: str = ""
 
     @cached_property
     def why_missing(self) -> str:

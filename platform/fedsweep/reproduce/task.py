@@ -6,7 +6,7 @@ under somebody's eyes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -254,6 +254,8 @@ def _drawn(found: Reproduction, folder: Path) -> tuple[list[Path], list[str]]:
     pictures: list[Path] = []
     problems = []
     for figure in found.table.figures:
+        if not (_meet(figure.rows, found.rows) and _meet(figure.columns, found.columns)):
+            continue
         try:
             pictures += draw(
                 figure, found.table, cells=found.cells, runs=runs, path_stem=folder / FIGURES / figure.name
@@ -261,3 +263,8 @@ def _drawn(found: Reproduction, folder: Path) -> tuple[list[Path], list[str]]:
         except FedsweepError as error:
             problems.append(f"the figure {figure.name} can't be drawn: {error}")
     return pictures, problems
+
+
+def _meet(shown: Sequence[str] | None, asked: Sequence[str]) -> bool:
+    """Whether a picture of these rows or columns, by default all, has any of those that were asked for."""
+    return shown is None or not set(shown).isdisjoint(asked)

@@ -18,6 +18,10 @@ FIGURES: Mapping[str, str] = {
     "personal_accuracy": "accuracy of the clients' own models",
     "personal_accuracy_worst10": "accuracy of the clients' own models, worst tenth",
     "kl_divergence": "KL divergence of the high-frequency group",
+    "dropout_rate_by_samples": "dropout rate of a round's devices, mean by samples",
+    "dropout_rate_median": "dropout rate of a round's devices, median",
+    "dropout_rate_p90": "dropout rate of a round's devices, 90th percentile",
+    "dropout_rate_zero_share": "share of a round's devices without dropout",
 }
 _DIGITS = 5
 Cells = tuple[float | None, ...]

@@ -140,6 +140,11 @@ class RunView:
         found = self.over(*_FIGURES.get(name, (name.removeprefix("extra/"), "last")))
         return finite(self.result.get(name)) if found is None else found
 
+    def judged_by(self, column: str) -> RunView:
+        """The run with a column in the place of ``test_accuracy``: for its best, and for targets, too."""
+        result = {name: value for name, value in self.result.items() if not name.endswith("test_accuracy")}
+        return replace(self, result=result, columns={**self.columns, "test_accuracy": self.column(column)})
+
     def reaching(self, target: float) -> RunView | None:
         """The run up to and with the first round that reached a target; None where none did.
 

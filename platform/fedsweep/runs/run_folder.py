@@ -27,20 +27,20 @@ from fedsweep.records import RoundRecord
 from fedsweep.runs.client_table import clients_table
 from fedsweep.runs.earlier import EARLIER
 from fedsweep.runs.round_table import check_round_table, records_to_table, table_to_records
-from fedsweep.runs.table_bounds import MOST_TABLE_BYTES, check_table_size
+from fedsweep.runs.table_bounds import MOST_CLIENT_ROWS, MOST_TABLE_BYTES, check_table_size
 
 if TYPE_CHECKING:
     import pyarrow as pa
 from fedsweep.runs.files import TEMPORARY, TRACKING, atomic_write
 
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
-CLIENT_ACCURACY = "client_accuracy.parquet"
+CLIENT_ACCURACY, TRAFFIC = "client_accuracy.parquet", "traffic.parquet"
 RESULT, MODEL, CHECKPOINTS = "result.json", "model.safetensors", "checkpoints"
 SCENARIO, PICTURES = "scenario.json", "pictures"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
-_FILES = (ROUNDS, CLIENTS, CLIENT_ACCURACY, SCENARIO, RESULT, MODEL, EARLIER, TRACKING, RAY_LOG, CONFIG)
-_MOST_BYTES = dict.fromkeys((ROUNDS, CLIENTS), MOST_TABLE_BYTES)
+_FILES = (ROUNDS, CLIENTS, CLIENT_ACCURACY, TRAFFIC, SCENARIO, RESULT, MODEL, EARLIER, TRACKING, RAY_LOG, CONFIG)
+_MOST_BYTES = dict.fromkeys((ROUNDS, CLIENTS, CLIENT_ACCURACY, TRAFFIC), MOST_TABLE_BYTES)
 # Beside its tensors, a model's file has their names.
 _HEADER_BYTES = 10 * 2**20
 
@@ -169,6 +169,18 @@ class RunFolder:
     def write_client_accuracy(self, table: pa.Table) -> None:
         """Replaces the table of clients' accuracies."""
         self._write_table(CLIENT_ACCURACY, table)
+
+    def write_traffic(self, table: pa.Table) -> None:
+        """Replaces the table of what travelled."""
+        self._write_table(TRAFFIC, table)
+
+    def client_table(self, name: str) -> pa.Table | None:
+        """:data:`CLIENT_ACCURACY` or :data:`TRAFFIC`; None where the run has none.
+
+        Raises:
+            OutputError: The file is damaged, or has more rows than a run writes that fits into memory.
+        """
+        return self._read_table(name) if (self.path / name).exists() else None
 
     def write_scenario(self, text: str) -> None:
         """Writes who was there and with which classes, as ``scenario.drift`` and ``.availability`` can replay it."""
@@ -319,7 +331,8 @@ class RunFolder:
             # Not by path: pyarrow would make columns of a folder named "lr=0.1". And without threads: in a process that
             # has imported torch first, every third one with pyarrow's own thread pool aborts when it exits.
             file = pq.ParquetFile(pa.BufferReader(data))
-            check_table_size(file.metadata, self.path / name)
+            more = {"most_rows": MOST_CLIENT_ROWS} if name in (CLIENT_ACCURACY, TRAFFIC) else {}
+            check_table_size(file.metadata, self.path / name, **more)
             return file.read(use_threads=False)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise OutputError(f"{self.path / name}: not a readable parquet file: {error}") from error

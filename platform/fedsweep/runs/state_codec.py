@@ -15,7 +15,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Mapping
-from math import isfinite, prod
+from math import isfinite
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,16 +31,9 @@ _MAX_DEPTH = 100
 # Integers beyond this are written in hexadecimal, for which Python has no limit on the number of digits.
 _PLAIN_INT = 2**63
 
-# What every version of safetensors can name; anything else lies in the file as its bytes.
-_NATIVE = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()
-_AS_BYTES = (
-    "uint64 uint32 uint16 complex128 complex64 complex32 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz"
-    " float8_e8m0fnu"
-).split()
-_TORCH_TYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, name) for name in (*_NATIVE, *_AS_BYTES) if hasattr(torch, name)
-}
-_NATIVE_TYPES = frozenset(_TORCH_TYPES[name] for name in _NATIVE)
+# What every version of safetensors can name.
+_NAMES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()
+_TORCH_TYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES}
 _ARRAY_TYPES: dict[str, torch.dtype] = {
     "<f8": torch.float64,
     "<f4": torch.float32,
@@ -52,10 +45,9 @@ _ARRAY_TYPES: dict[str, torch.dtype] = {
     "|u1": torch.uint8,
     "|b1": torch.bool,
 }
-_ARRAY_TYPE = re.compile(r"[<>|][biufcmMUS]\d{1,9}(\[\d{0,9}[A-Za-z]{1,2}\])?")
 _ALLOWED = (
-    "a state is a tree of dicts (string or int keys), lists, tuples, tensors, arrays, numpy scalars, int, float, str,"
-    " bool and None"
+    "a state is a tree of dicts (string or int keys), lists, tuples, tensors and arrays of real numbers, int, float,"
+    " str, bool and None"
 )
 
 
@@ -66,7 +58,7 @@ def encode(tree: State, *, root: str = "tree") -> tuple[str, dict[str, Tensor]]:
     """A tree as a JSON skeleton and the tensors that it names.
 
     Args:
-        tree: Dicts, lists, tuples, torch tensors, numpy arrays and scalars, int, float, str, bool, None.
+        tree: Dicts, lists, tuples, torch tensors and numpy arrays of real numbers, int, float, str, bool, None.
         root: What the tree is called in errors.
 
     Returns:
@@ -193,8 +185,6 @@ class _Encoder:
             return self._tensor(value, path)
         if kind is np.ndarray:
             return self._array(value, path)
-        if isinstance(value, np.generic):
-            return self._scalar(value, path)
         raise InvariantError(
             f"{_text(path)} is a {kind.__module__}.{kind.__qualname__}, which can't be kept: {_ALLOWED}"
         )
@@ -210,30 +200,20 @@ class _Encoder:
         name = str(tensor.dtype).removeprefix("torch.")
         if name not in _TORCH_TYPES or tensor.layout != torch.strided or tensor.is_meta:
             raise InvariantError(
-                f"{_text(path)} is a {tensor.layout} tensor of {name} on {tensor.device}: keep a dense one of numbers"
+                f"{_text(path)} is a {tensor.layout} tensor of {name} on {tensor.device}: keep a dense one of one of"
+                f" {', '.join(_NAMES)}"
             )
         if tensor.requires_grad:
             raise InvariantError(f"{_text(path)} is a tensor that requires a gradient; keep its .detach().clone()")
-        values = tensor.cpu().resolve_conj().resolve_neg().contiguous()
-        if values.dtype not in _NATIVE_TYPES:
-            values = values.reshape(-1).view(torch.uint8)
-        return {"tensor": [self._store(values), name, list(tensor.shape)]}
+        return {"tensor": [self._store(tensor.cpu().resolve_neg().contiguous()), name, list(tensor.shape)]}
 
     def _array(self, array: np.ndarray, path: _Path) -> Any:
         text = array.dtype.str
-        if not _ARRAY_TYPE.fullmatch(text):
-            raise InvariantError(f"{_text(path)} is an array of {array.dtype}: keep numbers, booleans, times or text")
-        values = np.array(array, order="C")
-        stored = values if text in _ARRAY_TYPES else values.reshape(-1).view(np.uint8)
-        return {"array": [self._store(torch.from_numpy(stored)), text, list(array.shape)]}
-
-    def _scalar(self, value: np.generic, path: _Path) -> Any:
-        if type(value) is np.str_:
-            return {"text": str(value)}
-        text = value.dtype.str
-        if not _ARRAY_TYPE.fullmatch(text) or value.dtype.kind in "US":
-            raise InvariantError(f"{_text(path)} is a numpy scalar of {value.dtype}: keep a number, a time or text")
-        return {"scalar": [text, value.tobytes().hex()]}
+        if text not in _ARRAY_TYPES:
+            raise InvariantError(
+                f"{_text(path)} is an array of {array.dtype}: keep one of {', '.join(_NAMES)} (without bfloat16)"
+            )
+        return {"array": [self._store(torch.from_numpy(np.array(array, order="C"))), text, list(array.shape)]}
 
     def _store(self, values: Tensor) -> str:
         """Keep a tensor under the next number; safetensors refuses two in the same memory."""
@@ -257,11 +237,9 @@ class _Decoder:
             "tuple": lambda value, depth: tuple(self._items(value, depth)),
             "dict": self._dict,
             "int": lambda value, depth: _hex_int(value),
-            "float": lambda value, depth: struct.unpack(">d", _hex_bytes(value, 8))[0],
-            "text": lambda value, depth: np.str_(_typed(value, str)),
-            "scalar": lambda value, depth: _scalar(value),
-            "tensor": lambda value, depth: self._tensor(value),
-            "array": lambda value, depth: self._array(value),
+            "float": lambda value, depth: _hex_float(value),
+            "tensor": lambda value, depth: self._stored(value, _TORCH_TYPES),
+            "array": lambda value, depth: self._stored(value, _ARRAY_TYPES).numpy(),
         }
 
     def node(self, value: Any, depth: int) -> State:
@@ -292,26 +270,12 @@ class _Decoder:
             tree[key] = self.node(item, depth + 1)
         return tree
 
-    def _tensor(self, value: Any) -> Tensor:
-        raw, name, shape = _fields(value, 3)
-        dtype = _TORCH_TYPES.get(_typed(name, str))
-        if dtype is None:
-            raise DataError(f"unknown type {name!r} of a tensor")
-        if dtype in _NATIVE_TYPES:
-            return self._stored(raw, dtype, _shape(shape))
-        size = prod(_shape(shape)) * dtype.itemsize
-        return self._stored(raw, torch.uint8, (size,)).view(dtype).reshape(_shape(shape))
-
-    def _array(self, value: Any) -> np.ndarray:
-        raw, text, shape = _fields(value, 3)
-        dtype = _array_type(text)
-        if text in _ARRAY_TYPES:
-            return self._stored(raw, _ARRAY_TYPES[text], _shape(shape)).numpy()
-        size = prod(_shape(shape)) * dtype.itemsize
-        return self._stored(raw, torch.uint8, (size,)).numpy().view(dtype).reshape(_shape(shape))
-
-    def _stored(self, name: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    def _stored(self, value: Any, types: Mapping[str, torch.dtype]) -> Tensor:
         """A copy of a named tensor; torch's own allocation, since some sums depend on how memory is aligned."""
+        name, text, raw_shape = _fields(value, 3)
+        dtype, shape = types.get(_typed(text, str)), _shape(raw_shape)
+        if dtype is None:
+            raise DataError(f"unknown type {text!r} of a tensor or an array")
         tensor = self._tensors.get(_typed(name, str))
         if tensor is None or name in self.used:
             raise DataError(f"the tensor {name!r} of a state tree is missing or named twice")
@@ -322,27 +286,6 @@ class _Decoder:
             )
         self.used.add(name)
         return tensor.clone()
-
-
-def _scalar(value: Any) -> np.generic:
-    text, content = _fields(value, 2)
-    dtype = _array_type(text)
-    if dtype.kind in "US":
-        raise DataError(f"a numpy scalar can't be of type {text!r}")
-    scalar: np.generic = np.frombuffer(_hex_bytes(content, dtype.itemsize), dtype=dtype)[0]
-    return scalar
-
-
-def _array_type(text: Any) -> np.dtype[Any]:
-    if not _ARRAY_TYPE.fullmatch(_typed(text, str)):
-        raise DataError(f"unknown type {text!r} of an array")
-    try:
-        dtype: np.dtype[Any] = np.dtype(text)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"unknown type {text!r} of an array") from error
-    if dtype.str != text or dtype.hasobject or dtype.itemsize == 0:
-        raise DataError(f"unknown type {text!r} of an array")
-    return dtype
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -358,10 +301,11 @@ def _hex_int(value: Any) -> int:
     return int(value, 16)
 
 
-def _hex_bytes(value: Any, size: int) -> bytes:
-    if not re.fullmatch(r"([0-9a-f]{2})*", _typed(value, str)) or len(value) != 2 * size:
-        raise DataError(f"{size} bytes are written as {2 * size} hexadecimal digits, but got {value[:40]!r}")
-    return bytes.fromhex(value)
+def _hex_float(value: Any) -> float:
+    if not re.fullmatch(r"[0-9a-f]{16}", _typed(value, str)):
+        raise DataError(f"a float that is not finite is written as 16 hexadecimal digits, but got {value[:40]!r}")
+    found: float = struct.unpack(">d", bytes.fromhex(value))[0]
+    return found
 
 
 def _fields(value: Any, count: int) -> list[Any]:

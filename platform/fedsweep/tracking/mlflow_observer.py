@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.round_table import scalar_figures
-from fedsweep.runs.run_folder import CLIENT_ACCURACY, CLIENTS, CONFIG, MODEL, PICTURES, RESULT, ROUNDS, SCENARIO
+from fedsweep.runs.run_folder import (
+    CLIENT_ACCURACY,
+    CLIENTS,
+    CONFIG,
+    MODEL,
+    PICTURES,
+    RESULT,
+    ROUNDS,
+    SCENARIO,
+    TRAFFIC,
+)
 from fedsweep.runs.targets import Crossing, TargetWatch, target_key
 from fedsweep.tracking.mlflow_keeper import KeptRun, MlflowKeeper
 from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, Point, key_text, note_complete
@@ -27,7 +37,7 @@ if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
 
 BY_BYTES = "by_bytes/"
-_ARTIFACTS = (CONFIG, RESULT, MODEL, ROUNDS, CLIENTS, CLIENT_ACCURACY, SCENARIO)
+_ARTIFACTS = (CONFIG, RESULT, MODEL, ROUNDS, CLIENTS, CLIENT_ACCURACY, TRAFFIC, SCENARIO)
 # After a failed try, training goes on for this many times as long as the try took.
 _BACK_OFF = 10.0
 _RETRY_S = 0.5

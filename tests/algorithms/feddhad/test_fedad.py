@@ -130,7 +130,7 @@ def test_device_rates_follow_the_times_of_the_devices() -> None:
     state = run_rounds(engine, rounds=1)
     plan = engine.planner.plan(state)
     assert [s == FULL_MODEL for s in plan.context.submodels.values()] == [False, True, True] * 2
-    assert plan.components["submodels"]["device_rate"] == pytest.approx(0.25 / 3)
+    assert plan.components["submodels"]["rates"]["dropout_device_rate"] == pytest.approx(0.25 / 3)
 
 
 def scripted(policy: AdaptiveDropout, norms: list[float]) -> list[bool]:

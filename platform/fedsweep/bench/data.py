@@ -1,0 +1,50 @@
+"""What set-ups train on: the real data set where it is at hand, noise of its shape where it is not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsweep.bench.setup import Request
+from fedsweep.streams import stream
+from fedsweep.world.data.datasets import Dataset, is_present, load_dataset
+
+# Channels, height and width; training samples.
+_SHAPES = {"cifar10": ((3, 32, 32), 50_000), "mnist": ((1, 28, 28), 60_000)}
+_NUM_TEST = 1000
+
+
+def data_for(name: str, request: Request) -> tuple[Dataset, str]:
+    """A data set and what to call it.
+
+    Args:
+        name: ``"cifar10"`` or ``"mnist"``.
+        request: Says where it may lie.
+    """
+    if is_present(name, root=request.root):
+        return load_dataset(name, root=request.root, download=False), name
+    return noise(name), f"noise shaped like {name}"
+
+
+def noise(name: str, *, samples: int | None = None) -> Dataset:
+    """Random bytes and labels of ten classes; the same each time.
+
+    Args:
+        name: Whose shape they have.
+        samples: How many to train on; by default as many as there are.
+    """
+    shape, num_train = _SHAPES[name]
+    generator = stream(0, "benchmark").numpy()
+    sizes = {"train": samples or num_train, "test": _NUM_TEST}
+    parts = {part: generator.integers(0, 256, size=(size, *shape), dtype=np.uint8) for part, size in sizes.items()}
+    labels = {part: generator.integers(0, 10, size=size) for part, size in sizes.items()}
+    return Dataset(
+        name=name,
+        train_images=parts["train"],
+        train_labels=labels["train"],
+        test_images=parts["test"],
+        test_labels=labels["test"],
+        num_classes=10,
+        scale=255.0,
+        mean=(0.5,) * shape[0],
+        std=(0.25,) * shape[0],
+    )

@@ -1,0 +1,70 @@
+"""The machine that is measured on: what it is, and whether others use it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from fedsweep.runs.facts import run_facts
+
+# CPUs that others may use while figures are still judged.
+MOST_LOAD_CPUS = 0.2
+_LOOK_S, _LOOKS = 1.0, 3
+
+
+def machine_facts(device: str) -> dict[str, Any]:
+    """CPU, cores, memory, torch's threads, versions, commit and GPU, as they go into the JSON.
+
+    Args:
+        device: What is measured on.
+    """
+    import psutil
+    import torch
+
+    facts: dict[str, Any] = {
+        "cpu": _cpu_name(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "system": platform.platform(),
+        "torch_threads": torch.get_num_threads(),
+        "device": device,
+        "gpu": torch.cuda.get_device_name(0) if device == "cuda" else None,
+    }
+    return {**facts, **run_facts(), "git_changed": _is_changed()}
+
+
+def load_of_others() -> float:
+    """CPUs that other processes use now, on average; the least of a few looks, since any machine hiccups."""
+    import psutil
+
+    psutil.cpu_percent()
+    found = []
+    for _ in range(_LOOKS):
+        time.sleep(_LOOK_S)
+        found.append(psutil.cpu_percent() / 100 * (os.cpu_count() or 1))
+        if found[-1] <= MOST_LOAD_CPUS:
+            break
+    return min(found)
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()
+
+
+def _is_changed() -> bool | None:
+    """Whether the current folder's checkout has changes that are not committed; None: it is none."""
+    command = ["git", "status", "--porcelain", "--untracked-files=no"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return bool(answer.stdout.strip())

@@ -1,0 +1,77 @@
+"""What came out, as rows of a table and as JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fedsweep.bench.setup import Figure
+
+COLUMNS = ("set-up", "what", "against", "ratio", "least to greatest", "ours", "theirs", "asked", "")
+
+
+def row(name: str, figure: Figure, *, is_judged: bool) -> tuple[str, ...]:
+    """One figure's row under :data:`COLUMNS`.
+
+    Args:
+        name: The set-up's.
+        figure: What was measured.
+        is_judged: The machine was quiet enough for a verdict.
+    """
+    ratios = figure.ratios
+    theirs = sorted(figure.reference_s)[len(figure.reference_s) // 2] if figure.reference_s else None
+    asked = [f">= {figure.asked:g}"] if figure.asked is not None else []
+    asked += [f"<= {figure.limit_s:g} s"] if figure.limit_s is not None else []
+    return (
+        name,
+        f"{figure.what}{f' ({figure.data})' if figure.data else ''}",
+        figure.against,
+        "" if figure.ratio is None else f"{figure.ratio:.2f}",
+        f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "",
+        f"{figure.seconds:.3g} s",
+        "" if theirs is None else f"{theirs:.3g} s",
+        ", ".join(asked),
+        verdict(figure, is_judged=is_judged),
+    )
+
+
+def verdict(figure: Figure, *, is_judged: bool) -> str:
+    """``"reached"``, ``"missed"``, ``"not judged"``, or nothing where nothing is asked."""
+    if figure.is_good is None:
+        return ""
+    if not is_judged:
+        return "not judged"
+    return "reached" if figure.is_good else "missed"
+
+
+def tree(
+    found: Sequence[tuple[str, Figure]], *, machine: Mapping[str, Any], loads: Mapping[str, float], is_judged: bool
+) -> dict[str, Any]:
+    """What ``--json`` writes.
+
+    Args:
+        found: The figures with their set-ups' names.
+        machine: See :func:`fedsweep.bench.machine.machine_facts`.
+        loads: CPUs that others used before each set-up.
+        is_judged: The machine was quiet enough for verdicts.
+    """
+    return {
+        "format": 1,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": dict(machine),
+        "load_of_others_cpus": dict(loads),
+        "is_judged": is_judged,
+        "figures": [
+            {
+                "set_up": name,
+                **asdict(figure),
+                "facts": dict(figure.facts),
+                "ratios": figure.ratios,
+                "ratio": figure.ratio,
+                "verdict": verdict(figure, is_judged=is_judged) or None,
+            }
+            for name, figure in found
+        ],
+    }

@@ -1,0 +1,58 @@
+"""fedsweep's side: rounds of a run as ``fedsweep run`` plays them, folder and server actor included."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsweep.config.load import load_config
+from fedsweep.driver.run import Plan, cluster_for, open_session, plan_run
+from fedsweep.errors import RunError
+from fedsweep.experiment.checks import check_experiment
+from fedsweep.runs.folder_lock import sole_writer
+from fedsweep.runs.run_folder import RunFolder
+from fedsweep.world.data.datasets import Dataset
+
+# More than any benchmark plays: neither evaluation nor checkpoint falls into what is timed.
+_NEVER = 1_000_000
+
+
+def plan_of(given: Mapping[str, Any], dataset: Dataset) -> Plan:
+    """The run of a set-up's configuration.
+
+    Args:
+        given: The sections ``scenario``, ``model``, ``method``, ``training`` and ``runtime``, as in a file; clients are
+            split alike, rounds never end, and nothing is tested, checkpointed or tracked.
+        dataset: What the clients train on.
+    """
+    scenario = {"dataset": dataset.name, "partition": {"kind": "iid"}, **given["scenario"]}
+    training = {"rounds": _NEVER, **given["training"]}
+    quiet = {"evaluation": {"every": _NEVER}, "checkpoint": {"every": _NEVER}, "tracking": {"uri": "none"}}
+    tree = {"name": "bench", **quiet, **given, "scenario": scenario, "training": training}
+    return plan_run(load_config(tree), dataset)
+
+
+@contextlib.contextmanager
+def playing(plan: Plan) -> Iterator[Callable[[int], float]]:
+    """A run that is ready for its first round: a function that plays so many rounds and returns their seconds."""
+    check_experiment(plan.experiment)
+    with tempfile.TemporaryDirectory(prefix="fedsweep-bench-") as scratch:
+        folder = Path(scratch) / "run"
+        with sole_writer(folder), cluster_for(plan, folder):
+            RunFolder.create(folder, overwrite=False)
+            with open_session(plan, folder) as session:
+                session.open(resume=False)
+
+                def play(rounds: int) -> float:
+                    began = time.perf_counter()
+                    for _ in range(rounds):
+                        step = session.step()
+                        if step.stopped_by is not None:
+                            raise RunError(f"the benchmark's run ended early: {step.stopped_by}")
+                    return time.perf_counter() - began
+
+                yield play

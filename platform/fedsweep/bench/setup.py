@@ -1,0 +1,118 @@
+"""What a set-up of the benchmark is, what it is asked, and what it measures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+DEVICES = ("cpu", "cuda")
+SCALES = ("quick", "full")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a set-up is asked for.
+
+    Attributes:
+        device: One of :data:`DEVICES`.
+        is_full: The whole set-up; otherwise fewer steps or rounds of it, which show the same ratios more roughly.
+        repeats: Measurements of each side, at least 1.
+        root: The folder with the data sets; None: the user's cache.
+        rounds: Rounds of a set-up that has a number of them; None: its own.
+        say: Takes a line on what is being done.
+    """
+
+    device: str = "cpu"
+    is_full: bool = False
+    repeats: int = 5
+    root: str | None = None
+    rounds: int | None = None
+    say: Callable[[str], None] = lambda line: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One thing that was timed, beside its reference in the same minutes.
+
+    Attributes:
+        what: What of fedsweep's was timed.
+        against: The reference; empty where there is none.
+        ours_s: Seconds, one for each repeat.
+        reference_s: The reference's, measured in turns with ours; empty where there is none.
+        asked: The least ratio that is good; None: none is asked.
+        limit_s: The most seconds that are good (median); None: any.
+        data: What the clients trained on, in words.
+        facts: What else is to be kept, by name.
+    """
+
+    what: str
+    ours_s: tuple[float, ...]
+    against: str = ""
+    reference_s: tuple[float, ...] = ()
+    asked: float | None = None
+    limit_s: float | None = None
+    data: str = ""
+    facts: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """How many times as fast as the reference, pair by pair; empty where there is none."""
+        if not self.reference_s:
+            return ()
+        return tuple(theirs / ours for theirs, ours in zip(self.reference_s, self.ours_s, strict=True))
+
+    @property
+    def ratio(self) -> float | None:
+        """The median of :attr:`ratios`."""
+        return statistics.median(self.ratios) if self.ratios else None
+
+    @property
+    def seconds(self) -> float:
+        """The median of ours."""
+        return statistics.median(self.ours_s)
+
+    @property
+    def is_good(self) -> bool | None:
+        """Whether what is asked is reached; None: nothing is asked."""
+        reached = []
+        if self.asked is not None and self.ratio is not None:
+            reached.append(self.ratio >= self.asked)
+        if self.limit_s is not None:
+            reached.append(self.seconds <= self.limit_s)
+        return all(reached) if reached else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetUp:
+    """One set-up.
+
+    Attributes:
+        name: What the command calls it.
+        summary: One line.
+        measure: Does it.
+        devices: Where it can be measured.
+        dataset: The data set that is used where it lies in the data folder; noise of its shape stands in elsewhere.
+    """
+
+    name: str
+    summary: str
+    measure: Callable[[Request], Sequence[Figure]]
+    devices: tuple[str, ...] = ("cpu",)
+    dataset: str | None = None
+
+
+def in_turns(
+    ours: Callable[[], float], reference: Callable[[], float], repeats: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Seconds of both sides, measured in turns after a first try of each that does not count.
+
+    Args:
+        ours: Does the work once; returns its seconds.
+        reference: Likewise.
+        repeats: How often, at least 1.
+    """
+    reference(), ours()
+    pairs = [(ours(), reference()) for _ in range(repeats)]
+    return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)

@@ -1,0 +1,111 @@
+"""W1 to W3: LeNet-5 on 100 clients, in long rounds, in rounds of one step, and in step with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedsweep.bench.data import data_for
+from fedsweep.bench.plain import PlainLoop, plain_processes, work_of
+from fedsweep.bench.rounds import plan_of, playing
+from fedsweep.bench.setup import Figure, Request, SetUp, in_turns
+from fedsweep.driver.run import Plan
+from fedsweep.world.data.datasets import Dataset
+
+_STEPS, _QUICK_STEPS = 250, 50
+# Rounds of one step in one measurement.
+_SHORT_ROUNDS, _QUICK_SHORT_ROUNDS = 200, 40
+_ACTORS: Mapping[str, Any] = {"backend": "ray", "client_actors": 2, "device": "cpu"}
+
+
+def _planned(request: Request, *, method: Mapping[str, Any], steps: int, runtime: Mapping[str, Any]) -> _Planned:
+    dataset, called = data_for("cifar10", request)
+    training = {"cohort_size": 10, "local_steps": steps, "batch_size": 10, "optimizer": {"name": "sgd", "lr": 0.01}}
+    given = {
+        "scenario": {"clients": 100},
+        "model": {"name": "lenet5"},
+        "method": method,
+        "training": training,
+        "runtime": runtime,
+    }
+    return plan_of(given, dataset), dataset, called
+
+
+_Planned = tuple[Plan, Dataset, str]
+
+
+def long_rounds(request: Request) -> Sequence[Figure]:
+    """Two client actors against two plain processes."""
+    steps = _STEPS if request.is_full else _QUICK_STEPS
+    plan, dataset, called = _planned(request, method={"name": "fedavg"}, steps=steps, runtime=_ACTORS)
+    rounds = request.rounds or 1
+    with plain_processes(work_of(plan, dataset), 2) as plain, playing(plan) as ours:
+        seconds = in_turns(lambda: ours(rounds), lambda: plain(rounds), request.repeats)
+    return [
+        Figure(
+            what=f"{rounds} x {steps} steps, 2 client actors",
+            against="two plain processes",
+            ours_s=seconds[0],
+            reference_s=seconds[1],
+            asked=0.96,
+            data=called,
+        )
+    ]
+
+
+def short_rounds(request: Request) -> Sequence[Figure]:
+    """One process against a plain loop: what a round costs beside its steps."""
+    rounds = request.rounds or (_SHORT_ROUNDS if request.is_full else _QUICK_SHORT_ROUNDS)
+    local = {"backend": "local", "device": request.device}
+    plan, dataset, called = _planned(request, method={"name": "fedavg"}, steps=1, runtime=local)
+    with playing(plan) as ours:
+        plain = PlainLoop(work_of(plan, dataset))
+        seconds = in_turns(lambda: ours(rounds), lambda: plain.play(rounds), request.repeats)
+    return [
+        Figure(
+            what=f"{rounds} rounds of one step, in one process",
+            against="a plain loop",
+            ours_s=seconds[0],
+            reference_s=seconds[1],
+            asked=1.0,
+            data=called,
+        )
+    ]
+
+
+def rounds_in_step(request: Request) -> Sequence[Figure]:
+    """DynamicSGD on two client actors against a plain loop that averages after every step."""
+    steps = _STEPS if request.is_full else _QUICK_STEPS
+    method = {"name": "dynamicsgd", "sync_rule": "paper"}
+    plan, dataset, called = _planned(request, method=method, steps=steps, runtime=_ACTORS)
+    rounds = request.rounds or 1
+    with playing(plan) as ours:
+        plain = PlainLoop(work_of(plan, dataset))
+        seconds = in_turns(lambda: ours(rounds), lambda: plain.play_in_step(rounds), request.repeats)
+    return [
+        Figure(
+            what=f"{rounds} x {steps} steps, averaged after each, 2 client actors",
+            against="a plain loop",
+            ours_s=seconds[0],
+            reference_s=seconds[1],
+            asked=1.8,
+            data=called,
+        )
+    ]
+
+
+_LENET = "LeNet-5, 100 clients of 500, cohorts of 10, batches of 10"
+W1 = SetUp(name="W1", summary=f"{_LENET}: 250 steps a round, 2 client actors", measure=long_rounds, dataset="cifar10")
+W2 = SetUp(
+    name="W2",
+    summary=f"{_LENET}: 1 step a round, in one process",
+    measure=short_rounds,
+    devices=("cpu", "cuda"),
+    dataset="cifar10",
+)
+W3 = SetUp(
+    name="W3",
+    summary=f"{_LENET}: DynamicSGD, 250 steps a round, 2 client actors",
+    measure=rounds_in_step,
+    dataset="cifar10",
+)

@@ -1,0 +1,390 @@
+"""A finished run's model tested again: on its own test set to the bits of its last test, or on other data.
+
+Shape letters: T test samples, C classes, N clients.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsweep.catalog import resolve
+from fedsweep.components import Evaluation, GlobalModel
+from fedsweep.config.load import load_config
+from fedsweep.config.schema import Config
+from fedsweep.driver.run import one_thread
+from fedsweep.engine.evaluator import Evaluator, Tested
+from fedsweep.engine.state import RunState
+from fedsweep.engine.who_pays import client_accuracies, own_accuracies, own_models_inquiry, present_counts, spread
+from fedsweep.errors import ConfigError, DataError, OutputError
+from fedsweep.experiment.build import build_experiment
+from fedsweep.experiment.experiment import Experiment, server_context
+from fedsweep.fleet.fleet import LocalFleet
+from fedsweep.models.initial import read_weights, weights_file, weights_vector
+from fedsweep.records import State
+from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.runs.run_folder import CHECKPOINTS, CONFIG, MODEL, RunFolder
+from fedsweep.trees import layout_of, load_vector
+from fedsweep.world.data.datasets import Dataset, load_dataset
+
+# Of a run's configuration what may be another for a test; the rest says how its model came about.
+_SETTABLE = ("scenario", "evaluation", "runtime")
+
+# A data set by name, one in memory, or images [T, C, H, W] in the pixels of the run's own, with labels [T].
+Data = str | Dataset | tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What a test found.
+
+    Attributes:
+        data: What was tested on.
+        model: The file with the tested model.
+        test_accuracy: Over all samples, 0..1.
+        test_loss: Mean cross-entropy.
+        confusion: Samples [C, C]: rows are the true classes, columns the predicted ones.
+        class_names: One per class, or empty.
+        class_accuracies: By class index [C]; NaN for a class without test samples.
+        client_accuracies: By client [N]: the mean of its classes' accuracies by their shares in its training data.
+        client_samples: Test samples of these classes [N].
+        personal_accuracies: Of the models that clients themselves would use, each on its share of the test set [N];
+            None where the method gives them none, or they are not there.
+        personal_samples: Of these shares [N].
+        notes: Sentences for the user.
+    """
+
+    data: str
+    model: Path
+    test_accuracy: float
+    test_loss: float
+    confusion: np.ndarray
+    class_names: tuple[str, ...]
+    class_accuracies: tuple[float, ...]
+    client_accuracies: np.ndarray
+    client_samples: np.ndarray
+    personal_accuracies: np.ndarray | None = None
+    personal_samples: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_samples(self) -> int:
+        """T."""
+        return int(self.confusion.sum())
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Accuracies over classes and over clients, under the names that ``rounds.parquet`` has for them."""
+        figures = spread("class_accuracy", np.array(self.class_accuracies))
+        figures |= spread("client_accuracy", self.client_accuracies)
+        if self.personal_accuracies is not None:
+            figures |= spread("personal_accuracy", self.personal_accuracies)
+        return figures
+
+    def classes(self) -> list[dict[str, Any]]:
+        """A row for each class: index, name (None without), accuracy (None without samples), test samples."""
+        names = self.class_names or (None,) * len(self.class_accuracies)
+        rows = zip(names, self.class_accuracies, self.confusion.sum(axis=1).tolist(), strict=True)
+        return [
+            {"class": label, "name": name, "accuracy": _known(accuracy), "samples": samples}
+            for label, (name, accuracy, samples) in enumerate(rows)
+        ]
+
+    def clients(self) -> list[dict[str, Any]]:
+        """A row for each client, with the columns of ``client_accuracy.parquet``."""
+        columns: dict[str, list[Any]] = {
+            "client": list(range(len(self.client_accuracies))),
+            "accuracy": [_known(value) for value in self.client_accuracies.tolist()],
+            "samples": self.client_samples.tolist(),
+        }
+        if self.personal_accuracies is not None and self.personal_samples is not None:
+            columns["personal_accuracy"] = [_known(value) for value in self.personal_accuracies.tolist()]
+            columns["personal_samples"] = self.personal_samples.tolist()
+        return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+
+    def tree(self) -> dict[str, Any]:
+        """All of it as plain mappings, lists and scalars."""
+        return {
+            "data": self.data,
+            "model": str(self.model),
+            "samples": self.num_samples,
+            "test_accuracy": self.test_accuracy,
+            "test_loss": _known(self.test_loss),
+            **self.figures,
+            "classes": self.classes(),
+            "clients": self.clients(),
+            "confusion": self.confusion.tolist(),
+            "notes": list(self.notes),
+        }
+
+
+def evaluate(
+    source: str | Path, *, data: Data | None = None, model: str | Path | None = None, overrides: Sequence[str] = ()
+) -> Evaluated:
+    """Test the final model of a finished run, or another of its kind.
+
+    Args:
+        source: The run's folder; with ``model`` also a configuration's file or a preset's name.
+        data: Whose test samples to take; None: the run's own. They are scaled and normalised as the run's own are.
+        model: A file ``.safetensors`` to test in place of the run's model.
+        overrides: ``KEY=VALUE`` below ``scenario``, ``evaluation`` and ``runtime``.
+
+    Raises:
+        InputError: A folder, a file or data are not there, are damaged or do not fit.
+    """
+    subject = open_subject(source, model=model, overrides=overrides)
+    with one_thread():
+        return subject.evaluated(data, as_before=data is None and model is None and not overrides)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is tested, with the world that it was made in.
+
+    Attributes:
+        config: The configuration.
+        dataset: The scenario's.
+        experiment: What they describe.
+        file: The model's.
+        values: Its tensors, without what else travelled with them [num_values].
+        run: The run's folder where the model is the run's own.
+        result: What its ``result.json`` holds.
+    """
+
+    config: Config
+    dataset: Dataset
+    experiment: Experiment
+    file: Path
+    values: Tensor
+    run: RunFolder | None = None
+    result: Mapping[str, Any]
+
+    @property
+    def round(self) -> int:
+        """The run's last; under drift clients have its classes."""
+        found, planned = self.result.get("rounds"), self.experiment.training.rounds
+        return min(found, planned) if isinstance(found, int) and found > 0 else planned
+
+    def samples(self, data: Data | None) -> tuple[str, np.ndarray, np.ndarray, tuple[str, ...]]:
+        """A name, images [T, C, H, W] in the pixels of the run's own set, labels [T], names of the classes.
+
+        Raises:
+            InputError: There are no such data, or they do not fit the model.
+        """
+        own = self.dataset
+        if data is None:
+            return own.name, own.test_images, own.test_labels, own.class_names
+        if isinstance(data, str):
+            scenario = self.config.scenario
+            size = int(own.train_images.shape[-1])
+            data = load_dataset(data, root=scenario.root, download=scenario.download, image_size=size)
+        elif not isinstance(data, Dataset):
+            data = _given(own, *data)
+        return self._fitting(data)
+
+    def _fitting(self, other: Dataset) -> tuple[str, np.ndarray, np.ndarray, tuple[str, ...]]:
+        own = self.dataset
+        if other.image_shape != own.image_shape:
+            raise DataError(
+                f"data {other.name!r}: its images are {list(other.image_shape)}, but the model takes"
+                f" {list(own.image_shape)}; choose data with as many channels"
+            )
+        if int(other.test_labels.max()) >= own.num_classes:
+            raise DataError(
+                f"data {other.name!r}: a label is {int(other.test_labels.max())}, but the model tells"
+                f" {own.num_classes} classes, 0..{own.num_classes - 1}, from one another"
+            )
+        images = other.test_images
+        if other.scale != own.scale:
+            images = (images * np.float32(own.scale / other.scale)).astype(np.float32)
+        return other.name, images, other.test_labels, other.class_names or own.class_names
+
+    def evaluated(self, data: Data | None, *, as_before: bool) -> Evaluated:
+        """The test.
+
+        Args:
+            data: See :func:`evaluate`.
+            as_before: Nothing differs from the run's own last test, so the result must not either.
+        """
+        name, images, labels, class_names = self.samples(data)
+        world = replace(self.experiment.world, test_images=images, test_labels=labels)
+        experiment = replace(self.experiment, world=world)
+        state, notes = self._last_state()
+        tested = self._tested(experiment, *self._evaluation(state, notes))
+        classes = experiment.classes(self.round)
+        num_classes = world.data.num_classes
+        present_NC = present_counts(experiment.label_counts_NC, classes)
+        accuracies = tested.class_accuracies(num_classes)
+        tests_C = np.bincount(labels, minlength=num_classes)
+        own = self._own_models(experiment, state)
+        if as_before:
+            notes += self._difference(tested)
+        if own is not None:
+            notes.append(
+                "clients use models of their own, told apart as personal: the accuracy is the server's model's"
+            )
+        return Evaluated(
+            data=name,
+            model=self.file,
+            test_accuracy=tested.accuracy,
+            test_loss=tested.loss,
+            confusion=tested.confusion(num_classes),
+            class_names=class_names if len(class_names) == num_classes else (),
+            class_accuracies=accuracies,
+            client_accuracies=client_accuracies(accuracies, present_NC),
+            client_samples=np.where(present_NC > 0, tests_C, 0).sum(axis=1),
+            personal_accuracies=None if own is None else own[0],
+            personal_samples=None if own is None else own[1],
+            notes=tuple(notes),
+        )
+
+    def _tested(self, experiment: Experiment, evaluation: Evaluation, state: State) -> Tested:
+        world, model = experiment.world, experiment.new_model().to(experiment.server_device)
+        load_vector(model, layout_of(model), self.values)
+        evaluator = Evaluator(
+            world.test_images,
+            world.test_labels,
+            transform=world.data.transform,
+            batch_size=experiment.evaluation_batch,
+            device=experiment.server_device,
+            dtype=experiment.layout.dtype,
+        )
+        return evaluator.test(evaluation, state, model, ())
+
+    @cached_property
+    def _first_state(self) -> State:
+        """What the method's evaluation keeps, before round 1."""
+        return self.experiment.method.evaluation.init(server_context(self.experiment, "evaluation"))
+
+    def _evaluation(self, state: RunState | None, notes: list[str]) -> tuple[Evaluation, State]:
+        """Which model answers: the method's own way, where the folder has what that needs."""
+        method = self.experiment.method
+        if self._first_state in (None, {}):
+            return method.evaluation, self._first_state
+        if state is not None and "evaluation" in state.components:
+            return method.evaluation, state.components["evaluation"]
+        notes.append(f"tested is the server's model, but in {method.name} more than that answers")
+        return GlobalModel(), None
+
+    def _last_state(self) -> tuple[RunState | None, list[str]]:
+        """What the run ended with beside its model, where the method's tests need that and it is there."""
+        needed = self.experiment.method.evaluation.client_test() is not None or self._first_state not in (None, {})
+        if not needed or self.run is None:
+            return None, []
+        store = CheckpointStore(self.run.path, keep=1, config_hash=str(self.result.get("config_hash")))
+        state = store.newest(keep_handle=lambda memory: memory).state
+        if state is not None and state.round == self.round:
+            return state, []
+        return None, [f"{CHECKPOINTS}/ has no state of round {self.round}: what clients and server kept is not tested"]
+
+    def _own_models(self, experiment: Experiment, state: RunState | None) -> tuple[np.ndarray, np.ndarray] | None:
+        test = experiment.method.evaluation.client_test()
+        if test is None or state is None:
+            return None
+        inquiry = own_models_inquiry(experiment, test, self.round)
+        answers = LocalFleet(experiment).measure(inquiry, state.vector, state.memories)
+        return own_accuracies(answers, inquiry.clients)
+
+    def _difference(self, tested: Tested) -> list[str]:
+        """What to say where the run's own last test came to something else."""
+        before = self.result.get("test_accuracy")
+        if before is None or before == tested.accuracy:
+            return []
+        why = "the arithmetic of another machine or library"
+        if self.experiment.method.evaluation.of_updates:
+            why = "it was of the models that the last round's clients sent, which no folder keeps"
+        return [f"the run's own last test came to {before}: {why}"]
+
+
+def open_subject(source: str | Path, *, model: str | Path | None, overrides: Sequence[str]) -> Subject:
+    """Everything that a test needs, read and checked; arguments and errors are :func:`evaluate`'s."""
+    path = Path(source).expanduser()
+    _check_overrides(overrides)
+    folder, result = RunFolder(path.absolute()), {}
+    if path.is_dir():
+        folder.read_config()
+        config, result = load_config(path / CONFIG), _finished(folder, needs_model=model is None)
+    elif model is None:
+        raise OutputError(f"{path}: there is no such folder; name a finished run's, or give a file by --model")
+    else:
+        config = load_config(source)
+    config = resolve(load_config(config.tree(), [*_here(config), *overrides]))
+    scenario = config.scenario
+    dataset = load_dataset(
+        scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
+    )
+    experiment = build_experiment(config, dataset)
+    layout = layout_of(experiment.template)
+    if model is not None:
+        file = weights_file(str(model), key="--model")
+        values = read_weights(file, layout, sha256=None, model=config.model.name, key="--model")
+    else:
+        file = folder.path / MODEL
+        tensors = folder.read_model(num_values=layout.num_values)
+        values = weights_vector(tensors, layout, source=str(file), model=config.model.name)
+    return Subject(
+        config=config,
+        dataset=dataset,
+        experiment=experiment,
+        file=file,
+        values=values,
+        run=folder if model is None else None,
+        result=result,
+    )
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    for text in overrides:
+        if (section := re.split(r"[.=]", text, maxsplit=1)[0]) not in _SETTABLE:
+            raise ConfigError(
+                f"--set {text}: a test can have another {', '.join(_SETTABLE)}, but {section!r} says how the model came"
+                " about; leave it out, or run that configuration"
+            )
+
+
+def _here(config: Config) -> list[str]:
+    """What makes a test in this process of a configuration that may have been for a cluster."""
+    runtime = config.runtime
+    on_gpu = runtime.gpus_per_server or (runtime.device == "cuda" and runtime.backend == "local")
+    device = "cuda" if on_gpu and torch.cuda.is_available() else "cpu"
+    # Where the model's training began is of no concern, and its file may be gone.
+    return [f"runtime={{backend: local, device: {device}}}", "model.init_from=null", "model.init_sha256=null"]
+
+
+def _finished(folder: RunFolder, *, needs_model: bool) -> dict[str, Any]:
+    result = folder.read_result() if folder.has_result() else {"status": "unfinished"}
+    if needs_model and result["status"] != "finished":
+        raise OutputError(
+            f"{folder.path}: only a finished run has a model to test, but this one is {result['status']}; finish it"
+            " with fedsweep run --resume"
+        )
+    return result
+
+
+def _given(own: Dataset, images: np.ndarray, labels: np.ndarray) -> Dataset:
+    """Arrays as a data set, which checks them."""
+    channels = images.shape[1] if getattr(images, "ndim", 0) == 4 else 1
+    return Dataset(
+        name="given arrays",
+        train_images=images,
+        train_labels=labels,
+        test_images=images,
+        test_labels=labels,
+        num_classes=own.num_classes,
+        scale=own.scale,
+        mean=(0.0,) * channels,
+        std=(1.0,) * channels,
+    )
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None

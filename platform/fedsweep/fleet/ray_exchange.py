@@ -1,0 +1,190 @@
+"""How client actors aggregate among themselves: which exchange they are given, and how it is set up.
+
+Actors of the server's node share mapped files. Actors of several nodes meet over the network; the actor of number 0
+says where. Where neither can be had, every sync point goes through the server.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+import torch
+
+from fedsweep.errors import ResourceError
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.fleet import ExchangeInUse
+from fedsweep.fleet.network import Membership
+from fedsweep.fleet.shared_memory import make_group_files
+
+ExchangeKind = Literal["auto", "network", "server"]
+
+_GROUP_PREFIX = "fedsweep-"
+# Longest wait for actors of other nodes to be reached, in seconds.
+_CONNECT_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vectors:
+    """What is exchanged.
+
+    Attributes:
+        num_values: Length of the model's vector.
+        dtype: Its type.
+        capacity: Most attendees of a sync point.
+        own_gpu: Each actor has a GPU to itself.
+    """
+
+    num_values: int
+    dtype: torch.dtype
+    capacity: int
+    own_gpu: bool = False
+
+    @classmethod
+    def of(cls, experiment: Experiment, *, own_gpu: bool = False) -> Vectors:
+        """An experiment's."""
+        layout = experiment.layout
+        return cls(
+            num_values=layout.num_values,
+            dtype=layout.dtype,
+            capacity=experiment.training.cohort_size,
+            own_gpu=own_gpu and experiment.device == "cuda",
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """What a group's mapped files take."""
+        return (self.capacity + 1) * self.num_values * torch.empty(0, dtype=self.dtype).element_size()
+
+
+class ActorGroup:
+    """The exchange of a fleet's client actors, set up anew whenever one of them is.
+
+    Args:
+        vectors: What is exchanged.
+        kind: ``auto``; ``network`` also on one node; ``server`` for none.
+        timeout_s: Longest wait for an actor while an exchange is set up.
+        warn: Called with a sentence when something falls back.
+    """
+
+    def __init__(self, vectors: Vectors, *, kind: ExchangeKind, timeout_s: float, warn: Callable[[str], None]) -> None:
+        self._vectors, self._kind, self._timeout_s, self._warn = vectors, kind, timeout_s, warn
+        self._folder: Path | None = None
+        self._notes: list[str] = []
+        self._name = "server"
+        _sweep_old_folders()
+
+    @property
+    def in_use(self) -> ExchangeInUse:
+        """What the actors have now."""
+        return ExchangeInUse(name=self._name, notes=tuple(self._notes))
+
+    def form(self, actors: Sequence[Any], nodes: Sequence[str]) -> None:
+        """Give the actors an exchange; raises Ray's errors where one of them dies meanwhile.
+
+        Args:
+            actors: By number.
+            nodes: Their nodes' ids.
+        """
+        self.drop()
+        if len(actors) == 1:
+            self._name = "in place"
+        elif self._kind == "network" or (self._kind == "auto" and {*nodes} != {_own_node()}):
+            self._meet(actors, nodes)
+        elif self._kind == "auto":
+            self._share_files(actors)
+
+    def drop(self) -> None:
+        """The actors have none any more."""
+        self._name = "server"
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _fall_back(self, why: str) -> None:
+        text = f"{why}: every sync point goes through the server, which is slower"
+        if text not in self._notes:
+            self._notes.append(text)
+            self._warn(text)
+
+    def _share_files(self, actors: Sequence[Any]) -> None:
+        if not os.path.isdir("/dev/shm"):
+            return
+        vectors, free = self._vectors, shutil.disk_usage("/dev/shm").free
+        if free < 1.2 * vectors.num_bytes:
+            needed = vectors.num_bytes / 2**20
+            self._fall_back(
+                f"/dev/shm has {free / 2**20:.0f} MB free, but aggregating among actors needs {needed:.0f} MB"
+            )
+            return
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_GROUP_PREFIX}{os.getpid()}-", dir="/dev/shm"))
+        num_values, capacity, dtype = vectors.num_values, vectors.capacity, vectors.dtype
+        make_group_files(self._folder, num_values=num_values, capacity=capacity, dtype=dtype)
+        place = (str(self._folder), len(actors), num_values, capacity, dtype)
+        ray.get([actor.prepare_exchange.remote(*place) for actor in actors], timeout=self._timeout_s)
+        ray.get([actor.connect_exchange.remote() for actor in actors], timeout=self._timeout_s)
+        self._name = "shared memory"
+
+    def _meet(self, actors: Sequence[Any], nodes: Sequence[str]) -> None:
+        addresses = _addresses()
+        hosts = [addresses[node] for node in nodes]
+        vectors, size = self._vectors, len(actors)
+        try:
+            port = ray.get(actors[0].open_store.remote(hosts[0], _CONNECT_S), timeout=self._timeout_s)
+            joined = [
+                actor.join_network.remote(
+                    Membership(
+                        index=index,
+                        size=size,
+                        num_values=vectors.num_values,
+                        dtype=vectors.dtype,
+                        host=host,
+                        own_gpu=vectors.own_gpu,
+                        connect_timeout_s=_CONNECT_S,
+                    ),
+                    (hosts[0], port),
+                )
+                for index, (actor, host) in enumerate(zip(actors, hosts, strict=True))
+            ]
+            _get_all(joined, timeout_s=self._timeout_s)
+        except ResourceError as error:
+            why = str(error).splitlines()[0]
+            self._fall_back(f"the client actors on {len({*nodes})} nodes can't aggregate among themselves: {why}")
+            return
+        self._name = "network"
+
+
+def _get_all(refs: Sequence[Any], *, timeout_s: float) -> None:
+    """Wait for all; an actor's death comes before what others made of it."""
+    ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
+    refused: ResourceError | None = None
+    for ref in refs:
+        try:
+            ray.get(ref, timeout=1.0)
+        except ResourceError as error:
+            refused = refused or error
+    if refused is not None:
+        raise refused
+
+
+def _own_node() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _addresses() -> dict[str, str]:
+    """Each node's address on the cluster's network, by its id."""
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+
+
+def _sweep_old_folders() -> None:
+    """Remove the folders that dead processes left in /dev/shm."""
+    for folder in Path("/dev/shm").glob(f"{_GROUP_PREFIX}*"):
+        owner = folder.name.removeprefix(_GROUP_PREFIX).split("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
