@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedsweep.bench import workloads
+from fedsweep.bench import startup, workloads
 from fedsweep.bench.setup import SetUp
 
-SETUPS: Mapping[str, SetUp] = {setup.name: setup for setup in (workloads.W1, workloads.W2, workloads.W3)}
+SETUPS: Mapping[str, SetUp] = {
+    setup.name: setup for setup in (workloads.W1, workloads.W2, workloads.W3, startup.STARTUP)
+}
