@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -172,9 +173,10 @@ def early_cluster(needs: ClusterNeeds | None) -> Iterator[ClusterStart | None]:
     """A cluster that starts beside other work; ended afterwards unless :func:`ray_cluster` took it and ended it.
 
     Args:
-        needs: What it must hold; None: there is none to start.
+        needs: What it must hold; None: there is none to start. Nor is there where this process has a cluster already.
     """
-    if needs is None:
+    here = sys.modules.get("ray")
+    if needs is None or (here is not None and here.is_initialized()):
         yield None
         return
     begun = ClusterStart(needs, warm=min(needs.actors, os.cpu_count() or 1) + 1)

@@ -142,7 +142,7 @@ class MlflowKeeper:
 
 @contextlib.contextmanager
 def kept(config: Config, folder: Path) -> Iterator[MlflowKeeper | None]:
-    """A keeper for a run that is to begin, ended afterwards; None where nothing is tracked.
+    """A keeper for a run that is to begin, ended afterwards; None where nothing is tracked, or MLflow is here already.
 
     Args:
         config: The run's configuration.
@@ -151,7 +151,7 @@ def kept(config: Config, folder: Path) -> Iterator[MlflowKeeper | None]:
     Raises:
         ConfigError: ``tracking.uri`` names no usable store.
     """
-    if resolve_uri(config.tracking.uri, out=folder) is None:
+    if resolve_uri(config.tracking.uri, out=folder) is None or "mlflow" in sys.modules:
         yield None
         return
     with MlflowKeeper() as keeper:
