@@ -74,10 +74,10 @@ class ClusterStart:
     Args:
         needs: What it must hold.
         dashboard: Start Ray's dashboard on 127.0.0.1.
-        warm: Workers that import what server and clients need while nobody waits for them.
+        is_early: It starts beside other work; it then has no GPU, and does not wait for torch to look for any.
     """
 
-    def __init__(self, needs: ClusterNeeds, *, dashboard: bool = False, warm: int = 0) -> None:
+    def __init__(self, needs: ClusterNeeds, *, dashboard: bool = False, is_early: bool = False) -> None:
         if dashboard:
             _check_dashboard()
         set_environment(joining=False)
@@ -86,7 +86,7 @@ class ClusterStart:
         self._watch, self._sessions = StartWatch(), own_sessions()
         self.is_taken = False
         self._mask: int | None = os.umask(0o077)
-        start = functools.partial(_begin, needs, num_cpus=self._num_cpus, dashboard=dashboard, warm=warm)
+        start = functools.partial(_begin, needs, num_cpus=self._num_cpus, dashboard=dashboard, is_early=is_early)
         self._attempt = Attempt(start, self._lost, starts_processes=True)
 
     def holds(self, needs: ClusterNeeds) -> bool:
@@ -179,7 +179,7 @@ def early_cluster(needs: ClusterNeeds | None) -> Iterator[ClusterStart | None]:
     if needs is None or (here is not None and here.is_initialized()):
         yield None
         return
-    begun = ClusterStart(needs, warm=min(needs.actors, os.cpu_count() or 1) + 1)
+    begun = ClusterStart(needs, is_early=True)
     try:
         yield begun
     finally:
@@ -187,16 +187,16 @@ def early_cluster(needs: ClusterNeeds | None) -> Iterator[ClusterStart | None]:
             begun.end()
 
 
-def _begin(needs: ClusterNeeds, *, num_cpus: int, dashboard: bool, warm: int) -> Any:
+def _begin(needs: ClusterNeeds, *, num_cpus: int, dashboard: bool, is_early: bool) -> Any:
     import ray
 
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else needs.store_bytes
     with _on_loopback():
         init: Any = ray.init
-        context = init(
+        return init(
             address="local",
             num_cpus=num_cpus,
-            num_gpus=0 if warm else num_gpus_here(),  # an early start is for no GPU, and does not wait for torch
+            num_gpus=0 if is_early else num_gpus_here(),
             include_dashboard=dashboard,
             dashboard_host="127.0.0.1",
             namespace="fedsweep",
@@ -205,15 +205,6 @@ def _begin(needs: ClusterNeeds, *, num_cpus: int, dashboard: bool, warm: int) ->
             logging_level="ERROR",
             **_worker_settings(),
         )
-    task: Any = ray.remote(num_cpus=0, max_retries=0)(warm_up)
-    for _ in range(warm):
-        task.remote()
-    return context
-
-
-def warm_up() -> None:
-    """Import what the server and clients need; the worker is then taken for one of them."""
-    importlib.import_module("fedsweep.fleet.ray_fleet")
 
 
 @contextlib.contextmanager

@@ -147,7 +147,7 @@ class MlflowObserver(Observer):
         return self._complete
 
     def check(self) -> None:
-        if self._keeper is None or not needs_mlflow(self._uri):
+        if self._keeper is None or not needs_mlflow(self._uri, experiment=self._experiment):
             check_store(self._uri, experiment=self._experiment)
         else:
             self._keeper.call("check_store", self._uri, self._experiment)

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import http.client
+import importlib.util
 import logging
 import os
 import re
@@ -37,6 +38,8 @@ ARTIFACTS = "mlartifacts"
 PATIENCE_S = 3.0
 _CREATION_S = 120.0  # a fresh file takes 2 s; several processes may wait for one another
 _SQLITE = "sqlite:///"
+_REVISION = re.compile(r"^revision\b[^=\n]*=\s*[\"'](\w+)", re.MULTILINE)
+_FOLLOWS = re.compile(r"^down_revision\b[^=\n]*=\s*[\"'](\w+)", re.MULTILINE)
 _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 _OWN_STORES = ("databricks", "databricks-uc", "uc")
 _FILE_STORE = (
@@ -126,7 +129,7 @@ def check_store(uri: str, *, experiment: str = "fedsweep") -> None:
             or the experiment is deleted; in one line, within seconds.
     """
     probe_store(uri)
-    if not needs_mlflow(uri):
+    if not needs_mlflow(uri, experiment=experiment):
         return
     path = sqlite_path(uri)
     with quiet_mlflow():
@@ -147,10 +150,47 @@ def check_store(uri: str, *, experiment: str = "fedsweep") -> None:
         )
 
 
-def needs_mlflow(uri: str) -> bool:
-    """Whether checking the store takes MLflow: a sqlite file that is still to be made is looked at without it."""
+def needs_mlflow(uri: str, *, experiment: str) -> bool:
+    """Whether only MLflow, which takes long to import, can tell that a run can be tracked.
+
+    It need not where a sqlite file is still to be made, or has the installed MLflow's schema and no deleted experiment
+    of that name.
+
+    Args:
+        uri: An address from :func:`resolve_uri`.
+        experiment: The MLflow experiment.
+    """
     path = sqlite_path(uri)
-    return path is None or _has_tables(path)
+    if path is None:
+        return True
+    return _has_tables(path) and not _is_in_order(path, experiment)
+
+
+def _is_in_order(path: Path, experiment: str) -> bool:
+    """Whether that is certain; whatever is out of the ordinary is left to MLflow to judge."""
+    ours = _schema_version()
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            theirs = [row[0] for row in connection.execute("SELECT version_num FROM alembic_version")]
+            deleted = "SELECT count(*) FROM experiments WHERE name = ? AND lifecycle_stage <> 'active'"
+            return theirs == [ours] and connection.execute(deleted, (experiment,)).fetchone() == (0,)
+    except sqlite3.Error:
+        return False
+
+
+def _schema_version() -> str | None:
+    """The newest migration of the installed MLflow, which no other one follows; None where that is not clear."""
+    package = importlib.util.find_spec("mlflow")
+    places = [] if package is None else package.submodule_search_locations or []
+    texts = [
+        file.read_text(encoding="utf-8")
+        for place in places
+        for file in Path(place).glob("store/db_migrations/versions/*.py")
+    ]
+    all_of_them = {found[1] for text in texts if (found := _REVISION.search(text))}
+    followed = {found[1] for text in texts if (found := _FOLLOWS.search(text))}
+    newest = all_of_them - followed
+    return newest.pop() if len(newest) == 1 else None
 
 
 def probe_store(uri: str, *, patience_s: float = PATIENCE_S) -> None:

@@ -234,7 +234,7 @@ class LiveProgress(Progress):
         super().__init__()
         self._console, self._is_interrupted, self._clock = console, is_interrupted, clock
         self._rows: deque[Mapping[str, str]] = deque(maxlen=_SHOWN_ROUNDS)
-        self._spinner = Spinner("dots", "starting")
+        self._spinner, self._work = Spinner("dots", "starting"), ""
         self._live = Live(
             get_renderable=self._draw,
             console=console,
@@ -242,7 +242,6 @@ class LiveProgress(Progress):
             redirect_stderr=sys.stderr.isatty(),  # what goes to a file stays there
         )
         self._began = clock()
-        self._work = ""
 
     def opened(self) -> None:
         self._live.start()
