@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import Card, Limit, parameters_of, takes, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.errors import ConfigError
@@ -44,11 +44,11 @@ class ScoredUnits(SubModelPolicy):
     Otherwise as many units of each group are drawn without replacement, with chances that follow the scores.
 
     Attributes:
-        keep: Share of each group's units, above 0 and at most 1.
-        scores: ``"client"``: each client has a map, a loss and units of its own; ``"shared"``: all have the same ones,
-            and the loss is the participants' mean.
-        accumulate: Falls add up; otherwise the last one stands.
-        score_floor: What is added to each score in a draw, above 0.
+        keep: Share of each layer's units that a client trains, above 0 and at most 1; 1 is FedAvg bit for bit.
+        scores: client: each client has a map, a loss and units of its own; shared: all have the same ones, and the
+            loss is the participants' mean: better where clients rarely repeat.
+        accumulate: Scores add up over the rounds; otherwise the last fall of the loss stands.
+        score_floor: Added to each score in a draw, above 0: the larger, the more even the draw.
 
     Source: Bouacida et al. (2021), Algorithms 1 and 2 (multi-model, single-model). Reading: a client's loss is the mean
     over all local steps of its round, taken on the units that it had; a first loss is only noted. Reading: the paper
@@ -56,7 +56,7 @@ class ScoredUnits(SubModelPolicy):
     and compressed uplink are left out.
     """
 
-    keep: float
+    keep: float = 0.75
     scores: ScoreMaps = "client"
     accumulate: bool = False
     score_floor: float = 0.01
@@ -157,21 +157,11 @@ def _units_by_group(groups: Sequence[UnitGroup], units_U: Tensor) -> dict[str, t
         live=("dropout_reused",),
     )
 )
-def afd(
-    *,
-    keep: float = 0.75,
-    scores: ScoreMaps = "client",
-    accumulate: bool = False,
-    score_floor: float = 0.01,
-    aggregate: Aggregate = "masked",
-) -> FederatedMethod:
+@takes(ScoredUnits)
+def afd(*, aggregate: Aggregate = "masked", **parameters: Any) -> FederatedMethod:
     """FedAvg on sub-models that follow the clients' losses: units are reused while it falls, else drawn by scores.
 
     Args:
-        keep: Share of each layer's units that a client trains, above 0 and at most 1; 1 is FedAvg bit for bit.
-        scores: client: each client has a score map of its own; shared: one for all, better where clients rarely repeat.
-        accumulate: Scores add up over the rounds; otherwise the last fall of the loss stands.
-        score_floor: Added to each score in a draw, above 0: the larger, the more even the draw.
         aggregate: masked: each value is the mean over the clients that hold it; complete: clients that do not hold a
             value count with the server's.
     """
@@ -179,6 +169,6 @@ def afd(
         name="afd",
         source="Bouacida et al. (2021), Adaptive federated dropout: improving communication efficiency and"
         " generalization for federated learning",
-        submodels=ScoredUnits(keep=keep, scores=scores, accumulate=accumulate, score_floor=score_floor),
+        submodels=ScoredUnits(**parameters_of(ScoredUnits, parameters)),
         server_update=aggregation(aggregate),
     )

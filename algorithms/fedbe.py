@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import Card, Limit, takes, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.weighting import by_samples
@@ -86,40 +86,42 @@ class BayesianEnsemble(Refinement):
     The teachers are models drawn around the clients', the aggregate, and the clients' models.
 
     Attributes:
-        posterior: See :func:`draws`.
-        samples: Models drawn, at least 0.
-        spread: See :func:`draws`, at least 0; a concentration is above 0.
-        with_average: The aggregate is a teacher.
-        with_clients: The clients' models are teachers.
-        sharpening: The teachers' mean is taken to the power of 1 / this; above 0.
-        epochs: Passes over the server's inputs, at least 1.
-        learning_rate: Above 0.
-        momentum: At least 0 and below 1.
-        weight_decay: At least 0.
-        batch_size: At least 1.
-        average_from: Share of the steps before the student's weights are averaged, 0 to 1.
-        average_every: Steps between two of the averaged weights, at least 1.
-        batch_norm: Whether batch norm's statistics follow the server's inputs; then they are read anew at the end.
+        posterior: gaussian: around the clients' mean, each value with their variance (the paper); authors: around the
+            mean of their normalised moves, per tensor, with spread 0.1 (the program); dirichlet: random convex
+            combinations of the clients' models.
+        samples: Models drawn from it.
+        spread: Factor of its standard deviation; the concentration of dirichlet.
+        with_average: The average is a teacher, too.
+        with_clients: The clients' models are teachers, too.
+        sharpening: The teachers' mean probabilities are taken to the power of 1 / this.
+        epochs: Passes over the proxy data a round; 0 is FedAvg bit for bit.
+        learning_rate: The server's SGD.
+        momentum: The server's SGD.
+        weight_decay: The server's SGD.
+        batch_size: Proxy samples a step.
+        average_from: Share of the steps before the student's weights are averaged; 0.32 is the authors' 500 of 1,580.
+        average_every: Steps between two of the averaged weights.
+        batch_norm: proxy: batch norm's statistics follow the proxy data; frozen: they stay the clients' mean.
 
     Source: Chen and Chao (2021), Algorithm 1 and section 4; the program's constants. Reading: drawn models have the
     aggregate's buffers, since drawn variances could be negative; a run too short to be averaged keeps its last weights.
     """
 
     needs_updates: ClassVar[bool] = True
-    posterior: Posterior
-    samples: int
-    spread: float
-    with_average: bool
-    with_clients: bool
-    sharpening: float
-    epochs: int
-    learning_rate: float
-    momentum: float
-    weight_decay: float
-    batch_size: int
-    average_from: float
-    average_every: int
-    batch_norm: BatchNorm
+    posterior: Posterior = "gaussian"
+    samples: int = 10
+    spread: float = 1.0
+    with_average: bool = True
+    with_clients: bool = True
+    sharpening: float = 0.5
+    epochs: int = 20
+    learning_rate: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    batch_size: int = 128
+    average_from: float = 0.32
+    average_every: int = 25
+    batch_norm: BatchNorm = "proxy"
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -217,60 +219,9 @@ class BayesianEnsemble(Refinement):
         small={"epochs": 3, "average_every": 2, "batch_size": 8},
     )
 )
-def fedbe(
-    *,
-    posterior: Posterior = "gaussian",
-    samples: int = 10,
-    spread: float = 1.0,
-    with_average: bool = True,
-    with_clients: bool = True,
-    sharpening: float = 0.5,
-    epochs: int = 20,
-    learning_rate: float = 1e-3,
-    momentum: float = 0.9,
-    weight_decay: float = 1e-5,
-    batch_size: int = 128,
-    average_from: float = 0.32,
-    average_every: int = 25,
-    batch_norm: BatchNorm = "proxy",
-) -> FederatedMethod:
-    """FedAvg, then distillation of a Bayesian ensemble on the server's unlabelled data.
-
-    Args:
-        posterior: gaussian: around the clients' mean, each value with their variance (the paper); authors: around the
-            mean of their normalised moves, per tensor, with spread 0.1 (the program); dirichlet: random convex
-            combinations of the clients' models.
-        samples: Models drawn from it.
-        spread: Factor of its standard deviation; the concentration of dirichlet.
-        with_average: The average is a teacher, too.
-        with_clients: The clients' models are teachers, too.
-        sharpening: The teachers' mean probabilities are taken to the power of 1 / this.
-        epochs: Passes over the proxy data a round; 0 is FedAvg bit for bit.
-        learning_rate: The server's SGD.
-        momentum: The server's SGD.
-        weight_decay: The server's SGD.
-        batch_size: Proxy samples a step.
-        average_from: Share of the steps before the student's weights are averaged; 0.32 is the authors' 500 of 1,580.
-        average_every: Steps between two of the averaged weights.
-        batch_norm: proxy: batch norm's statistics follow the proxy data; frozen: they stay the clients' mean.
-    """
+@takes(BayesianEnsemble)
+def fedbe(**parameters: Any) -> FederatedMethod:
+    """FedAvg, then distillation of a Bayesian ensemble on the server's unlabelled data."""
     source = "Chen and Chao (2021), FedBE: making Bayesian model ensemble applicable to federated learning"
-    if not epochs:
-        return FederatedMethod(name="fedbe", source=source)
-    refinement = BayesianEnsemble(
-        posterior=posterior,
-        samples=samples,
-        spread=spread,
-        with_average=with_average,
-        with_clients=with_clients,
-        sharpening=sharpening,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        batch_size=batch_size,
-        average_from=average_from,
-        average_every=average_every,
-        batch_norm=batch_norm,
-    )
-    return FederatedMethod(name="fedbe", source=source, refinements=(refinement,))
+    refinements = (BayesianEnsemble(**parameters),) if parameters["epochs"] else ()
+    return FederatedMethod(name="fedbe", source=source, refinements=refinements)

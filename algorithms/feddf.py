@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import Card, Limit, takes, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.refinement import Refinement
 from fedsweep.errors import ConfigError
@@ -32,15 +32,17 @@ class Distilled(Refinement):
     """Adam steps on ``KL(softmax(mean of the clients' logits / T) || student)`` from the aggregate.
 
     Attributes:
-        steps: At most this many, at least 1.
-        patience: Steps without a better validation accuracy after which it ends, at least 1.
-        check_every: Steps from one validation to the next, at least 1.
-        learning_rate: Falls to 0 along half a cosine over ``steps``; above 0.
-        batch_size: At least 1.
-        temperature: T, above 0.
-        clip_norm: Greatest norm of a gradient, above 0.
-        keep: The student that was best on the validation data, or the last; None: best where there is such data.
-        batch_norm: Whether batch norm's statistics follow the server's inputs.
+        steps: Of the distillation a round, at most; 0 is FedAvg bit for bit. The paper's number is for tens of
+            thousands of proxy samples.
+        patience: Steps without a better validation accuracy after which it ends.
+        check_every: Steps from one validation to the next.
+        learning_rate: Adam's; falls to 0 along half a cosine.
+        batch_size: Proxy samples a step.
+        temperature: Of the softmax, on both sides.
+        clip_norm: Greatest norm of a gradient.
+        keep: best: the student that was best on the validation data; last; null: best where the scenario has
+            validation data.
+        batch_norm: proxy: batch norm's statistics follow the proxy data; frozen: they stay the clients' mean.
 
     Source: Lin et al. (2020), Algorithm 1, and the authors' program: logits are averaged, not probabilities; no factor
     T^2; the best student is kept, against which the average itself does not compete. Reading: the last step is
@@ -48,15 +50,15 @@ class Distilled(Refinement):
     """
 
     needs_updates: ClassVar[bool] = True
-    steps: int
-    patience: int
-    check_every: int
-    learning_rate: float
-    batch_size: int
-    temperature: float
-    clip_norm: float
-    keep: Keep | None
-    batch_norm: BatchNorm
+    steps: int = 10_000
+    patience: int = 1_000
+    check_every: int = 100
+    learning_rate: float = 1e-3
+    batch_size: int = 128
+    temperature: float = 1.0
+    clip_norm: float = 5.0
+    keep: Keep | None = None
+    batch_norm: BatchNorm = "proxy"
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -127,45 +129,9 @@ class Distilled(Refinement):
         small={"steps": 10, "check_every": 5, "batch_size": 8},
     )
 )
-def feddf(
-    *,
-    steps: int = 10_000,
-    patience: int = 1_000,
-    check_every: int = 100,
-    learning_rate: float = 1e-3,
-    batch_size: int = 128,
-    temperature: float = 1.0,
-    clip_norm: float = 5.0,
-    keep: Keep | None = None,
-    batch_norm: BatchNorm = "proxy",
-) -> FederatedMethod:
-    """FedAvg, then ensemble distillation on the server's unlabelled data.
-
-    Args:
-        steps: Of the distillation a round, at most; 0 is FedAvg bit for bit. The paper's number is for tens of
-            thousands of proxy samples.
-        patience: Steps without a better validation accuracy after which it ends.
-        check_every: Steps from one validation to the next.
-        learning_rate: Adam's; falls to 0 along half a cosine.
-        batch_size: Proxy samples a step.
-        temperature: Of the softmax, on both sides.
-        clip_norm: Greatest norm of a gradient.
-        keep: best: the student that was best on the validation data; last; null: best where the scenario has
-            validation data.
-        batch_norm: proxy: batch norm's statistics follow the proxy data; frozen: they stay the clients' mean.
-    """
+@takes(Distilled)
+def feddf(**parameters: Any) -> FederatedMethod:
+    """FedAvg, then ensemble distillation on the server's unlabelled data."""
     source = "Lin et al. (2020), Ensemble distillation for robust model fusion in federated learning"
-    if not steps:
-        return FederatedMethod(name="feddf", source=source)
-    refinement = Distilled(
-        steps=steps,
-        patience=patience,
-        check_every=check_every,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        temperature=temperature,
-        clip_norm=clip_norm,
-        keep=keep,
-        batch_norm=batch_norm,
-    )
-    return FederatedMethod(name="feddf", source=source, refinements=(refinement,))
+    refinements = (Distilled(**parameters),) if parameters["steps"] else ()
+    return FederatedMethod(name="feddf", source=source, refinements=refinements)

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import cos, pi, prod
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import Card, Limit, takes, with_card
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.server_update import ServerUpdate, mean_of_updates
 from fedsweep.errors import ConfigError
@@ -146,22 +146,36 @@ class MovingMask(MaskPolicy):
     """A mask of fixed size in each layer; after clients moved weights, the largest of what they have alive stay.
 
     Attributes:
-        moved: Share of a layer's alive weights that clients move at first; it falls to 0 as half a cosine does.
-        distribution: ``"erk"``: see :func:`erk_densities`; ``"uniform"``: the same share of each layer's weights.
-        every: Rounds between two adjustments.
-        until: Round before which they end; None: half of the run.
+        sparsity: Share of the weights of linear and convolutional layers that are zero, at least 0 and below 1; 0 is
+            FedAvg bit for bit. The paper has 0.8 on CIFAR-10 and 0.5 on CIFAR-100.
+        saves_work: Count operations of alive weights alone, which takes kernels for sparse weights; otherwise those of
+            the whole network, which plain kernels carry out.
+        moved: Share of a layer's alive weights that a client moves in an adjustment at first, at least 0 and below 1;
+            it falls as half a cosine does. 0: the mask stays.
+        distribution: erk: small layers keep more of their weights, as in the paper; uniform: all the same share.
+        every: Rounds between two adjustments, at least 1; 15 in the paper on CIFAR-10, 10 on CIFAR-100.
+        until: Round before which adjustments end; null: half of the run.
 
     Source: Bibikar et al. (2022), Algorithm 1. Reading: adjustments are in rounds 2, 2 + every, ..., as in the authors'
     program, which counts from 0 and adjusts where ``(t - 1) mod every = 0``. Reading: weights that have just grown are
     zero, so they stay where others were dropped by all; of these, those that most clients grew.
     """
 
-    sparsity: float
+    sparsity: float = 0.8
     saves_work: bool = False
     moved: float = 0.01
     distribution: Distribution = "erk"
     every: int = 15
     until: int | None = None
+
+    def __post_init__(self) -> None:
+        check_sparsity(self.sparsity)
+        if not 0 <= self.moved < 1:
+            raise ConfigError(f"method.moved must be at least 0 and below 1, but got {self.moved}")
+        if self.every < 1 or (self.until is not None and self.until < 1):
+            raise ConfigError(
+                f"method.every and method.until must be at least 1, but got {self.every} and {self.until}"
+            )
 
     def first_mask(self, context: ServerContext, layers: Layers) -> Tensor:
         shapes = [context.layout.params(context.vector)[name].shape for name in layers]
@@ -211,42 +225,17 @@ class MovingMask(MaskPolicy):
         small={"sparsity": 0.5, "moved": 0.2, "until": 3, "every": 1},
     )
 )
-def feddst(
-    *,
-    sparsity: float = 0.8,
-    moved: float = 0.01,
-    distribution: Distribution = "erk",
-    every: int = 15,
-    until: int | None = None,
-    saves_work: bool = False,
-) -> FederatedMethod:
-    """FedAvg on a sparse network: a mask with a fixed number of alive weights in each layer, which clients move.
-
-    Args:
-        sparsity: Share of the weights of linear and convolutional layers that are zero, at least 0 and below 1; 0 is
-            FedAvg bit for bit. The paper has 0.8 on CIFAR-10 and 0.5 on CIFAR-100.
-        moved: Share of a layer's alive weights that a client moves in an adjustment at first, at least 0 and below 1;
-            it falls as half a cosine does. 0: the mask stays.
-        distribution: erk: small layers keep more of their weights, as in the paper; uniform: all the same share.
-        every: Rounds between two adjustments, at least 1; 15 in the paper on CIFAR-10, 10 on CIFAR-100.
-        until: Round before which adjustments end; null: half of the run.
-        saves_work: Count operations of alive weights alone, which takes kernels for sparse weights; otherwise those of
-            the whole network, which plain kernels carry out.
-    """
-    check_sparsity(sparsity)
-    if not 0 <= moved < 1:
-        raise ConfigError(f"method.moved must be at least 0 and below 1, but got {moved}")
-    if every < 1 or (until is not None and until < 1):
-        raise ConfigError(f"method.every and method.until must be at least 1, but got {every} and {until}")
+@takes(MovingMask)
+def feddst(**parameters: Any) -> FederatedMethod:
+    """FedAvg on a sparse network: a mask with a fixed number of alive weights in each layer, which clients move."""
+    mask = MovingMask(**parameters)
     source = "Bibikar et al. (2022), Federated dynamic sparse training"
-    if not sparsity:
+    if not mask.sparsity:
         return FederatedMethod(name="feddst", source=source)
     return FederatedMethod(
         name="feddst",
         source=source,
         terms=(StayZero(), Readjust()),
-        submodels=MovingMask(
-            sparsity=sparsity, saves_work=saves_work, moved=moved, distribution=distribution, every=every, until=until
-        ),
+        submodels=mask,
         server_update=MeanOfSentMasks(),
     )

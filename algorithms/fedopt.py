@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import Card, Limit, takes, with_card
 from fedsweep.components.server_update import ServerUpdate, mean_of_updates
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
@@ -145,26 +145,7 @@ def fedadam(
 
 
 @with_card(Card(limits=(Limit(given=_PLAIN_RATE, tolerance=1e-6),)))
-def fedyogi(
-    *,
-    server_learning_rate: float = 0.1,
-    momentum: float = 0.9,
-    second_momentum: float = 0.99,
-    adaptivity: float = 1e-3,
-) -> FederatedMethod:
-    """FedAvg with Yogi on the server: the second moment moves by the square of the move at most.
-
-    Args:
-        server_learning_rate: Of the server's steps, above 0; to be tuned together with the clients'.
-        momentum: Of the first moment, at least 0 and below 1.
-        second_momentum: Of the second moment, at least 0 and below 1.
-        adaptivity: Added to the root of the second moment, which starts at its square; above 0.
-    """
-    update = AdaptiveServer(
-        rule="yogi",
-        server_learning_rate=server_learning_rate,
-        momentum=momentum,
-        second_momentum=second_momentum,
-        adaptivity=adaptivity,
-    )
-    return FederatedMethod(name="fedyogi", source=_REDDI, server_update=update)
+@takes(fedadam)
+def fedyogi(**parameters: Any) -> FederatedMethod:
+    """FedAvg with Yogi on the server: the second moment moves by the square of the move at most."""
+    return FederatedMethod(name="fedyogi", source=_REDDI, server_update=AdaptiveServer(rule="yogi", **parameters))

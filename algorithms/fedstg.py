@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import Card, Limit, parameters_of, takes, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.pacing import OncePerRound, Pacing
 from fedsweep.components.weighting import BySamples, Weighting
@@ -68,10 +68,10 @@ class SamplesSpeedRarity(Weighting):
     the mean over its classes of those rounds of N / f_c, with N counted clients of which f_c have the class.
 
     Attributes:
-        counted: Who counts in N and f_c: ``"trained"``, the aggregation's clients; ``"all"``, the absent ones as well,
-            with the class sets of this round.
-        rarity_strength: At least 0; 0: all classes alike.
-        rarity_cap: Largest r_i, at least 1.
+        counted: Who counts in N and f_c when a class is called rare: trained, the clients of the aggregation; or all
+            (the authors' program), the absent ones with the class sets of this round.
+        rarity_strength: How much rare classes raise a client's weight, at least 0; 0: not at all.
+        rarity_cap: Largest factor for rare classes, at least 1.
 
     Source: FedStg, aggregation weights. Reading: the paper's "clients in this round" are those that trained; the
     authors' program counts all. Its lower bound of 0.7 on r_i is left out, since b_i >= 1.
@@ -139,14 +139,15 @@ class StagnationAware(Pacing):
     every round aggregates.
 
     Attributes:
-        reduced_interval: Rounds between two aggregations while accuracy improves, at least 2: round numbers that it
-            divides.
-        unaggregated: What becomes of the other rounds' work. ``"continue"``: clients keep their model, send nothing
-            and go on from it; whoever trained since the last aggregation takes part in the next. ``"discard"``: they
-            send their models, which the server throws away.
-        decide_on: Whose accuracy decides, ``"validation"`` or ``"test"``.
+        reduced_interval: Rounds between two aggregations while accuracy improves: round numbers that it divides; 1:
+            every round aggregates, whatever the accuracy (the paper's ablation).
+        unaggregated: What becomes of a round without aggregation. continue: clients send nothing and go on from their
+            own models, and whoever trained since the last aggregation takes part in the next; discard: they send them
+            and the server throws them away (the authors' program).
+        decide_on: Whose accuracy decides: validation (needs scenario.server_data.validation) or test (the authors'
+            program).
         first_rounds: Rounds at the start that all aggregate, at least 0.
-        patience: Aggregations without a new best until every round aggregates, at least 1.
+        patience: Aggregations without a new best accuracy after which every round aggregates, at least 1.
 
     Source: FedStg, stagnation-aware schedule; its states and numbers from the authors' program, whose log it repeats
     (72 aggregations in 100 rounds). Reading: a new best is strictly above all before; ``"discard"`` is what the
@@ -241,53 +242,23 @@ class StagnationAware(Pacing):
         small={"first_rounds": 1},
     )
 )
-def fedstg(
-    *,
-    reduced_interval: int = 2,
-    unaggregated: Unaggregated = "continue",
-    decide_on: DecideOn = "validation",
-    first_rounds: int = 4,
-    patience: int = 2,
-    weights: Weights = "rarity",
-    counted: Counted = "trained",
-    rarity_strength: float = 0.25,
-    rarity_cap: float = 1.5,
-) -> FederatedMethod:
+@takes(StagnationAware, SamplesSpeedRarity)
+def fedstg(*, weights: Weights = "rarity", **parameters: Any) -> FederatedMethod:
     """Weights by samples, speed and class rarity; fewer aggregations while accuracy improves.
 
     Args:
-        reduced_interval: Rounds between two aggregations while accuracy improves; 1: every round aggregates, whatever
-            the accuracy (the paper's ablation).
-        unaggregated: What becomes of a round without aggregation. continue: clients send nothing and go on from their
-            own models; discard: they send them and the server throws them away (the authors' program).
-        decide_on: Whose accuracy decides: validation (needs scenario.server_data.validation) or test (the authors'
-            program).
-        first_rounds: Rounds at the start that all aggregate.
-        patience: Aggregations without a new best accuracy after which every round aggregates.
         weights: How clients are averaged: rarity, by samples, speed and class rarity; or size, by samples alone as
             FedAvg does, which leaves the weights to another method that it is merged with.
-        counted: Who counts when a class is called rare: trained, the clients of the aggregation, or all (the authors'
-            program).
-        rarity_strength: How much rare classes raise a client's weight; 0: not at all.
-        rarity_cap: Largest factor for rare classes.
     """
-    if reduced_interval < 1:
-        raise ConfigError(f"method.reduced_interval must be at least 1 round, but got {reduced_interval}")
+    if parameters["reduced_interval"] < 1:
+        raise ConfigError(f"method.reduced_interval must be at least 1 round, but got {parameters['reduced_interval']}")
     if weights not in ("rarity", "size"):
         raise ConfigError(f"method.weights must be 'rarity' or 'size', but got {weights!r}")
-    by_rarity = SamplesSpeedRarity(counted=counted, rarity_strength=rarity_strength, rarity_cap=rarity_cap)
-    pacing: Pacing = OncePerRound()
-    if reduced_interval > 1:
-        pacing = StagnationAware(
-            reduced_interval=reduced_interval,
-            unaggregated=unaggregated,
-            decide_on=decide_on,
-            first_rounds=first_rounds,
-            patience=patience,
-        )
+    by_rarity = SamplesSpeedRarity(**parameters_of(SamplesSpeedRarity, parameters))
+    own = parameters_of(StagnationAware, parameters)
     return FederatedMethod(
         name="fedstg",
         source="FedStg: class rotation, adaptive participation and stagnation-aware aggregation",
-        pacing=pacing,
+        pacing=OncePerRound() if parameters["reduced_interval"] == 1 else StagnationAware(**own),
         weighting=by_rarity if weights == "rarity" else BySamples(),
     )

@@ -231,12 +231,6 @@ METHODS: Mapping[str, Entry] = {
         summary="a sparse network whose clients move weights to where the gradient is large",
         source="Bibikar et al., AAAI 2022",
     ),
-    "local_only": Entry(
-        title="Local",
-        builder="fedsweep.algorithms.local_only:local_only",
-        summary="clients train models of their own, and nothing travels",
-        source="baseline",
-    ),
     "fedas": Entry(
         title="FedAS",
         builder="fedsweep.algorithms.fedas:fedas",
@@ -254,5 +248,11 @@ METHODS: Mapping[str, Entry] = {
         builder="fedsweep.algorithms.fedktl:fedktl",
         summary="no model travels: clients send prototypes and get an image per class from a decoder on the server",
         source="Zhang et al., CVPR 2024",
+    ),
+    "local_only": Entry(
+        title="Local",
+        builder="fedsweep.algorithms.local_only:local_only",
+        summary="clients train models of their own, and nothing travels",
+        source="baseline",
     ),
 }

@@ -46,10 +46,12 @@ def test_a_foreign_run_folder_runs_no_code(trapped: Path, tmp_path_factory: pyte
     words = ["run", str(elsewhere / "tiny.yaml"), "--set", "runtime.backend=local", "--out", str(elsewhere / "run")]
     assert main([*words, "--quiet"]) == 0
     shutil.copytree(elsewhere / "run", trapped, dirs_exist_ok=True)
-    commands = [["compare", "."], ["verify", ".", "-q"], ["report", ".", "--out", str(elsewhere / "page.html")]]
-    code = f"from fedsweep.cli import main; assert [main(words) for words in {commands}] == [0, 0, 0]"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=trapped, check=False)
-    assert done.returncode == 0, done.stderr
+    commands = [["compare", "."], ["report", ".", "--out", str(elsewhere / "page.html")]]
+    code = "from fedsweep.user_modules import look_here_last; look_here_last(); from fedsweep.cli import main;"
+    code += f"assert [main(words) for words in {commands}] == [0, 0]"
+    both = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=trapped, check=False)
+    for done in (both, call("verify", ".", "-q", folder=trapped)):
+        assert done.returncode == 0, done.stderr
     assert not (trapped / "ran").exists()
 
 

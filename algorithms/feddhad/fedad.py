@@ -43,7 +43,7 @@ BaseRate = float | Literal["hessian"]
 Refresh = Literal["trigger"] | tuple[int, ...]
 Reference = Literal["largest", "slowest"]
 SoftmaxOver = Literal["kind", "layer"]
-Multiplier = MultiplierIn | Literal["none"]
+Multiplier = Literal["auto", "activation", "incoming", "split", "none"]
 
 _WHOLE = "clients train the whole model, as in FedAvg"
 
@@ -67,7 +67,8 @@ class AdaptiveDropout(SubModelPolicy):
         softmax_over: Units that share a mean rate: all filters, all neurons and all heads, or each layer's.
         temperature: Of the softmax over scores, above 0.
         scores: How units are scored.
-        multiplier: Where 1 / (1 - rate) acts, see :class:`UnitSubModel`; ``"none"``: nowhere.
+        multiplier: Where 1 / (1 - rate) acts, see :class:`UnitSubModel`; ``"none"``: nowhere; ``"auto"``: in the
+            incoming weights where the network lets it pass from there, else on the activation.
 
     Source: FedDHAD, section on FedAD. Reading: the trigger compares the scores' change from check to check: the first
     refresh comes after ``patience`` checks in a row whose change has not fallen, later ones at each check whose change
@@ -91,7 +92,7 @@ class AdaptiveDropout(SubModelPolicy):
     softmax_over: SoftmaxOver = "kind"
     temperature: float = 1.0
     scores: UnitScores = UnitScores()
-    multiplier: Multiplier = "activation"
+    multiplier: Multiplier = "auto"
 
     def __post_init__(self) -> None:
         for name in ("base_rate_cap", "unit_rate_cap"):
@@ -128,7 +129,7 @@ class AdaptiveDropout(SubModelPolicy):
                     f"fedad leaves out channels, neurons and heads, but model {type(context.model).__name__} lists no"
                     " unit groups; use a built-in model or give yours a method unit_groups"
                 )
-            self._check_multiplier(context.model)
+            self._scales_in(context.model)
             macs = fwd_macs_per_sample(context.model, cast(Network, context.model).input_shape, count_batch_norm=False)
         return {
             "macs": macs,
@@ -146,25 +147,37 @@ class AdaptiveDropout(SubModelPolicy):
             "rates": rates_of_round([], []),
         }
 
-    def _check_multiplier(self, model: nn.Module) -> None:
-        if not self.scales_steps:
-            return
-        for group in maskable_groups(model):
-            between = "a norm" if has_norm(model, group) else why_not_homogeneous(model, group)
-            between = between or ("attention" if group.kind == "head" else "")
-            if between:
-                raise ConfigError(
-                    f"method.multiplier={self.multiplier} puts 1 / (1 - rate) into the weights that make a unit, as"
-                    f" can be done where ReLU alone stands between it and them; but units {group.name!r} of"
-                    f" {type(model).__name__} go through {between}; set method.multiplier=activation"
-                )
+    def _scales_in(self, model: nn.Module) -> MultiplierIn | None:
+        """Where the multiplier acts on this network; None: nowhere.
+
+        Raises:
+            ConfigError: Not where it is asked to.
+        """
+        if self.multiplier == "none":
+            return None
+        between = _between(model) if self.multiplier != "activation" else ""
+        if self.multiplier == "auto":
+            return "activation" if between else "incoming"
+        if between:
+            raise ConfigError(
+                f"method.multiplier={self.multiplier} puts 1 / (1 - rate) into the weights that make a unit, as can be"
+                f" done where ReLU alone stands between it and them; but {between}; set method.multiplier=activation"
+            )
+        return self.multiplier
 
     # -- what a user should know ---------------------------------------------------------------------------------
 
     def foresee(self, context: ServerContext) -> str:
-        """Whether the first rates come too late for the run."""
+        """Whether the first rates come too late for the run, or the multiplier can't be where it is best."""
         if not self.base_rate:
             return f"base_rate=0: {_WHOLE}"
+        if late := self._too_late(context):
+            return late
+        if self.multiplier == "auto" and (between := _between(context.model)):
+            return f"{between}, so the multiplier acts on activations (method.multiplier=activation)"
+        return ""
+
+    def _too_late(self, context: ServerContext) -> str:
         if self.refresh == "trigger":
             first = self.check_every * (self.patience + 2) + (self.base_rate == "hessian")
             why = f"with check_every={self.check_every}, patience={self.patience} the first refresh is in round {first}"
@@ -260,7 +273,7 @@ class AdaptiveDropout(SubModelPolicy):
         if not state["base_rate"] or not context.cohort or context.model is None:
             return whole, state
         groups = maskable_groups(context.model)
-        every_group = cast(Network, context.model).unit_groups()
+        every_group, scales_in = cast(Network, context.model).unit_groups(), self._scales_in(context.model)
         submodels: dict[int, SubModel] = {}
         device_rates = []
         for client in context.cohort:
@@ -272,8 +285,8 @@ class AdaptiveDropout(SubModelPolicy):
             submodels[client] = unit_submodel(
                 every_group,
                 drawn.kept,
-                scales=None if self.multiplier == "none" else drawn.scales,
-                scales_in="activation" if self.multiplier == "none" else self.multiplier,
+                scales=None if scales_in is None else drawn.scales,
+                scales_in=scales_in or "activation",
             )
         samples = [context.profiles[k].num_samples for k in context.cohort]
         return submodels, {**state, "rates": rates_of_round(device_rates, samples)}
@@ -303,6 +316,15 @@ class AdaptiveDropout(SubModelPolicy):
                 **state["rates"],
             }
         )
+
+
+def _between(model: nn.Module) -> str:
+    """What of a network does not let a factor of weights pass through to its units, in words; empty: nothing."""
+    for group in maskable_groups(model):
+        found = "a norm" if has_norm(model, group) else why_not_homogeneous(model, group)
+        if found or group.kind == "head":
+            return f"units {group.name!r} of {type(model).__name__} go through {found or 'attention'}"
+    return ""
 
 
 def _mean(values: Sequence[Tensor], updates: Sequence[ClientUpdate]) -> Tensor:
@@ -349,7 +371,7 @@ def fedad(
     reference: Reference = "largest",
     softmax_over: SoftmaxOver = "kind",
     temperature: float = 1.0,
-    multiplier: Multiplier = "activation",
+    multiplier: Multiplier = "auto",
     score_samples: int = 128,
     rank_scale: RankScale = "relative",
     weight_sum: WeightSum = "absolute",
@@ -374,8 +396,9 @@ def fedad(
             drive units of slow devices to unit_rate_cap.
         multiplier: Where 1 / (1 - rate) of a kept unit acts in training: activation: behind it; incoming: in the
             weights and biases that make it, divided out when they come back, so that their steps are smaller; split:
-            its square root there and in the weights that read it; none: nowhere. The first three compute the same at a
-            round's start. incoming and split need ReLU without norms, and SGD.
+            its square root there and in the weights that read it; none: nowhere; auto: incoming where it can be had,
+            else activation. The first three compute the same at a round's start. incoming and split need ReLU without
+            norms, and SGD.
         score_samples: Samples that a device averages the ranks of its feature maps over.
         rank_scale: Ranks relative to the size of the maps, or raw.
         weight_sum: Neurons by the sum of their absolute incoming weights, or of the signed ones.

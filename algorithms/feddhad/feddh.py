@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import Card, Limit, takes, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.probes import Probe
 from fedsweep.components.weighting import Weighting
@@ -55,18 +55,18 @@ class NonIIDDegree(Weighting):
     as they are. Clients that did not attend keep theirs.
 
     Attributes:
-        gradient: Where the gradient of the global loss at the aggregate comes from. ``"deferred"``: the next round's
-            clients' first moves away from it; ``"same_round"``: the moves that led to it; ``"explicit"``: measured
-            there by the next round's clients, who send it; ``"proxy"``: on the server's labelled proxy data.
-        learning_rate_v: Of v, at least 0; in round t times ``decay_v ** (t - 1)``.
-        decay_v: 0 to 1.
-        learning_rate_b: The same for b.
-        decay_b: 0 to 1.
-        floor: Smallest degree, above 0. While it is active, v and b have no gradient.
-        estimate: Label shares from the clients' counts, or estimated on the proxy data from each client's first
-            update (``"gradients"``: FedDHE).
-        sharpness: Of the estimate.
-        estimate_from: See :func:`estimated_shares`.
+        gradient: Where the server takes the gradient for the degrees from: deferred (the next round's clients' moves),
+            same_round (the moves that led to the aggregate, as printed), explicit (the next round's clients measure
+            and send it: one more model up) or proxy (labelled data on the server).
+        learning_rate_v: Rate of the factor v_k of the label divergence; 0: not learned.
+        decay_v: Its decay per round.
+        learning_rate_b: Rate of the offset b_k; 0: not learned.
+        decay_b: Its decay per round.
+        floor: Smallest degree; a larger one, 0.02 say, keeps nearly IID clients from taking all the weight.
+        estimate: Label shares as counts that clients register, or estimated from gradients on labelled, balanced data
+            on the server (FedDHE).
+        sharpness: Factor in the exponent of FedDHE's estimate.
+        estimate_from: Whether that exponent has the reciprocal of a class's gradient norm or the norm (as printed).
 
     Source: FedDHAD, section on FedDH and Algorithm 1. Reading: the paper has no floor, but equal distributions give a
     degree of 0. It does not say where the server's gradient comes from: the moves of the next round's clients start
@@ -288,49 +288,10 @@ class NonIIDDegree(Weighting):
         live=("noniid_v_mean", "noniid_b_mean"),
     )
 )
-def feddh(
-    *,
-    gradient: GradientSource = "deferred",
-    learning_rate_v: float = 1e-4,
-    decay_v: float = 0.999,
-    learning_rate_b: float = 1e-4,
-    decay_b: float = 0.99,
-    floor: float = 1e-3,
-    estimate: Estimate = "counts",
-    sharpness: float = 1.0,
-    estimate_from: EstimateFrom = "reciprocal",
-) -> FederatedMethod:
-    """FedAvg with weights by samples over a learned non-IID degree; rates by default those of LeNet on CIFAR-10.
-
-    Args:
-        gradient: Where the server takes the gradient for the degrees from: deferred (the next round's clients' moves),
-            same_round (the moves that led to the aggregate, as printed), explicit (the next round's clients measure
-            and send it: one more model up) or proxy (labelled data on the server).
-        learning_rate_v: Rate of the factor v_k of the label divergence; 0: not learned.
-        decay_v: Its decay per round.
-        learning_rate_b: Rate of the offset b_k; 0: not learned.
-        decay_b: Its decay per round.
-        floor: Smallest degree; a larger one, 0.02 say, keeps nearly IID clients from taking all the weight.
-        estimate: Label shares as counts that clients register, or estimated from gradients on labelled, balanced data
-            on the server (FedDHE).
-        sharpness: Factor in the exponent of FedDHE's estimate.
-        estimate_from: Whether that exponent has the reciprocal of a class's gradient norm or the norm (as printed).
-    """
-    return FederatedMethod(
-        name="feddh",
-        source=_SOURCE,
-        weighting=NonIIDDegree(
-            gradient=gradient,
-            learning_rate_v=learning_rate_v,
-            decay_v=decay_v,
-            learning_rate_b=learning_rate_b,
-            decay_b=decay_b,
-            floor=floor,
-            estimate=estimate,
-            sharpness=sharpness,
-            estimate_from=estimate_from,
-        ),
-    )
+@takes(NonIIDDegree)
+def feddh(**parameters: Any) -> FederatedMethod:
+    """FedAvg with weights by samples over a learned non-IID degree; rates by default those of LeNet on CIFAR-10."""
+    return FederatedMethod(name="feddh", source=_SOURCE, weighting=NonIIDDegree(**parameters))
 
 
 @with_card(Card())

@@ -1,59 +1,29 @@
-"""What ``import fedsweep`` offers to programs."""
+"""What ``import fedsweep`` offers to programs: what the commands do, as functions."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from torch import nn
-
-from fedsweep.catalog import bound
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.observers import Observer
 from fedsweep.driver.phases import Phases
 from fedsweep.driver.run import Launch, plan_run, run_plan
-from fedsweep.errors import DataError, OutputError
-from fedsweep.models.initial import weights_vector
-from fedsweep.models.registry import build_model
+from fedsweep.driver.saved_model import load_model
+from fedsweep.reports.compare import Form, compared_runs, print_comparison
 from fedsweep.runs.default_folder import default_folder
-from fedsweep.runs.run_folder import RunFolder
-from fedsweep.streams import stream
+from fedsweep.study import Result, Results, load
 from fedsweep.tracking.factory import make_observers
-from fedsweep.trees import layout_of, load_vector
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from ray.tune import ResultGrid
 
-# Of an image's side, and of the classes: a network for more would fill the memory before its file is read.
-_LARGEST_SIZE = 50_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """A finished run.
-
-    Attributes:
-        folder: Where its files are.
-        config: The resolved configuration.
-        summary: What ``result.json`` holds.
-    """
-
-    folder: Path
-    config: Config
-    summary: Mapping[str, Any]
-
-    @property
-    def rounds(self) -> pa.Table:
-        """One row per round."""
-        return RunFolder(self.folder).rounds_table()
-
-    @property
-    def model(self) -> nn.Module:
-        """The final global model, in evaluation mode."""
-        return load_model(self.folder)
+__all__ = ["Result", "Results", "compare", "load", "load_model", "report", "run", "sweep"]
+# Of a table in a text; nothing is cut.
+_WIDEST = 100_000
 
 
 def run(
@@ -85,62 +55,94 @@ def run(
     return Result(folder=folder, config=plan.config, summary=summary)
 
 
-def load(folder: str | Path) -> Result:
-    """A run that was made before.
+def sweep(
+    config: Mapping[str, Any] | str | Path | Config,
+    *,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    extend: bool = False,
+) -> ResultGrid:
+    """Run the ``sweep:`` section of a configuration on Ray Tune.
 
     Args:
-        folder: A run folder.
+        config: A configuration, a mapping of its keys, a YAML file, or a preset's name.
+        overrides: ``KEY=VALUE`` with dotted keys, as for ``fedsweep sweep --set``.
+        out: The sweep's folder; by default ``runs/<name>-<timestamp>``.
+        resume: Go on with the sweep in ``out``; trials that have finished only report their last round.
+        extend: Add the configuration's trials to the sweep in ``out``; those that have a run there keep it.
+
+    Returns:
+        Ray Tune's results, one per trial, with ``metrics`` as of its last round; trials that failed have an ``error``.
+        Its ``results`` are the trials' runs as :func:`load` gives them.
 
     Raises:
-        InputError: The folder holds no finished run, or files that are not a run's.
+        InputError: Something is wrong or not there; nothing was written.
+        KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
     """
-    path = _existing(folder)
-    return Result(folder=path, config=load_config(path / "config.yaml"), summary=RunFolder(path).read_result())
+    from fedsweep.sweeps.prepare import default_folder as sweep_folder
+    from fedsweep.sweeps.tuner import sweep as tune
+
+    loaded = config if isinstance(config, Config) else load_config(config, overrides)
+    folder = Path(out) if out is not None else sweep_folder(loaded)
+    return _with_results(tune(loaded, out=folder, resume=resume, extend=extend), folder)
 
 
-def load_model(folder: str | Path) -> nn.Module:
-    """The final global model of a finished run, in evaluation mode.
+def _with_results(grid: ResultGrid, folder: Path) -> ResultGrid:
+    from ray.tune import ResultGrid
+
+    class SweepGrid(ResultGrid):
+        """Ray Tune's results, and what the trials' folders hold."""
+
+        @property
+        def results(self) -> Results:
+            """The trials' runs."""
+            return Results([folder])
+
+        def _repr_html_(self) -> str:
+            return self.results._repr_html_()
+
+    return SweepGrid(grid._experiment_analysis)
+
+
+def compare(*folders: str | Path, by: Literal["run", "setting"] = "run", form: Form = "text") -> str:
+    """Runs side by side, as ``fedsweep compare`` prints them; :meth:`Results.to_pandas` has the figures.
 
     Args:
-        folder: A run folder.
+        folders: Run folders, or folders with runs below them.
+        by: A line per run, or per setting with means over its seeds.
+        form: How settings are written: ``text``, ``md``, ``latex`` or ``csv``.
 
     Raises:
-        InputError: The folder holds no finished run, or its model does not fit its configuration.
+        InputError: A folder does not exist or holds no run, a file is damaged, or runs are to be written in a form that
+            is for settings.
     """
-    path = _existing(folder)
-    run_folder = RunFolder(path)
-    run_folder.model_bytes()
-    run_folder.read_config()
-    config = load_config(path / "config.yaml")
-    model = _model_of(config, run_folder.read_result(), path)
-    layout = layout_of(model)
-    weights = run_folder.read_model(num_values=layout.num_values)
-    source = str(path / "model.safetensors")
-    load_vector(model, layout, weights_vector(weights, layout, source=source, model=config.model.name))
-    return model.eval()
+    from rich.console import Console
+
+    page = io.StringIO()
+    console = Console(file=page, width=_WIDEST, color_system=None, highlight=False)
+    print_comparison(compared_runs(folders), console, by=by, form=form)
+    return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
 
 
-def _existing(folder: str | Path) -> Path:
-    path = Path(folder)
-    if not path.is_dir():
-        raise OutputError(f"{path}: there is no such folder")
-    return path
+def report(
+    *sources: str | Path, out: str | Path, uri: str | None = None, script: str = "inside", overwrite: bool = False
+) -> Path:
+    """One HTML file that shows runs side by side, as ``fedsweep report`` writes it.
 
+    Args:
+        sources: Run folders, folders with runs below them, or names of MLflow experiments.
+        out: The page; an earlier report is replaced.
+        uri: The store with the experiments; None: the one in this folder.
+        script: ``inside`` the page, or once ``beside`` all pages of a folder.
+        overwrite: Replace ``out`` even where it is no report.
 
-def _model_of(config: Config, result: Mapping[str, Any], path: Path) -> nn.Module:
-    """The configured network, for data of the shape that the result names; needs neither the data nor their device."""
-    shape, num_classes = result.get("input_shape"), result.get("num_classes")
-    sizes = shape if isinstance(shape, list) else []
-    given = [*sizes, num_classes]
-    if len(sizes) != 3 or not all(type(size) is int and 0 < size <= _LARGEST_SIZE for size in given):
-        raise DataError(
-            f"{path / 'result.json'}: it must give input_shape and num_classes, up to {_LARGEST_SIZE} each, but has"
-            f" {str(shape)[:80]!r} and {str(num_classes)[:80]!r}"
-        )
-    return build_model(
-        config.model.name,
-        input_shape=(sizes[0], sizes[1], sizes[2]),
-        num_classes=int(num_classes or 0),
-        stream=stream(config.seed, "model"),
-        **bound(config, "model").parameters,
-    )
+    Raises:
+        InputError: A source is neither a folder with runs nor an experiment, or the page can't be written.
+    """
+    from fedsweep.reports.page import write_report
+    from fedsweep.tracking.mlflow_store import local_store, resolve_uri
+
+    store = resolve_uri(uri, out=local_store())
+    names = [str(source) for source in sources]
+    return write_report(names, out, uri=store, overwrite=overwrite, script=script).path

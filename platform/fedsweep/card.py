@@ -7,7 +7,10 @@ seams that differ, what is registered, the sources and readings of docstrings) i
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -169,3 +172,56 @@ def card_of(builder: Callable[..., Any]) -> Card | None:
     """The card on a builder; None where there is none."""
     found = getattr(builder, "card", None)
     return found if isinstance(found, Card) else None
+
+
+def takes(*kinds: Callable[..., Any]) -> Callable[[_Builder], _Builder]:
+    """A decorator that gives a method's builder the parameters of its components.
+
+    What a component has as a field is written once, there: type, default and meaning. A configuration, ``fedsweep
+    show`` and Python see the builder's own parameters, then those. The builder is called with all of them by keyword;
+    :func:`parameters_of` finds those of one component.
+
+    Args:
+        kinds: Dataclasses whose fields all have defaults, or other builders.
+    """
+
+    def wrap(builder: _Builder) -> _Builder:
+        own = [p for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        fields = [parameter for kind in kinds for parameter in inspect.signature(kind).parameters.values()]
+        signature = inspect.Signature([*own, *fields])
+
+        @functools.wraps(builder)
+        def built(**given: Any) -> Any:
+            bound = signature.bind(**given)
+            bound.apply_defaults()
+            return builder(**bound.arguments)
+
+        hints = {
+            k: v for kind in (builder, *kinds) for k, v in typing.get_type_hints(kind, include_extras=True).items()
+        }
+        built.__signature__ = signature  # type: ignore[attr-defined]
+        built.__annotations__ = {name: hints[name] for name in signature.parameters}
+        said = inspect.getdoc(builder) or ""
+        heading = "" if "\nArgs:\n" in said else "\n\nArgs:"
+        built.__doc__ = "\n".join([said + heading, *(_said_of_parameters(kind) for kind in kinds)])
+        return built  # type: ignore[return-value]
+
+    return wrap
+
+
+def _said_of_parameters(kind: Callable[..., Any]) -> str:
+    """The section Args or Attributes of a docstring, without its heading."""
+    lines = (inspect.getdoc(kind) or "").splitlines()
+    start = next(i for i, line in enumerate(lines) if line in ("Args:", "Attributes:")) + 1
+    end = next((i for i, line in enumerate(lines[start:], start) if line and not line.startswith(" ")), len(lines))
+    return "\n".join(line for line in lines[start:end] if line)
+
+
+def parameters_of(kind: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a builder's parameters that one of its components takes.
+
+    Args:
+        kind: The component's dataclass, or another builder.
+        parameters: By name.
+    """
+    return {name: parameters[name] for name in inspect.signature(kind).parameters}

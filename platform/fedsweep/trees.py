@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -57,24 +59,27 @@ class FlatLayout:
         """Parameters and float buffers, without riders, as views into ``vector``."""
         return self._views(vector, self.num_params + self.num_buffers)
 
+    def parts(self, views: ParamTree) -> tuple[ParamTree, ParamTree]:
+        """Of all views of a vector the trained parameters alone, and these with the float buffers."""
+        starts = {name: self._places[name].start for name in views}
+        trained = {name: view for name, view in views.items() if starts[name] < self.num_params}
+        return trained, {name: v for name, v in views.items() if starts[name] < self.num_params + self.num_buffers}
+
     def _views(self, vector: Tensor, stop: int) -> ParamTree:
-        tree: ParamTree = {}
-        offset = 0
-        for name, shape in zip(self.names, self.shapes, strict=True):
-            if offset >= stop:
-                break
-            size = prod(shape)
-            tree[name] = vector[offset : offset + size].view(shape)
-            offset += size
-        return tree
+        return {
+            name: vector[place].view(shape)
+            for (name, place), shape in zip(self._places.items(), self.shapes, strict=True)
+            if place.start < stop
+        }
 
     def places(self) -> dict[str, slice]:
         """Where each tensor lies in the vector, by name."""
-        found, offset = {}, 0
-        for name, shape in zip(self.names, self.shapes, strict=True):
-            found[name] = slice(offset, offset + prod(shape))
-            offset += prod(shape)
-        return found
+        return dict(self._places)
+
+    @cached_property
+    def _places(self) -> dict[str, slice]:
+        ends = [*accumulate((prod(shape) for shape in self.shapes), initial=0)]
+        return {name: slice(*ends[k : k + 2]) for k, name in enumerate(self.names)}
 
     def flatten(self, tree: Mapping[str, Tensor]) -> Tensor:
         """A new vector [num_values] from tensors by name; a missing name is a KeyError."""

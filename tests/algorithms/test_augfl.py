@@ -74,6 +74,26 @@ def test_the_server_steps_down_the_distance_to_its_teacher() -> None:
     assert ratio > 0
 
 
+def test_the_pull_is_a_share_of_all_clients_whoever_is_there() -> None:
+    """R and its gradient are those of the start, so in round 1 the pull does not depend on the cohort."""
+    pulls = []
+    for cohort in (2, 6):
+        plain, pulled = (
+            play_round(local_engine(experiment(augfl(transfer=t, teacher_steps=5), double=True, cohort_size=cohort)))
+            for t in (0.0, 2.0)
+        )
+        pulls.append(pulled.vector - plain.vector)
+    assert pulls[0].norm() > 0
+    assert torch.allclose(pulls[0], pulls[1], atol=1e-14)
+
+
+def test_the_servers_work_is_counted() -> None:
+    """A network of 24 weights and 24 samples: 5 steps of the teacher, then its forward pass and a step's three."""
+    rows = run_rounds(local_engine(experiment(augfl(teacher_steps=5, server_batch=24)))).records
+    forward = 2 * 24 * 24
+    assert [row.extra["server_flops"] for row in rows] == [5 * 3 * forward + 4 * forward, 4 * forward, 4 * forward]
+
+
 def test_one_model_each_way_and_the_number_of_clients_once() -> None:
     engine = local_engine(experiment(augfl(transfer=0.0), cohort_size=6))
     rows = run_rounds(engine).records

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from fedsweep.algorithms.fedktl import (
     ArcFace,
     ClassPrototypes,
+    ClippedSteps,
     Knowledge,
     LatentAlignment,
     cosines,
@@ -128,6 +129,30 @@ def test_own_models_learn_and_the_run_goes_on_where_it_was() -> None:
     assert torch.equal(*(s.components["refinement0"]["images"] for s in (whole, part)))
     assert whole.records[-1].extra["personal_accuracy"] > 0.7
     assert whole.records[-1].extra["alignment_loss"] > 0
+
+
+def test_the_servers_work_is_counted() -> None:
+    """By layers: the decoder's training in round 1, its images, and the transformer's steps."""
+    width, latent, classes, proxies = 32, 3, 4, len(tiny_data(seed=5)[0])
+    inside = 1 * 2 * width  # the smallest maps of inputs of 1 x 6 are 1 x 2
+    encoder = 9 * width * (1 * 3) + 9 * width * width * (1 * 2) + inside * 2 * latent
+    decoder = latent * inside + 9 * width * width * (2 * 4) + 9 * width * (4 * 8)
+    rows = run_rounds(local_engine(experiment(fedktl(**SMALL)))).records
+    aligning = [row.extra["server_flops"] - 2 * decoder * classes for row in rows]
+    assert aligning[0] - aligning[1] == 5 * 2 * 3 * min(64, proxies) * (encoder + decoder)
+    assert aligning[1] > 0 and aligning[1] % (2 * 3 * (classes * classes + classes * latent)) == 0
+
+
+def test_a_step_is_on_a_gradient_of_norm_100_at_most() -> None:
+    value = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([value], lr=1.0)
+
+    def steep() -> torch.Tensor:
+        value.grad = torch.tensor([300.0, 400.0])
+        return torch.tensor(7.0)
+
+    assert float(ClippedSteps().step(optimizer, steep)) == 7.0
+    assert torch.allclose(value.detach(), torch.tensor([-60.0, -80.0]))
 
 
 def test_the_components_conform() -> None:

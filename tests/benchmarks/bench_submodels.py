@@ -16,17 +16,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent))
-import plain
-
 from fedsweep.algorithms.feddhad.dropout_rates import drawn_units
 from fedsweep.algorithms.fjord import NestedWidths, part_of_part
 from fedsweep.algorithms.parts.width_tests import ordered_part
+from fedsweep.bench.data import noise
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.engine.engine import Engine
 from fedsweep.method import FederatedMethod
@@ -89,7 +86,8 @@ def network(name: str) -> Network:
 
 def engine_of(submodels: SubModelPolicy, name: str) -> Engine:
     """Two clients of 40 steps of 10 samples a round."""
-    images, labels = plain.images_and_labels(num_clients=COHORT, samples=100)
+    dataset = noise("cifar10", samples=100 * COHORT)
+    images, labels = dataset.train_images, dataset.train_labels
     method = FederatedMethod(name="width", source="", submodels=submodels)
     base = tiny_experiment(
         method,

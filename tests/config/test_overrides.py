@@ -28,7 +28,7 @@ def test_malformed_override_is_an_error_that_shows_the_form(text: str) -> None:
 
 
 def test_value_that_is_no_yaml_is_an_error_that_names_the_key() -> None:
-    with pytest.raises(ConfigError, match=r"--set scenario\.partition, line 1"):
+    with pytest.raises(ConfigError, match=r"--set scenario\.partition, line \d"):
         parse_override("scenario.partition={kind: iid")
 
 

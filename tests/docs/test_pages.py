@@ -147,7 +147,7 @@ def test_the_readmes_table_of_files_is_what_a_run_leaves(pages: Any) -> None:
     named = set(re.findall(r"^\| `(\w+(?:\.\w+|/))` \|", (pages.root / "README.md").read_text(), flags=re.MULTILINE))
     files = {run_folder.CONFIG, run_folder.ROUNDS, run_folder.CLIENTS, run_folder.RESULT, run_folder.MODEL}
     folders = {f"{run_folder.CHECKPOINTS}/", f"{run_folder.PICTURES}/"}
-    assert named == files | folders | {run_folder.SCENARIO, run_folder.CLIENT_ACCURACY}
+    assert named == files | folders | {run_folder.SCENARIO, run_folder.CLIENT_ACCURACY, run_folder.TRAFFIC}
 
 
 def test_what_the_readme_calls_missing_is_missing(pages: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from fedsweep.config.load import load_config
 from fedsweep.driver.news import Audience, Bulletin, News
-from fedsweep.driver.observers import InMemory
+from fedsweep.driver.observers import Observer
 from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.records import RoundRecord
 
@@ -57,11 +57,10 @@ def test_no_sentence_is_lost_where_one_thread_speaks_and_another_takes() -> None
     assert taken == [str(number) for number in range(5000)]
 
 
-class Diary(InMemory):
+class Diary(Observer):
     """Keeps everything in the order in which it came."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.entries: list[str] = []
 
     def round_done(self, record: RoundRecord) -> None:

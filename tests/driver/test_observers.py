@@ -4,21 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
-
-from fedsweep.driver.observers import InMemory, RunInfo
-
-
-def test_what_is_told_is_kept(tmp_path: Path) -> None:
-    observer = InMemory()
-    observer.check()
-    info = RunInfo(name="run", folder=tmp_path, config={}, planned_rounds=2)
-    observer.started(info)
-    observer.message("an actor was replaced")
-    observer.checkpointed(1)
-    observer.finished("killed", {"status": "killed"})
-    assert observer.info is info and observer.checkpoints == [1] and observer.messages == ["an actor was replaced"]
-    assert observer.status == "killed" and observer.result == {"status": "killed"}
 
 
 def test_tracking_imports_without_mlflow() -> None:

@@ -14,7 +14,7 @@ from fedsweep.models import unit_submodel as module
 from fedsweep.models.cost import fwd_macs_per_sample
 from fedsweep.models.network import Network
 from fedsweep.models.registry import build_model
-from fedsweep.models.slicing import attach_unit_scales, kept_index, ordered_kept, slice_tree
+from fedsweep.models.slicing import _sliced, attach_unit_scales, kept_index, ordered_kept
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -65,7 +65,8 @@ def test_part_is_the_slice_of_every_tensor_and_goes_back_to_its_place(name: str,
     kept = drawn(model, residual=residual)
     part = unit_submodel(model.unit_groups(), kept)
     own = part.extract(vector, layout)
-    expected = slice_tree(layout.views(vector), kept_index(model.unit_groups(), kept))
+    index = kept_index(model.unit_groups(), kept)
+    expected = {key: _sliced(value, index.get(key, ())) for key, value in layout.views(vector).items()}
     found = part.layout(layout).views(own)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in expected)

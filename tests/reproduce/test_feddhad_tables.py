@@ -12,6 +12,7 @@ from scipy.stats import t as student  # type: ignore[import-untyped]
 
 from fedsweep.catalog import resolve
 from fedsweep.errors import ConfigError
+from fedsweep.reproduce.cell_texts import notes
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.grid import measured, summed_up, value_of
 from fedsweep.reproduce.table_file import TableFile, read_table, table_names
@@ -57,9 +58,13 @@ def rates(method: dict[str, Any]) -> tuple[float, ...]:
     return tuple(part[key] for key in ("learning_rate_v", "decay_v", "learning_rate_b", "decay_b"))
 
 
-def test_all_eleven_tables_and_figures_with_an_experiment_are_there_and_one_of_our_own() -> None:
+def test_all_eleven_tables_and_figures_with_an_experiment_are_there_and_two_of_our_own() -> None:
     numbered = {*(f"table{n}" for n in (2, 3, 4, 6, 7)), *(f"figure{n}" for n in range(2, 8))}
-    assert len(numbered) == 11 and {name.removeprefix("feddhad/") for name in NAMES} == {*numbered, "dropout"}
+    assert len(numbered) == 11 and {name.removeprefix("feddhad/") for name in NAMES} == {
+        *numbered,
+        "dropout",
+        "multiplier",
+    }
     for name in numbered:
         source = read_table(f"feddhad/{name}").source
         assert source == f"Liu et al. 2025 (FedDHAD), {name[:-1].capitalize()} {name[-1]}"
@@ -162,6 +167,27 @@ def test_a_measure_may_take_the_cells_own_target(
     cell = cells_of(table, "small", overrides=["evaluation.targets=[0.5]"])[0]
     changed = table.model_copy(update={"measures": [measure]})
     assert measured(changed, [cell], folders={cell: folder}, scale="small").cells[0].measured["time"].mean == 6.0
+
+
+def test_a_row_may_be_judged_by_its_clients_own_models(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+    """Its accuracy, its target's crossing and its best round; a run without the column has no figure, not another's."""
+    table = read_table("feddhad/table6")
+    (cell,) = cells_of(table, "small", rows="FedKTL", seeds=[0], overrides=["evaluation.targets=[0.7]"])
+    own = [{"personal_accuracy": share} for share in (0.5, 0.6, 0.9)]
+    columns = {"test_accuracy": [0.1, 0.8, 0.1], "extra": own, "sim_time_s": [3.0, 6.0, 9.0]}
+    folder = make_run(tmp_path / "run", columns=columns, best_test_accuracy=0.8, test_accuracy=0.1)
+    grid = measured(table, [cell], folders={cell: folder}, scale="small")
+    found = grid.cells[0].measured
+    assert found["accuracy"].mean == pytest.approx((0.5 + 0.6 + 0.9) / 3) and found["time"].mean == 9.0
+    assert "FedKTL: accuracy, and targets, by accuracy of the clients' own models (personal_accuracy)." in notes(grid)
+    bare = make_run(tmp_path / "bare", columns={"test_accuracy": [0.1, 0.8, 0.1]}, test_accuracy=0.1)
+    assert measured(table, [cell], folders={cell: bare}, scale="small").cells[0].measured["accuracy"].mean is None
+
+
+def test_rows_with_models_of_the_clients_say_whose_accuracy_it_is() -> None:
+    assert {row.name: row.accuracy for row in read_table("feddhad/table6").rows if row.accuracy} == dict.fromkeys(
+        ("FedAS", "FedKTL", "AugFL"), "personal_accuracy"
+    )
 
 
 def test_a_measure_may_be_shown_in_another_unit() -> None:

@@ -303,6 +303,13 @@ def test_what_cannot_be_drawn_is_said(drawn: list[Figure], tmp_path: Path, spec:
     assert not drawn and not list(tmp_path.glob("*.png"))
 
 
+def test_curves_of_a_column_without_finished_runs_are_refused(drawn: list[Figure], tmp_path: Path) -> None:
+    every = all_runs(table({"kind": "curves"}))
+    first = {cell: runs for cell, runs in every.items() if cell.column == "K=1"}
+    with pytest.raises(ConfigError, match="none of the runs that it shows has finished"):
+        picture(drawn, tmp_path, runs=first, kind="curves", columns=["K=2"])
+
+
 def test_too_many_panels_are_refused(drawn: list[Figure], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures_runs, "_MOST_PANELS", 3)
     with pytest.raises(ConfigError, match="room for 3 runs, but there are 4"):

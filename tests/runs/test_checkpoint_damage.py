@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.records import State
 from fedsweep.runs.checkpoint import CheckpointStore, Loaded
+from fedsweep.runs.record_codec import pack
 from fedsweep.runs.state_codec import to_bytes
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
@@ -48,8 +48,7 @@ def load(folder: Path) -> Loaded:
 
 def bits(state: RunState) -> bytes:
     """All of a state but its held clients, so that equal bytes mean equal states."""
-    parts = {entry.name: getattr(state, entry.name) for entry in fields(RunState) if entry.name != "held"}
-    return to_bytes({**parts, "records": tuple(vars(record) for record in state.records)})
+    return to_bytes({name: part for name, part in pack(RunState, state).items() if name != "held"})
 
 
 def fell_back(found: Loaded) -> bool:
@@ -286,8 +285,7 @@ def test_a_state_that_was_made_up_well_is_taken(two: Path) -> None:
 
 def replace_state(folder: Path, change: dict[str, Any]) -> None:
     """Put another state into the newest checkpoint, with the checksums that belong to it."""
-    parts = {entry.name: getattr(run_after(2), entry.name) for entry in fields(RunState)}
-    data = to_bytes({**parts, "memories": {}, "records": (), **change})
+    data = to_bytes({**pack(RunState, run_after(2)), "memories": {}, "records": (), **change})
     digest = hashlib.sha256(data).hexdigest()
     (folder / "checkpoints" / "objects" / f"{digest}.safetensors").write_bytes(data)
     rewrite(manifest(folder, 2), lambda body: body.update(state={"sha256": digest, "size": len(data)}))

@@ -109,7 +109,7 @@ def test_a_table_of_an_older_version_is_read_without_the_columns_that_came_later
 
 
 def test_every_field_of_a_record_is_a_column() -> None:
-    assert {*COLUMNS, "extra"} == set(RoundRecord.__dataclass_fields__)
+    assert {*COLUMNS, "extra", "traffic"} == set(RoundRecord.__dataclass_fields__)
 
 
 def test_rounds_come_back_as_they_were_written(tmp_path: Path) -> None:

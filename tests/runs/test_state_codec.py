@@ -45,6 +45,8 @@ def same(a: Any, b: Any) -> bool:
         return bool(a.dtype == b.dtype and a.shape == b.shape and bits_of(a) == bits_of(b))
     if isinstance(a, np.ndarray):
         return bool(a.dtype.str == b.dtype.str and a.shape == b.shape and a.tobytes() == b.tobytes())
+    if isinstance(a, np.generic):
+        return bool(a.dtype.str == b.dtype.str and a.tobytes() == b.tobytes())
     if isinstance(a, float):
         return struct.pack("d", a) == struct.pack("d", b)
     return bool(a == b)
@@ -81,6 +83,14 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     return np.frombuffer(content, dtype=dtype).reshape(shape)
 
 
+@st.composite
+def numpy_scalars(draw: st.DrawFn) -> np.generic:
+    dtype = np.dtype(draw(st.sampled_from(ARRAY_TYPES)))
+    content = draw(st.binary(min_size=dtype.itemsize, max_size=dtype.itemsize))
+    scalar: np.generic = np.frombuffer(bytes([content[0] % 2]) if dtype.kind == "b" else content, dtype=dtype)[0]
+    return scalar
+
+
 def nan_with_payload(bits: int) -> float:
     value: float = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000001 | bits))[0]
     return value
@@ -97,6 +107,7 @@ def trees() -> st.SearchStrategy[Any]:
         st.text(st.characters(), max_size=8),
         tensors(),
         arrays(),
+        numpy_scalars(),
     )
     keys = st.one_of(st.text(max_size=4), st.integers(-(2**70), 2**70))
     return st.recursive(
@@ -144,7 +155,7 @@ def test_a_damaged_tree_is_a_tree_or_a_data_error_but_never_anything_else(tree: 
         lambda inner: st.one_of(
             st.lists(inner, max_size=3),
             st.dictionaries(
-                st.sampled_from(["tuple", "dict", "int", "float", "tensor", "array", "x"]),
+                st.sampled_from(["tuple", "dict", "int", "float", "tensor", "array", "scalar", "x"]),
                 inner,
                 max_size=2,
             ),
@@ -159,7 +170,7 @@ def test_a_made_up_skeleton_is_a_tree_or_a_data_error(root: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize("value", [True, 1, 1.0, "1"])
+@pytest.mark.parametrize("value", [True, 1, 1.0, np.int64(1), np.float64(1), np.bool_(True), "1"])
 def test_values_that_are_equal_keep_their_types(value: object) -> None:
     assert type(from_bytes(to_bytes([value]))[0]) is type(value)
 
@@ -247,7 +258,9 @@ class Colour(enum.IntEnum):
         (lambda: 0, "function"),
         (np.array([object()]), "object"),
         (np.zeros(1, dtype=[("a", "i4")]), "void|V4|'a'"),
-        (np.float64(1), "float64"),
+        (np.str_("a"), "str_"),
+        (np.complex64(1), "complex64"),
+        (np.datetime64("2020"), "datetime64"),
         (np.array(["a"]), "<U1"),
         (np.array([1j]), "complex128"),
         (np.zeros(1, dtype=">f8"), ">f8"),

@@ -1,10 +1,9 @@
-"""A driver that dies or is interrupted, in a process of its own."""
+"""A driver that dies, in a process of its own; one that is interrupted is in ``test_terminal.py``."""
 
 from __future__ import annotations
 
 import os
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -86,25 +85,6 @@ def test_a_sweep_whose_driver_is_killed_twice_ends_as_if_it_had_not(tmp_path: Pa
     found = points(tmp_path)
     assert len(found) == len(set(found)) == 30
     assert statuses(tmp_path) == ["FINISHED"] * 4
-
-
-def test_ctrl_c_puts_trials_away_and_the_sweep_goes_on_later(tmp_path: Path, config: Path) -> None:
-    folder = tmp_path / "s"
-    process = start(config, "--out", folder)
-    wait_for(folder, "0*/checkpoints/round-*.json", process)
-    process.send_signal(signal.SIGINT)
-    said = process.communicate()[0]
-    assert process.returncode == 130, said
-    assert "sweep --resume --out" in said
-    ended = {RunFolder(run).read_result()["status"] for run in find_runs(folder)}
-    assert "killed" in ended and ended <= {"killed", "finished"}
-    assert "RUNNING" not in statuses(tmp_path) and "KILLED" in statuses(tmp_path)
-    process = start("--resume", "--out", folder)
-    said = process.communicate()[0]
-    assert process.returncode == 0, said
-    assert {RunFolder(run).read_result()["status"] for run in find_runs(folder)} == {"finished"}
-    found = points(tmp_path)
-    assert len(found) == len(set(found)) == 30
 
 
 def test_a_search_whose_driver_is_killed_proposes_only_what_is_left(

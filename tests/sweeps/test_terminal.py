@@ -1,4 +1,4 @@
-"""A sweep in a terminal: a live table that leaves nothing behind, and a terminal that is as it was after Ctrl-C."""
+"""A sweep in a terminal: a live table that leaves nothing behind; after Ctrl-C the terminal is as it was."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import select
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -19,7 +20,10 @@ from typing import Any
 
 import pytest
 
+from fedsweep.cli import main
 from fedsweep.config import yaml12
+from fedsweep.runs.find import find_runs
+from fedsweep.runs.run_folder import RunFolder
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,8 +157,9 @@ class Terminal:
 @pytest.fixture
 def config(tmp_path: Path, tiny: Callable[..., dict[str, Any]]) -> Path:
     training = {"rounds": 30, "cohort_size": 2, "local_steps": 60}
+    more = {"training": training, "tracking": {"uri": f"sqlite:///{tmp_path}/mlflow.db"}}
     path = tmp_path / "sweep.yaml"
-    path.write_text(yaml12.dump(tiny({"seed": {"grid": [0, 1, 2]}}, more={"training": training})))
+    path.write_text(yaml12.dump(tiny({"seed": {"grid": [0, 1, 2]}}, more=more)))
     return path
 
 
@@ -184,7 +189,14 @@ def test_rows_of_trials_change_in_place_and_the_table_goes_when_the_sweep_ends(t
     assert last.strip().splitlines()[-1].startswith("3 of 3 trials finished") or "3 of 3 trials finished" in last
 
 
-def test_ctrl_c_leaves_the_terminal_as_it_was_and_says_how_to_go_on(tmp_path: Path, config: Path) -> None:
+def ask(store: Path, question: str) -> list[Any]:
+    with sqlite3.connect(store) as base:
+        return base.execute(question).fetchall()
+
+
+def test_ctrl_c_puts_trials_away_leaves_the_terminal_as_it_was_and_says_how_to_go_on(
+    tmp_path: Path, config: Path
+) -> None:
     with sweeping(config, "--out", tmp_path / "s") as terminal:
         terminal.wait_for(lambda screen: any(done > 0 for done in rounds_shown(screen)))
         terminal.type(b"\x03")
@@ -194,3 +206,13 @@ def test_ctrl_c_leaves_the_terminal_as_it_was_and_says_how_to_go_on(tmp_path: Pa
     last = terminal.screens[-1]
     assert "sweep --resume --out" in last.replace("\n", "")
     assert "running" not in last and "Traceback" not in last and "put away" not in last
+    found = find_runs(tmp_path / "s")
+    ended = {RunFolder(run).read_result()["status"] for run in found}
+    assert "killed" in ended and ended <= {"killed", "finished"}
+    statuses = {status for (status,) in ask(tmp_path / "mlflow.db", "SELECT status FROM runs")}
+    assert "RUNNING" not in statuses and "KILLED" in statuses
+    assert main(["sweep", "--resume", "--out", str(tmp_path / "s")]) == 0
+    found = find_runs(tmp_path / "s")
+    assert {RunFolder(run).read_result()["status"] for run in found} == {"finished"}
+    points = ask(tmp_path / "mlflow.db", "SELECT run_uuid, step FROM metrics WHERE key = 'train_loss'")
+    assert len(points) == len(set(points)) == 3 * 30

@@ -14,7 +14,7 @@ import pytest
 
 from fedsweep import api
 from fedsweep.cli import main
-from fedsweep.driver.observers import InMemory
+from fedsweep.driver.observers import Observer
 from fedsweep.errors import ResourceError
 from fedsweep.records import RoundRecord
 from fedsweep.tracking import mlflow_observer
@@ -63,11 +63,10 @@ def whole(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Keys:
     return points(folder / "mlflow.db")
 
 
-class Trouble(InMemory):
+class Trouble(Observer):
     """Spoils the store before a round (0: before the run begins in it), as it would be in the field."""
 
     def __init__(self, store: Path, kind: str, *, before: int) -> None:
-        super().__init__()
         self._store, self._kind, self._before = store, kind, before
         self.stack = contextlib.ExitStack()
 
@@ -76,7 +75,6 @@ class Trouble(InMemory):
             self._spoil()
 
     def round_done(self, record: RoundRecord) -> None:
-        super().round_done(record)
         if record.round == self._before - 1:
             self._spoil()
 

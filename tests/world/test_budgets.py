@@ -30,7 +30,7 @@ def test_no_budget_limits_nobody() -> None:
     free = plan({"kind": "values"})
     assert free.eligible((1, 3), HIGH).tolist() == [True, True]
     assert free.max_high(7, cost_high=HIGH, cost_low=LOW) == 7
-    assert np.isinf(free.client_budgets(HIGH, LOW)).all() and free.server_budget(7, HIGH, LOW) == math.inf
+    assert np.isinf(free.client_budgets(HIGH, LOW)).all()
     free.check(None, LOW, cost_high=HIGH)
 
 
@@ -41,7 +41,6 @@ def test_fixed_budget_lets_the_rounded_up_share_afford_the_high_rate(fraction: f
     budgets = fixed.client_budgets(HIGH, LOW)
     assert (budgets == HIGH).sum() == chosen and (budgets == LOW).sum() == 100 - chosen
     assert fixed.max_high(10, cost_high=HIGH, cost_low=LOW) == 10
-    assert fixed.server_budget(10, HIGH, LOW) == math.inf
 
 
 def test_fixed_budget_chooses_uniformly_from_its_stream_and_keeps_its_choice() -> None:
@@ -68,15 +67,14 @@ def test_dynamic_budget_admits_the_rounded_down_share(fraction: float, cohort: i
     assert dynamic.eligible(range(100), HIGH).all()
     assert (dynamic.client_budgets(HIGH, LOW) == HIGH).all()
     assert dynamic.max_high(cohort, cost_high=HIGH, cost_low=LOW) == admitted
-    assert dynamic.server_budget(cohort, HIGH, LOW) == admitted * HIGH + (cohort - admitted) * LOW
 
 
-def test_server_budget_of_a_dynamic_plan_admits_the_same_number_when_given_in_values() -> None:
+def test_what_a_dynamic_plan_admits_costs_a_budget_in_values_that_admits_the_same() -> None:
     """kappa_g <= tau_g holds exactly where |z| <= H: the inequality runs over all active clients."""
     for fraction in (0.0, 0.3, 0.57, 0.9, 1.0):
         dynamic = plan({"kind": "dynamic", "budget_fraction": fraction})
-        given = plan({"kind": "values", "server": dynamic.server_budget(10, HIGH, LOW)})
         expected = dynamic.max_high(10, cost_high=HIGH, cost_low=LOW)
+        given = plan({"kind": "values", "server": expected * HIGH + (10 - expected) * LOW})
         assert given.max_high(10, cost_high=HIGH, cost_low=LOW) == expected
 
 
@@ -135,7 +133,6 @@ def test_mixed_budget_is_the_weighted_mean_of_user_and_bandwidth() -> None:
     user_only = plan({"kind": "mixed", "user_share": [1.0, 0.2], "bandwidth_share": 0.0, "weight": 1}, 2)
     assert user_only.client_budgets(HIGH, LOW) == pytest.approx([HIGH, 0.2 * HIGH])
     assert user_only.max_high(2, cost_high=HIGH, cost_low=LOW) == 2
-    assert user_only.server_budget(2, HIGH, LOW) == math.inf
     poor = plan({"kind": "mixed", "user_share": 0.001, "bandwidth_share": 0.001}, 2)
     with pytest.raises(ConfigError, match=r"client 0 has 24\.9"):
         poor.check(None, LOW, cost_high=HIGH)

@@ -48,3 +48,14 @@ def noise(name: str, *, samples: int | None = None) -> Dataset:
         mean=(0.5,) * shape[0],
         std=(0.25,) * shape[0],
     )
+
+
+def noise_like_mnist(*, root: str, download: bool) -> Dataset:
+    """For ``scenario.dataset``, where MNIST is not at hand.
+
+    Args:
+        root: Not read.
+        download: Nothing is fetched.
+    """
+    del root, download
+    return noise("mnist")

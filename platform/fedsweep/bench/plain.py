@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import multiprocessing
 import signal
 import time
@@ -121,9 +122,7 @@ class PlainLoop:
         means = [torch.zeros_like(value) for value in self._server]
         params = list(self._model.parameters())
         for client in cohort:
-            with torch.no_grad():
-                for param, value in zip(params, self._server, strict=True):
-                    param.copy_(value)
+            self._load(self._model)
             optimizer = torch.optim.SGD(params, lr=self._work.learning_rate)
             for inputs, labels in self._batches(client):
                 _step(self._model, optimizer, inputs, labels)
@@ -134,7 +133,9 @@ class PlainLoop:
 
     def _average_each_step(self) -> None:
         cohort, work = self._cohort(), self._work
-        models = [work.build().to(work.device).train() for _ in cohort]
+        models = [copy.deepcopy(self._model) for _ in cohort]
+        for model in models:
+            self._load(model)
         optimizers = [torch.optim.SGD(model.parameters(), lr=work.learning_rate) for model in models]
         for batches in zip(*(self._batches(client) for client in cohort), strict=True):
             for model, optimizer, (inputs, labels) in zip(models, optimizers, batches, strict=True):
@@ -144,6 +145,12 @@ class PlainLoop:
                     mean = torch.stack(values).mean(dim=0)
                     for value in values:
                         value.copy_(mean)
+        self._server = [value.detach() for value in models[0].parameters()]
+
+    def _load(self, model: nn.Module) -> None:
+        with torch.no_grad():
+            for param, value in zip(model.parameters(), self._server, strict=True):
+                param.copy_(value)
 
     def _cohort(self) -> list[int]:
         return [int(k) for k in self._drawn.choice(len(self._labels), self._work.cohort, replace=False)]

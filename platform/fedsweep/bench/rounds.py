@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedsweep.config.load import load_config
 from fedsweep.driver.backend import cluster_for
-from fedsweep.driver.run import Plan, open_session, plan_run
+from fedsweep.driver.run import Plan, Session, open_session, plan_run
 from fedsweep.errors import RunError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.runs.folder_lock import sole_writer
@@ -27,7 +27,7 @@ def plan_of(given: Mapping[str, Any], dataset: Dataset) -> Plan:
 
     Args:
         given: The sections ``scenario``, ``model``, ``method``, ``training`` and ``runtime``, as in a file; clients are
-            split alike, rounds never end, and nothing is tested, checkpointed or tracked.
+            split alike, rounds never end, and nothing is tested, checkpointed or tracked, unless it says so.
         dataset: What the clients train on.
     """
     scenario = {"dataset": dataset.name, "partition": {"kind": "iid"}, **given["scenario"]}
@@ -37,9 +37,35 @@ def plan_of(given: Mapping[str, Any], dataset: Dataset) -> Plan:
     return plan_run(load_config(tree), dataset)
 
 
+class Player:
+    """A run that is under way.
+
+    Args:
+        session: Open.
+
+    Attributes:
+        accuracy: The last test accuracy; None before a first test.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.accuracy: float | None = None
+
+    def play(self, rounds: int) -> float:
+        """Seconds of so many further rounds."""
+        began = time.perf_counter()
+        for _ in range(rounds):
+            step = self._session.step()
+            if step.record is None or step.stopped_by is not None:
+                raise RunError(f"the benchmark's run ended early: {step.stopped_by}")
+            if step.record.test_accuracy is not None:
+                self.accuracy = step.record.test_accuracy
+        return time.perf_counter() - began
+
+
 @contextlib.contextmanager
-def playing(plan: Plan) -> Iterator[Callable[[int], float]]:
-    """A run that is ready for its first round: a function that plays so many rounds and returns their seconds."""
+def playing(plan: Plan) -> Iterator[Player]:
+    """A run that is ready for its first round, with the cluster that it needs; ended afterwards."""
     check_experiment(plan.experiment)
     with tempfile.TemporaryDirectory(prefix="fedsweep-bench-") as scratch:
         folder = Path(scratch) / "run"
@@ -47,13 +73,4 @@ def playing(plan: Plan) -> Iterator[Callable[[int], float]]:
             RunFolder.create(folder, overwrite=False)
             with open_session(plan, folder) as session:
                 session.open(resume=False)
-
-                def play(rounds: int) -> float:
-                    began = time.perf_counter()
-                    for _ in range(rounds):
-                        step = session.step()
-                        if step.stopped_by is not None:
-                            raise RunError(f"the benchmark's run ended early: {step.stopped_by}")
-                    return time.perf_counter() - began
-
-                yield play
+                yield Player(session)

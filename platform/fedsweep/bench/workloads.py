@@ -18,8 +18,15 @@ _SHORT_ROUNDS, _QUICK_SHORT_ROUNDS = 200, 40
 _ACTORS: Mapping[str, Any] = {"backend": "ray", "client_actors": 2, "device": "cpu"}
 
 
-def _planned(request: Request, *, method: Mapping[str, Any], steps: int, runtime: Mapping[str, Any]) -> _Planned:
-    dataset, called = data_for("cifar10", request)
+def planned(dataset: Dataset, *, method: Mapping[str, Any], steps: int, runtime: Mapping[str, Any]) -> Plan:
+    """A run on LeNet-5.
+
+    Args:
+        dataset: CIFAR-10, or noise of its shape.
+        method: The section of that name.
+        steps: Of each client in a round.
+        runtime: The section of that name.
+    """
     training = {"cohort_size": 10, "local_steps": steps, "batch_size": 10, "optimizer": {"name": "sgd", "lr": 0.01}}
     given = {
         "scenario": {"clients": 100},
@@ -28,19 +35,17 @@ def _planned(request: Request, *, method: Mapping[str, Any], steps: int, runtime
         "training": training,
         "runtime": runtime,
     }
-    return plan_of(given, dataset), dataset, called
-
-
-_Planned = tuple[Plan, Dataset, str]
+    return plan_of(given, dataset)
 
 
 def long_rounds(request: Request) -> Sequence[Figure]:
     """Two client actors against two plain processes."""
     steps = _STEPS if request.is_full else _QUICK_STEPS
-    plan, dataset, called = _planned(request, method={"name": "fedavg"}, steps=steps, runtime=_ACTORS)
+    dataset, called = data_for("cifar10", request)
+    plan = planned(dataset, method={"name": "fedavg"}, steps=steps, runtime=_ACTORS)
     rounds = request.rounds or 1
     with plain_processes(work_of(plan, dataset), 2) as plain, playing(plan) as ours:
-        seconds = in_turns(lambda: ours(rounds), lambda: plain(rounds), request.repeats)
+        seconds = in_turns(lambda: ours.play(rounds), lambda: plain(rounds), request.repeats)
     return [
         Figure(
             what=f"{rounds} x {steps} steps, 2 client actors",
@@ -57,10 +62,11 @@ def short_rounds(request: Request) -> Sequence[Figure]:
     """One process against a plain loop: what a round costs beside its steps."""
     rounds = request.rounds or (_SHORT_ROUNDS if request.is_full else _QUICK_SHORT_ROUNDS)
     local = {"backend": "local", "device": request.device}
-    plan, dataset, called = _planned(request, method={"name": "fedavg"}, steps=1, runtime=local)
+    dataset, called = data_for("cifar10", request)
+    plan = planned(dataset, method={"name": "fedavg"}, steps=1, runtime=local)
     with playing(plan) as ours:
         plain = PlainLoop(work_of(plan, dataset))
-        seconds = in_turns(lambda: ours(rounds), lambda: plain.play(rounds), request.repeats)
+        seconds = in_turns(lambda: ours.play(rounds), lambda: plain.play(rounds), request.repeats)
     return [
         Figure(
             what=f"{rounds} rounds of one step, in one process",
@@ -77,11 +83,12 @@ def rounds_in_step(request: Request) -> Sequence[Figure]:
     """DynamicSGD on two client actors against a plain loop that averages after every step."""
     steps = _STEPS if request.is_full else _QUICK_STEPS
     method = {"name": "dynamicsgd", "sync_rule": "paper"}
-    plan, dataset, called = _planned(request, method=method, steps=steps, runtime=_ACTORS)
+    dataset, called = data_for("cifar10", request)
+    plan = planned(dataset, method=method, steps=steps, runtime=_ACTORS)
     rounds = request.rounds or 1
     with playing(plan) as ours:
         plain = PlainLoop(work_of(plan, dataset))
-        seconds = in_turns(lambda: ours(rounds), lambda: plain.play_in_step(rounds), request.repeats)
+        seconds = in_turns(lambda: ours.play(rounds), lambda: plain.play_in_step(rounds), request.repeats)
     return [
         Figure(
             what=f"{rounds} x {steps} steps, averaged after each, 2 client actors",

@@ -102,7 +102,7 @@ class LocalRound:
         settings, layout, device = self._side.optimizer, self.layout, self._side.device
         self.vector = torch.zeros(layout.num_values, dtype=layout.dtype, device=device)
         self._params = layout.views(self.vector)
-        self._trained, self._values = layout.params(self.vector), layout.model(self.vector)
+        self._trained, self._values = layout.parts(self._params)
         self._views = list(self._params.values())
         self._flat = nn.Parameter(self.vector[: layout.num_params])
         self._flat.grad = self._slot.gradient

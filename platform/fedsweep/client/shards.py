@@ -73,6 +73,8 @@ class Shard:
         transform: What is done to a batch before the model sees it.
         device: Where batches go.
         dtype: The model's floating type.
+        num_visits: Samples that batches will hold, repeats counted. Where that is less than the shard, its samples are
+            made ready batch by batch: most of them are never looked at.
     """
 
     def __init__(
@@ -84,18 +86,17 @@ class Shard:
         transform: Transform,
         device: str,
         dtype: torch.dtype,
+        num_visits: int,
     ) -> None:
+        self._images, self._indices = images, indices
         self._transform = transform
         self._device = device
         self._dtype = dtype
-        if isinstance(images, Tensor):
-            self._raw = images.index_select(0, torch.from_numpy(indices).to(images.device))
-        else:
-            self._raw = torch.from_numpy(images[indices])
         self.targets = torch.from_numpy(labels[indices].astype(np.int64)).to(device)
         self._ready: Tensor | None = None
-        if not transform.random and self._raw.numel() * 4 <= _CACHE_BYTES:
-            self._ready = self._convert(self._raw, None, train=True)
+        is_small = len(indices) * math.prod(images.shape[1:]) * 4 <= _CACHE_BYTES
+        if is_small and not transform.random and num_visits >= len(indices):
+            self._ready = self._convert(self._raw(indices), None, train=True)
 
     def __len__(self) -> int:
         return int(self.targets.shape[0])
@@ -103,17 +104,23 @@ class Shard:
     def batch(self, positions: np.ndarray, augment: Callable[[], Stream]) -> tuple[Tensor, Tensor]:
         """Inputs [B, C, H, W] and targets [B] of a training batch."""
         index = torch.from_numpy(positions)
+        if self._device != "cpu":
+            index = index.to(self._device)
         if self._ready is not None:
-            if self._device != "cpu":
-                index = index.to(self._device)
             return self._ready.index_select(0, index), self.targets.index_select(0, index)
         generator = augment().torch() if self._transform.random else None
-        inputs = self._convert(self._raw.index_select(0, index.to(self._raw.device)), generator, train=True)
-        return inputs, self.targets.index_select(0, index.to(self._device))
+        inputs = self._convert(self._raw(self._indices[positions]), generator, train=True)
+        return inputs, self.targets.index_select(0, index)
 
     def everything(self) -> tuple[Tensor, Tensor]:
         """All inputs [n, C, H, W], without augmentation, and all targets [n]."""
-        return self._convert(self._raw, None, train=False), self.targets
+        return self._convert(self._raw(self._indices), None, train=False), self.targets
+
+    def _raw(self, indices: np.ndarray) -> Tensor:
+        """Samples of the training set as they are there."""
+        if isinstance(self._images, Tensor):
+            return self._images.index_select(0, torch.from_numpy(indices).to(self._images.device))
+        return torch.from_numpy(self._images[indices])
 
     def _convert(self, raw: Tensor, generator: torch.Generator | None, *, train: bool) -> Tensor:
         inputs = self._transform(raw, generator=generator, train=train)

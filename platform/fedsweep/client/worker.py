@@ -216,7 +216,10 @@ class Worker:
         self, turn: Turn, *, round: int, learning_rate: float, memory: State, tests: Shard | None = None
     ) -> LocalRound:
         classes = turn.work.classes
-        shard = self._shard(self._images, self._data.labels, self._side.indices[turn.client], classes)
+        visits = turn.work.steps * turn.work.batch_size
+        shard = self._shard(
+            self._images, self._data.labels, self._side.indices[turn.client], classes, num_visits=visits
+        )
         return LocalRound(
             self._side,
             turn,
@@ -231,7 +234,13 @@ class Worker:
         )
 
     def _shard(
-        self, images: np.ndarray | Tensor, labels: np.ndarray, indices: np.ndarray, classes: tuple[int, ...] | None
+        self,
+        images: np.ndarray | Tensor,
+        labels: np.ndarray,
+        indices: np.ndarray,
+        classes: tuple[int, ...] | None,
+        *,
+        num_visits: int = 0,
     ) -> Shard:
         """A client's samples of a round; under drift, of its classes."""
         return Shard(
@@ -241,6 +250,7 @@ class Worker:
             transform=self._data.transform,
             device=self._side.device,
             dtype=self._layout.dtype,
+            num_visits=num_visits,
         )
 
     def _slot(self, submodel: SubModel) -> ModuleSlot:

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from fedsweep.commands.options import Plot, examples
-from fedsweep.errors import ConfigError
 
 EXAMPLES = examples(
     "fedsweep compare runs",
@@ -60,28 +59,19 @@ def compare(
     with a band from the lowest to the highest.
     """
     from fedsweep.commands.output import make_console, note
-    from fedsweep.reports.compare import compared_runs, print_runs, print_settings
-    from fedsweep.reports.who_pays import print_shares
+    from fedsweep.reports.compare import compared_runs, print_comparison
     from fedsweep.results.settings import group_settings, remarks
 
-    if form is not Form.TEXT and by is not By.SETTING:
-        raise ConfigError(f"--format {form} is for means over seeds; give --by setting, too")
     if plot is not None:
         from fedsweep.figures.curves import plot_accuracy_against_bytes
         from fedsweep.figures.style import checked_path
 
         checked_path(plot)  # before the table
     runs, console = compared_runs(folders), make_console()
+    print_comparison(runs, console, by=by, form=form)
     if form is Form.TEXT:
-        settings = group_settings(runs)
-        (print_settings if by is By.SETTING else print_runs)(runs, console)
-        print_shares(settings, console)
-        for text in remarks(runs, settings):
+        for text in remarks(runs, group_settings(runs)):
             note(f"note: {text}")
-    else:
-        from fedsweep.reports.setting_table import settings_as
-
-        print(settings_as(runs, form))
     if plot is not None:
         plot_accuracy_against_bytes(folders, plot)
         (print if form is Form.TEXT else note)(f"picture: {plot.absolute()}")

@@ -53,10 +53,9 @@ def report(
     as SVG and CSV.
     """
     from fedsweep.commands.output import note
-    from fedsweep.commands.store import local_store
     from fedsweep.reports.page import write_report
     from fedsweep.results.texts import bytes_text
-    from fedsweep.tracking.mlflow_store import resolve_uri
+    from fedsweep.tracking.mlflow_store import local_store, resolve_uri
 
     store = resolve_uri(uri, out=local_store())
     written = write_report(sources, out, uri=store, overwrite=overwrite, script=script)

@@ -29,7 +29,7 @@ def ui(
     ] = 5000,
 ) -> None:
     """Open the MLflow pages on 127.0.0.1 over a local store; Ctrl-C ends them."""
-    from fedsweep.tracking.mlflow_store import resolve_uri
+    from fedsweep.tracking.mlflow_store import local_store, resolve_uri
     from fedsweep.tracking.ui import ui_command
 
     store = resolve_uri(uri, out=local_store()) or "none"
@@ -37,12 +37,6 @@ def ui(
     _check_free(port)
     print(f"MLflow over {store}: http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
     os.execvpe(command[0], command, {**os.environ, **environment})
-
-
-def local_store() -> Path:
-    """A folder as a run of this place would have it; the store is looked for above it."""
-    runs = Path("runs") / "run"
-    return Path("run") if not (runs.parent / "mlflow.db").is_file() and Path("mlflow.db").is_file() else runs
 
 
 def _check_free(port: int) -> None:

@@ -17,15 +17,18 @@ from fedsweep.components.local import (
     Memory,
     Objective,
 )
-from fedsweep.components.pacing import FixedInterval, OncePerRound, Pacing
+from fedsweep.components.pacing import FixedInterval, OncePerRound, Pacing, check_sync_rule, cut_round, due_steps
 from fedsweep.components.probes import ClientTest, LocalClient, Probe
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.selection import Selection, UniformSelection
 from fedsweep.components.server_update import Replace, ServerUpdate, mean_of_updates
 from fedsweep.components.solver import LocalSolver, OptimizerSteps
 from fedsweep.components.submodels import SubModelPolicy, WholeModel
-from fedsweep.components.weighting import BySamples, Uniform, Weighting
+from fedsweep.components.weighting import BySamples, Uniform, Weighting, by_samples
+from fedsweep.models.cost import layer_costs, training_flops
 from fedsweep.models.functional import features_with, head_names, head_with, logits_with
+from fedsweep.models.unit_groups import UnitGroup
+from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import (
     ClientProfile,
     ClientUpdate,
@@ -40,12 +43,16 @@ from fedsweep.records import (
     SyncPoint,
 )
 from fedsweep.submodel import FULL_MODEL, Covered, ElementMask, FullModel, PartOfModel, SubModel
-from fedsweep.trees import FlatLayout, ParamTree, coverage_mean, layout_of, weighted_mean
+from fedsweep.trees import FlatLayout, ParamTree, coverage_mean, layout_of, load_vector, weighted_mean
+from fedsweep.world.budgets import BudgetPlan
+from fedsweep.world.devices import DeviceProfile, client_time
+from fedsweep.world.label_stats import js_divergence, kl_divergence, population
 
 __all__ = [
     "FULL_MODEL",
     "NOBODY",
     "AsItIs",
+    "BudgetPlan",
     "BySamples",
     "ClientFacts",
     "ClientProfile",
@@ -56,6 +63,7 @@ __all__ = [
     "ComponentReport",
     "Covered",
     "CrossEntropy",
+    "DeviceProfile",
     "ElementMask",
     "Evaluation",
     "FixedInterval",
@@ -94,14 +102,27 @@ __all__ = [
     "SyncPoint",
     "Uniform",
     "UniformSelection",
+    "UnitGroup",
     "Weighting",
     "WholeModel",
+    "by_samples",
+    "check_sync_rule",
+    "client_time",
     "coverage_mean",
+    "cut_round",
+    "due_steps",
     "features_with",
     "head_names",
     "head_with",
+    "js_divergence",
+    "kl_divergence",
+    "layer_costs",
     "layout_of",
+    "load_vector",
     "logits_with",
     "mean_of_updates",
+    "population",
+    "training_flops",
+    "unit_submodel",
     "weighted_mean",
 ]

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from yaml.composer import Composer
-from yaml.constructor import SafeConstructor
-from yaml.resolver import Resolver
 
 from fedsweep.bounded import MOST_LEVELS, MOST_TEXT_BYTES, read_regular
 from fedsweep.errors import ConfigError
@@ -39,26 +36,16 @@ _CORE = (
 MOST_NODES = 100_000
 
 
-try:
-    from yaml.cyaml import CParser as _Parser
-except ImportError:  # PyYAML was built without libyaml
-
-    class _Parser(yaml.reader.Reader, yaml.scanner.Scanner, yaml.parser.Parser):  # type: ignore[no-redef]
-        def __init__(self, stream: str) -> None:
-            yaml.reader.Reader.__init__(self, stream)
-            yaml.scanner.Scanner.__init__(self)  # type: ignore[no-untyped-call]
-            yaml.parser.Parser.__init__(self)  # type: ignore[no-untyped-call]
-
-
-# libyaml reads the text, five times as fast as PyYAML. It would make the nodes as well, but without counting them.
-class _Loader(Composer, _Parser, SafeConstructor, Resolver):  # type: ignore[misc]
+class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the core schema of YAML 1.2, for documents of bounded size."""
 
     def __init__(self, stream: str) -> None:
-        _Parser.__init__(self, stream)
-        Composer.__init__(self)
-        SafeConstructor.__init__(self)  # type: ignore[no-untyped-call]
-        Resolver.__init__(self)  # type: ignore[no-untyped-call]
+        super().__init__(stream)
+        if yaml.__with_libyaml__:
+            # libyaml reads five times as fast. It would also make the nodes, but without counting them.
+            events = yaml.CSafeLoader(stream)
+            for name in ("check_event", "peek_event", "get_event"):
+                setattr(self, name, getattr(events, name))
         self._num_nodes = 0
         self._level = 0
 

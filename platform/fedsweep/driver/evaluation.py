@@ -27,7 +27,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.engine.who_pays import client_accuracies, own_accuracies, own_models_inquiry, present_counts, spread
 from fedsweep.errors import ConfigError, DataError, OutputError
 from fedsweep.experiment.build import build_experiment
-from fedsweep.experiment.experiment import Experiment, server_context
+from fedsweep.experiment.experiment import Experiment, server_context, transformed
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.models.initial import read_weights, weights_file, weights_vector
 from fedsweep.records import State
@@ -190,6 +190,11 @@ class Subject:
         elif not isinstance(data, Dataset):
             data = _given(own, *data)
         return self._fitting(data)
+
+    def inputs(self, data: Data | None) -> tuple[Tensor, Tensor]:
+        """The test samples as a model takes them, transformed, without augmentation, and their labels [T]."""
+        _, images, labels, _ = self.samples(data)
+        return transformed(self.experiment.world, images, self.experiment.layout.dtype), torch.from_numpy(labels.copy())
 
     def _fitting(self, other: Dataset) -> tuple[str, np.ndarray, np.ndarray, tuple[str, ...]]:
         own = self.dataset

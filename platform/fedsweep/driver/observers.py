@@ -5,7 +5,6 @@ An observer's own trouble (a server that is gone) must never end a run: hooks ra
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,8 +39,10 @@ class RunInfo:
     targets: Sequence[float] = ()
 
 
-class Observer(ABC):
+class Observer:
     """Watches a run: ``check``, then ``started``, rounds and checkpoints as they come, and last ``finished``.
+
+    One overrides what it cares about.
 
     Attributes:
         phase: What its work after the last round counts as, in a result's ``timing``.
@@ -57,17 +58,17 @@ class Observer(ABC):
         """
         return
 
-    @abstractmethod
     def started(self, info: RunInfo) -> None:
         """The run starts or goes on, after its folder and ``config.yaml`` are written."""
+        return
 
-    @abstractmethod
     def round_done(self, record: RoundRecord) -> None:
         """A round is done and evaluated."""
+        return
 
-    @abstractmethod
     def checkpointed(self, round: int) -> None:
         """A checkpoint that holds this round is on disk."""
+        return
 
     def message(self, text: str) -> None:
         """A sentence for the user, about a lost worker say; may come in the middle of a round."""
@@ -77,7 +78,6 @@ class Observer(ABC):
         """How far long work inside a round is; each line replaces the one before, and many come."""
         return
 
-    @abstractmethod
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
         """The run is over and its files are written.
 
@@ -85,45 +85,4 @@ class Observer(ABC):
             status: How it ended: ``finished``, ``failed`` or ``killed``.
             result: The content of ``result.json``.
         """
-
-
-class InMemory(Observer):
-    """Keeps what it is told, for tests and notebooks.
-
-    Attributes:
-        info: What the run started with; None before.
-        records: The rounds, those of before a resume included.
-        checkpoints: The rounds that were checkpointed.
-        messages: Sentences for the user.
-        lines: On how far long work was.
-        status: How the run ended; None before.
-        result: The result; empty before.
-    """
-
-    def __init__(self) -> None:
-        self.info: RunInfo | None = None
-        self.records: list[RoundRecord] = []
-        self.checkpoints: list[int] = []
-        self.messages: list[str] = []
-        self.lines: list[str] = []
-        self.status: str | None = None
-        self.result: Mapping[str, Any] = {}
-
-    def started(self, info: RunInfo) -> None:
-        self.info = info
-        self.records = list(info.records)
-
-    def round_done(self, record: RoundRecord) -> None:
-        self.records.append(record)
-
-    def checkpointed(self, round: int) -> None:
-        self.checkpoints.append(round)
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
-
-    def working(self, text: str) -> None:
-        self.lines.append(text)
-
-    def finished(self, status: str, result: Mapping[str, Any]) -> None:
-        self.status, self.result = status, dict(result)
+        return

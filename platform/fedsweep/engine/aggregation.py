@@ -30,6 +30,7 @@ class Aggregator:
         """Checked weights [M] of a sync point's attendees, and the weighting's new state."""
         weights, state = self._method.weighting.weigh(state, updates, self._for("weighting", sync))
         weighting = self._method.weighting
+        # Checked here for every weighting: a wrong sum shifts the model in silence, and a NaN is found rounds later.
         fits = weights.shape == (len(updates),) and bool(torch.isfinite(weights).all()) and float(weights.min()) >= 0
         if not fits or (weighting.sums_to_one and abs(float(weights.sum()) - 1) > 1e-6):
             rule = " that sum to 1" if weighting.sums_to_one else ""
@@ -61,11 +62,12 @@ class Aggregator:
             The server's next vector [V], the weights [M], the new states.
         """
         method, states = self._method, dict(components)
-        seen = [self.shown(u, needs=method.weighting.needs_updates) for u in updates]
-        weights, states["weighting"] = self.weigh(states["weighting"], seen, sync)
+        seen = {needs: [self.shown(u, needs=needs) for u in updates] for needs in (True, False)}
+        weights, states["weighting"] = self.weigh(states["weighting"], seen[method.weighting.needs_updates], sync)
         vector, states["server_update"] = method.server_update.apply(
             states["server_update"], updates, weights, self._for("server_update", sync)
         )
+        # In the method's order, each on what the one before it made: the order is part of the method.
         for number, refinement in enumerate(method.refinements):
             if refinement.when == "round_end" and not sync.ends_round:
                 continue
@@ -73,24 +75,25 @@ class Aggregator:
             call = f"{seam}@{sync.index}"  # of several calls in a round each finds what it kept itself
             own = self._for(seam, sync)
             own = replace(own, checkpoint=functools.partial(keep, call), resumed=resumed.get(call))
-            shown = [self.shown(u, needs=refinement.needs_updates) for u in updates]
-            vector, states[seam] = refinement.refine(states[seam], vector, shown, own)
-        shown = [self.shown(u, needs=method.submodels.needs_updates) for u in updates]
+            vector, states[seam] = refinement.refine(states[seam], vector, [*seen[refinement.needs_updates]], own)
+        shown = [*seen[method.submodels.needs_updates]]
         vector, states["submodels"] = method.submodels.settle(
             states["submodels"], vector, shown, self._for("submodels", sync)
         )
+        # Before anybody learns from it and a checkpoint keeps it.
         if not bool(torch.isfinite(vector).all()):
             raise InvariantError(f"the server's model has values that are not finite after round {sync.round}")
         # Last, so that each component learns of the model that the next round starts from.
         after = replace(sync, vector=vector)
         for seam, component in method.server_components():
-            shown = [self.shown(u, needs=component.needs_updates) for u in updates]
-            states[seam] = component.learn(states[seam], shown, self._for(seam, after))
+            if component.has_own("learn"):
+                states[seam] = component.learn(states[seam], [*seen[component.needs_updates]], self._for(seam, after))
         return vector, weights, states
 
     @staticmethod
     def shown(update: ClientUpdate, *, needs: bool) -> ClientUpdate:
         """The update as a component may see it: without the vector where it said it needs none."""
+        # Who did not say that it reads models can't: a folded round has none, and bits may not depend on folding.
         return update if needs or update.vector is None else replace(update, vector=None)
 
     def _for(self, seam: str, sync: SyncContext) -> SyncContext:

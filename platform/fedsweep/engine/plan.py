@@ -242,9 +242,9 @@ class Planner:
             messages.update(dict.fromkeys(((client, "up") for client in point.attend), times))
         values = num_bytes = 0
         for (client, direction), times in messages.items():
-            part = context.submodels.get(client, FULL_MODEL)
-            values += times * self._costs.values(part, direction)
-            num_bytes += times * self._costs.num_bytes(part, direction)
+            sizes = self._costs.sizes(context.submodels.get(client, FULL_MODEL), direction).values()
+            values += times * sum(size.values for size in sizes)
+            num_bytes += times * sum(size.num_bytes for size in sizes)
         return Size(values, num_bytes), sum(context.submodels.get(k, FULL_MODEL).index_bytes() for k in sent)
 
     def _check(self, points: tuple[SyncPoint, ...], context: RoundContext) -> None:

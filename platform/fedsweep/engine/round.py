@@ -16,7 +16,7 @@ from fedsweep.engine.cost import CostModel
 from fedsweep.engine.ledger import Ledger, Versions
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.state import RunState
-from fedsweep.engine.updates import announced, answered, decoded, kept
+from fedsweep.engine.updates import announced, answered, decoded, joined, kept
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment, ServerTensors
 from fedsweep.fleet.fleet import Fleet
@@ -108,6 +108,7 @@ class Round:
         Raises:
             WorkerLost: A worker was lost; the fleet can be repaired and the round begun anew.
         """
+        # No segment has a turn of theirs, so nothing else would count what they moved.
         self._charge_lost()
         for points in self._segments():
             # Send: what each client that starts from the server's model is given.
@@ -189,10 +190,12 @@ class Round:
 
     def _segment(self, points: tuple[SyncPoint, ...]) -> Segment:
         context = self.plan.context
+        # A client has one turn a round, in the segment where it begins; in later ones its worker knows it.
         jobs = [job for point in points for job in point.start]
         starting = [k for k in dict.fromkeys(job.client for job in jobs) if k not in self._opened]
         resuming = {job.client for job in jobs if job.resume}
         self._opened.update(starting)
+        # Who goes on from its own model downloads nothing, and so no payload comes with it.
         sent = sorted({job.client for job in jobs if not job.resume})
         return Segment(
             round=context.round,
@@ -222,6 +225,7 @@ class Round:
         """The attendees' weights at the points of a folded round, which depend on who attends alone."""
         known: dict[tuple[int, ...], tuple[float, ...]] = {}
         for index, point in enumerate(points):
+            # Two-speed rounds have hundreds of points with two sets of attendees: weights are found once for each.
             if point.attend not in known:
                 updates = [self._announced(client) for client in point.attend]
                 sync = self._sync(index, ends_round=False)
@@ -243,6 +247,7 @@ class Round:
         """Whether clients keep anything but work that is under way."""
         return self._method.remembers or self._tools.experiment.training.optimizer.keep == "persist"
 
+    # Once a round: from segment to segment a client's work lies where it began.
     @cached_property
     def _workers(self) -> dict[int, int]:
         """Which worker each client is on, by how often it synchronises and its steps times its batch."""
@@ -254,22 +259,12 @@ class Round:
         return self._fleet.place({k: (n, float(work[k].steps * work[k].batch_size)) for k, n in syncs.items()})
 
     def _broadcast(self, client: int) -> Payload:
-        joined: Payload = {}
-        for seam, component in self._method.server_components():
-            for name, value in component.broadcast(self.components[seam], client).items():
-                if name in joined:
-                    raise InvariantError(f"two components broadcast something called {name!r}")
-                joined[name] = value.detach().cpu()
-        return joined
+        own = [c.broadcast(self.components[seam], client) for seam, c in self._method.server_components()]
+        return {name: value.detach().cpu() for name, value in joined("broadcast", own).items()}
 
     def _published(self) -> dict[str, Published]:
-        joined: dict[str, Published] = {}
-        for seam, component in self._method.server_components():
-            for name, content in component.publish(self.components[seam]).items():
-                if name in joined:
-                    raise InvariantError(f"two components publish something called {name!r}")
-                joined[name] = content
-        return joined
+        own = [c.publish(self.components[seam]) for seam, c in self._method.server_components()]
+        return joined("publish", own)
 
     # -- what travels --------------------------------------------------------------------------------------------
 
@@ -326,6 +321,7 @@ class Round:
             self.attended.update(point.attend)
         for answer in reply.replies:
             self.ledger.payload(answer.client, "up", answer.extras)
+        # All points but the last were aggregated by the workers; each made a version of the model.
         folded = len(segment.points) - 1
         self.sync_points += folded
         self.version += folded
@@ -343,6 +339,7 @@ class Round:
                 submodel = self.plan.submodel(client)
                 answer = decoded(answers[client], submodel, costs=self._costs, anchors=self.anchors)
                 updates.append(answered(self._announced(client), answer, submodel))
+            # Whoever is idle stands for the model that the round began with, as it would still have it.
             elif client in point.idle:
                 idle = self._announced(client)
                 updates.append(replace(idle, vector=self.state.vector, anchor_version=self.state.version))
@@ -353,6 +350,7 @@ class Round:
             self.components, updates, sync, keep=self._keep, resumed=self.state.partial
         )
         self.version += 1
+        # Kept by version, since an update is a move from the model that its client started from, not from the newest.
         self.anchors[self.version] = self.vector
         self.sync_points += 1
         self.attendees = tuple(u.client for u in updates)
@@ -367,6 +365,7 @@ class Round:
         if client not in self.state.held:
             raise InvariantError(f"client {client} attends a sync point, but it has neither a job nor earlier work")
         memory = self._fleet.fetch(self.state.memories[client])
+        # Its last steps were in the round before, so the rate is that one's.
         rate = self._tools.experiment.training.schedule(self.state.round)
         return kept(client, self.state.held[client], memory, layout=self._costs.layout, learning_rate=rate)
 

@@ -91,22 +91,36 @@ def draw_curve(axes: Axes, curve: Curve, name: str, *, x: str, look: Look, label
 
 @paper_style()
 def _plot(runs: Sequence[ReportRun], names: Sequence[str], target: Path, *, x: str, log_x: bool = False) -> None:
+    labels = [_label(setting, runs) for setting in group_settings(runs)]
+    figure, every = panels([""] * len(names), title=labels[0] if len(labels) == 1 else "")
+    handles = [draw_settings(axes, runs, name, x=x, log_x=log_x) for axes, name in zip(every, names, strict=True)]
+    legend_below(figure, handles[0])
+    save_figure(figure, target)
+
+
+def draw_settings(axes: Axes, runs: Sequence[ReportRun], name: str, *, x: str, log_x: bool = False) -> list[Any]:
+    """Curves of all settings, each with its own look; returns what they are called, for a legend.
+
+    Args:
+        axes: The panel.
+        runs: All runs.
+        name: Of a figure, as :meth:`Curve.points` knows it.
+        x: One of :data:`ACROSS`.
+        log_x: Whether the x axis is logarithmic.
+    """
     settings = group_settings(runs)
     labels = [_label(setting, runs) for setting in settings]
     every_look = setting_looks([runs[setting.runs[0]].method for setting in settings])
-    figure, every = panels([""] * len(names), title=labels[0] if len(labels) == 1 else "")
-    for axes, name in zip(every, names, strict=True):
-        drawn = [
-            draw_curve(axes, _curve(setting, runs), name, x=x, look=every_look[place], label=labels[place])
-            for place, setting in enumerate(settings)
-        ]
-        if not any(drawn):
-            look: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "color": INK}
-            axes.text(0.5, 0.5, "nothing measured yet", **look)
-        scale_axes(axes, log_x=log_x, log_y=False)
-        name_axes(axes, x=axis_name(x), y=axis_name(name))
-    legend_below(figure, [line_handle(label, look) for label, look in zip(labels, every_look, strict=True)])
-    save_figure(figure, target)
+    drawn = [
+        draw_curve(axes, _curve(setting, runs), name, x=x, look=every_look[place], label=labels[place])
+        for place, setting in enumerate(settings)
+    ]
+    if not any(drawn):
+        look: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "color": INK}
+        axes.text(0.5, 0.5, "nothing measured yet", **look)
+    scale_axes(axes, log_x=log_x, log_y=False)
+    name_axes(axes, x=axis_name(x), y=axis_name(name))
+    return [line_handle(label, look) for label, look in zip(labels, every_look, strict=True)]
 
 
 def _curve(setting: Setting, runs: Sequence[ReportRun]) -> Curve:

@@ -11,7 +11,7 @@ from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.run_folder import PICTURES
 
 if TYPE_CHECKING:
-    from fedsweep.records import RoundRecord
+    pass
 
 _LOGGER = logging.getLogger("fedsweep")
 
@@ -31,12 +31,6 @@ class PictureObserver(Observer):
 
     def started(self, info: RunInfo) -> None:
         self._folder = info.folder
-
-    def round_done(self, record: RoundRecord) -> None:
-        return
-
-    def checkpointed(self, round: int) -> None:
-        return
 
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
         if self._folder is None:

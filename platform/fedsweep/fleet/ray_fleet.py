@@ -73,7 +73,7 @@ class RayFleet(Fleet):
     def _grow(self, indices: Sequence[int], begun: Sequence[Any] = ()) -> None:
         for index in indices:
             suffix = f"-{self._births}" if self._births else ""
-            name = f"{self._name}-client-{index}{suffix}"
+            name = f"{self._name}-client-{index}{suffix}"  # with a number: Ray knows a dead actor's for a while
             known = begun[index] if begun else None
             self._actors[index] = known or start_client(
                 self._experiment, index, name=name, options=self._options(index)
@@ -146,6 +146,7 @@ class RayFleet(Fleet):
             try:
                 ray.get(actor.ping.options(concurrency_group="control").remote(), timeout=self._hang_timeout_s)
             except (ray_errors.RayError, TimeoutError):
+                # One that hangs is not gone yet, and holds the resources that its successor needs.
                 ray.kill(actor)
                 dead.append(index)
         return dead
@@ -173,6 +174,7 @@ class RayFleet(Fleet):
 
     def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
         self.ready()
+        # Put once, read by all actors of a node from its shared memory.
         segment_ref, anchor_ref = ray.put(sent_segment(segment)), ray.put(anchor.numpy())
         calls: dict[int, list[Any]] = {}
         keepers: dict[int, list[int]] = {}
@@ -182,6 +184,7 @@ class RayFleet(Fleet):
             mine = sorted(k for k, w in segment.workers.items() if w == index)
             known = [k for k in mine if k in memories]
             keepers[index] = mine if segment.closes and segment.remembers else []
+            # A memory is a result of its own: it stays where it is until another actor, or a checkpoint, asks for it.
             call = self._actors[index].run.options(num_returns=1 + len(keepers[index]))
             refs = call.remote(segment_ref, anchor_ref, known, keepers[index], *[memories[k] for k in known])
             calls[index] = refs if keepers[index] else [refs]
@@ -294,6 +297,7 @@ def start_client(experiment: Any, index: int, *, name: str, options: Mapping[str
         name: Its name on the cluster.
         options: Further Ray options.
     """
+    # Ray may not restart it: a fresh process has neither a place in the exchange nor the round's work so far.
     remote = REMOTE_CLIENT_ACTOR.options(name=name, max_restarts=0, max_task_retries=0, **options)
     return remote.remote(experiment, index, float(options.get("num_gpus", 0.0)))
 

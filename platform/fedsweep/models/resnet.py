@@ -6,6 +6,7 @@ projection of the shortcut (stages 2 to 4). The inner convolution of each block 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast, final
 
 from torch import Tensor, nn
@@ -69,6 +70,20 @@ class PreActivationBlock(nn.Module):
         return added
 
 
+def _groups_of(
+    network: LinearHeadNetwork, stage_group: Callable[[int], UnitGroup], *, norm: str, relu: str
+) -> tuple[UnitGroup, ...]:
+    """The groups of a network's stages and, behind each, of its blocks, whose units pass this norm and this ReLU."""
+    groups = []
+    for stage in range(len(_WIDTHS)):
+        groups.append(stage_group(stage))
+        for block in _blocks_of(stage):
+            first = f"{block}.conv1"
+            own, read, passed = [f"{block}.{norm}"], [f"{block}.conv2"], [f"{block}.{relu}"]
+            groups.append(unit_group(network, name=first, layers=[first], norms=own, consumers=read, modules=passed))
+    return (*groups, *network.projection_groups())
+
+
 @final
 class ResNet18(LinearHeadNetwork):
     """DynamicFL's ResNet-18: pre-activation blocks, layer normalisation (one group), no bias in convolutions.
@@ -106,21 +121,7 @@ class ResNet18(LinearHeadNetwork):
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:
         """One group per stage and one per block."""
-        groups = []
-        for stage in range(len(_WIDTHS)):
-            groups.append(self._stage_group(stage))
-            for block in _blocks_of(stage):
-                groups.append(
-                    unit_group(
-                        self,
-                        name=f"{block}.conv1",
-                        layers=[f"{block}.conv1"],
-                        norms=[f"{block}.norm2"],
-                        consumers=[f"{block}.conv2"],
-                        modules=[f"{block}.relu2"],
-                    )
-                )
-        return (*groups, *self.projection_groups())
+        return _groups_of(self, self._stage_group, norm="norm2", relu="relu2")
 
     def _stage_group(self, stage: int) -> UnitGroup:
         blocks, readers = _blocks_of(stage), _readers_of(stage)
@@ -201,21 +202,7 @@ class FeddhadResNet18(LinearHeadNetwork):
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:
         """One group per stage and one per block."""
-        groups = []
-        for stage in range(len(_WIDTHS)):
-            groups.append(self._stage_group(stage))
-            for block in _blocks_of(stage):
-                groups.append(
-                    unit_group(
-                        self,
-                        name=f"{block}.conv1",
-                        layers=[f"{block}.conv1"],
-                        norms=[f"{block}.norm1"],
-                        consumers=[f"{block}.conv2"],
-                        modules=[f"{block}.relu1"],
-                    )
-                )
-        return (*groups, *self.projection_groups())
+        return _groups_of(self, self._stage_group, norm="norm1", relu="relu1")
 
     def _stage_group(self, stage: int) -> UnitGroup:
         blocks, readers = _blocks_of(stage), _readers_of(stage)

@@ -100,17 +100,8 @@ def _checked_units(name: str, units: Sequence[int] | Tensor, sizes: Mapping[str,
     return index
 
 
-def slice_tree(tree: Mapping[str, Tensor], index: KeptIndex) -> dict[str, Tensor]:
-    """The kept part of each tensor, in new memory; names without a cut are copied whole.
-
-    Args:
-        tree: Parameters or buffers (or both) at full size.
-        index: As :func:`kept_index` gives it.
-    """
-    return {name: _sliced(tensor, index.get(name, ())) for name, tensor in tree.items()}
-
-
 def _sliced(tensor: Tensor, parts: tuple[tuple[int, Tensor], ...]) -> Tensor:
+    """The kept part of a tensor, in new memory; all of it where nothing is cut."""
     if not parts:
         return tensor.detach().clone()
     cut = tensor.detach()
@@ -119,39 +110,13 @@ def _sliced(tensor: Tensor, parts: tuple[tuple[int, Tensor], ...]) -> Tensor:
     return cut
 
 
-def scatter_tree(
-    tree: Mapping[str, Tensor], kept_values: Mapping[str, Tensor], *, index: KeptIndex
-) -> dict[str, Tensor]:
-    """A copy of ``tree`` with the kept part replaced: the inverse of :func:`slice_tree`.
-
-    Args:
-        tree: Tensors at full size; they supply what is not kept, and are left as they are.
-        kept_values: The kept part, by the same names as ``tree``, of any dtype that fits.
-        index: As :func:`kept_index` gives it.
-
-    Returns:
-        Full-size tensors in new memory; ``slice_tree`` of them gives ``kept_values`` back.
-    """
-    return {name: _scattered(tensor, kept_values[name], index.get(name, ())) for name, tensor in tree.items()}
-
-
-def _scattered(full: Tensor, values: Tensor, parts: tuple[tuple[int, Tensor], ...]) -> Tensor:
-    result = full.detach().clone()
-    # One broadcast index per cut dimension; together they address the kept block without a mask of the full size.
-    where: list[slice | Tensor] = [slice(None)] * full.dim()
-    for position, (dim, units) in enumerate(parts):
-        trailing = (1,) * (len(parts) - 1 - position)
-        where[dim] = units.to(full.device).reshape(-1, *trailing)
-    result[tuple(where)] = values.detach().to(full.dtype)
-    return result
-
-
 def build_submodel_module(model: Network, kept: Kept, *, scales: Mapping[str, Tensor] | None = None) -> Network:
     """A smaller copy of a network: the same architecture with the kept units alone, in new memory.
 
     Its parameters and buffers have the names of the full model's and the shapes and values of their slices, so what
-    it learns is put back by :func:`scatter_tree`. A norm over all channels (``GroupNorm(1, C)``) takes its statistics
-    over the kept channels: there the sub-model is not the masked full model, by construction.
+    it learns is put back by :class:`~fedsweep.models.unit_submodel.UnitSubModel`. A norm over all channels
+    (``GroupNorm(1, C)``) takes its statistics over the kept channels: there the sub-model is not the masked full model,
+    by construction.
 
     Args:
         model: The full network, or itself a sub-model, without scales attached; left as it is.

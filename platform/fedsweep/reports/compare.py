@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fedsweep.errors import OutputError
+from fedsweep.errors import ConfigError, OutputError
+from fedsweep.reports.setting_table import FORMATS, settings_as
+from fedsweep.reports.who_pays import print_shares
 from fedsweep.results.seed_statistics import Estimate, finite
 from fedsweep.results.settings import ReportRun, Setting, group_settings, report_runs
 from fedsweep.results.texts import MISSING, bytes_text, seconds_text
@@ -22,6 +24,8 @@ _OF_SETTINGS = (
     *("setting", "method", "acc", "sd", "95%", "best"),
     *("bytes", "ratio", "sim", "wall", "s/round", "seeds", "failed"),
 )
+BY = ("run", "setting")
+Form = Literal["text", "md", "latex", "csv"]
 _NUM_NAMES, _NARROWEST_NAME, _GAP = 2, 8, 2
 _WIDEST = 100_000
 
@@ -37,6 +41,30 @@ def compared_runs(folders: Iterable[str | Path]) -> list[ReportRun]:
     if bad:
         raise OutputError(bad[0][1])
     return runs
+
+
+def print_comparison(runs: Sequence[ReportRun], console: Console, *, by: str = "run", form: str = "text") -> None:
+    """Prints the table, and that of classes and clients where runs were tested by them.
+
+    Args:
+        runs: All runs.
+        console: Where to.
+        by: ``run`` or ``setting``.
+        form: One of :data:`~fedsweep.reports.setting_table.FORMATS`.
+
+    Raises:
+        ConfigError: There is no such form or line, or a form that is for settings is asked for runs.
+    """
+    for name, value, known in (("--by", by, BY), ("--format", form, FORMATS)):
+        if value not in known:
+            raise ConfigError(f"{name} must be one of {', '.join(known)}, but is {value!r}")
+    if form != "text":
+        if by != "setting":
+            raise ConfigError(f"--format {form} is for means over seeds; give --by setting, too")
+        console.file.write(settings_as(runs, form) + "\n")
+        return
+    (print_settings if by == "setting" else print_runs)(runs, console)
+    print_shares(group_settings(runs), console)
 
 
 def print_runs(runs: Sequence[ReportRun], console: Console) -> None:

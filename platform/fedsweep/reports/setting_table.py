@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedsweep.reproduce.formats import latex_text
 from fedsweep.results.seed_statistics import Estimate, finite
@@ -115,14 +116,24 @@ def _as_latex(settings: Sequence[Setting], shown: Sequence[Figure], notes: Seque
 
 
 def _as_csv(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> str:
-    parts = ("mean", "sd", "low", "high")
-    heads = [f"{figure.name}_{part}" for figure in FIGURES for part in parts]
+    rows = [setting_row(runs, setting) for setting in settings]
     lines = io.StringIO()
     table = csv.writer(lines, lineterminator="\n")
-    table.writerow(["setting", "method", "seeds", "failed", *heads])
-    for setting in settings:
-        found = [setting.over_seeds(figure.name) for figure in FIGURES]
-        values = [finite(getattr(estimate, part)) for estimate in found for part in parts]
-        method = runs[setting.runs[0]].method
-        table.writerow([setting.label, method, len(setting.counted), setting.failed, *values])
+    table.writerow(rows[0])
+    table.writerows(row.values() for row in rows)
     return lines.getvalue().rstrip("\n")
+
+
+def setting_row(runs: Sequence[ReportRun], setting: Setting) -> dict[str, Any]:
+    """A setting's figures by column, in SI units and unrounded; None where there is none.
+
+    Args:
+        runs: All runs.
+        setting: One of theirs.
+    """
+    row: dict[str, Any] = {"setting": setting.label, "method": runs[setting.runs[0]].method}
+    row |= {"seeds": len(setting.counted), "failed": setting.failed}
+    for figure in FIGURES:
+        found = setting.over_seeds(figure.name)
+        row |= {f"{figure.name}_{part}": finite(getattr(found, part)) for part in ("mean", "sd", "low", "high")}
+    return row

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.api import load_model
 from fedsweep.config.load import load_config
+from fedsweep.driver.saved_model import load_model
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment, transformed
 from fedsweep.runs.run_folder import CONFIG

@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.api import load_model
 from fedsweep.components.evaluation import GlobalModel
 from fedsweep.config.load import load_config
+from fedsweep.driver.saved_model import load_model
 from fedsweep.engine.evaluator import Evaluator
 from fedsweep.errors import DataError
 from fedsweep.experiment.build import build_experiment

@@ -25,6 +25,7 @@ from fedsweep.reproduce.reproduction import (
     prepare_cells,
     reproduction,
 )
+from fedsweep.reproduce.table import Table
 from fedsweep.reproduce.table_file import read_table
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.sweeps.sweep_folder import SweepFolder
@@ -53,6 +54,11 @@ class Reproduced:
     files: tuple[Path, ...]
     pictures: tuple[Path, ...]
     problems: tuple[str, ...]
+
+    @property
+    def table(self) -> Table:
+        """Its figures as a data frame, and as texts have them."""
+        return Table(folder=self.folder, grid=self.grid)
 
 
 @dataclass(frozen=True, kw_only=True)

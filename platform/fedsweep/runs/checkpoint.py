@@ -122,6 +122,7 @@ class CheckpointStore:
             self._folder.mkdir(parents=True, exist_ok=True)
             sweep_temporaries(self._folder)
             self._objects.sweep()
+        # Encoded outside of `_writing`: what can't be kept is the fault of the component's author, not of the disk.
         memories = self._keep_memories(state, fetch)
         whole = to_bytes(pack(RunState, replace(state, memories={}, records=())), root="state")
         with self._writing(state.round):
@@ -132,6 +133,8 @@ class CheckpointStore:
                 rows=self._keep_rows(state.records),
                 memories=memories,
             )
+            # What the manifest names is on the disk before the manifest is: whenever the power fails, a checkpoint that
+            # is there is whole.
             self._objects.sync()
             path = self._folder / f"round-{state.round:06d}.json"
             write_durably(path, _manifest_bytes(manifest))
@@ -157,6 +160,7 @@ class CheckpointStore:
         changed = [client for client, handle in state.memories.items() if not self._has(client, handle)]
         for start in range(0, len(changed), _AT_ONCE):
             block = changed[start : start + _AT_ONCE]
+            # Fetched in blocks: all clients' memories at once may be more than the driver has room for.
             data = [to_bytes(fetch(state.memories[k]), root=f"memory of client {k}") for k in block]
             with self._writing(state.round):
                 refs = self._objects.put_all(data)
@@ -165,6 +169,7 @@ class CheckpointStore:
 
     def _has(self, client: int, handle: Handle) -> bool:
         known = self._memories.get(client)
+        # The same handle, not an equal one: to compare contents they would have to be fetched.
         return known is not None and known[0] is handle and self._objects.holds(known[1])
 
     def _keep_rows(self, records: _Rows) -> tuple[ObjectRef, ...]:
@@ -209,6 +214,7 @@ class CheckpointStore:
         for path in self._manifests():
             try:
                 manifest = _read_manifest(path)
+                # Not passed over as a damaged one is: an older one would be of that configuration just as well.
                 if manifest.config_hash not in self._accepted:
                     raise ConfigError(
                         f"{path} belongs to another configuration (hash {manifest.config_hash[:12]}, this run's is"
@@ -219,6 +225,7 @@ class CheckpointStore:
             except DataError as error:
                 skipped.append(f"{self._folder.name}/{path.stem}: {error}")
                 continue
+            # Only now: nothing of a checkpoint that is passed over goes to the workers' store.
             handles = {client: keep_handle(tree) for client, tree in trees.items()}
             self._remember(manifest, state.records, handles)
             return Loaded(state=replace(state, memories=handles), path=path, skipped=tuple(skipped))

@@ -46,8 +46,8 @@ _ARRAY_TYPES: dict[str, torch.dtype] = {
     "|b1": torch.bool,
 }
 _ALLOWED = (
-    "a state is a tree of dicts (string or int keys), lists, tuples, tensors and arrays of real numbers, int, float,"
-    " str, bool and None"
+    "a state is a tree of dicts (string or int keys), lists, tuples, tensors, arrays and numpy scalars of real numbers,"
+    " int, float, str, bool and None"
 )
 
 
@@ -184,7 +184,9 @@ class _Encoder:
         if kind is Tensor:
             return self._tensor(value, path)
         if kind is np.ndarray:
-            return self._array(value, path)
+            return {"array": self._array(value, path)}
+        if isinstance(value, np.generic) and not isinstance(value, str | bytes):
+            return {"scalar": self._array(np.asarray(value), path)}
         raise InvariantError(
             f"{_text(path)} is a {kind.__module__}.{kind.__qualname__}, which can't be kept: {_ALLOWED}"
         )
@@ -207,13 +209,13 @@ class _Encoder:
             raise InvariantError(f"{_text(path)} is a tensor that requires a gradient; keep its .detach().clone()")
         return {"tensor": [self._store(tensor.cpu().resolve_neg().contiguous()), name, list(tensor.shape)]}
 
-    def _array(self, array: np.ndarray, path: _Path) -> Any:
+    def _array(self, array: np.ndarray, path: _Path) -> list[Any]:
         text = array.dtype.str
         if text not in _ARRAY_TYPES:
             raise InvariantError(
                 f"{_text(path)} is an array of {array.dtype}: keep one of {', '.join(_NAMES)} (without bfloat16)"
             )
-        return {"array": [self._store(torch.from_numpy(np.array(array, order="C"))), text, list(array.shape)]}
+        return [self._store(torch.from_numpy(np.array(array, order="C"))), text, list(array.shape)]
 
     def _store(self, values: Tensor) -> str:
         """Keep a tensor under the next number; safetensors refuses two in the same memory."""
@@ -240,6 +242,7 @@ class _Decoder:
             "float": lambda value, depth: _hex_float(value),
             "tensor": lambda value, depth: self._stored(value, _TORCH_TYPES),
             "array": lambda value, depth: self._stored(value, _ARRAY_TYPES).numpy(),
+            "scalar": lambda value, depth: self._stored(value, _ARRAY_TYPES).numpy()[()],
         }
 
     def node(self, value: Any, depth: int) -> State:

@@ -59,6 +59,12 @@ _ENVIRONMENT = {
 _CHATTY = ("mlflow.store.db.utils", "alembic", "urllib3.connectionpool")
 
 
+def local_store() -> Path:
+    """A folder as a run of this place would have it; the store is looked for above it."""
+    runs = Path("runs") / "run"
+    return Path("run") if not (runs.parent / "mlflow.db").is_file() and Path("mlflow.db").is_file() else runs
+
+
 def resolve_uri(uri: str | None, *, out: Path) -> str | None:
     """The store that a run writes to, as an absolute address; None: no tracking.
 

@@ -50,10 +50,6 @@ class BudgetPlan(ABC):
             ConfigError: The server's budget does not even cover a cohort at the low rate.
         """
 
-    @abstractmethod
-    def server_budget(self, cohort_size: int, cost_high: float, cost_low: float) -> float:
-        """tau_g: the server's budget per round for a cohort of this size, in values; infinite without a limit."""
-
     def eligible(self, cohort: Sequence[int], cost_high: float) -> NDArray[np.bool_]:
         """Whether each client of the cohort affords the high rate [M], in the cohort's order: tau_m >= kappa_high."""
         # The low cost only fills the budgets of clients that cannot afford more, so any smaller number serves.
@@ -104,12 +100,6 @@ class RelativeBudgets(BudgetPlan):
             return cohort_size
         return math.floor(self.admitted_fraction * cohort_size + SLACK)
 
-    def server_budget(self, cohort_size: int, cost_high: float, cost_low: float) -> float:
-        if self.admitted_fraction is None:
-            return math.inf
-        high = self.max_high(cohort_size, cost_high=cost_high, cost_low=cost_low)
-        return high * cost_high + (cohort_size - high) * cost_low
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GivenBudgets(BudgetPlan):
@@ -140,9 +130,6 @@ class GivenBudgets(BudgetPlan):
         fits = (h for h in range(cohort_size, 0, -1) if all_low + h * (cost_high - cost_low) <= self.server_values)
         return next(fits, 0)
 
-    def server_budget(self, cohort_size: int, cost_high: float, cost_low: float) -> float:
-        return self.server_values
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SharedBudgets(BudgetPlan):
@@ -159,9 +146,6 @@ class SharedBudgets(BudgetPlan):
 
     def max_high(self, cohort_size: int, *, cost_high: float, cost_low: float) -> int:
         return cohort_size
-
-    def server_budget(self, cohort_size: int, cost_high: float, cost_low: float) -> float:
-        return math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

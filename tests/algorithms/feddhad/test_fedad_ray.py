@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.components.codec import Codec
 from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
-from fedsweep.method import merge
+from fedsweep.method import FederatedMethod, merge
+from fedsweep.records import Payload
+from fedsweep.streams import Stream
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment, tiny_pictures
 
 pytestmark = pytest.mark.ray
@@ -58,6 +63,39 @@ def test_two_actors_give_the_bits_of_one_process(ray_module: Any) -> None:
     work = tiny_experiment(method, build=net, rounds=5, local_epochs=2, optimizer=momentum)
     found = same_rounds_in_both(ray_module, work)
     assert min(r.fwd_macs_per_sample or 0 for r in found.records) < 144
+
+
+def test_codec_and_scaled_steps_give_the_bits_of_one_process(ray_module: Any) -> None:
+    """The largest fifth of a sub-model's move with error feedback, and what is rounded by chance to eight bits."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class LargestInEightBits(Codec):
+        @property
+        def error_feedback(self) -> bool:
+            return True
+
+        def encode(self, move: Tensor, stream: Stream) -> Payload:
+            places = move.abs().topk(-(-len(move) // 5)).indices
+            scale = move.abs().max() / 127
+            chance = torch.rand(len(places), generator=stream.torch())
+            levels = torch.floor(move[places] / scale + chance).clamp(-127, 127).to(torch.int8)
+            return {"levels": levels, "places": places.to(torch.int32), "scale": scale.reshape(1)}
+
+        def decode(self, message: Payload, size: int) -> Tensor:
+            move = torch.zeros(size)
+            move[message["places"].long()] = message["levels"] * message["scale"]
+            return move
+
+    def net() -> nn.Module:
+        from fedsweep.models.mlp import Mlp
+
+        return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
+
+    coded = FederatedMethod(name="coded", source="", codec=LargestInEightBits())
+    method = merge(coded, fedad(base_rate=0.4, refresh=(1,), multiplier="incoming"))
+    work = tiny_experiment(method, build=net, rounds=4, optimizer=OptimizerSettings(momentum=0.9, keep="persist"))
+    found = same_rounds_in_both(ray_module, work)
+    assert found.records[-1].bytes_up < found.records[-1].bytes_down / 2
 
 
 def test_two_speed_rounds_of_a_transformer_give_the_bits_of_one_process(ray_module: Any) -> None:

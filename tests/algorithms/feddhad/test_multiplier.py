@@ -18,6 +18,7 @@ from fedsweep.components.local import CrossEntropy
 from fedsweep.components.solver import OptimizerSteps
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
+from fedsweep.experiment.experiment import server_context
 from fedsweep.models.lenet import LeNet5
 from fedsweep.models.mlp import Mlp
 from fedsweep.models.network import Network
@@ -30,6 +31,7 @@ from fedsweep.trees import layout_of, load_vector, model_vector
 
 torch.set_num_threads(1)
 
+VIT = "units 'blocks.0.heads' of VitTiny go through SelfAttention"
 FORMS = ("activation", "incoming", "split", "none")
 KEPT = {"fc1": (0, 2, 3, 7), "fc2": (1, 4, 5)}
 FACTORS = {"fc1": (1.0, 1.5, 2.0, 1.25), "fc2": (3.0, 1.0, 1.1)}
@@ -204,16 +206,29 @@ def test_network_that_does_not_let_factors_pass_is_refused(model: str, between: 
     for form in ("incoming", "split"):
         with pytest.raises(ConfigError, match=rf"method.multiplier={form} .*{between}.*multiplier=activation"):
             check_experiment(experiment(form))
-    check_experiment(experiment("activation"))
-    check_experiment(experiment("none"))
+    for form in ("activation", "none", "auto"):
+        check_experiment(experiment(form))
+    assert fedad(base_rate=0.3, refresh=(1,)).submodels.foresee(server_context(experiment("auto"), "submodels")) == (
+        f"{between if model == 'cnn' else VIT}, so the multiplier acts on activations (method.multiplier=activation)"
+    )
+
+
+def test_auto_is_incoming_where_that_can_be_had() -> None:
+    found = {
+        form: run_rounds(local_engine(tiny_experiment(fedad(base_rate=0.4, refresh=(1,), **given), build=net))).vector
+        for form, given in [*((form, {"multiplier": form}) for form in FORMS), ("auto", {})]
+    }
+    assert torch.equal(found["auto"], found["incoming"])
+    assert len({tuple(vector.tolist()) for vector in found.values()}) == 4
+    context = server_context(tiny_experiment(fedad(), build=net), "submodels")
+    assert fedad(base_rate=0.3, refresh=(1,)).submodels.foresee(context) == ""
 
 
 def test_adam_is_refused() -> None:
-    made = tiny_experiment(
-        fedad(base_rate=0.3, multiplier="incoming"), build=net, optimizer=OptimizerSettings(name="adam")
-    )
+    adam = {"build": net, "optimizer": OptimizerSettings(name="adam")}
     with pytest.raises(ConfigError, match="scales the steps of some weights"):
-        check_experiment(made)
+        check_experiment(tiny_experiment(fedad(base_rate=0.3, multiplier="incoming"), **adam))
+    check_experiment(tiny_experiment(fedad(base_rate=0.3), **adam))
 
 
 def test_scaled_steps_are_taken_one_client_after_another() -> None:

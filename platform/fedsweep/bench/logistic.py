@@ -1,0 +1,78 @@
+"""L1: logistic regression on MNIST, the comparison that FLUTE prints.
+
+Source: Garcia et al. 2022, FLUTE, its comparison with FedML and Flower: 1000 clients, 10 a round, 100 rounds; rate
+0.03, batches of ten, one pass. Reading: clients have 60 images each; FLUTE's are a split by power law.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsweep.bench.data import data_for
+from fedsweep.bench.plain import PlainLoop, work_of
+from fedsweep.bench.rounds import plan_of, playing
+from fedsweep.bench.setup import Figure, Request, SetUp, in_turns
+from fedsweep.errors import RunError
+
+_ROUNDS = 100
+_GIVEN: Mapping[str, Any] = {
+    "scenario": {"clients": 1000},
+    "model": {"name": "fedsweep.bench.networks:Logistic"},
+    "method": {"name": "fedavg"},
+    "training": {"cohort_size": 10, "local_steps": 6, "batch_size": 10, "optimizer": {"name": "sgd", "lr": 0.03}},
+    "runtime": {"backend": "local", "device": "cpu"},
+}
+
+
+def logistic(request: Request) -> Sequence[Figure]:
+    """A hundred rounds in one process against a plain loop, and the whole command from its start to its end."""
+    dataset, called = data_for("mnist", request)
+    rounds = request.rounds or _ROUNDS
+    plan = plan_of(_GIVEN, dataset)
+    with playing(plan) as ours:
+        plain = PlainLoop(work_of(plan, dataset))
+        seconds = in_turns(lambda: ours.play(rounds), lambda: plain.play(rounds), request.repeats)
+    rounds_alone = Figure(
+        what=f"{rounds} rounds, in one process",
+        against="a plain loop",
+        ours_s=seconds[0],
+        reference_s=seconds[1],
+        data=called,
+    )
+    if not request.is_full:
+        return [rounds_alone]
+    whole = tuple(_command(request, rounds, named=called == "mnist") for _ in range(request.repeats))
+    return [rounds_alone, Figure(what=f"the whole command, {rounds} rounds", ours_s=whole, data=called)]
+
+
+def _command(request: Request, rounds: int, *, named: bool) -> float:
+    """Seconds of ``fedsweep run`` in a process of its own, with tables, checkpoints and tests as by default."""
+    scenario = {"partition": {"kind": "iid"}, "root": request.root} | _GIVEN["scenario"]
+    scenario["dataset"] = "mnist" if named else "fedsweep.bench.data:noise_like_mnist"
+    training = {**_GIVEN["training"], "rounds": rounds}
+    given = {"name": "L1", **_GIVEN, "scenario": scenario, "training": training, "tracking": {"uri": "none"}}
+    with tempfile.TemporaryDirectory(prefix="fedsweep-bench-") as folder:
+        source = Path(folder) / "L1.yaml"
+        source.write_text(json.dumps(given), encoding="utf-8")
+        command = [sys.executable, "-P", "-m", "fedsweep", "run", str(source), "--out", f"{folder}/run", "--quiet"]
+        began = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        seconds = time.perf_counter() - began
+    if done.returncode:
+        raise RunError(f"fedsweep run ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+    return seconds
+
+
+L1 = SetUp(
+    name="L1",
+    summary="FLUTE's comparison: logistic regression on MNIST, 1000 clients of 60, 10 a round, 100 rounds",
+    measure=logistic,
+    dataset="mnist",
+)

@@ -1,0 +1,71 @@
+"""The model that a finished run left, without its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedsweep.catalog import bound
+from fedsweep.config.load import load_config
+from fedsweep.config.schema import Config
+from fedsweep.errors import DataError, OutputError
+from fedsweep.models.initial import weights_vector
+from fedsweep.models.registry import build_model
+from fedsweep.runs.run_folder import RunFolder
+from fedsweep.streams import stream
+from fedsweep.trees import layout_of, load_vector
+
+# Of an image's side, and of the classes: a network for more would fill the memory before its file is read.
+_LARGEST_SIZE = 50_000
+
+
+def load_model(folder: str | Path) -> nn.Module:
+    """The final global model of a finished run, in evaluation mode.
+
+    Args:
+        folder: A run folder.
+
+    Raises:
+        InputError: The folder holds no finished run, or its model does not fit its configuration.
+    """
+    path = existing(folder)
+    run_folder = RunFolder(path)
+    run_folder.model_bytes()
+    run_folder.read_config()
+    config = load_config(path / "config.yaml")
+    model = _model_of(config, run_folder.read_result(), path)
+    layout = layout_of(model)
+    weights = run_folder.read_model(num_values=layout.num_values)
+    source = str(path / "model.safetensors")
+    load_vector(model, layout, weights_vector(weights, layout, source=source, model=config.model.name))
+    return model.eval()
+
+
+def existing(folder: str | Path) -> Path:
+    """A folder that is there; otherwise an OutputError."""
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise OutputError(f"{path}: there is no such folder")
+    return path
+
+
+def _model_of(config: Config, result: Mapping[str, Any], path: Path) -> nn.Module:
+    """The configured network, for data of the shape that the result names; needs neither the data nor their device."""
+    shape, num_classes = result.get("input_shape"), result.get("num_classes")
+    sizes = shape if isinstance(shape, list) else []
+    given = [*sizes, num_classes]
+    if len(sizes) != 3 or not all(type(size) is int and 0 < size <= _LARGEST_SIZE for size in given):
+        raise DataError(
+            f"{path / 'result.json'}: it must give input_shape and num_classes, up to {_LARGEST_SIZE} each, but has"
+            f" {str(shape)[:80]!r} and {str(num_classes)[:80]!r}"
+        )
+    return build_model(
+        config.model.name,
+        input_shape=(sizes[0], sizes[1], sizes[2]),
+        num_classes=int(num_classes or 0),
+        stream=stream(config.seed, "model"),
+        **bound(config, "model").parameters,
+    )

@@ -1,0 +1,301 @@
+"""What programs get of runs, sweeps and tables: figures as data frames, models, tests, pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from torch import Tensor, nn
+
+from fedsweep.config.load import load_config
+from fedsweep.config.schema import Config
+from fedsweep.driver.evaluation import Data, Evaluated, evaluate, open_subject
+from fedsweep.driver.saved_model import existing, load_model
+from fedsweep.errors import ConfigError
+from fedsweep.reports.compare import compared_runs
+from fedsweep.reports.setting_table import setting_row
+from fedsweep.reproduce.outputs import has_outputs
+from fedsweep.reproduce.table import Table
+from fedsweep.results.config_table import config_table
+from fedsweep.results.settings import ReportRun, Setting, group_settings, remarks
+from fedsweep.runs.find import find_runs
+from fedsweep.runs.run_folder import CLIENT_ACCURACY, TRAFFIC, RunFolder
+
+__all__ = ["Result", "Results", "Table", "load"]
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    from matplotlib.axes import Axes
+
+By = Literal["run", "setting", "round"]
+# What a page shows of a run; the rest is in the frames.
+_SHOWN = ("test_accuracy", "best_test_accuracy", "total_bytes", "comm_ratio", "sim_time_s", "wall_time_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+        folder: Where its files are.
+        config: The resolved configuration.
+        summary: What ``result.json`` holds.
+    """
+
+    folder: Path
+    config: Config
+    summary: Mapping[str, Any]
+
+    @property
+    def rounds(self) -> pa.Table:
+        """One row per round."""
+        return RunFolder(self.folder).rounds_table()
+
+    @property
+    def clients(self) -> pa.Table:
+        """One row per client: samples, label counts, divergence, budget, device."""
+        return RunFolder(self.folder).read_clients()
+
+    @property
+    def client_accuracy(self) -> pa.Table | None:
+        """One row per tested round and client; None where the run has none."""
+        return RunFolder(self.folder).client_table(CLIENT_ACCURACY)
+
+    @property
+    def traffic(self) -> pa.Table | None:
+        """One row per round, client, direction and kind; None where an older version made the run."""
+        return RunFolder(self.folder).client_table(TRAFFIC)
+
+    @property
+    def model(self) -> nn.Module:
+        """The final global model, in evaluation mode."""
+        return load_model(self.folder)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rounds, indexed by round."""
+        # Without threads, as tables are read: pyarrow's pool and torch's do not end well in one process.
+        frame: pd.DataFrame = self.rounds.to_pandas(use_threads=False)
+        return frame.set_index("round")
+
+    def test_data(self, data: Data | None = None) -> tuple[Tensor, Tensor]:
+        """Test samples as the model takes them, normalised, [T, C, H, W], and their labels [T].
+
+        Args:
+            data: See :meth:`evaluate`.
+        """
+        return open_subject(self.folder, model=None, overrides=()).inputs(data)
+
+    def evaluate(
+        self,
+        data: Data | None = None,
+        *,
+        by: Literal["class", "client"] | None = None,
+        overrides: Sequence[str] = (),
+    ) -> Evaluated | pd.DataFrame:
+        """Test the model again, see :func:`fedsweep.evaluate`.
+
+        Args:
+            data: A data set's name, a ``Dataset``, or images and labels; None: the run's own test set.
+            by: A data frame with a line per class or per client, in place of all that was found.
+            overrides: ``KEY=VALUE`` below ``scenario``, ``evaluation`` and ``runtime``.
+        """
+        found = evaluate(self.folder, data=data, overrides=overrides)
+        if by is None:
+            return found
+        import pandas as pd
+
+        if by not in ("class", "client"):
+            raise ConfigError(f"a test is shown by 'class' or 'client', but not by {by!r}")
+        rows = found.classes() if by == "class" else found.clients()
+        return pd.DataFrame(rows).set_index(by)
+
+    def plot(self, y: str = "test_accuracy", **options: Any) -> Axes:
+        """A column over the rounds; options are those of :meth:`Results.plot`."""
+        return Results([self.folder]).plot(y, **options)
+
+    def plot_confusion(self, data: Data | None = None, *, ax: Axes | None = None) -> Axes:
+        """What the model takes for what: rows are the true classes, columns the predicted ones.
+
+        Args:
+            data: See :meth:`evaluate`.
+            ax: Where to draw; None: a new picture.
+        """
+        from fedsweep.figures.confusion import draw_confusion
+        from fedsweep.figures.style import paper_style
+
+        found = evaluate(self.folder, data=data)
+        with paper_style():
+            axes = ax or _new_axes(square=True)
+            draw_confusion(axes, found.confusion, class_names=found.class_names)
+        return axes
+
+    def _repr_html_(self) -> str:
+        return Results([self.folder])._repr_html_()
+
+
+class Results(Sequence[Result]):
+    """Runs side by side, as ``fedsweep compare`` finds them: finished and unfinished ones.
+
+    Args:
+        folders: Run folders, or folders with runs below them.
+
+    Raises:
+        InputError: A folder does not exist or holds no run, or a run's file is damaged.
+    """
+
+    def __init__(self, folders: Sequence[str | Path]) -> None:
+        self._runs = compared_runs([existing(folder) for folder in folders])
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @overload
+    def __getitem__(self, place: int) -> Result: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Result]: ...
+
+    def __getitem__(self, place: int | slice) -> Result | list[Result]:
+        if isinstance(place, slice):
+            return [_result(run) for run in self._runs[place]]
+        return _result(self._runs[place])
+
+    def __iter__(self) -> Iterator[Result]:
+        return map(_result, self._runs)
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        """Runs that differ in their seed alone, with means over these."""
+        return group_settings(self._runs)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What turned into something simpler without a word, and settings with equal models."""
+        return remarks(self._runs, self.settings)
+
+    def to_pandas(self, by: By = "run") -> pd.DataFrame:
+        """All of it as one frame.
+
+        Args:
+            by: A line per run, with the configuration's keys in which runs differ; per setting, with mean, deviation
+                and interval over seeds; or per round, with the run's name, setting and seed.
+        """
+        import pandas as pd
+
+        if by == "setting":
+            return pd.DataFrame([setting_row(self._runs, setting) for setting in self.settings])
+        names = {place: setting.label for setting in self.settings for place in setting.runs}
+        if by == "round":
+            frames = [
+                pd.DataFrame(dict(run.view.columns)).assign(run=run.label, setting=names[place], seed=run.view.seed)
+                for place, run in enumerate(self._runs)
+                if run.num_rounds
+            ]
+            heads = ["run", "setting", "seed"]
+            return pd.concat([frame[[*heads, *frame.columns.difference(heads, sort=False)]] for frame in frames])
+        if by != "run":
+            raise ConfigError(f"runs are laid out by 'run', 'setting' or 'round', but not by {by!r}")
+        table = config_table([run.flat for run in self._runs])
+        return pd.DataFrame(
+            [
+                {
+                    "run": run.label,
+                    "setting": names[place],
+                    "method": run.method,
+                    "seed": run.view.seed,
+                    "status": run.status,
+                    "rounds": run.num_rounds,
+                    **{name: run.view.figure(name) for name in _SHOWN},
+                    **dict(zip(table.differing, table.cells[place], strict=True)),
+                    "folder": str(run.folder),
+                }
+                for place, run in enumerate(self._runs)
+            ]
+        )
+
+    def plot(
+        self,
+        y: str = "test_accuracy",
+        *,
+        x: str = "round",
+        ax: Axes | None = None,
+        path: str | Path | None = None,
+    ) -> Axes:
+        """Curves with the names, colours and markers of every other picture; a mean over seeds with its band.
+
+        Args:
+            y: A column of ``rounds.parquet``, e.g. ``test_loss``, ``train_loss``, ``client_accuracy_worst10``.
+            x: ``round``, ``total_bytes``, ``sim_time_s`` or ``wall_time_s``.
+            ax: Where to draw; None: a new picture, as wide as a paper's column.
+            path: A file to write the picture to, with the fonts that conferences take.
+
+        Raises:
+            InputError: There is no such axis, or the file can't be written.
+        """
+        from fedsweep.figures.curves import ACROSS, draw_settings
+        from fedsweep.figures.style import checked_path, legend_below, paper_style, save_figure
+        from fedsweep.results.curves import curve_of
+
+        if x not in ACROSS:
+            raise ConfigError(f"x must be one of {', '.join(ACROSS)}, but is {x!r}")
+        known = {name for run in self._runs for name in run.view.columns}
+        if known and y not in known:
+            raise ConfigError(f"no run has a column {y!r}; there are {', '.join(sorted(known))}")
+        target = None if path is None else checked_path(path)
+        runs = [replace(run, curve=curve_of(run.view, [y])) for run in self._runs]
+        with paper_style():
+            axes = ax or _new_axes()
+            handles = draw_settings(axes, runs, y, x=x, log_x=x == "total_bytes")
+            figure = axes.get_figure(root=True)
+            assert figure is not None  # axes have one
+            if ax is None:
+                legend_below(figure, handles)
+            elif len(handles) > 1:
+                axes.legend(handles=handles, frameon=False)
+            if target is not None:
+                save_figure(figure, target)
+        return axes
+
+    def _repr_html_(self) -> str:
+        frame = self.to_pandas("setting" if len(self._runs) > len(self.settings) else "run")
+        shown = frame.drop(columns="folder", errors="ignore").dropna(axis="columns", how="all")
+        return str(shown.to_html(index=False, float_format=lambda value: f"{value:.4g}"))
+
+
+def load(*folders: str | Path) -> Result | Results | Table:
+    """What was made before: a :class:`Result` of a run, a :class:`Table` of a reproduced one, or :class:`Results`.
+
+    Args:
+        folders: A run's folder, a sweep's or any other with runs below it, a reproduced table's; several are runs side
+            by side.
+
+    Raises:
+        InputError: A folder does not exist, holds no run, or a single run's has no result yet; or a file in it is not
+            what a run writes.
+    """
+    paths = [existing(folder) for folder in folders]
+    if len(paths) == 1 and has_outputs(paths[0]):
+        return Table.read(paths[0])
+    if len(paths) == 1 and find_runs(paths[0]) == paths:
+        return Result(
+            folder=paths[0], config=load_config(paths[0] / "config.yaml"), summary=RunFolder(paths[0]).read_result()
+        )
+    return Results(paths)
+
+
+def _result(run: ReportRun) -> Result:
+    return Result(folder=run.folder, config=load_config(run.folder / "config.yaml"), summary=run.view.result)
+
+
+def _new_axes(*, square: bool = False) -> Axes:
+    """In a picture that notebooks show."""
+    from matplotlib import pyplot
+
+    from fedsweep.figures.style import PANEL_HEIGHT, PANEL_WIDTH
+
+    height = 0.85 * PANEL_WIDTH if square else PANEL_HEIGHT
+    return pyplot.subplots(figsize=(PANEL_WIDTH, height), layout="constrained")[1]

@@ -1,0 +1,38 @@
+"""Which pictures of a table are drawn, and which are left out without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedsweep.reproduce.reproduction import TableRequest, reproduction
+from fedsweep.reproduce.task import _drawn
+
+FIGURES = """  figures:
+    - {name: even, kind: bars, y: accuracy, columns: [even]}
+    - {name: prox, kind: bars, y: accuracy, rows: [FedProx]}
+    - {name: all, kind: bars, y: accuracy}
+  notes:
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "wanted"),
+    [
+        (None, None, ["even", "prox", "all"]),
+        (None, "K=2", ["prox", "all"]),
+        ("FedAvg", "even", ["even", "all"]),
+        ("FedAvg", "K=2", ["all"]),
+    ],
+)
+def test_a_picture_of_what_was_not_asked_for_is_no_problem(
+    rows: str | None, columns: str | None, wanted: list[str], changed: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    """Nothing has run, so that each picture that is looked at says so."""
+    path = changed("  notes:\n", FIGURES)
+    found = reproduction(TableRequest(table=str(path), scale="full", rows=rows, columns=columns))
+    pictures, problems = _drawn(found, tmp_path)
+    assert pictures == [] and [problem.split()[2] for problem in problems] == wanted
+    assert all("none of the runs that it shows has finished" in problem for problem in problems)
