@@ -24,9 +24,8 @@ def test_run_prints_plain_lines_and_last_a_summary_with_folder_and_command(confi
     code, out, err = fedsweep("run", config, "--out", "here/run")
     assert (code, err) == (0, "")
     folder = Path("here/run").absolute()
-    waits, lines = out.splitlines()[:3], out.splitlines()[3:]
-    assert all(line.startswith("starting: ") for line in waits)
-    assert waits[2] == "starting: in this process (runtime.backend=local)"
+    lines = out.splitlines()
+    assert lines[0] == "tiny: 2 rounds, in this process (runtime.backend=local)"
     assert [line.split()[:2] for line in lines[1:3]] == [["round", "1/2"], ["round", "2/2"]]
     assert len(lines) == 4 and lines[3].startswith("finished: 2 rounds, accuracy 0.")
     assert f"in {folder}; compare: " in lines[3] and lines[3].endswith(f"compare {folder.parent}")

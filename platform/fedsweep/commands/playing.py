@@ -71,7 +71,6 @@ def _played(
                 f"--dashboard is for a Ray cluster that the run starts, but it runs {plan.backend}; leave"
                 " runtime.address out and set runtime.backend=ray"
             )
-        phases.say(plan.backend)
         watching = make_observers(plan.config, folder, keeper=keeper)
         return run_plan(
             plan,

@@ -27,6 +27,7 @@ class RunInfo:
         resumed_from: The last round that is done already; None for a run from the start.
         records: The rounds done already, from the first; empty for a run from the start.
         targets: Test accuracies whose first crossing is of interest.
+        backend: Where it runs, and why, in words; may be empty.
     """
 
     name: str
@@ -37,6 +38,7 @@ class RunInfo:
     resumed_from: int | None = None
     records: Sequence[RoundRecord] = ()
     targets: Sequence[float] = ()
+    backend: str = ""
 
 
 class Observer:

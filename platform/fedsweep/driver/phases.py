@@ -55,11 +55,7 @@ class Phases:
         self._close()
         self._name = name
         if said is not None:
-            self.say(said)
-
-    def say(self, text: str) -> None:
-        """Tell the user what is waited for, or where."""
-        self._say(text)
+            self._say(said)
 
     def rounds(self) -> None:
         """The first round begins."""

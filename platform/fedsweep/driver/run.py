@@ -339,6 +339,7 @@ def _run_info(plan: Plan, folder: Path, opened: Opened, *, resume: bool) -> RunI
         resumed_from=(opened.records[-1].round if opened.records else 0) if resume else None,
         records=opened.records,
         targets=plan.experiment.targets,
+        backend=plan.backend,
     )
 
 
