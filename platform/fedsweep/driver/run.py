@@ -302,7 +302,7 @@ def _end(
 ) -> dict[str, Any]:
     result = session.finish(status, reason)
     for observer in observers:
-        phases.enter(observer.phase, f"ending: {observer.phase}")
+        phases.enter(observer.phase, None if observer.phase == Observer.phase else f"ending: {observer.phase}")
         observer.finished(status, result)
     return result
 
