@@ -8,6 +8,7 @@
     |   +-- OutputError                   the output folder is in use or holds something else
     +-- RunError (RuntimeError)           the run failed on its way: exit code 1
         +-- ClientJobError                a client's work failed; names client, round and step
+        +-- ComponentError                a component of the method or the world raised something
         +-- WorkerLost                    a client actor died or hangs (the fleet replaces it)
         +-- MemoryLost                    what clients remember was lost with a node (the run goes back)
         +-- ClusterLost                   our own Ray cluster lost a process that it can't do without
@@ -20,6 +21,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+_MOST_LISTED, _NEAREST = 40, 3
+# What keys are called elsewhere.
+_OTHER_WORDS = {"learning_rate": "lr", "epochs": "local_epochs", "num_clients": "clients", "num_rounds": "rounds"}
 
 
 class FedsweepError(Exception):
@@ -78,6 +83,10 @@ def _rebuild_client_job_error(client: int, round: int, step: int, reason: str) -
     return ClientJobError(client=client, round=round, step=step, reason=reason)
 
 
+class ComponentError(RunError):
+    """A component of the method or the world raised something; names component, file, line and round."""
+
+
 class WorkerLost(RunError):
     """A client actor died or does not answer; its unfinished work is lost."""
 
@@ -95,7 +104,7 @@ class InvariantError(RunError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """One sentence on an unknown name: the nearest known one, and the list of all.
+    """One sentence on an unknown name: the nearest known one, and the list of all, or of the nearest where it is long.
 
     Args:
         kind: What is named, e.g. ``"method"``.
@@ -103,6 +112,19 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
         known: The names that are allowed.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = _nearest(name, names)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})"
+    if len(names) <= _MOST_LISTED:
+        return f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})"
+    shown = near if len(near) > 1 else [*near, *(other for other in names[:_NEAREST] if other not in near)]
+    return f"unknown {kind} {name!r}{hint} (known: {', '.join(shown)} and {len(names) - len(shown)} more)"
+
+
+def _nearest(name: str, names: list[str]) -> list[str]:
+    """The known names that may be meant, the likeliest first: by their last part, whatever its case, or by spelling."""
+    lower = {known.lower(): known for known in names}
+    wanted = name.lower().rpartition(".")[2]
+    wanted = _OTHER_WORDS.get(wanted, wanted)
+    ends = [known for known in names if known.lower().rpartition(".")[2] == wanted]
+    close = difflib.get_close_matches(name.lower(), lower, n=_NEAREST, cutoff=0.5)
+    return list(dict.fromkeys([*ends, *(lower[word] for word in close)]))[:_NEAREST]

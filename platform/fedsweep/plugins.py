@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from fedsweep.errors import ConfigError, DataError, FedsweepError, unknown_name
+from fedsweep.guard import place_of
 
 
 def is_reference(name: str) -> bool:
@@ -90,7 +91,9 @@ def call_builder(
     except FedsweepError:
         raise
     except Exception as failure:
-        raise error(f"{kind} {name!r} cannot be built ({type(failure).__name__}: {failure})") from failure
+        where = place_of(failure)
+        at = "" if where is None else f"{where}: "
+        raise error(f"{kind} {name!r} cannot be built ({at}{type(failure).__name__}: {failure})") from failure
     if not isinstance(made, gives):
         raise error(f"{kind} {name!r} must give a {gives.__name__}, but gives a {type(made).__name__}")
     return made

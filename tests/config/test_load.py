@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from fedsweep.catalog import resolve
 from fedsweep.config import load_config
 from fedsweep.config.load import check_key
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ConfigError, unknown_name
 
 
 def refused(given: dict[str, Any], *overrides: str) -> str:
@@ -264,3 +265,26 @@ def test_resolve_names_the_unknown_parameter_and_its_section() -> None:
     config = load_config({}, ["scenario.partition.dirichlet_alhpa=1"])
     with pytest.raises(ConfigError, match=r"scenario\.partition dirichlet: unknown parameter 'dirichlet_alhpa'"):
         resolve(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "way_out"),
+    [
+        ("method=fedprox", "method must be a mapping, but got 'fedprox'; write method={name: fedprox}"),
+        ("scenario.partition=iid", "write scenario.partition={kind: iid}"),
+        ("seed=[0, 1]", "several seeds are run by fedsweep run --seeds"),
+    ],
+)
+def test_what_can_be_understood_is_shown_in_the_right_form(override: str, way_out: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(way_out)):
+        load_config({}, [override])
+
+
+def test_of_many_known_names_the_nearest_are_shown() -> None:
+    known = ["training.optimizer.lr", *(f"training.key{n}" for n in range(100))]
+    said = unknown_name("key", "learning_rate", known)
+    assert said.startswith("unknown key 'learning_rate'; did you mean 'training.optimizer.lr'? (known: training.opt")
+    assert len(said) < 200 and said.endswith(" more)")
+    assert unknown_name("dataset", "CIFAR10", ["cifar10", "cifar100"]) == (
+        "unknown dataset 'CIFAR10'; did you mean 'cifar10'? (known: cifar10, cifar100)"
+    )

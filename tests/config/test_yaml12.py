@@ -118,3 +118,8 @@ def test_dump_is_read_back_as_the_same_values(tree: object) -> None:
 def test_dump_writes_tuples_as_lists_and_repeated_values_in_full() -> None:
     shared = [1, 2]
     assert yaml12.dump({"a": (1, 2), "b": {"c": shared, "d": shared}}) == "a: [1, 2]\nb:\n  c: [1, 2]\n  d: [1, 2]\n"
+
+
+def test_a_tab_is_told_as_such() -> None:
+    with pytest.raises(ConfigError, match=r"here, line 2: .* YAML is indented with spaces, not with tabs"):
+        parse("a:\n\tb: 1")

@@ -83,6 +83,14 @@ sys.exit(code)
     assert 0 < timing["first_round_s"] <= timing["rounds_s"]
 
 
+def test_what_is_shown_and_started_at_first_needs_no_torch() -> None:
+    names = "cli commands.playing tracking.progress tracking.mlflow_keeper fleet.ray_start driver.phases config.load"
+    code = f"import sys; from importlib import import_module\nfor name in {names.split()}: import_module('fedsweep.' + name)"
+    code += "\nprint(*sorted({'torch', 'numpy', 'ray', 'mlflow'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
 def test_a_run_from_python_has_its_split_too(tmp_path: Path) -> None:
     result = fedsweep.run(CONFIG, out=tmp_path / "run")
     assert result.summary[TIMING] == json.loads((tmp_path / "run" / "result.json").read_text())[TIMING]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from fedsweep.figures.style import COLOURS, setting_looks
 from fedsweep.reports.compare import compared_runs, print_runs, print_settings
 from fedsweep.reports.setting_table import settings_as
 from fedsweep.results.names import without_shared_start
-from fedsweep.results.settings import ReportRun
+from fedsweep.results.settings import ReportRun, group_settings, remarks
 from fedsweep.results.texts import bytes_text, seconds_text
 from fedsweep.results.view import RunView, load_runs, run_labels
 from fedsweep.runs.run_folder import RunFolder
@@ -258,3 +260,13 @@ def test_a_method_has_its_look_in_whatever_company() -> None:
     many = setting_looks(["FedAvg"] * 9 + ["mine:method", "FedProx"])
     assert many[0] == alone and len({(look.colour, look.marker) for look in many}) == 11
     assert {look.colour for look in many} == set(COLOURS)
+
+
+@pytest.mark.parametrize("odd", ["pipe", "folder", "link"])
+def test_a_result_that_is_no_file_is_passed_over_with_a_word(tmp_path: Path, odd: str) -> None:
+    run = write_run(tmp_path / "run", {"test_accuracy": 0.5}, status=None)
+    make: dict[str, Callable[[Path], object]] = {"pipe": os.mkfifo, "folder": Path.mkdir}
+    place = run / "result.json"
+    make.get(odd, lambda path: path.symlink_to(tmp_path / "nowhere"))(place)
+    runs = compared_runs([run])
+    assert remarks(runs, group_settings(runs)) == [f"{place} is no regular file, so it is passed over"]

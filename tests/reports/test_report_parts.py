@@ -21,8 +21,10 @@ from fedsweep.reports.client_maps import (
     participation_charts,
     split_chart,
 )
+from fedsweep.reports.contents import unsure_steps
 from fedsweep.results.config_table import config_table, flat_config, setting_key
 from fedsweep.results.curves import Curve, finite, mean_curve, short, thinned
+from fedsweep.results.seed_statistics import Estimate
 from fedsweep.results.texts import clean
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
@@ -295,3 +297,15 @@ def test_the_page_has_the_groups_labels_beside_the_maps(tmp_path: Path) -> None:
     assert [title for title in titles if "What labels the high-frequency group holds" in title] == titles[:1]
     assert len(maps.notes) == 1 and "round 2 names client 9" in maps.notes[0]
     assert maps.size == sum(len(chart.title + json.dumps(chart.tree())) for chart in maps.charts.values())
+
+
+def test_a_step_along_the_front_that_may_be_chance_is_told() -> None:
+    def estimate(low: float, high: float) -> Estimate:
+        return Estimate(count=3, mean=(low + high) / 2, sd=0.1, low=low, high=high)
+
+    clear = [("a", estimate(0.1, 0.2)), ("b", estimate(0.3, 0.4))]
+    assert unsure_steps(clear) == []
+    assert unsure_steps([*clear, ("c", estimate(0.35, 0.5))]) == [
+        "b and c: their 95 % intervals overlap, so the step may be chance"
+    ]
+    assert unsure_steps([("a", estimate(math.nan, math.nan)), ("b", estimate(0.3, 0.4))]) == []

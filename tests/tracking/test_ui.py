@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import time
 import urllib.error
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from fedsweep.errors import ConfigError, ResourceError
+from fedsweep.tracking.mlflow_run import MlflowRun
 from fedsweep.tracking.mlflow_store import sqlite_uri
+from fedsweep.tracking.mlflow_view import SETTING, pages_address
 from fedsweep.tracking.ui import ui_command
 
 
@@ -29,9 +32,33 @@ def test_the_pages_are_for_this_machine_alone(store: Path) -> None:
         "--artifacts-destination": str(store.parent / "mlartifacts"),
         "--workers": "1",
         "--allowed-hosts": "localhost:5123,127.0.0.1:5123",
+        "--uvicorn-opts": "--log-level warning --no-access-log",
     }
     assert environment.pop("PYTHONSAFEPATH") == "1"
-    assert environment == {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    assert environment == {
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def test_the_address_opens_on_the_runs_written_last(store: Path, tmp_path: Path) -> None:
+    """The pages' own start shows none of them."""
+    assert pages_address(5123, store) == "http://127.0.0.1:5123"
+    for number, name in enumerate(("one", "two")):
+        folder = tmp_path / name
+        folder.mkdir()
+        run = MlflowRun.begin(sqlite_uri(store), experiment=name, name=name, tags={}, folder=folder)
+        run.client.update_run(run.run_id, status="FINISHED")
+        with sqlite3.connect(store) as base:
+            base.execute("UPDATE runs SET start_time = ? WHERE run_uuid = ?", (number, run.run_id))
+        found = run.client.get_experiment_by_name(name)
+        assert found is not None and SETTING in found.tags["mlflow.sharedViewState.fedsweep"]
+    runs = f"http://127.0.0.1:5123/#/experiments/{found.experiment_id}/runs?workflowType=machine_learning"
+    assert pages_address(5123, store) == f"{runs}&viewStateShareKey=fedsweep"
+    store.write_bytes(b"no database")
+    assert pages_address(5123, store) == "http://127.0.0.1:5123"
 
 
 def test_only_a_store_that_is_there_has_pages(store: Path) -> None:

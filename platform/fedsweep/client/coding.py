@@ -10,6 +10,7 @@ from torch import Tensor
 from fedsweep.client.messages import Reply
 from fedsweep.components.codec import Codec
 from fedsweep.errors import InvariantError
+from fedsweep.guard import check_named
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 from fedsweep.submodel import SubModel
@@ -50,12 +51,16 @@ class Encoder:
 
     def _encode(self, move: Tensor, stream: Stream) -> Payload:
         if not self._codec.error_feedback:
-            return self._codec.encode(move, stream)
+            return self._checked(self._codec.encode(move, stream))
         left = self._cut(self._left)
         move = move + left[self._travels]
-        message = self._codec.encode(move, stream)
+        message = self._checked(self._codec.encode(move, stream))
         left[self._travels] = move - _decoded(self._codec, message, len(move))
         self._left = self._grown(left)
+        return message
+
+    def _checked(self, message: Payload) -> Payload:
+        check_named(message, Tensor, self._codec, "encode", when="on a client")
         return message
 
     def memory(self) -> dict[str, Tensor]:

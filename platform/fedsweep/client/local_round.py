@@ -25,10 +25,11 @@ from fedsweep.client.narrowed import Narrowed, part_of_step
 from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.client.shards import Batches, Shard, pass_accuracies
 from fedsweep.client.terms import ClientTerms
-from fedsweep.client.views import ClientViews
+from fedsweep.client.views import ClientViews, measured
 from fedsweep.components.local import ClientFacts, LocalStep, LocalWork
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.errors import ClientJobError
+from fedsweep.guard import OnClient, check_scalar
 from fedsweep.records import LocalJob, Payload, State
 from fedsweep.streams import stream
 from fedsweep.submodel import SubModel
@@ -73,7 +74,7 @@ class LocalRound:
         self._views_of = ClientViews(
             client=turn.client, round=round, seed=side.seed, num_classes=num_classes, shard=shard, test_shard=tests
         )
-        self._work = turn.work
+        self._work, self._when = turn.work, OnClient(turn.client, round)
         self._facts = ClientFacts(
             client=turn.client,
             round=round,
@@ -95,8 +96,6 @@ class LocalRound:
         self._narrowed: dict[str, Narrowed] = {}
         self._anchor_tree: ParamTree = {}
         self._restore(turn, memory or {})
-
-    # -- state ---------------------------------------------------------------------------------------------------
 
     def _restore(self, turn: Turn, memory: dict[str, Any]) -> None:
         settings, layout, device = self._side.optimizer, self.layout, self._side.device
@@ -132,8 +131,6 @@ class LocalRound:
     def _see(self, anchor: Tensor) -> None:
         """Make an anchor the one that terms and probes see. Its views are made once: they hold as long as it does."""
         self._anchor, self._anchor_tree = anchor, self.layout.model(anchor)
-
-    # -- jobs ----------------------------------------------------------------------------------------------------
 
     def begin(
         self,
@@ -274,18 +271,15 @@ class LocalRound:
             narrow.load(self.vector)
         step._features = step._logits = step._whole_logits = None  # a solver may come back with other parameters
         loss = side.objective.loss(step)
+        check_scalar(loss, side.objective, "loss", when=self._when)
         seen = None if narrow is None else narrow.memory
-        for term in self._terms.at(step, seen):
-            extra = term.loss(step)
-            if extra is not None:
-                loss = loss + extra
+        for extra in self._terms.losses(step, seen):
+            loss = loss + extra
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = self._slot.gradients if narrow is None else narrow.gradients
-        for term in self._terms.at(step, seen):
-            added = term.gradient(step)
-            if added is not None:
-                for name, value in added.items():
-                    gradients[name].add_(value)
+        for added in self._terms.gradients(step, seen, like=gradients):
+            for name, value in added.items():
+                gradients[name].add_(value)
         if narrow is not None:
             narrow.add_gradient(self._slot.gradient)
         if self._step_scale is not None:
@@ -331,7 +325,7 @@ class LocalRound:
             return
         for probe in probes:
             view = self._view(f"probe {probe.name}", reads_data=probe.reads_data)
-            self._keep_extras(probe.name, probe.measure(view))
+            self._keep_extras(probe.name, measured(probe, view, when=self._when))
             self._probed += probe.passes * len(self._shard)
         # A probe may have run backward passes; what it left must not reach the next step.
         self._slot.gradient.zero_()

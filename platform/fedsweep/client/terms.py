@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from torch import Tensor
+
 from fedsweep.client.memories import cut_memory, grown_memory
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.probes import LocalClient
 from fedsweep.errors import InvariantError
+from fedsweep.guard import OnClient, check_named, check_scalar, check_tree, pair, wrong
 from fedsweep.records import Payload
 from fedsweep.trees import FlatLayout, ParamTree
 
@@ -33,7 +36,9 @@ class ClientTerms:
         self, terms: Sequence[LocalTerm], stored: Mapping[str, Memory], facts: ClientFacts, full: FlatLayout
     ) -> None:
         self._terms, self._stored, self._facts, self._full = terms, stored, facts, full
+        self._when = OnClient(facts.client, facts.round)
         self._memories: dict[str, Memory] = {}
+        self._marks: dict[str, dict[str, tuple[int, int]] | None] = {}
 
     @property
     def present(self) -> Mapping[str, Memory]:
@@ -47,11 +52,15 @@ class ClientTerms:
             if term.name not in self._memories:
                 stored = self._stored.get(term.name)
                 if stored is None:
-                    self._memories[term.name] = self._asked(term.init, view, params)
+                    made = self._asked(term.init, view, params)
+                    self._remember(term, made, "init")
                 else:
                     self._memories[term.name] = cut_memory(stored, self._facts.submodel, self._full)
-            memory, replacing = self._asked(term.prepare, view, self._memories[term.name], anchor)
-            self._remember(term, memory)
+            given = self._asked(term.prepare, view, self._memories[term.name], anchor)
+            memory, replacing = pair(given, term, "prepare", must="memory, params or None", when=self._when)
+            self._remember(term, memory, "prepare")
+            check_tree(replacing, params, term, "prepare", when=self._when)
+            self._marks[term.name] = None if _remembers_in_steps(type(term)) else marks(memory)
             yield replacing
 
     def at(self, step: LocalStep, seen: Callable[[Memory], Memory] | None = None) -> Iterator[LocalTerm]:
@@ -61,19 +70,48 @@ class ClientTerms:
             step.memory = memory if seen is None else seen(memory)
             yield term
 
+    def losses(self, step: LocalStep, seen: Callable[[Memory], Memory] | None = None) -> Iterator[Tensor]:
+        """What terms add to the objective at a step."""
+        for term in self.at(step, seen):
+            extra = term.loss(step)
+            if extra is not None:
+                check_scalar(extra, term, "loss", when=self._when)
+                yield extra
+
+    def gradients(
+        self, step: LocalStep, seen: Callable[[Memory], Memory] | None = None, *, like: ParamTree
+    ) -> Iterator[ParamTree]:
+        """What terms add to the gradient at a step; ``like`` has the shapes."""
+        for term in self.at(step, seen):
+            added = term.gradient(step)
+            if added is not None:
+                if not step.position:  # the others will be alike
+                    check_tree(added, like, term, "gradient", when=self._when)
+                yield added
+
     def after_step(self, step: LocalStep, gradients: ParamTree) -> Iterator[ParamTree | None]:
         """After an optimiser step: for each term what replaces the present params."""
         for term in self.at(step):
-            memory, replacing = term.after_step(step, gradients)
-            self._remember(term, memory)
+            given = term.after_step(step, gradients)
+            memory, replacing = pair(given, term, "after_step", must="memory, params or None", when=self._when)
+            self._remember(term, memory, "after_step")
+            if not step.position:
+                check_tree(replacing, step.params, term, "after_step", when=self._when)
             yield replacing
 
     def finish(self, work: LocalWork, look: Look) -> Iterator[tuple[str, Payload, ParamTree | None]]:
         """At a job's end: each term's name, what it sends, and what replaces the params."""
         for term in self._terms:
             view = functools.partial(look, f"finish {term.name}")
-            memory, payload, *replacing = self._asked(term.finish, view, self._memories[term.name], work)
-            self._remember(term, memory)
+            self._check_unchanged(term)
+            given = self._asked(term.finish, view, self._memories[term.name], work)
+            if not isinstance(given, tuple) or len(given) not in (2, 3):
+                must = "(memory, payload) or (memory, payload, params or None)"
+                raise wrong(term, "finish", must=must, given=given, when=self._when)
+            memory, payload, *replacing = given
+            self._remember(term, memory, "finish")
+            check_named(payload, Tensor, term, "finish", when=self._when)
+            check_tree(replacing[0] if replacing else None, work.params, term, "finish", when=self._when)
             if payload and not term.sends:
                 # Where a round folds, nobody would ask for it.
                 raise InvariantError(
@@ -102,11 +140,22 @@ class ClientTerms:
 
     def _asked(self, hook: Callable[..., Any], view: Callable[[], LocalClient], *given: Any) -> Any:
         """Call a hook, with the further arguments that it takes."""
-        takes = _takes(hook.__func__)  # type: ignore[attr-defined]
+        takes = _takes(getattr(hook, "__func__", hook))
         more: dict[str, Any] = {"client": self._facts} if "client" in takes else {}
         return hook(*given, **more, local=view()) if "local" in takes else hook(*given, **more)
 
-    def _remember(self, term: LocalTerm, memory: Memory) -> None:
+    def _check_unchanged(self, term: LocalTerm) -> None:
+        before = self._marks.get(term.name)
+        if before is not None and before != marks(self._memories[term.name]):
+            # What a resumed or repeated round starts from would no longer be what this one started from.
+            raise InvariantError(
+                f"the term {term.name!r} ({type(term).__name__}) changed its memory in place during its steps"
+                f" {self._when}; return a new one from after_step or finish"
+            )
+
+    def _remember(self, term: LocalTerm, memory: Memory, hook: str) -> None:
+        if not isinstance(memory, Mapping):
+            raise wrong(term, hook, must="a memory, a mapping", given=memory, when=self._when)
         if memory and not term.stateful:
             # It would be dropped at the round's end, and the method would run on as another one.
             raise InvariantError(
@@ -114,6 +163,19 @@ class ClientTerms:
                 " declared stateful, so the memory would be lost; set stateful = True on the class"
             )
         self._memories[term.name] = memory
+
+
+def marks(memory: Memory) -> dict[str, tuple[int, int]]:
+    """What tells whether a memory was changed in place: the values it holds, and how often tensors were written."""
+    return {
+        name: (id(value), value._version if isinstance(value, Tensor) and not value.is_inference() else 0)
+        for name, value in memory.items()
+    }
+
+
+@cache
+def _remembers_in_steps(term: type[LocalTerm]) -> bool:
+    return term.after_step is not LocalTerm.after_step
 
 
 @cache

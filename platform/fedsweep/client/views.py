@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from fedsweep.client.shards import Shard
 from fedsweep.components.local import Memory
-from fedsweep.components.probes import LocalClient
+from fedsweep.components.probes import LocalClient, Probe
+from fedsweep.guard import check_named
+from fedsweep.records import Payload
 from fedsweep.streams import stream
 from fedsweep.trees import ParamTree
 
@@ -76,3 +78,10 @@ class ClientViews:
             test_inputs=tests[0],
             test_targets=tests[1],
         )
+
+
+def measured(probe: Probe, client: LocalClient, *, when: object) -> Payload:
+    """What a probe measures on a client, checked; ``when`` is for the error's words."""
+    found = probe.measure(client)
+    check_named(found, Tensor, probe, "measure", when=when)
+    return found

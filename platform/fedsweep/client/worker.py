@@ -21,7 +21,8 @@ from fedsweep.client.local_round import LocalRound
 from fedsweep.client.messages import ClientSide, Inquiry, RoundTotals, Segment, SegmentReply, Turn
 from fedsweep.client.shards import ClientTests, Shard, TrainingData
 from fedsweep.components.base import Published
-from fedsweep.errors import ClientJobError, InvariantError
+from fedsweep.errors import ClientJobError, FedsweepError, InvariantError
+from fedsweep.guard import place_of
 from fedsweep.records import ClientWork, Payload, State, SyncPoint
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout, weighted_mean
@@ -290,9 +291,7 @@ class Worker:
         except Exception as error:
             session = self._sessions.get(client)
             step = 0 if session is None else session.step_reached
-            raise ClientJobError(
-                client=client, round=segment.round, step=step, reason=f"{type(error).__name__}: {error}"
-            ) from error
+            raise client_error(error, client=client, round=segment.round, step=step) from error
 
     def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, State]) -> dict[int, Payload]:
         """What clients measure at the server's model [V]; nothing is trained, and no term is asked.
@@ -315,5 +314,19 @@ class Worker:
             memory = memories.get(client)
             local = self._local_round(turn, round=inquiry.round, learning_rate=0.0, memory=memory, tests=tests)
             asked = [probe for probe in inquiry.probes if probe.asks(client)]
-            answers[client] = local.measured_at(vector, asked)
+            try:
+                answers[client] = local.measured_at(vector, asked)
+            except (FedsweepError, MemoryError):
+                raise
+            except Exception as error:
+                raise client_error(error, client=client, round=inquiry.round, step=0) from error
         return answers
+
+
+def client_error(error: Exception, *, client: int, round: int, step: int) -> ClientJobError:
+    """What a client's work raised, with the component in whose code it arose."""
+    where = place_of(error)
+    reason = f"{type(error).__name__}: {error}"
+    return ClientJobError(
+        client=client, round=round, step=step, reason=reason if where is None else f"{where}: {reason}"
+    )

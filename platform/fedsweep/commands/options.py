@@ -27,7 +27,9 @@ Dashboard = Annotated[
     typer.Option("--dashboard", metavar="", help="Start Ray's dashboard on 127.0.0.1; needs the extra 'dashboard'."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Print the last line only.")]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a picture into this file.")]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw a picture into this file: .png, .pdf or .svg.")
+]
 
 
 def whole_number(text: str | int) -> int:

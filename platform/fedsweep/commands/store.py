@@ -29,13 +29,16 @@ def ui(
     ] = 5000,
 ) -> None:
     """Open the MLflow pages on 127.0.0.1 over a local store; Ctrl-C ends them."""
-    from fedsweep.tracking.mlflow_store import local_store, resolve_uri
+    from fedsweep.tracking.mlflow_store import local_store, resolve_uri, sqlite_path
+    from fedsweep.tracking.mlflow_view import pages_address
     from fedsweep.tracking.ui import ui_command
 
     store = resolve_uri(uri, out=local_store()) or "none"
     command, environment = ui_command(store, port)
     _check_free(port)
-    print(f"MLflow over {store}: http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
+    path = sqlite_path(store)
+    address = pages_address(port, path) if path is not None else f"http://127.0.0.1:{port}"
+    print(f"MLflow over {store}: {address} (Ctrl-C ends it)", flush=True)
     os.execvpe(command[0], command, {**os.environ, **environment})
 
 

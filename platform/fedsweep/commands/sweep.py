@@ -166,9 +166,9 @@ def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:
 
 def _print_trials(prepared: PreparedSweep) -> None:
     from fedsweep.commands.trials import print_trials
-    from fedsweep.sweeps.prepare import num_trials
+    from fedsweep.sweeps.prepare import num_trials, trial_costs
 
-    print_trials(prepared.entries or prepared.samples, heading="trial")
+    print_trials(prepared.entries or prepared.samples, heading="trial", costs=trial_costs(prepared))
     total = num_trials(prepared.config)
     proposed = "" if prepared.entries else "; those above are examples of what the search may propose"
     print(f"{total} trials{proposed}")

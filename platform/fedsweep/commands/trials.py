@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedsweep.commands.interrupts import is_interrupted
 from fedsweep.errors import ClusterLost, RunError
 
 if TYPE_CHECKING:
+    from fedsweep.engine.forecast import Forecast
     from fedsweep.sweeps.prepare import Entry, PreparedSweep
     from fedsweep.sweeps.summary import Summary
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
 
-def print_trials(entries: Sequence[Entry], *, heading: str) -> None:
+def print_trials(entries: Sequence[Entry], *, heading: str, costs: Mapping[str, Forecast] | None = None) -> None:
     """A table of trials with what each reserves.
 
     Args:
         entries: The trials.
         heading: Of the column that has their labels.
+        costs: What trials will cost, by their folders' names, where that is to be shown.
     """
     from fedsweep.commands.output import make_console, make_table
+    from fedsweep.results.texts import bytes_text
 
-    table = make_table(heading, "seed", "client actors", "CPU", "GPU", "rounds")
+    spent = [] if costs is None else ["steps", "bytes", "FLOPs"]
+    table = make_table(heading, "seed", "client actors", "CPU", "GPU", "rounds", *spent)
     for entry in entries:
         bundles = entry.share.bundles
         table.add_row(
@@ -32,8 +36,16 @@ def print_trials(entries: Sequence[Entry], *, heading: str) -> None:
             str(entry.share.actors) if entry.share.actors else "in process",
             *(f"{sum(bundle.get(kind, 0.0) for bundle in bundles):g}" for kind in ("CPU", "GPU")),
             str(entry.config.training.rounds),
+            *(_cost_cells((costs or {}).get(entry.trial.folder), bytes_text) if spent else ()),
         )
     make_console().print(table, markup=False)
+
+
+def _cost_cells(cost: Forecast | None, bytes_text: Callable[[float], str]) -> list[str]:
+    if cost is None:
+        return ["-"] * 3
+    about = "" if cost.exact else "~"
+    return [f"{about}{cost.local_steps:,}", f"{about}{bytes_text(cost.total_bytes)}", f"{about}{cost.flops:.3g}"]
 
 
 def run_trials(

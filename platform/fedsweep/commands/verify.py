@@ -83,7 +83,8 @@ def _play_again(original: RunFolder, again: RunFolder, *, quiet: bool) -> dict[s
 
     with make_progress(quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress:
         phases = Phases(say=progress.waiting)
-        plan = plan_run(load_config(original.path / "config.yaml", ["tracking.uri=none"]), phases=phases)
+        again_so = load_config(original.path / "config.yaml", ["tracking.uri=none", "tracking.also=[]"])
+        plan = plan_run(again_so, phases=phases)
         return run_plan(plan, again.path, observers=[progress], launch=Launch(phases=phases))
 
 

@@ -62,9 +62,14 @@ class Checkpoint(Section):
 
 
 class Tracking(Section):
-    """Where MLflow keeps the run."""
+    """Where the run is kept beside its folder."""
 
     uri: Text | None = Field(
         default=None, description='MLflow store; null: mlflow.db in the folder above --out; "none": no MLflow at all.'
     )
     experiment: Text = Field(default="fedsweep", description="MLflow experiment.")
+    also: list[Text] = Field(
+        default=[],
+        description="Further places that a run's figures go to, in its own folder: csv, tensorboard, wandb (offline);"
+        " package.module:callable, or the name of an entry point in fedsweep.observers, for one's own.",
+    )

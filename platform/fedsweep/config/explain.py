@@ -63,7 +63,18 @@ def _explain_one(path: Path, details: ErrorDetails, *, given: Mapping[str, Any])
     known = words(schema_at(path, given))
     if isinstance(value, str) and known:
         return f"{dotted(path)}: {unknown_name('value', value, known)}"
-    return f"{dotted(path)} must be {allowed(schema_at(path, given))}, but got {shown(value)}"
+    return f"{dotted(path)} must be {allowed(schema_at(path, given))}, but got {shown(value)}{_meant(path, value)}"
+
+
+def _meant(path: Path, value: Any) -> str:
+    """How what was given is written, where it can be understood."""
+    if isinstance(value, str) and path:
+        keys = _properties(schema_at(path, {}))
+        naming = "name" if path == ("method",) or "name" in keys else "kind" if "kind" in keys else None
+        return f"; write {dotted(path)}={{{naming}: {value}}}" if naming else ""
+    if path == ("seed",) and isinstance(value, list):
+        return "; several seeds are run by fedsweep run --seeds, or by a sweep"
+    return ""
 
 
 def _key_path(details: ErrorDetails, given: Mapping[str, Any]) -> Path:

@@ -107,7 +107,10 @@ def _find(source: str | Path) -> Path:
     preset = find_preset(str(source))
     if preset is None:
         names = [preset.name for preset in list_presets()]
-        raise ConfigError(f"no file {str(source)!r} is there; {unknown_name('preset', str(source), names)}")
+        raise ConfigError(
+            f"no file {str(source)!r} is there; {unknown_name('preset', str(source), names)};"
+            " fedsweep list presets shows them"
+        )
     return preset
 
 

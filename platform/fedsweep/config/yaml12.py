@@ -160,7 +160,9 @@ def parse(text: str, *, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}, line {mark.line + 1}" if mark else source
-        raise ConfigError(f"{where}: {error.problem or error.context}") from error
+        problem = str(error.problem or error.context)
+        way_out = "; YAML is indented with spaces, not with tabs" if r"'\t'" in problem else ""
+        raise ConfigError(f"{where}: {problem}{way_out}") from error
     # PyYAML lets what a tag or an escape leads to through: !!bool maybe is a KeyError.
     except (yaml.YAMLError, ValueError, KeyError, OverflowError, TypeError, AttributeError) as error:
         raise ConfigError(f"{source}: not readable as YAML: {' '.join(str(error).split())}") from error

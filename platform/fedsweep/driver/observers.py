@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
     from fedsweep.records import RoundRecord
 
 
@@ -39,6 +40,26 @@ class RunInfo:
     records: Sequence[RoundRecord] = ()
     targets: Sequence[float] = ()
     backend: str = ""
+
+
+def run_tags(config: Config, *, method: str, git_commit: str | None = None) -> dict[str, str]:
+    """The tags of a run.
+
+    Args:
+        config: Its configuration, resolved.
+        method: Its method's name; merged ones joined by plus signs.
+        git_commit: Of the code, where that is known.
+    """
+    from fedsweep.catalog import merged_title  # with torch, which what is shown at first does without
+
+    return {
+        **({"fedsweep.git_commit": git_commit} if git_commit else {}),
+        "fedsweep.config_hash": config.hash(),
+        "fedsweep.method": method,
+        "fedsweep.dataset": config.scenario.dataset,
+        "fedsweep.setting": merged_title(method.split("+")),
+        "fedsweep.seed": str(config.seed),
+    }
 
 
 class Observer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import uuid
@@ -18,15 +19,16 @@ from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.backend import choose_backend, cluster_for
 from fedsweep.driver.news import Audience
-from fedsweep.driver.observers import Observer, RunInfo
+from fedsweep.driver.observers import Observer, RunInfo, run_tags
 from fedsweep.driver.phases import TIMING, Phases
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.engine.forecast import check_first_round
-from fedsweep.errors import ConfigError, FedsweepError, OutputError
+from fedsweep.errors import ConfigError, FedsweepError, OutputError, RunError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
+from fedsweep.guard import guarded
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.folder_lock import sole_writer, write_along
 from fedsweep.runs.run_folder import RunFolder
@@ -35,6 +37,10 @@ from fedsweep.world.data.datasets import load_dataset
 if TYPE_CHECKING:
     from fedsweep.fleet.ray_start import ClusterStart
     from fedsweep.world.data.datasets import Dataset
+
+
+# What a disk says that is full, or of which the user has no more.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Session(Protocol):
@@ -104,9 +110,10 @@ def plan_run(
             scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
         )
     phases.enter("plan")
-    experiment = build_experiment(config, dataset, config_hash=config_hash)
-    check_first_round(experiment)
-    num_actors, why = choose_backend(config, experiment)
+    with guarded(when="before the run", raises=ConfigError):
+        experiment = build_experiment(config, dataset, config_hash=config_hash)
+        check_first_round(experiment)
+        num_actors, why = choose_backend(config, experiment)
     return Plan(config=config, experiment=experiment, num_actors=num_actors, backend=why)
 
 
@@ -239,7 +246,7 @@ def _drive(
     """Round by round to the end; whatever ends the run, folder and observers learn of it."""
     try:
         opened = session.open(resume=resume)
-        info = _run_info(plan, folder, opened, resume=resume)
+        info = run_info(plan, folder, opened, resume=resume)
         phases.enter("mlflow")
         for observer in observers:
             observer.started(info)
@@ -263,6 +270,8 @@ def _drive(
         raise
     except Exception as error:
         _fail(session, folder, observers, error)
+        if isinstance(error, OutputError) and getattr(error.__cause__, "errno", None) in _FULL:
+            raise RunError(str(error)) from error  # no input was wrong
         raise
 
 
@@ -323,18 +332,13 @@ def _fail(session: Session, folder: Path, observers: Sequence[Observer], error: 
         observer.finished("failed", result)
 
 
-def _run_info(plan: Plan, folder: Path, opened: Opened, *, resume: bool) -> RunInfo:
-    facts = run_facts()
+def run_info(plan: Plan, folder: Path, opened: Opened, *, resume: bool) -> RunInfo:
+    """What observers learn when a run's session has been opened; ``resume``: it was to go on."""
     return RunInfo(
         name=plan.config.name,
         folder=folder,
         config=plan.config.flat(),
-        tags={
-            **({"fedsweep.git_commit": facts["git_commit"]} if facts["git_commit"] else {}),
-            "fedsweep.config_hash": plan.config.hash(),
-            "fedsweep.method": plan.experiment.method.name,
-            "fedsweep.dataset": plan.config.scenario.dataset,
-        },
+        tags=run_tags(plan.config, method=plan.experiment.method.name, git_commit=run_facts()["git_commit"]),
         planned_rounds=plan.experiment.training.rounds,
         resumed_from=(opened.records[-1].round if opened.records else 0) if resume else None,
         records=opened.records,
@@ -352,6 +356,8 @@ def resumable(folder: Path) -> tuple[Config, bool]:
     if not folder.is_dir():
         raise OutputError(f"{folder}: there is no such folder")
     run = RunFolder(folder)
+    if not (folder / "config.yaml").exists():
+        raise OutputError(f"{folder} holds no run: there is no config.yaml in it")
     run.read_config()
     config = load_config(folder / "config.yaml")
     if not run.has_result():

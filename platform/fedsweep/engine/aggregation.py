@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.errors import InvariantError
+from fedsweep.guard import kept, pair, vector_and_state, wrong
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, State, SyncContext
 from fedsweep.streams import Stream
@@ -28,9 +29,12 @@ class Aggregator:
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         """Checked weights [M] of a sync point's attendees, and the weighting's new state."""
-        weights, state = self._method.weighting.weigh(state, updates, self._for("weighting", sync))
-        weighting = self._method.weighting
+        weighting, when = self._method.weighting, f"in round {sync.round}"
         # Checked here for every weighting: a wrong sum shifts the model in silence, and a NaN is found rounds later.
+        given = weighting.weigh(state, updates, self._for("weighting", sync))
+        weights, state = pair(given, weighting, "weigh", must=f"weights [{len(updates)}], state", when=when)
+        if not isinstance(weights, Tensor):
+            raise wrong(weighting, "weigh", must="a tensor of weights, and its state", given=weights, when=when)
         fits = weights.shape == (len(updates),) and bool(torch.isfinite(weights).all()) and float(weights.min()) >= 0
         if not fits or (weighting.sums_to_one and abs(float(weights.sum()) - 1) > 1e-6):
             rule = " that sum to 1" if weighting.sums_to_one else ""
@@ -64,9 +68,9 @@ class Aggregator:
         method, states = self._method, dict(components)
         seen = {needs: [self.shown(u, needs=needs) for u in updates] for needs in (True, False)}
         weights, states["weighting"] = self.weigh(states["weighting"], seen[method.weighting.needs_updates], sync)
-        vector, states["server_update"] = method.server_update.apply(
-            states["server_update"], updates, weights, self._for("server_update", sync)
-        )
+        when = f"in round {sync.round}"
+        given = method.server_update.apply(states["server_update"], updates, weights, self._for("server_update", sync))
+        vector, states["server_update"] = vector_and_state(given, sync.vector, method.server_update, "apply", when=when)
         # In the method's order, each on what the one before it made: the order is part of the method.
         for number, refinement in enumerate(method.refinements):
             if refinement.when == "round_end" and not sync.ends_round:
@@ -75,19 +79,19 @@ class Aggregator:
             call = f"{seam}@{sync.index}"  # of several calls in a round each finds what it kept itself
             own = self._for(seam, sync)
             own = replace(own, checkpoint=functools.partial(keep, call), resumed=resumed.get(call))
-            vector, states[seam] = refinement.refine(states[seam], vector, [*seen[refinement.needs_updates]], own)
+            given = refinement.refine(states[seam], vector, [*seen[refinement.needs_updates]], own)
+            vector, states[seam] = vector_and_state(given, sync.vector, refinement, "refine", when=when, before=vector)
         shown = [*seen[method.submodels.needs_updates]]
-        vector, states["submodels"] = method.submodels.settle(
-            states["submodels"], vector, shown, self._for("submodels", sync)
+        given = method.submodels.settle(states["submodels"], vector, shown, self._for("submodels", sync))
+        vector, states["submodels"] = vector_and_state(
+            given, sync.vector, method.submodels, "settle", when=when, before=vector
         )
-        # Before anybody learns from it and a checkpoint keeps it.
-        if not bool(torch.isfinite(vector).all()):
-            raise InvariantError(f"the server's model has values that are not finite after round {sync.round}")
         # Last, so that each component learns of the model that the next round starts from.
         after = replace(sync, vector=vector)
         for seam, component in method.server_components():
             if component.has_own("learn"):
-                states[seam] = component.learn(states[seam], [*seen[component.needs_updates]], self._for(seam, after))
+                learnt = component.learn(states[seam], [*seen[component.needs_updates]], self._for(seam, after))
+                states[seam] = kept(learnt, states[seam], component, "learn", when=when)
         return vector, weights, states
 
     @staticmethod

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsweep.client.coding import travelling
 from fedsweep.engine.ledger import Size, payload_sizes, whole_values
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.guard import check_named
 from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
 from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
@@ -119,7 +120,9 @@ class CostModel:
         if size not in self._noise:
             source = Stream(("codec", size))
             noise = torch.randn(size, generator=source.torch(), dtype=self.layout.dtype)
-            self._noise[size] = self.codec.encode(noise, source)
+            message = self.codec.encode(noise, source)
+            check_named(message, Tensor, self.codec, "encode", when="for a plan")
+            self._noise[size] = message
         return self.encoded(submodel, self._noise[size])
 
     def encoded(self, submodel: SubModel, message: Payload) -> Mapping[str, Size]:

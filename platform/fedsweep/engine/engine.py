@@ -36,6 +36,7 @@ from fedsweep.errors import InvariantError, RunError, WorkerLost
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
+from fedsweep.guard import check_items, guarded, kept
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State
 from fedsweep.streams import stream
 from fedsweep.trees import load_vector
@@ -115,6 +116,10 @@ class Engine:
 
     def start(self) -> RunState:
         """The run before round 1: initial model, components' states, one-off exchange."""
+        with guarded(when="before round 1"):
+            return self._started()
+
+    def _started(self) -> RunState:
         vector = self.experiment.initial_vector.clone()
         components: dict[str, State] = {}
         ledger = Ledger()
@@ -123,7 +128,9 @@ class Engine:
             state = self.experiment.initial_states[seam]
             probes = component.setup(state, context)
             if probes:
-                state = component.setup_done(state, self._ask(probes, vector, ledger), context)
+                check_items(probes, Probe, component, "setup", when="before round 1")
+                done = component.setup_done(state, self._ask(probes, vector, ledger), context)
+                state = kept(done, state, component, "setup_done", when="before round 1")
             components[seam] = state
         self._show_start(vector, components)
         has_devices = self.experiment.world.profiles[0].device is not None
@@ -183,6 +190,10 @@ class Engine:
         Raises:
             ClientJobError: A client's work failed.
         """
+        with guarded(when=f"in round {state.round + 1}"):
+            return self._advanced(state)
+
+    def _advanced(self, state: RunState) -> tuple[RunState, str | None]:
         began = time.perf_counter()
         # Plan: who takes part, how much each does, when they synchronise, and so what models cost and the clock says.
         plan = self.planner.plan(state)
@@ -228,7 +239,9 @@ class Engine:
         known = (_best_accuracy(round.state.records), record.test_accuracy)
         record = replace(record, best_accuracy=max((value for value in known if value is not None), default=None))
         for seam, component in self.experiment.method.server_components():
-            round.components[seam] = component.observe(round.components[seam], record)
+            seen = component.observe(round.components[seam], record)
+            when = f"in round {record.round}"
+            round.components[seam] = kept(seen, round.components[seam], component, "observe", when=when)
         return round.state_after(record)
 
     def _tested(

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.components.evaluation import Evaluation
+from fedsweep.guard import wrong
 from fedsweep.records import ClientUpdate, State
 from fedsweep.world.transforms import Transform
 
@@ -118,6 +119,9 @@ class Evaluator:
                 inputs = self._ready[number] if self._ready is not None else self._inputs(start)
                 targets = self._labels[start : start + self._batch_size].to(self._device)
                 logits = evaluation.predict(state, model, updates, inputs)
+                if not start and (not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(targets)):
+                    must = f"logits [{len(targets)}, classes]"
+                    raise wrong(evaluation, "predict", must=must, given=logits, when="at a test of the model")
                 predicted.append(logits.argmax(1).cpu())
                 loss += float(F.cross_entropy(logits, targets, reduction="none").to(torch.float64).sum())
         return Tested(

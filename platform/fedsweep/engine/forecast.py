@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
@@ -14,7 +15,9 @@ from fedsweep.engine.plan import Planner, RoundPlan, alike
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.engine.turns import foreseen
+from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.guard import guarded, hook_of
 from fedsweep.models.cost import BYTES_PER_VALUE
 
 _PLANNED = 50
@@ -61,6 +64,23 @@ def check_first_round(experiment: Experiment) -> None:
     Raises:
         ConfigError: The method can't be planned in this world.
     """
+    with guarded(when="as its first round was planned", raises=ConfigError):
+        _plan_first(experiment)
+
+
+def _check_schedule(experiment: Experiment) -> None:
+    schedule: Callable[[int], object] = experiment.training.schedule
+    for round in range(1, experiment.training.rounds + 1):
+        rate = schedule(round)
+        if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
+            raise ConfigError(
+                f"training.schedule: {hook_of(schedule, '__call__')} must give a finite rate that is not below 0, but"
+                f" gave {rate!r} for round {round}"
+            )
+
+
+def _plan_first(experiment: Experiment) -> None:
+    _check_schedule(experiment)
     planner = Planner(experiment, CostModel(experiment))
     ahead = _PLANNED if experiment.world.stragglers.judges_rounds else 1
     for _ in islice(planned_rounds(experiment, planner), ahead):

@@ -18,6 +18,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.checks import nobody_drops_out
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.guard import check_items, check_named, pair, wrong
 from fedsweep.records import ClientWork, RoundContext, State, SyncPoint
 from fedsweep.streams import Stream, stream
 from fedsweep.submodel import FULL_MODEL, Direction, SubModel
@@ -97,10 +98,8 @@ class Planner:
         """
         components = dict(state.components)
         context, components["selection"] = self._cohort(state)
-        method = self._experiment.method
-        submodels, components["submodels"] = method.submodels.assign(
-            components["submodels"], replace(context, stream=self._seam("submodels", context.round))
-        )
+        method, when = self._experiment.method, f"in round {context.round}"
+        submodels, components["submodels"] = self._parts(components["submodels"], context)
         context = replace(context, submodels=submodels)
         prices = clock.Prices(
             costs=self._costs,
@@ -112,7 +111,9 @@ class Planner:
         context = replace(context, durations=durations, stream=self._seam("pacing", context.round))
         points: tuple[SyncPoint, ...] = ()
         if context.cohort or context.in_flight:
-            points, components["pacing"] = method.pacing.plan(components["pacing"], context)
+            given: object = method.pacing.plan(components["pacing"], context)
+            points, components["pacing"] = pair(given, method.pacing, "plan", must="sync points, state", when=when)
+            check_items(points, SyncPoint, method.pacing, "plan", when=when)
         if method.pacing.draws_candidates:
             context = _of_those_who_work(context, points)
         self._check(points, context)
@@ -134,6 +135,13 @@ class Planner:
             ready=ready,
             probes=prices.probes,
         )
+
+    def _parts(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
+        policy, when = self._experiment.method.submodels, f"in round {context.round}"
+        given: object = policy.assign(state, replace(context, stream=self._seam("submodels", context.round)))
+        parts, state = pair(given, policy, "assign", must="sub-models by client, state", when=when)
+        check_named(parts, SubModel, policy, "assign", when=when)
+        return parts, state
 
     def _seam(self, name: str, round: int) -> Stream:
         return stream(self._experiment.seed, name, round)
@@ -167,7 +175,10 @@ class Planner:
         )
         cohort: tuple[int, ...] = ()
         if available:
-            cohort, chooser = method.selection.choose(chooser, context)
+            given = method.selection.choose(chooser, context)
+            must = "a tuple of client ids, state"
+            cohort, chooser = pair(given, method.selection, "choose", must=must, when=f"in round {round}")
+            check_items(cohort, (int, np.integer), method.selection, "choose", when=f"in round {round}")
         if not set(cohort) <= set(available) or len(set(cohort)) < len(cohort):
             raise InvariantError(f"selection must give available clients, each once, but gave {cohort}")
         work = {k: self._work(k, samples[k], classes.get(k)) for k in sorted(cohort)}
@@ -183,12 +194,16 @@ class Planner:
         world, seed = self._experiment.world, self._experiment.seed
         if world.availability is None:
             return tuple(range(len(world.profiles)))
-        return world.availability.draw(
+        present = world.availability.draw(
             round,
             capabilities=np.array([p.capability for p in world.profiles]),
             history=dict(state.accuracies),
             stream_for=lambda k: stream(seed, "availability", round, k),
         )
+        if not isinstance(present, tuple) or not set(present) <= set(range(len(world.profiles))):
+            must = f"a tuple of client ids from 0 to {len(world.profiles) - 1}"
+            raise wrong(world.availability, "draw", must=must, given=present, when=f"in round {round}")
+        return present
 
     def _work(self, client: int, samples: int, classes: tuple[int, ...] | None) -> ClientWork:
         steps, batch, whole = self._experiment.local_steps(client, samples)

@@ -14,6 +14,7 @@ from fedsweep.engine.cost import CostModel
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.round import Round
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.guard import wrong
 from fedsweep.records import RoundRecord, State
 from fedsweep.world.label_stats import kl_divergence, population
 
@@ -117,7 +118,18 @@ class RowMaker:
         return tuple(round.version - 1 - u.anchor_version for u in round.updates)
 
     def _reports(self, components: Mapping[str, State]) -> list[ComponentReport]:
-        return [component.report(components[seam]) for seam, component in self._experiment.method.server_components()]
+        reports = []
+        for seam, component in self._experiment.method.server_components():
+            report = component.report(components[seam])
+            if not isinstance(report, ComponentReport):
+                raise wrong(component, "report", must="a ComponentReport", given=report, when="after a round")
+            for name, value in report.metrics.items():
+                found: object = value
+                if not isinstance(found, int | float | np.number):
+                    must = f"numbers as metrics ({name!r})"
+                    raise wrong(component, "report", must=must, given=value, when="after a round")
+            reports.append(report)
+        return reports
 
     def _kl(self, group: tuple[int, ...] | None) -> float | None:
         """Divergence of the group's labels from the population's, in nats (DynamicFL, section 4)."""

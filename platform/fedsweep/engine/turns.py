@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.state import RunState
+from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment, server_context
+from fedsweep.guard import guarded
 
 _NEVER = "no inner synchronisation in any round: clients are averaged once a round, as in FedAvg"
 _ALONE = "one client at most in the group that synchronises inside rounds: averaged alone, it keeps its model"
@@ -20,8 +22,9 @@ def foreseen(experiment: Experiment, plans: Sequence[RoundPlan]) -> list[str]:
         plans: Of its rounds, or of the first of them.
     """
     said = []
-    for seam, component in experiment.method.server_components():
-        said.append(component.foresee(server_context(experiment, seam)))
+    with guarded(when="before the run", raises=ConfigError):
+        for seam, component in experiment.method.server_components():
+            said.append(component.foresee(server_context(experiment, seam)))
     if experiment.method.pacing.syncs_inside and plans:
         inner = [point for plan in plans for point in plan.points[:-1]]
         if not inner:
@@ -39,7 +42,8 @@ def happened(experiment: Experiment, state: RunState) -> list[str]:
         state: The run as it ended.
     """
     seams = experiment.method.server_components()
-    said = [component.remark(state.components[seam]) for seam, component in seams]
+    with guarded(when="at the run's end"):
+        said = [component.remark(state.components[seam]) for seam, component in seams]
     if experiment.method.pacing.syncs_inside and state.records:
         groups = [record.high_frequency for record in state.records]
         if all(record.sync_points <= 1 for record in state.records):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,12 +12,9 @@ from torch import Tensor
 from fedsweep.client.coding import decoded_model
 from fedsweep.client.messages import Reply, Tally
 from fedsweep.engine.cost import CostModel
-from fedsweep.errors import InvariantError
 from fedsweep.records import ClientUpdate, ClientWork, State
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout
-
-_Content = TypeVar("_Content")
 
 
 def announced(client: int, work: ClientWork, *, layout: FlatLayout, version: int, learning_rate: float) -> ClientUpdate:
@@ -106,21 +102,3 @@ def _with_tally(update: ClientUpdate, tally: Tally) -> ClientUpdate:
         classes_since_anchor=tally.classes,
         train_loss=tally.loss_sum / tally.steps if tally.steps else float("nan"),
     )
-
-
-def joined(verb: str, parts: Sequence[Mapping[str, _Content]]) -> dict[str, _Content]:
-    """What several components say beside models, by name.
-
-    Args:
-        verb: What they do with it, for the message.
-        parts: Each component's.
-
-    Raises:
-        InvariantError: Two of them use one name.
-    """
-    found: dict[str, _Content] = {}
-    for part in parts:
-        if twice := found.keys() & part.keys():
-            raise InvariantError(f"two components {verb} something called {min(twice)!r}")
-        found |= part
-    return found

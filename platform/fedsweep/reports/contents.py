@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,7 @@ class Report:
     charts: Mapping[str, Chart]
     tables: tuple[ReportedTable, ...]
     verdicts: tuple[str, ...]
+    front_notes: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
@@ -101,6 +103,7 @@ def build_report(found: Found) -> Report:
         *remarks(runs, settings),
         *maps.notes,
     )
+    front = pareto_front([_point(s.total_bytes, s.accuracy) for s in settings])
     return Report(
         runs=tuple(runs),
         settings=tuple(settings),
@@ -108,7 +111,8 @@ def build_report(found: Found) -> Report:
         accuracies=tuple(accuracies),
         unreadable=(*((item.folder, item.reason) for item in found.unreadable), *bad),
         sweeps=found.sweeps,
-        front=tuple(pareto_front([_point(s.total_bytes, s.accuracy) for s in settings])),
+        front=tuple(front),
+        front_notes=tuple(unsure_steps([(settings[place].label, accuracies[place]) for place in front])),
         budgets=tuple(best_under_budgets(curves, budget_grid(curves))),
         targets=tuple(target_rows(settings)),
         configs=configs,
@@ -149,6 +153,15 @@ def _world_notes(configs: ConfigTable) -> list[str]:
         return []
     named = ", ".join(keys[:_SHOWN]) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
     return [f"runs differ in {named}: these are different worlds, so accuracies and bytes are no fair comparison"]
+
+
+def unsure_steps(front: Sequence[tuple[str, Estimate]]) -> list[str]:
+    """Of neighbours on the Pareto front, cheapest first: who cannot be told from the cheaper one, in sentences."""
+    found = []
+    for (cheaper, less), (dearer, more) in itertools.pairwise(front):
+        if less.low <= more.high and more.low <= less.high:
+            found.append(f"{cheaper} and {dearer}: their 95 % intervals overlap, so the step may be chance")
+    return found
 
 
 def _point(cost: float | None, accuracy: float | None) -> tuple[float, float] | None:

@@ -252,6 +252,8 @@ def remarks(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> list[str]
         models = tuple(sorted((str(run.view.seed), run.fact("model_sha256")) for run in own))
         if models and all(sha for _, sha in models):
             found.setdefault(models, []).append(setting.label)
+    for text in (text for run in runs for text in run.view.notes):
+        said[text] = None
     same = [f"the same models, bit for bit: {' and '.join(labels)}" for labels in found.values() if len(labels) > 1]
     return [*same, *said]
 

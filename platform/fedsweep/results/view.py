@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from fedsweep.config.yaml12 import parse
 from fedsweep.errors import OutputError
 from fedsweep.results.seed_statistics import finite, mean
 from fedsweep.runs.find import find_runs
-from fedsweep.runs.run_folder import CONFIG, RunFolder
+from fedsweep.runs.run_folder import CONFIG, RESULT, ROUNDS, RunFolder
 from fedsweep.runs.targets import reaches
 
 UNFINISHED = "unfinished"
@@ -50,12 +51,14 @@ class RunView:
         config: Its configuration as it stands in the folder.
         result: What ``result.json`` holds; empty for an unfinished run.
         columns: The columns of ``rounds.parquet`` by name; empty where there is no such file yet.
+        notes: What of the folder was passed over, in sentences.
     """
 
     folder: Path
     config: Mapping[str, Any]
     result: Mapping[str, Any]
     columns: Mapping[str, Sequence[Any]]
+    notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -171,7 +174,14 @@ def load_run(folder: Path) -> RunView:
     if not isinstance(config, Mapping):
         raise OutputError(f"{folder / CONFIG}: not a configuration: its top must be keys with values")
     columns = run.rounds_table().to_pydict() if run.has_rounds() else {}
-    return RunView(folder=folder, config=config, result=run.read_result() if run.has_result() else {}, columns=columns)
+    result = run.read_result() if run.has_result() else {}
+    return RunView(folder=folder, config=config, result=result, columns=columns, notes=_passed_over(folder))
+
+
+def _passed_over(folder: Path) -> tuple[str, ...]:
+    """Files of a run that are there, but are none: a pipe, a folder, a link that leads nowhere."""
+    odd = [folder / name for name in (RESULT, ROUNDS) if os.path.lexists(folder / name)]
+    return tuple(f"{path} is no regular file, so it is passed over" for path in odd if not path.is_file())
 
 
 def load_runs(folders: Iterable[str | Path]) -> list[RunView]:

@@ -7,7 +7,9 @@ from pathlib import Path
 from fedsweep.errors import OutputError
 
 # What runs, sweeps and tables write into or add to; any other file is replaced as a whole, a link included.
-_WRITTEN_INTO = ("checkpoints", "checkpoints/objects", "pictures", "figures", ".tune", "optuna.log")
+_WRITTEN_INTO = (
+    *("checkpoints", "checkpoints/objects", "pictures", "figures", "tensorboard", "wandb", ".tune", "optuna.log"),
+)
 
 
 def check_no_links(folder: Path) -> None:

@@ -25,6 +25,7 @@ from fedsweep.errors import OutputError
 from fedsweep.fleet.ray_leftovers import RAY_LOG
 from fedsweep.records import RoundRecord
 from fedsweep.runs.client_table import clients_table
+from fedsweep.runs.door_files import clear_doors
 from fedsweep.runs.earlier import EARLIER
 from fedsweep.runs.round_table import check_round_table, records_to_table, table_to_records
 from fedsweep.runs.table_bounds import MOST_CLIENT_ROWS, MOST_TABLE_BYTES, check_table_size
@@ -36,10 +37,11 @@ from fedsweep.runs.files import TEMPORARY, TRACKING, atomic_write
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 CLIENT_ACCURACY, TRAFFIC = "client_accuracy.parquet", "traffic.parquet"
 RESULT, MODEL, CHECKPOINTS = "result.json", "model.safetensors", "checkpoints"
-SCENARIO, PICTURES = "scenario.json", "pictures"
+SCENARIO, PICTURES, ROUNDS_CSV = "scenario.json", "pictures", "rounds.csv"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
-_FILES = (ROUNDS, CLIENTS, CLIENT_ACCURACY, TRAFFIC, SCENARIO, RESULT, MODEL, EARLIER, TRACKING, RAY_LOG, CONFIG)
+_TABLES = (ROUNDS, ROUNDS_CSV, CLIENTS, CLIENT_ACCURACY, TRAFFIC)
+_FILES = (*_TABLES, SCENARIO, RESULT, MODEL, EARLIER, TRACKING, RAY_LOG, CONFIG)
 _MOST_BYTES = dict.fromkeys((ROUNDS, CLIENTS, CLIENT_ACCURACY, TRAFFIC), MOST_TABLE_BYTES)
 # Beside its tensors, a model's file has their names.
 _HEADER_BYTES = 10 * 2**20
@@ -292,6 +294,7 @@ class RunFolder:
                 path.unlink()
             if not any(pictures.iterdir()):
                 pictures.rmdir()
+        clear_doors(self.path)
         leftovers = [path.name for name in _FILES for path in self.path.glob(f".{name}.*{TEMPORARY}")]
         for name in (CHECKPOINTS, *leftovers, *_FILES):
             (self.path / name).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from fedsweep.config.load import load_config
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.sweep import Sweep
 from fedsweep.driver.run import plan_run
-from fedsweep.engine.forecast import forecast
+from fedsweep.engine.forecast import Forecast, forecast
 from fedsweep.errors import InputError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.runs.folder_lock import sole_writer
@@ -28,6 +28,7 @@ from fedsweep.sweeps.resources import Share, trial_actors
 from fedsweep.sweeps.space import Trial, check_space, draw, is_listed, label_of, list_trials, make_trial, space_keys
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.trial import TrialSpec
+from fedsweep.tracking.doors import further_doors
 from fedsweep.tracking.mlflow_store import NO_TRACKING, resolve_uri
 from fedsweep.world.data.datasets import Dataset, load_dataset
 
@@ -188,6 +189,8 @@ def prepare(
     check_metrics(config)
     check_combination(config)
     uri = resolve_uri(config.tracking.uri, out=folder.path)
+    for door in further_doors(config, folder.path):
+        door.check()
     listed: Sequence[tuple[Trial, Config | None]] = trials or [
         (t, None) for t in _planned_trials(config, folder, resume=resume)
     ]
@@ -349,6 +352,14 @@ def _check_trial(config: Config, entry: Entry, dataset: Dataset) -> float:
         return float(plan.experiment.training.rounds)
     cost = forecast(plan.experiment)
     return float({"total_bytes": cost.total_bytes, "flops": cost.flops, "sim_time_s": cost.sim_time_s or 0}[resource])
+
+
+def trial_costs(prepared: PreparedSweep) -> dict[str, Forecast]:
+    """What each of the first trials will cost, from plans alone; by its folder's name."""
+    return {
+        entry.trial.folder: forecast(plan_run(entry.asked, prepared.datasets[dataset_key(entry.config)]).experiment)
+        for entry in (prepared.entries or prepared.samples)[:_CHECKED_SETTINGS]
+    }
 
 
 def default_folder(config: Config) -> Path:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.config.load import load_config
-from fedsweep.driver.run import Plan, Session, open_session, plan_run
+from fedsweep.driver.run import Plan, Session, open_session, plan_run, run_info
 from fedsweep.driver.session import Step
 from fedsweep.errors import ClientJobError, InputError, InvariantError
 from fedsweep.records import RoundRecord
@@ -22,9 +22,11 @@ from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.links import check_no_link
 from fedsweep.runs.round_table import ROUND_COLUMNS, scalar_figures
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.tracking.doors import further_doors
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
+    from fedsweep.driver.observers import Observer
     from fedsweep.world.data.datasets import Dataset
 
 # Left in a trial's folder by the driver when the scheduler ends the trial, before the trial's process hears of it.
@@ -85,6 +87,7 @@ class ActiveTrial:
         self._report = Report(metrics=spec.metrics, resource=spec.resource)
         self._stack = contextlib.ExitStack()
         self._session: Session | None = None
+        self._doors: list[Observer] = []
         self._config: Config | None = None
         self._is_over = False
         self._is_ours = False
@@ -159,10 +162,21 @@ class ActiveTrial:
             self._folder.write_rounds(opened.records)
             for record in opened.records:
                 self._report.add(record)
+        # The driver tells MLflow of all trials; what lies in a trial's folder is written where the trial is played.
+        self._doors = further_doors(config, self._spec.folder)
+        info = run_info(plan, self._spec.folder, opened, resume=resume)
+        info = replace(info, tags={**info.tags, "fedsweep.sweep": self._spec.folder.parent.name})
+        for door in self._doors:
+            door.started(info)
         return self._session
 
     def _reported(self, step: Step) -> dict[str, Any]:
         figures = self._report.figures() if step.record is None else self._report.add(step.record)
+        for door in self._doors:
+            if step.record is not None:
+                door.round_done(step.record)
+            if step.checkpointed and step.record is not None:
+                door.checkpointed(step.record.round)
         if step.stopped_by is not None:
             self._end("finished", None)
         return {**figures, "done": step.stopped_by is not None, FINISHED: step.stopped_by is not None}
@@ -172,7 +186,10 @@ class ActiveTrial:
         self._is_over = True
         with self._stack, contextlib.suppress(*([Exception] if status == "failed" else [])):
             if self._session is not None:
-                return self._session.finish(status, reason)
+                result = self._session.finish(status, reason)
+                for door in self._doors:
+                    door.finished(status, result)
+                return result
             if self._is_ours:
                 self._write_early_failure(reason)
         return {}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import tune
 
+from fedsweep.driver.observers import run_tags
 from fedsweep.errors import OutputError
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.folder_lock import sole_writer
@@ -37,9 +38,8 @@ def tracked(entry: Entry, *, folder: Any, sweep: str) -> TrackedTrial:
     """A trial as the tracking store shall know it."""
     config = entry.config
     tags = {
-        "fedsweep.config_hash": config.hash(),
-        "fedsweep.method": method_name(config),
-        "fedsweep.dataset": config.scenario.dataset,
+        **run_tags(config, method=method_name(config)),
+        "fedsweep.setting": entry.trial.label,
         "fedsweep.kind": "trial",
         "fedsweep.sweep": sweep,
         "fedsweep.trial": str(entry.trial.number),

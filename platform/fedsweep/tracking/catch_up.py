@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsweep.driver.observers import RunInfo
+from fedsweep.driver.observers import RunInfo, run_tags
 from fedsweep.errors import OutputError
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import RunFolder
@@ -58,12 +58,7 @@ def _log(folder: Path, config: Config, observer: MlflowObserver) -> None:
             name=config.name,
             folder=folder,
             config=config.flat(),
-            tags={
-                "fedsweep.config_hash": config.hash(),
-                "fedsweep.method": str(result.get("method", "unknown")),
-                "fedsweep.dataset": config.scenario.dataset,
-                **({"fedsweep.git_commit": str(result["git_commit"])} if result.get("git_commit") else {}),
-            },
+            tags=run_tags(config, method=str(result.get("method", "unknown")), git_commit=result.get("git_commit")),
             planned_rounds=config.training.rounds,
             records=records,
             targets=config.evaluation.targets,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedsweep.driver.observers import Observer
 from fedsweep.figures.observer import PictureObserver
+from fedsweep.tracking.doors import further_doors
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_store import resolve_uri
 
@@ -24,8 +25,8 @@ def make_observers(config: Config, folder: Path, *, keeper: MlflowKeeper | None 
         keeper: Writes to MLflow; None: this process does.
 
     Raises:
-        ConfigError: ``tracking.uri`` names no usable store.
+        ConfigError: ``tracking.uri`` names no usable store, or ``tracking.also`` a door that is not there.
     """
     uri = resolve_uri(config.tracking.uri, out=folder)
     tracking = [] if uri is None else [MlflowObserver(uri, experiment=config.tracking.experiment, keeper=keeper)]
-    return [PictureObserver(), *tracking]
+    return [PictureObserver(), *tracking, *further_doors(config, folder)]

@@ -12,11 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
-from fedsweep.runs.round_table import scalar_figures
 from fedsweep.runs.run_folder import (
     CLIENT_ACCURACY,
     CLIENTS,
@@ -28,66 +27,19 @@ from fedsweep.runs.run_folder import (
     SCENARIO,
     TRAFFIC,
 )
-from fedsweep.runs.targets import Crossing, TargetWatch, target_key
 from fedsweep.tracking.mlflow_keeper import KeptRun, MlflowKeeper
-from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, Point, key_text, note_complete
+from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, key_text, note_complete
 from fedsweep.tracking.mlflow_store import PATIENCE_S, check_store, needs_mlflow, probe_store, reason_of, redacted
+from fedsweep.tracking.rows import Row, RowMaker, telling
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
 
-BY_BYTES = "by_bytes/"
 _ARTIFACTS = (CONFIG, RESULT, MODEL, ROUNDS, CLIENTS, CLIENT_ACCURACY, TRAFFIC, SCENARIO)
 # After a failed try, training goes on for this many times as long as the try took.
 _BACK_OFF = 10.0
 _RETRY_S = 0.5
 _LOGGER = logging.getLogger("fedsweep")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A round with what had come together up to it.
-
-    Attributes:
-        record: The round.
-        total_bytes: Bytes both ways up to and with it, registration apart.
-        best_test_accuracy: Of the rounds so far; None before the first evaluation.
-        reached: Targets that it is the first to reach.
-    """
-
-    record: RoundRecord
-    total_bytes: int
-    best_test_accuracy: float | None
-    reached: Mapping[float, Crossing] = field(default_factory=dict)
-
-    def points(self) -> list[Point]:
-        """Its metrics: figures by round, then the same by kB sent; last, targets. What is infinite is NaN."""
-        figures = scalar_figures(self.record) | {"total_bytes": float(self.total_bytes)}
-        if self.best_test_accuracy is not None:
-            figures["best_test_accuracy"] = self.best_test_accuracy
-        by_round = [(name, value, self.record.round) for name, value in figures.items()]
-        kilobytes = self.total_bytes // 1000
-        by_bytes = [(BY_BYTES + name, value, kilobytes) for name, value in figures.items()]
-        return [
-            Point(key_text(name), value if math.isfinite(value) else math.nan, self.record.timestamp_ms, step)
-            for name, value, step in (*by_round, *by_bytes, *self._crossings())
-        ]
-
-    def _crossings(self) -> list[tuple[str, float, int]]:
-        """``target/0.5/round`` and the like, at this round."""
-        return [
-            (f"target/{target_key(target)}/{name}", float(value), self.record.round)
-            for target, crossing in self.reached.items()
-            for name, value in asdict(crossing).items()
-            if value is not None
-        ]
-
-    def tags(self) -> dict[str, str]:
-        """What its metrics cannot say: that a figure is infinite, which MLflow cannot keep."""
-        infinite = {name: value for name, value in scalar_figures(self.record).items() if math.isinf(value)}
-        return {
-            key_text(f"infinite.{name}"): f"{value} in round {self.record.round}" for name, value in infinite.items()
-        }
 
 
 class MlflowObserver(Observer):
@@ -126,9 +78,7 @@ class MlflowObserver(Observer):
         self._run: MlflowRun | KeptRun | None = None
         self._described = False
         self._pending: deque[Row] = deque()
-        self._total_bytes = 0
-        self._best: float | None = None
-        self._targets = TargetWatch(())
+        self._rows = RowMaker()
         self._infinite: set[str] = set()
         self._next_try = -math.inf
         self._failing = False
@@ -154,7 +104,7 @@ class MlflowObserver(Observer):
 
     def started(self, info: RunInfo) -> None:
         self._info = info
-        self._targets = TargetWatch(info.targets)
+        self._rows = RowMaker(info.targets)
         for record in info.records:
             self._keep(record)
         if self._keeper is None:
@@ -202,18 +152,7 @@ class MlflowObserver(Observer):
             )
 
     def _keep(self, record: RoundRecord) -> None:
-        self._total_bytes += record.bytes_up + record.bytes_down
-        accuracy = record.test_accuracy
-        if accuracy is not None and not math.isnan(accuracy):
-            self._best = accuracy if self._best is None else max(self._best, accuracy)
-        self._pending.append(
-            Row(
-                record=record,
-                total_bytes=self._total_bytes,
-                best_test_accuracy=self._best,
-                reached=self._targets.see(record),
-            )
-        )
+        self._pending.append(self._rows.row(record))
 
     def _flush(self, *, patience_s: float) -> bool:
         """Writes what is pending; says whether that went well."""
@@ -234,12 +173,14 @@ class MlflowObserver(Observer):
     def _write(self, info: RunInfo) -> None:
         run = self._begun(info)
         if not self._described:
-            run.log_params(info.config)
+            run.log_params(telling(info.config))
             run.log_dataset(info.config)
             self._described = True
         while self._pending:
             rows = self._next_rows()
-            tags = {key: text for row in reversed(rows) for key, text in row.tags().items()}
+            tags = {
+                key_text(f"infinite.{name}"): text for row in reversed(rows) for name, text in row.infinite().items()
+            }
             fresh = {key: text for key, text in tags.items() if key not in self._infinite}
             run.log_points([point for row in rows for point in row.points()], fresh)
             self._infinite.update(fresh)

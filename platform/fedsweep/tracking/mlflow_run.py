@@ -16,12 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.errors import ResourceError
 from fedsweep.runs.files import TRACKING, atomic_write
 from fedsweep.tracking.mlflow_store import experiment_id, open_store, quiet_mlflow, redacted
+from fedsweep.tracking.points import Point
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -38,15 +39,6 @@ _COMPLETE = "complete"
 # What a data set's content does not depend on.
 _PLACES = ("scenario.root", "scenario.download")
 _Item = TypeVar("_Item")
-
-
-class Point(NamedTuple):
-    """One value of a metric; ``timestamp_ms`` is Unix time in milliseconds."""
-
-    key: str
-    value: float
-    timestamp_ms: int
-    step: int
 
 
 @dataclass(kw_only=True)
@@ -150,13 +142,13 @@ class MlflowRun:
             if self._take_seen(point):
                 known.append(point)
             else:
-                fresh.append(Metric(*point))
+                fresh.append(Metric(key_text(point.key), *point[1:]))
         try:
             with quiet_mlflow():
                 self.client.log_batch(self.run_id, metrics=fresh, tags=[RunTag(*tag) for tag in tags.items()])
         except BaseException:
             for point in known:
-                self.seen[point.key][point.step] += 1
+                self.seen[key_text(point.key)][point.step] += 1
             raise
 
     def log_file(self, path: Path, *, into: str | None = None) -> None:
@@ -181,7 +173,7 @@ class MlflowRun:
             raise ResourceError(f"another process writes the MLflow run {self.run_id} now ({found or 'unknown'})")
 
     def _take_seen(self, point: Point) -> bool:
-        steps = self.seen.get(point.key)
+        steps = self.seen.get(key_text(point.key))
         if not steps or not steps[point.step]:
             return False
         steps[point.step] -= 1

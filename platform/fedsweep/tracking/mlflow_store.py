@@ -11,7 +11,6 @@ import contextlib
 import errno
 import fcntl
 import http.client
-import importlib.util
 import logging
 import os
 import re
@@ -25,10 +24,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from fedsweep.errors import ConfigError, ResourceError
+from fedsweep.tracking.mlflow_schema import is_in_order
+from fedsweep.tracking.mlflow_view import save_view
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -38,8 +39,6 @@ ARTIFACTS = "mlartifacts"
 PATIENCE_S = 3.0
 _CREATION_S = 120.0  # a fresh file takes 2 s; several processes may wait for one another
 _SQLITE = "sqlite:///"
-_REVISION = re.compile(r"^revision\b[^=\n]*=\s*[\"'](\w+)", re.MULTILINE)
-_FOLLOWS = re.compile(r"^down_revision\b[^=\n]*=\s*[\"'](\w+)", re.MULTILINE)
 _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 _OWN_STORES = ("databricks", "databricks-uc", "uc")
 _FILE_STORE = (
@@ -169,34 +168,7 @@ def needs_mlflow(uri: str, *, experiment: str) -> bool:
     path = sqlite_path(uri)
     if path is None:
         return True
-    return _has_tables(path) and not _is_in_order(path, experiment)
-
-
-def _is_in_order(path: Path, experiment: str) -> bool:
-    """Whether that is certain; whatever is out of the ordinary is left to MLflow to judge."""
-    ours = _schema_version()
-    try:
-        with contextlib.closing(sqlite3.connect(path)) as connection:
-            theirs = [row[0] for row in connection.execute("SELECT version_num FROM alembic_version")]
-            deleted = "SELECT count(*) FROM experiments WHERE name = ? AND lifecycle_stage <> 'active'"
-            return theirs == [ours] and connection.execute(deleted, (experiment,)).fetchone() == (0,)
-    except sqlite3.Error:
-        return False
-
-
-def _schema_version() -> str | None:
-    """The newest migration of the installed MLflow, which no other one follows; None where that is not clear."""
-    package = importlib.util.find_spec("mlflow")
-    places = [] if package is None else package.submodule_search_locations or []
-    texts = [
-        file.read_text(encoding="utf-8")
-        for place in places
-        for file in Path(place).glob("store/db_migrations/versions/*.py")
-    ]
-    all_of_them = {found[1] for text in texts if (found := _REVISION.search(text))}
-    followed = {found[1] for text in texts if (found := _FOLLOWS.search(text))}
-    newest = all_of_them - followed
-    return newest.pop() if len(newest) == 1 else None
+    return _has_tables(path) and not is_in_order(path, experiment)
 
 
 def probe_store(uri: str, *, patience_s: float = PATIENCE_S) -> None:
@@ -244,19 +216,23 @@ def experiment_id(client: MlflowClient, name: str, *, uri: str, folder: Path) ->
         uri: The store's address.
         folder: The run's folder; artifacts of a database without a server go to the folder above it.
     """
+    found = client.get_experiment_by_name(name) or _made(client, name, uri=uri, folder=folder)
+    save_view(client, found)
+    return str(found.experiment_id)
+
+
+def _made(client: MlflowClient, name: str, *, uri: str, folder: Path) -> Any:
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
     try:
-        return str(client.create_experiment(name, artifact_location=_artifact_location(name, uri=uri, folder=folder)))
+        client.create_experiment(name, artifact_location=_artifact_location(name, uri=uri, folder=folder))
     except MlflowException:
         # Another process may have been faster.
         found = client.get_experiment_by_name(name)
         if found is None:
             raise
-        return str(found.experiment_id)
+        return found
+    return client.get_experiment_by_name(name)
 
 
 @contextmanager

@@ -21,8 +21,10 @@ from fedsweep.errors import FedsweepError
 from fedsweep.runs.files import TRACKING, atomic_write
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.tracking.mlflow_observer import MlflowObserver
-from fedsweep.tracking.mlflow_run import MlflowRun, Point, key_text
+from fedsweep.tracking.mlflow_run import MlflowRun
 from fedsweep.tracking.mlflow_store import check_store, probe_store, quiet_mlflow, reason_of, redacted
+from fedsweep.tracking.points import Point
+from fedsweep.tracking.rows import telling
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -101,7 +103,7 @@ class SweepTracker:
         """Begin the parent run, or go on with it, and the thread that writes."""
         own = {"fedsweep.kind": "sweep", **tags}
         self._parent = MlflowRun.begin(self.uri, experiment=self.experiment, name=name, tags=own, folder=self.folder)
-        self._parent.log_params(config)
+        self._parent.log_params(telling(config))
         self._adopt_orphans()
         self._thread = threading.Thread(target=self._work, name="fedsweep-mlflow", daemon=True)
         self._thread.start()
@@ -227,7 +229,7 @@ class SweepTracker:
         if self._parent is None:
             return
         probe_store(self.uri, patience_s=_SHORT_PATIENCE_S)
-        points = [Point(key_text(name), value, timestamp_ms, 0) for name, value in figures.items()]
+        points = [Point(name, value, timestamp_ms, 0) for name, value in figures.items()]
         self._parent.log_points(points, {})
         for path in files:
             if path.is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -165,7 +166,7 @@ class PlainSweepProgress(SweepProgress):
         state = self._trials[name]
         if state.was_there:
             return
-        figures = f"{state.round} rounds, {self._metric} {state.metric:.4g}, {state.megabytes:.1f} MB sent"
+        figures = f"{state.round} rounds, {self._metric} {_figure(state.metric, '.4g')}, {state.megabytes:.1f} MB sent"
         self.say(f"{self._counts()}: {self._named(name)}: {status}{f' ({remark})' if remark else ''}, {figures}")
 
     def say(self, text: str) -> None:
@@ -212,7 +213,7 @@ class LiveSweepProgress(SweepProgress):
         for state in self._shown():
             style = {"failed": "red", _RUNNING: "", "finished": "green"}.get(state.status, "dim")
             seed = "-" if state.seed is None else str(state.seed)
-            figures = (f"{state.round}/{state.planned}", f"{state.metric:.4f}", f"{state.megabytes:.1f}")
+            figures = (f"{state.round}/{state.planned}", _figure(state.metric, ".4f"), f"{state.megabytes:.1f}")
             table.add_row(state.label, seed, state.status, *figures, style=style)
         return Group(table, Text(counts))
 
@@ -220,6 +221,10 @@ class LiveSweepProgress(SweepProgress):
         with self._lock:
             states = sorted(self._trials.values(), key=lambda state: (_ORDER[state.status], -state.changed))
         return states[:_SHOWN]
+
+
+def _figure(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)
 
 
 def make_sweep_progress(

@@ -33,10 +33,14 @@ def ui_command(uri: str, port: int) -> tuple[list[str], dict[str, str]]:
     command += ["--backend-store-uri", uri, "--artifacts-destination", str(path.parent / ARTIFACTS)]
     # Without --allowed-hosts the server also answers to names of private networks.
     command += ["--workers", "1", "--allowed-hosts", f"localhost:{port},127.0.0.1:{port}"]
+    # A visit is 200 lines of access log otherwise.
+    command += ["--uvicorn-opts", "--log-level warning --no-access-log"]
     # PYTHONSAFEPATH: Python would look for MLflow, and for all that it imports, in the working folder first. The job
     # runner would be eight more processes, for features that need a language model.
     return command, {
         "PYTHONSAFEPATH": "1",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "PYTHONWARNINGS": "ignore",
     }

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError
+from fedsweep.guard import wrong
 from fedsweep.streams import Stream, stream
 from fedsweep.world.replay import ScenarioTrace, load_trace
 from fedsweep.world.spec_checks import check_choice, check_flag, check_integer, check_number
@@ -159,7 +160,13 @@ def round_classes(drift: Drift, *, seed: int, num_clients: int, round: int) -> d
         num_clients: N.
         round: From 1.
     """
-    return {k: drift.class_set(k, round, stream(seed, "drift", 0, k)) for k in range(num_clients)}
+    sets = {k: drift.class_set(k, round, stream(seed, "drift", 0, k)) for k in range(num_clients)}
+    for k, classes in sets.items():
+        if not isinstance(classes, tuple) or not all(isinstance(c, int | np.integer) for c in classes):
+            raise wrong(
+                drift, "class_set", must="a tuple of classes", given=classes, when=f"for client {k} in round {round}"
+            )
+    return sets
 
 
 def cosine_rotation(

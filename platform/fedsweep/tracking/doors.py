@@ -1,0 +1,142 @@
+"""The doors through which a run goes out beside MLflow: TensorBoard, Weights & Biases, CSV, and those of users.
+
+A door, MLflow's too, is an :class:`~fedsweep.driver.observers.Observer`. What it writes, it writes anew from the first
+round when a run goes on, or it knows what it has: no point is there twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.driver.observers import Observer, RunInfo
+from fedsweep.errors import ConfigError, FedsweepError, ResourceError
+from fedsweep.plugins import call_builder, find_plugin
+
+if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
+    from fedsweep.records import RoundRecord
+
+    MakeDoor = Callable[[Config, Path], Observer]
+
+_LOGGER = logging.getLogger("fedsweep")
+
+
+def _tensorboard(config: Config, folder: Path) -> Observer:
+    from fedsweep.tracking.tensorboard_door import TensorBoardDoor
+
+    return TensorBoardDoor()
+
+
+def _wandb(config: Config, folder: Path) -> Observer:
+    from fedsweep.tracking.wandb_door import WandbDoor
+
+    return WandbDoor(project=config.tracking.experiment)
+
+
+def _csv(config: Config, folder: Path) -> Observer:
+    from fedsweep.tracking.csv_door import CsvDoor
+
+    return CsvDoor()
+
+
+DOORS: Mapping[str, MakeDoor] = {"tensorboard": _tensorboard, "wandb": _wandb, "csv": _csv}
+
+
+def further_doors(config: Config, folder: Path) -> list[Observer]:
+    """The doors of ``tracking.also``, in its order.
+
+    Args:
+        config: The run's configuration.
+        folder: The run's folder.
+
+    Raises:
+        ConfigError: There is no such door, or it cannot be made.
+    """
+    return [_made(name, config, folder) for name in dict.fromkeys(config.tracking.also)]
+
+
+def _made(name: str, config: Config, folder: Path) -> Observer:
+    if name == "mlflow":
+        raise ConfigError("tracking.also: where MLflow keeps a run is said by tracking.uri; leave mlflow out here")
+    make = DOORS.get(name)
+    if make is None:
+        try:
+            make = find_plugin("observer", name, DOORS)
+        except ConfigError as error:
+            raise ConfigError(f"tracking.also: {error}") from None
+    observer = call_builder("observer", name, lambda: make(config, folder), gives=Observer)
+    return Sheltered(name, observer)
+
+
+class Sheltered(Observer):
+    """A door whose trouble ends no run: it is told once, in one line, and the door is left out from there on.
+
+    Args:
+        name: What the configuration calls it.
+        observer: The door.
+        warn: Takes what the user should know, in one line.
+    """
+
+    def __init__(self, name: str, observer: Observer, *, warn: Callable[[str], None] = _LOGGER.warning) -> None:
+        self._name, self._observer, self._warn = name, observer, warn
+        self._is_open = False
+
+    def check(self) -> None:
+        try:
+            self._observer.check()
+        except FedsweepError:
+            raise
+        except Exception as error:
+            raise ResourceError(f"tracking.also: {self._name} can't be used: {_words(error)}") from error
+        self._is_open = True
+
+    def started(self, info: RunInfo) -> None:
+        self._is_open = True
+        self._tell(self._observer.started, info)
+
+    def round_done(self, record: RoundRecord) -> None:
+        self._tell(self._observer.round_done, record)
+
+    def checkpointed(self, round: int) -> None:
+        self._tell(self._observer.checkpointed, round)
+
+    def message(self, text: str) -> None:
+        self._tell(self._observer.message, text)
+
+    def working(self, text: str) -> None:
+        self._tell(self._observer.working, text)
+
+    def finished(self, status: str, result: Mapping[str, Any]) -> None:
+        self._tell(self._observer.finished, status, result)
+
+    def _tell(self, call: Callable[..., None], *what: Any) -> None:
+        if not self._is_open:
+            return
+        try:
+            call(*what)
+        except Exception as error:  # the door's own, of whatever library
+            self._is_open = False
+            self._warn(
+                f"{self._name}: {_words(error)}; it is left out from here on, and the run's folder has everything"
+            )
+
+
+def missing(library: str, *, extra: str, error: ImportError) -> ResourceError:
+    """What to raise where a door's library cannot be imported.
+
+    Args:
+        library: Its name.
+        extra: The extra of this package that installs it.
+        error: What importing it raised.
+    """
+    return ResourceError(
+        f"tracking.also: {library} can't be imported ({error}); install fedsweep[{extra}], or leave {library} out"
+    )
+
+
+def _words(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,130 @@
+"""What the doors of a run show: its configuration's telling keys, and a round with what had come together up to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.runs.round_table import scalar_figures
+from fedsweep.runs.targets import Crossing, TargetWatch, target_key
+from fedsweep.tracking.points import Point
+
+if TYPE_CHECKING:
+    from fedsweep.records import RoundRecord
+
+BY_BYTES = "by_bytes/"
+# What is worth a second look by bytes: what was learnt. What was spent is asked for by round.
+_LEARNT = ("accuracy", "loss")
+_ALSO_BY_BYTES = ("comm_ratio", "total_bytes")
+# How a run is kept is no part of what it is.
+_KEPT = ("checkpoint.", "tracking.")
+# These stand whatever they are; of the others, what differs from the default.
+_WORLD = ("seed", "scenario.", "model.", "method.", "training.", "evaluation.", "runtime.executor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A round with what had come together up to it.
+
+    Attributes:
+        record: The round.
+        total_bytes: Bytes both ways up to and with it, registration apart.
+        best_test_accuracy: Of the rounds so far; None before the first evaluation.
+        reached: Targets that it is the first to reach.
+    """
+
+    record: RoundRecord
+    total_bytes: int
+    best_test_accuracy: float | None
+    reached: Mapping[float, Crossing] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, float]:
+        """Its figures by name, as in ``rounds.parquet``, with the sum of bytes and the best accuracy so far."""
+        figures = scalar_figures(self.record) | {"total_bytes": float(self.total_bytes)}
+        if self.best_test_accuracy is not None:
+            figures["best_test_accuracy"] = self.best_test_accuracy
+        return figures
+
+    def points(self) -> list[Point]:
+        """Its figures by round, what was learnt again by kB sent, and targets. What is infinite is NaN."""
+        figures = self.figures()
+        by_round = [(name, value, self.record.round) for name, value in figures.items()]
+        kilobytes = self.total_bytes // 1000
+        by_bytes = [(BY_BYTES + name, value, kilobytes) for name, value in figures.items() if _is_shown_by_bytes(name)]
+        return [
+            Point(name, value if math.isfinite(value) else math.nan, self.record.timestamp_ms, step)
+            for name, value, step in (*by_round, *by_bytes, *self._crossings())
+        ]
+
+    def _crossings(self) -> list[tuple[str, float, int]]:
+        """``target/0.5/round`` and the like, at this round."""
+        return [
+            (f"target/{target_key(target)}/{name}", float(value), self.record.round)
+            for target, crossing in self.reached.items()
+            for name, value in asdict(crossing).items()
+            if value is not None
+        ]
+
+    def infinite(self) -> dict[str, str]:
+        """What its points cannot say: which figures are infinite, in words."""
+        infinite = {name: value for name, value in scalar_figures(self.record).items() if math.isinf(value)}
+        return {name: f"{value} in round {self.record.round}" for name, value in infinite.items()}
+
+
+class RowMaker:
+    """Makes rows of rounds that come in their order.
+
+    Args:
+        targets: Test accuracies whose first crossing is of interest.
+    """
+
+    def __init__(self, targets: Sequence[float] = ()) -> None:
+        self._targets = TargetWatch(targets)
+        self._total_bytes = 0
+        self._best: float | None = None
+
+    def row(self, record: RoundRecord) -> Row:
+        """The next round's row."""
+        self._total_bytes += record.bytes_up + record.bytes_down
+        accuracy = record.test_accuracy
+        if accuracy is not None and not math.isnan(accuracy):
+            self._best = accuracy if self._best is None else max(self._best, accuracy)
+        return Row(
+            record=record,
+            total_bytes=self._total_bytes,
+            best_test_accuracy=self._best,
+            reached=self._targets.see(record),
+        )
+
+
+def telling(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that say what a run is: the world, the method and how it trains, and what else is not as by default.
+
+    Where a run is kept says nothing, nor does a key that is null or empty.
+
+    Args:
+        config: A resolved configuration, flat, under dotted names.
+    """
+    defaults = _defaults()
+    return {
+        key: value
+        for key, value in config.items()
+        if value is not None
+        and value not in ("[]", "{}")
+        and not key.startswith(_KEPT)
+        and (key.startswith(_WORLD) or key not in defaults or defaults[key] != value)
+    }
+
+
+def _is_shown_by_bytes(name: str) -> bool:
+    return name in _ALSO_BY_BYTES or any(word in name for word in _LEARNT)
+
+
+@cache
+def _defaults() -> Mapping[str, Any]:
+    from fedsweep.config.schema import Config
+
+    return Config().flat()
