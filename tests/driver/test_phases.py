@@ -85,8 +85,9 @@ sys.exit(code)
 
 def test_what_is_shown_and_started_at_first_needs_no_torch() -> None:
     names = "cli commands.playing tracking.progress tracking.mlflow_keeper fleet.ray_start driver.phases config.load"
-    code = f"import sys; from importlib import import_module\nfor name in {names.split()}: import_module('fedsweep.' + name)"
-    code += "\nprint(*sorted({'torch', 'numpy', 'ray', 'mlflow'} & {*sys.modules}))"
+    code = "import sys; from importlib import import_module\n"
+    code += f"for name in {names.split()}: import_module('fedsweep.' + name)\n"
+    code += "print(*sorted({'torch', 'numpy', 'ray', 'mlflow'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
 
