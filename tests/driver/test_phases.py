@@ -72,7 +72,7 @@ sys.exit(code)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[-1] == ""  # what was loaded of those
-    (first,) = (line for line in lines if ": 3 rounds" in line)
+    (first,) = (line for line in lines if ": 3 rounds, in" in line)
     assert first.endswith(
         "3 rounds, in this process (about 0.0 s of training on one core; runtime.backend=auto is Ray from 60 s)"
     )

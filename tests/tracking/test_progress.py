@@ -92,7 +92,7 @@ def test_what_is_waited_for_has_a_name_from_the_first_moment(capsys: pytest.Capt
 
 def test_plain_progress_names_only_what_is_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     timers: list[threading.Timer] = []
-    monkeypatch.setattr(threading.Timer, "start", timers.append)
+    monkeypatch.setattr(threading.Timer, "start", lambda timer: timers.append(timer))
     file = io.StringIO()
     with PlainProgress(file) as progress:
         progress.waiting("libraries")
