@@ -29,7 +29,8 @@ format: $(STAMP) ## rewrites the sources in the common format
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-benchmarks: $(STAMP) ## speed of the parts that matter, on this machine
+benchmarks: $(STAMP) ## speed on this machine: beside plain PyTorch, then of single parts
+	-.venv/bin/fedsweep bench
 	for bench in tests/benchmarks/bench_*.py; do echo "==> $$bench"; .venv/bin/python $$bench; done
 
 wheel: $(STAMP) ## dist/fedsweep-*.whl

@@ -24,7 +24,6 @@ from fedsweep.components.evaluation import Evaluation
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory, Objective
 from fedsweep.components.probes import ClientTest, LocalClient, Probe
 from fedsweep.components.refinement import Refinement
-from fedsweep.components.solver import LocalSolver
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import training_flops
@@ -33,6 +32,7 @@ from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncCo
 from fedsweep.streams import Stream
 from fedsweep.trees import ParamTree
 
+from .parts.clipped_steps import ClippedSteps
 from .parts.decoders import Decoder, SmallDecoder
 from .parts.ensembles import server_inputs
 from .parts.features import network_with_features
@@ -95,17 +95,6 @@ class ArcFace(Objective):
     def loss(self, step: LocalStep) -> Tensor:
         found = cosines(step.logits, step.broadcast[_ETF])
         return F.cross_entropy(self.scale * with_margin(found, step.targets, self.margin), step.targets)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClippedSteps(LocalSolver):
-    """Steps of the configured optimiser on gradients of norm 100 at most, as in the authors' program."""
-
-    def step(self, optimizer: torch.optim.Optimizer, evaluate: Callable[[], Tensor]) -> Tensor:
-        loss = evaluate()
-        nn.utils.clip_grad_norm_([value for group in optimizer.param_groups for value in group["params"]], _CLIP)
-        optimizer.step()
-        return loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,7 +382,7 @@ def fedktl(
         source="Zhang, Liu, Hua, Cao (2024), An upload-efficient scheme for transferring knowledge (FedKTL), CVPR",
         objective=ArcFace(margin=margin, scale=scale),
         terms=(Knowledge(strength=strength),),
-        solver=ClippedSteps(),
+        solver=ClippedSteps(norm=_CLIP),
         submodels=Travels(method=_TERM, part="nothing"),
         refinements=(
             LatentAlignment(

@@ -19,5 +19,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("ray") is not None:
             name = "sweeps on Ray" if "sweeps" in item.path.parts else "Ray"
-            item.own_markers = [mark for mark in item.own_markers if mark.name != "xdist_group"]
             item.add_marker(pytest.mark.xdist_group(name))

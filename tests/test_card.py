@@ -4,19 +4,63 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
 from fedsweep.algorithms.registry import METHODS
-from fedsweep.card import Card, Limit, card_of, with_card
+from fedsweep.card import Card, Limit, card_of, parameters_of, takes, with_card
 from fedsweep.catalog import method_builder
 from fedsweep.cli import main
+from fedsweep.config.signatures import bind, describe
 from fedsweep.described import limit_text, method_facts, refused_merges
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 
 Show = Callable[..., str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pull:
+    """A part.
+
+    Attributes:
+        strength: How hard, above 0.
+        sides: On how many
+            sides.
+
+    Source: nobody.
+    """
+
+    strength: float = 0.5
+    sides: int | None = None
+
+
+@with_card(Card())
+@takes(Pull)
+def pulled(*, name: str = "mine", **parameters: Any) -> tuple[str, Pull, dict[str, Any]]:
+    """A method.
+
+    Args:
+        name: What it is called.
+    """
+    return name, Pull(**parameters_of(Pull, parameters)), parameters
+
+
+def test_a_builder_takes_its_components_fields_with_types_defaults_and_meanings() -> None:
+    rows = [(row.name, row.type, row.default, row.doc) for row in describe(pulled)]
+    assert rows == [
+        ("name", "str", "mine", "What it is called."),
+        ("strength", "float", "0.5", "How hard, above 0."),
+        ("sides", "int | null", "null", "On how many sides."),
+    ]
+    assert pulled(sides=2) == ("mine", Pull(sides=2), {"strength": 0.5, "sides": 2}) and card_of(pulled) == Card()
+    with pytest.raises(TypeError, match="strenght"):
+        pulled(strenght=1.0)
+    with pytest.raises(ConfigError, match="sides must be an integer or null"):
+        bind("method", "pulled", pulled, {"sides": "two"})
 
 
 @pytest.mark.parametrize("name", METHODS)

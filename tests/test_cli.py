@@ -14,7 +14,7 @@ from fedsweep.cli import main
 from fedsweep.commands import catalog
 from fedsweep.errors import ClientJobError, ConfigError, DataError, OutputError, ResourceError, RunError
 
-COMMANDS = ("run", "compare", "verify", "sync", "partition", "select", "list", "show", "ui", "doctor")
+COMMANDS = ("run", "compare", "verify", "sync", "partition", "select", "list", "show", "ui", "doctor", "bench")
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -91,6 +91,9 @@ def test_a_runs_tables_are_frames(folder: Path) -> None:
         result.summary["total_bytes"] + result.summary["registration_bytes"]
     )
     assert result.client_accuracy.num_rows == 12
+    assert result.to_pandas("traffic")["bytes"].tolist() == result.traffic.column("bytes").to_pylist()
+    with pytest.raises(InputError, match="but not 'models'"):
+        result.to_pandas("models")
 
 
 def test_a_model_is_tested_on_data_as_it_wants_them(folder: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Literal, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
@@ -29,21 +29,20 @@ from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import BYTES_PER_VALUE, fwd_macs_per_sample, training_flops
 from fedsweep.models.network import Network
 from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import MultiplierIn, unit_submodel
+from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.world.devices import client_time
 
-from ..parts.unit_draws import has_norm, why_not_homogeneous
 from .curvature import CurvatureGap
 from .dropout_rates import DeviceRate, device_dropout, drawn_units, rates_of_round, target_time, unit_rates
+from .multipliers import Multiplier, scales_in, why_not_in_weights
 from .unit_scores import RankScale, UnitScores, WeightSum, maskable_groups
 
 BaseRate = float | Literal["hessian"]
 Refresh = Literal["trigger"] | tuple[int, ...]
 Reference = Literal["largest", "slowest"]
 SoftmaxOver = Literal["kind", "layer"]
-Multiplier = Literal["auto", "activation", "incoming", "split", "none"]
 
 _WHOLE = "clients train the whole model, as in FedAvg"
 
@@ -129,7 +128,7 @@ class AdaptiveDropout(SubModelPolicy):
                     f"fedad leaves out channels, neurons and heads, but model {type(context.model).__name__} lists no"
                     " unit groups; use a built-in model or give yours a method unit_groups"
                 )
-            self._scales_in(context.model)
+            scales_in(self.multiplier, context.model)
             macs = fwd_macs_per_sample(context.model, cast(Network, context.model).input_shape, count_batch_norm=False)
         return {
             "macs": macs,
@@ -147,24 +146,6 @@ class AdaptiveDropout(SubModelPolicy):
             "rates": rates_of_round([], []),
         }
 
-    def _scales_in(self, model: nn.Module) -> MultiplierIn | None:
-        """Where the multiplier acts on this network; None: nowhere.
-
-        Raises:
-            ConfigError: Not where it is asked to.
-        """
-        if self.multiplier == "none":
-            return None
-        between = _between(model) if self.multiplier != "activation" else ""
-        if self.multiplier == "auto":
-            return "activation" if between else "incoming"
-        if between:
-            raise ConfigError(
-                f"method.multiplier={self.multiplier} puts 1 / (1 - rate) into the weights that make a unit, as can be"
-                f" done where ReLU alone stands between it and them; but {between}; set method.multiplier=activation"
-            )
-        return self.multiplier
-
     # -- what a user should know ---------------------------------------------------------------------------------
 
     def foresee(self, context: ServerContext) -> str:
@@ -173,7 +154,7 @@ class AdaptiveDropout(SubModelPolicy):
             return f"base_rate=0: {_WHOLE}"
         if late := self._too_late(context):
             return late
-        if self.multiplier == "auto" and (between := _between(context.model)):
+        if self.multiplier == "auto" and (between := why_not_in_weights(context.model)):
             return f"{between}, so the multiplier acts on activations (method.multiplier=activation)"
         return ""
 
@@ -273,7 +254,7 @@ class AdaptiveDropout(SubModelPolicy):
         if not state["base_rate"] or not context.cohort or context.model is None:
             return whole, state
         groups = maskable_groups(context.model)
-        every_group, scales_in = cast(Network, context.model).unit_groups(), self._scales_in(context.model)
+        every_group, form = cast(Network, context.model).unit_groups(), scales_in(self.multiplier, context.model)
         submodels: dict[int, SubModel] = {}
         device_rates = []
         for client in context.cohort:
@@ -285,8 +266,8 @@ class AdaptiveDropout(SubModelPolicy):
             submodels[client] = unit_submodel(
                 every_group,
                 drawn.kept,
-                scales=None if scales_in is None else drawn.scales,
-                scales_in=scales_in or "activation",
+                scales=None if form is None else drawn.scales,
+                scales_in=form or "activation",
             )
         samples = [context.profiles[k].num_samples for k in context.cohort]
         return submodels, {**state, "rates": rates_of_round(device_rates, samples)}
@@ -316,15 +297,6 @@ class AdaptiveDropout(SubModelPolicy):
                 **state["rates"],
             }
         )
-
-
-def _between(model: nn.Module) -> str:
-    """What of a network does not let a factor of weights pass through to its units, in words; empty: nothing."""
-    for group in maskable_groups(model):
-        found = "a norm" if has_norm(model, group) else why_not_homogeneous(model, group)
-        if found or group.kind == "head":
-            return f"units {group.name!r} of {type(model).__name__} go through {found or 'attention'}"
-    return ""
 
 
 def _mean(values: Sequence[Tensor], updates: Sequence[ClientUpdate]) -> Tensor:

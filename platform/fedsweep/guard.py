@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedsweep.errors import ComponentError, FedsweepError, InvariantError
 
-Named = TypeVar("Named")
 _CORE, _METHODS = "fedsweep.", "fedsweep.algorithms."
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {
     *("torch", "torchvision", "numpy", "scipy", "sklearn", "pandas", "pyarrow", "PIL", "ray", "mlflow", "cloudpickle"),
+    *("datasets", "flwr_datasets", "huggingface_hub", "fsspec", "safetensors", "pydantic", "yaml", "optuna", "sko"),
+    *("matplotlib", "plotly", "jinja2", "typer", "click", "rich", "psutil", "sqlalchemy"),
 }
 
 
@@ -151,32 +152,6 @@ def check_named(given: object, of: type, component: object, hook: str, *, when: 
     """
     if not isinstance(given, Mapping) or not all(isinstance(item, of) for item in given.values()):
         raise wrong(component, hook, must=f"a mapping to {of.__name__}", given=given, when=when)
-
-
-def joined(
-    asked: Iterable[tuple[object, Any]], hook: str, of: type[Named], *more: object, when: object
-) -> dict[str, Named]:
-    """What all components say at a hook, by name.
-
-    Args:
-        asked: Each component with its state.
-        hook: The name of a method that takes the state and ``more``.
-        of: What stands behind each name.
-        more: Further arguments.
-        when: ``in round 3``.
-
-    Raises:
-        InvariantError: One says something else, or two use the same name.
-    """
-    found: dict[str, Named] = {}
-    for component, state in asked:
-        given = getattr(component, hook)(state, *more)
-        check_named(given, of, component, hook, when=when)
-        for name, value in given.items():
-            if name in found:
-                raise InvariantError(f"two components {hook} something called {name!r} {when}")
-            found[name] = value
-    return found
 
 
 def vector_and_state(

@@ -14,7 +14,7 @@ from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.evaluation import Data, Evaluated, evaluate, open_subject
 from fedsweep.driver.saved_model import existing, load_model
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ConfigError, OutputError
 from fedsweep.reports.compare import compared_runs
 from fedsweep.reports.setting_table import setting_row
 from fedsweep.reproduce.outputs import has_outputs
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 By = Literal["run", "setting", "round"]
+_TABLES = ("rounds", "clients", "client_accuracy", "traffic")
 # What a page shows of a run; the rest is in the frames.
 _SHOWN = ("test_accuracy", "best_test_accuracy", "total_bytes", "comm_ratio", "sim_time_s", "wall_time_s")
 
@@ -75,11 +76,23 @@ class Result:
         """The final global model, in evaluation mode."""
         return load_model(self.folder)
 
-    def to_pandas(self) -> pd.DataFrame:
-        """The rounds, indexed by round."""
+    def to_pandas(self, table: str = "rounds") -> pd.DataFrame:
+        """One of the run's tables as a frame; that of the rounds is indexed by round.
+
+        Args:
+            table: ``rounds``, ``clients``, ``client_accuracy`` or ``traffic``.
+
+        Raises:
+            InputError: There is no such table, or the run has none.
+        """
+        if table not in _TABLES:
+            raise ConfigError(f"a run's tables are {', '.join(_TABLES)}, but not {table!r}")
+        found = getattr(self, table)
+        if found is None:
+            raise OutputError(f"{self.folder}: the run has no table {table}.parquet")
         # Without threads, as tables are read: pyarrow's pool and torch's do not end well in one process.
-        frame: pd.DataFrame = self.rounds.to_pandas(use_threads=False)
-        return frame.set_index("round")
+        frame: pd.DataFrame = found.to_pandas(use_threads=False)
+        return frame.set_index("round") if table == "rounds" else frame
 
     def test_data(self, data: Data | None = None) -> tuple[Tensor, Tensor]:
         """Test samples as the model takes them, normalised, [T, C, H, W], and their labels [T].
@@ -125,12 +138,13 @@ class Result:
             ax: Where to draw; None: a new picture.
         """
         from fedsweep.figures.confusion import draw_confusion
-        from fedsweep.figures.style import paper_style
+        from fedsweep.figures.style import paper_style, tidy
 
         found = evaluate(self.folder, data=data)
         with paper_style():
             axes = ax or _new_axes(square=True)
             draw_confusion(axes, found.confusion, class_names=found.class_names)
+            tidy(axes)
         return axes
 
     def _repr_html_(self) -> str:
@@ -237,7 +251,7 @@ class Results(Sequence[Result]):
             InputError: There is no such axis, or the file can't be written.
         """
         from fedsweep.figures.curves import ACROSS, draw_settings
-        from fedsweep.figures.style import checked_path, legend_below, paper_style, save_figure
+        from fedsweep.figures.style import checked_path, legend_below, paper_style, save_figure, tidy
         from fedsweep.results.curves import curve_of
 
         if x not in ACROSS:
@@ -250,6 +264,7 @@ class Results(Sequence[Result]):
         with paper_style():
             axes = ax or _new_axes()
             handles = draw_settings(axes, runs, y, x=x, log_x=x == "total_bytes")
+            tidy(axes)
             figure = axes.get_figure(root=True)
             assert figure is not None  # axes have one
             if ax is None:

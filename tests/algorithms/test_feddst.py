@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import cos, pi
 
 import pytest
@@ -10,10 +11,13 @@ from torch import nn
 
 from fedsweep.algorithms.feddst import AdjustableMask, erk_densities, feddst, moved_weights
 from fedsweep.algorithms.parts.element_masks import largest, shared_out, weight_layers
+from fedsweep.card import card_of
 from fedsweep.components.server_update import mean_of_updates
 from fedsweep.errors import ConfigError
 from fedsweep.models.mlp import Mlp
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing.costs import bytes_are_the_cards
+from fedsweep.testing.subject import Subject
 
 
 def build() -> nn.Module:
@@ -146,6 +150,14 @@ def test_adjustments_are_in_the_second_round_and_every_so_many_until_their_end()
     assert moved == pytest.approx(
         {2: 0.2 * (1 + cos(pi / 8)), 5: 0.2 * (1 + cos(pi / 2)), 8: 0.2 * (1 + cos(pi * 7 / 8))}
     )
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_masks_that_travel_are_the_cards_where_adjustments_end_with_half_of_the_run(every: int) -> None:
+    card = card_of(feddst)
+    assert card is not None
+    small = {"sparsity": 0.5, "moved": 0.2, "every": every, "until": None}
+    bytes_are_the_cards(Subject(name="feddst", builder=feddst, card=replace(card, small=small)))
 
 
 def test_wrong_parameters_are_refused() -> None:

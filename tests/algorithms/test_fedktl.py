@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from fedsweep.algorithms.fedktl import (
     ArcFace,
     ClassPrototypes,
-    ClippedSteps,
     Knowledge,
     LatentAlignment,
     cosines,
@@ -21,6 +20,7 @@ from fedsweep.algorithms.fedktl import (
     simplex,
     with_margin,
 )
+from fedsweep.algorithms.parts.clipped_steps import ClippedSteps
 from fedsweep.algorithms.parts.decoders import SmallDecoder
 from fedsweep.errors import ConfigError
 from fedsweep.models.registry import build_model
@@ -143,7 +143,7 @@ def test_the_servers_work_is_counted() -> None:
     assert aligning[1] > 0 and aligning[1] % (2 * 3 * (classes * classes + classes * latent)) == 0
 
 
-def test_a_step_is_on_a_gradient_of_norm_100_at_most() -> None:
+def test_a_step_is_on_a_gradient_of_at_most_that_norm() -> None:
     value = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([value], lr=1.0)
 
@@ -151,7 +151,7 @@ def test_a_step_is_on_a_gradient_of_norm_100_at_most() -> None:
         value.grad = torch.tensor([300.0, 400.0])
         return torch.tensor(7.0)
 
-    assert float(ClippedSteps().step(optimizer, steep)) == 7.0
+    assert float(ClippedSteps(norm=100.0).step(optimizer, steep)) == 7.0
     assert torch.allclose(value.detach(), torch.tensor([-60.0, -80.0]))
 
 

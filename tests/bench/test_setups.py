@@ -110,6 +110,15 @@ def test_the_plain_loop_in_step_comes_to_the_same_where_a_round_has_one_step() -
         torch.testing.assert_close(one, other)
 
 
+def test_images_made_ready_by_client_or_by_batch_are_the_same() -> None:
+    work = work_of(rounds.plan_of(given(local_steps=1, batch_size=5), small_noise()), small_noise())
+    by_client, by_batch = PlainLoop(work, readies_clients=True), PlainLoop(work)
+    for loop in (by_client, by_batch):
+        loop.play(2)
+    for one, other in zip(by_client._server, by_batch._server, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_shares_of_the_work_are_all_of_it() -> None:
     whole = work_of(rounds.plan_of(given(cohort_size=3), small_noise()), small_noise())
     shares = [whole.share(part, 2) for part in range(2)]
@@ -133,9 +142,11 @@ def test_plain_processes_play_and_end() -> None:
 def test_a_set_up_is_measured_through_the_real_code_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(data._SHAPES, "cifar10", (COLOUR, 2000))
     monkeypatch.setattr(data, "is_present", lambda name, *, root: False)
-    (figure,) = SETUPS["W2"].measure(Request(rounds=1, repeats=2))
-    assert (len(figure.ours_s), len(figure.reference_s), figure.asked) == (2, 2, 1.0)
-    assert min(*figure.ours_s, *figure.reference_s) > 0 and figure.data == "noise shaped like cifar10"
+    clients, batches = SETUPS["W2"].measure(Request(rounds=1, repeats=2))
+    assert (clients.asked, batches.asked) == (1.0, None)
+    for figure in (clients, batches):
+        assert (len(figure.ours_s), len(figure.reference_s)) == (2, 2)
+        assert min(*figure.ours_s, *figure.reference_s) > 0 and figure.data == "noise shaped like cifar10"
 
 
 def test_the_logistic_regression_is_the_published_one(monkeypatch: pytest.MonkeyPatch) -> None:

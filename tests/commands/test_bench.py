@@ -84,7 +84,7 @@ def test_what_is_measured_is_printed_and_written(fedsweep: Command, asked: list[
 
 def test_a_missed_figure_is_exit_1(fedsweep: Command, asked: list[Request], monkeypatch: pytest.MonkeyPatch) -> None:
     with_figure(monkeypatch, replace(FIGURE, asked=1.8))
-    code, out, _ = fedsweep("bench", "--quiet")
+    code, out, _ = fedsweep("bench")
     assert code == 1 and "missed" in out
 
 

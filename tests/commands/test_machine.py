@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep.commands import doctor
+from fedsweep.world.data import torchvision_compat
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -77,3 +78,11 @@ def test_doctor_says_why_the_main_job_fails(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(doctor, "_TINY", {"scenario": {"dataset": "digots"}})
     with pytest.raises(doctor.Problem, match="unknown dataset 'digots'; did you mean 'digits'"):
         doctor._main_job()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_doctor_says_where_torchvision_works_through_fedsweep_alone(
+    monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    monkeypatch.setattr(torchvision_compat, "imports_alone", lambda: alone)
+    assert ("a plain import of it fails beside this torch" in doctor._torchvision()) == (not alone)

@@ -55,7 +55,7 @@ runtime:
   gpus_per_server: 0.0
   address: null
 checkpoint: {every: 10, keep: 2}
-tracking: {uri: null, experiment: fedsweep}
+tracking: {uri: null, experiment: fedsweep, also: []}
 sweep:
   settings: []
   space: {}

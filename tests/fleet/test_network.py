@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def weights(sync: int) -> list[float]:
     return [1 / (k + sync + 1) for k in range(len(ATTENDEES[sync]))]
 
 
-def membership(index: int, size: int, values: int, dtype: torch.dtype, timeout_s: float) -> Membership:
+def membership(index: int, size: int, values: int, dtype: torch.dtype, timeout_s: float, alone: bool) -> Membership:
     return Membership(
         index=index,
         size=size,
@@ -49,6 +50,7 @@ def membership(index: int, size: int, values: int, dtype: torch.dtype, timeout_s
         host=HOST,
         connect_timeout_s=20.0,
         timeout_s=timeout_s,
+        alone_bytes=2**20 if alone else 0,
     )
 
 
@@ -56,13 +58,13 @@ def member(pipe: Any, index: int, size: int) -> None:
     """Takes part in one group after another, as it is told."""
     torch.set_num_threads(1)
     while (order := pipe.recv()) is not None:
-        values, dtype, fate, timeout_s = order
+        values, dtype, fate, timeout_s, alone = order
         if index == 0:
             store = open_store(HOST, timeout_s=20.0)
             pipe.send(store.port)
         else:
             store = find_store(HOST, pipe.recv(), timeout_s=20.0)
-        exchange = NetworkExchange(store, membership(index, size, values, dtype, timeout_s))
+        exchange = NetworkExchange(store, membership(index, size, values, dtype, timeout_s, alone))
         del store
         own = {k: v for k, v in vectors(values, dtype).items() if homes(size)[k] == index}
         found: list[Any] = []
@@ -97,10 +99,16 @@ class Members:
             self.processes.append(process)
 
     def begin(
-        self, values: int, dtype: torch.dtype, fate: tuple[int, str] | None = None, timeout_s: float = 60.0
+        self,
+        values: int,
+        dtype: torch.dtype,
+        fate: tuple[int, str] | None = None,
+        *,
+        timeout_s: float = 60.0,
+        alone: bool = False,
     ) -> None:
         for pipe in self.pipes:
-            pipe.send((values, dtype, fate, timeout_s))
+            pipe.send((values, dtype, fate, timeout_s, alone))
         port = self.heard(0)
         for pipe in self.pipes[1:]:
             pipe.send(port)
@@ -131,8 +139,11 @@ def three() -> Iterator[Members]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("values", [1003, 1000, 5, 1])  # even and uneven ranges, and fewer values than members
-def test_members_get_the_bits_of_a_sum_in_one_process(members: Members, values: int, dtype: torch.dtype) -> None:
-    members.begin(values, dtype)
+@pytest.mark.parametrize("alone", [True, False])
+def test_members_get_the_bits_of_a_sum_in_one_process(
+    members: Members, values: int, dtype: torch.dtype, alone: bool
+) -> None:
+    members.begin(values, dtype, alone=alone)
     expected = []
     for sync, attend in enumerate(ATTENDEES):
         expected.append(torch.empty(values, dtype=dtype))
@@ -180,8 +191,8 @@ def test_a_refused_connection_and_an_address_of_another_machine_are_told() -> No
         port = taken.getsockname()[1]
     with pytest.raises(ResourceError, match=f"nothing answers at {HOST} port {port}"):
         find_store(HOST, port, timeout_s=20.0)
-    with pytest.raises(ResourceError, match=r"192\.0\.2\.1 can't be listened on"):
-        open_store("192.0.2.1", timeout_s=20.0)
+    with pytest.raises(ResourceError, match=r"203\.0\.113\.1 can't be listened on"):
+        open_store("203.0.113.1", timeout_s=20.0)
 
 
 def test_a_member_that_stays_away_is_told() -> None:
@@ -189,3 +200,33 @@ def test_a_member_that_stays_away_is_told() -> None:
     lonely = Membership(index=0, size=2, num_values=3, dtype=torch.float32, host=HOST, connect_timeout_s=0.2)
     with pytest.raises(ResourceError, match="client actors do not reach each other"):
         NetworkExchange(store, lonely)
+
+
+def test_those_who_wait_for_a_lost_one_are_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is gone closes no connection: who waits for it at a sync point would wait for ever."""
+    from ray import exceptions as ray_errors
+
+    from fedsweep.fleet import ray_fleet
+
+    now = iter(range(10, 1000, 10))
+    killed: list[str] = []
+
+    class Ray:
+        def wait(self, refs: list[str], **_: Any) -> tuple[list[str], list[str]]:
+            return [ref for ref in refs if ref == "dies"], []
+
+        def get(self, ref: str) -> None:
+            raise ray_errors.RayActorError
+
+        def kill(self, actor: str) -> None:
+            killed.append(actor)
+
+    monkeypatch.setattr(ray_fleet, "ray", Ray())
+    monkeypatch.setattr(ray_fleet, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
+    fleet = object.__new__(ray_fleet.RayFleet)
+    fleet._actors, fleet._pings, fleet._hang_timeout_s = {0: "first", 1: "second"}, {}, 60.0
+    monkeypatch.setattr(fleet, "_hanging", lambda pending: [])  # it answers, as it waits beside its control thread
+    with pytest.raises(WorkerLost, match="client actor 0 does not answer, client actor 1 died"):
+        fleet._wait({0: "waits", 1: "dies"}, together=True)
+    assert killed == ["first"]
+    assert next(now) == 90  # asked until more than 60 seconds had passed since 10

@@ -135,7 +135,7 @@ def test_nodes_that_do_not_reach_each_other_go_through_the_server_and_say_so(
     ray = nodes[0]
     addresses = ray_exchange._addresses()
     here = ray.get_runtime_context().get_node_id()
-    elsewhere = {node: own if node == here else "192.0.2.1" for node, own in addresses.items()}
+    elsewhere = {node: own if node == here else "203.0.113.1" for node, own in addresses.items()}
     monkeypatch.setattr(ray_exchange, "_addresses", lambda: elsewhere)
     monkeypatch.setattr(ray_exchange, "_CONNECT_S", 1.0)
     work = tiny_experiment(dynamicsgd(), rounds=2, local_steps=3)

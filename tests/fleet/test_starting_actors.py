@@ -7,14 +7,13 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.errors import RunError, WorkerLost
+from fedsweep.errors import RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.ray_leftovers import dead_sessions, remove_session
 from fedsweep.testing import tiny_experiment
@@ -88,7 +87,7 @@ def test_session_folder_goes_after_a_clean_end_and_stays_after_a_failure() -> No
     code = """
         import sys
         from pathlib import Path
-        from fedsweep.errors import RunError, WorkerLost
+        from fedsweep.errors import RunError
         from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
         from fedsweep.fleet.ray_leftovers import dead_sessions, marked_session
         seen = []
@@ -108,33 +107,3 @@ def test_session_folder_goes_after_a_clean_end_and_stays_after_a_failure() -> No
     assert Path(folder) in dead_sessions()
     remove_session(Path(folder))
     assert Path(folder) not in dead_sessions()
-
-
-def test_those_who_wait_for_a_lost_one_are_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that is gone closes no connection: who waits for it at a sync point would wait for ever."""
-    from ray import exceptions as ray_errors
-
-    from fedsweep.fleet import ray_fleet
-
-    now = iter(range(10, 1000, 10))
-    killed: list[str] = []
-
-    class Ray:
-        def wait(self, refs: list[str], **_: Any) -> tuple[list[str], list[str]]:
-            return [ref for ref in refs if ref == "dies"], []
-
-        def get(self, ref: str) -> None:
-            raise ray_errors.RayActorError
-
-        def kill(self, actor: str) -> None:
-            killed.append(actor)
-
-    monkeypatch.setattr(ray_fleet, "ray", Ray())
-    monkeypatch.setattr(ray_fleet, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
-    fleet = object.__new__(ray_fleet.RayFleet)
-    fleet._actors, fleet._pings, fleet._hang_timeout_s = {0: "first", 1: "second"}, {}, 60.0
-    monkeypatch.setattr(fleet, "_hanging", lambda pending: [])  # it answers, as it waits beside its control thread
-    with pytest.raises(WorkerLost, match="client actor 0 does not answer, client actor 1 died"):
-        fleet._wait({0: "waits", 1: "dies"}, together=True)
-    assert killed == ["first"]
-    assert next(now) == 90  # asked until more than 60 seconds had passed since 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from functools import cache
+from itertools import pairwise
 
 import pytest
 
@@ -89,6 +90,17 @@ def test_its_measures_are_figures_that_runs_have(table: TableFile) -> None:
             table.kind != "runs" or measure.of in {*known, *GAP_FIGURES, SCRATCH} or measure.of.startswith(_OF_METHODS)
         )
         assert not measure.cost or measure.of in _COSTS or table.kind != "runs"
+
+
+def test_what_a_paper_prints_does_not_contradict_what_it_is_said_to_claim(table: TableFile) -> None:
+    for claim in table.claims:
+        measure = claim.measure or table.measures[0].name
+        for column in claim.columns or table.column_names:
+            printed = [table.printed_value(row, column, measure=measure) for row in claim.order]
+            for (first, one), (second, other) in pairwise(zip(claim.order, printed, strict=True)):
+                if isinstance(one, float) and isinstance(other, float):
+                    fits = one > other if claim.apart is None else abs(one - other) < claim.apart
+                    assert fits, (claim.text, column, first, one, second, other)
 
 
 def test_a_table_is_listed_with_its_summary_and_the_source_that_it_names() -> None:

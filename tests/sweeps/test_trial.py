@@ -88,6 +88,18 @@ def test_a_trial_that_is_put_away_goes_on_to_the_same_model(tmp_path: Path, entr
     assert len(RunFolder(tmp_path / "broken").read_rounds()) == 3
 
 
+def test_a_trial_writes_what_tracking_asks_for_into_its_own_folder(
+    tmp_path: Path, entry_of: Callable[..., Entry]
+) -> None:
+    entry = entry_of({"seed": {"grid": [3]}}, tracking={"uri": "none", "also": ["csv"]})
+    first = trial_of(entry, tmp_path / "t")
+    first.step()
+    first.end_early()
+    played(trial_of(entry, tmp_path / "t"))
+    lines = (tmp_path / "t" / "rounds.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["round", "1", "2", "3"]
+
+
 def test_a_trial_that_the_scheduler_ends_has_finished_with_a_model(
     tmp_path: Path, entry_of: Callable[..., Entry]
 ) -> None:

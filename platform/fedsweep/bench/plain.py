@@ -90,9 +90,11 @@ class PlainLoop:
 
     Args:
         work: What is done.
+        readies_clients: All of a client's images are made ready when its turn comes, however few it looks at.
     """
 
-    def __init__(self, work: PlainWork) -> None:
+    def __init__(self, work: PlainWork, *, readies_clients: bool = False) -> None:
+        self._readies_clients = readies_clients
         self._work, self._drawn = work, np.random.default_rng(0)
         self._images = torch.from_numpy(work.images).to(work.device)
         self._labels = torch.from_numpy(work.labels).to(work.device)
@@ -162,7 +164,8 @@ class PlainLoop:
         order = torch.from_numpy(np.concatenate([self._drawn.permutation(size) for _ in range(passes)]))
         order = order.to(work.device)
         images, labels = self._images[client], self._labels[client]
-        ready = self._ready(images) if work.steps * work.batch_size >= size else None
+        whole = self._readies_clients or work.steps * work.batch_size >= size
+        ready = self._ready(images) if whole else None
         for position in range(work.steps):
             index = order[position * work.batch_size : (position + 1) * work.batch_size]
             yield self._ready(images[index]) if ready is None else ready[index], labels[index]

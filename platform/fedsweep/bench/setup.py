@@ -73,6 +73,11 @@ class Figure:
         """The median of ours."""
         return statistics.median(self.ours_s)
 
+    def shown(self) -> str:
+        """One line."""
+        ratio = "" if self.ratio is None else f", {self.ratio:.2f} times as fast as {self.against}"
+        return f"{self.what}: {self.seconds:.3g} s{ratio}"
+
     @property
     def is_good(self) -> bool | None:
         """Whether what is asked is reached; None: nothing is asked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fedsweep.bench.data import data_for
@@ -59,24 +60,35 @@ def long_rounds(request: Request) -> Sequence[Figure]:
 
 
 def short_rounds(request: Request) -> Sequence[Figure]:
-    """One process against a plain loop: what a round costs beside its steps."""
+    """One process against two plain loops: what a round costs beside its steps.
+
+    What is asked is asked against the loop that readies all images of a client, as plain programs do. The other one
+    readies those ten that the step looks at, and so does fedsweep.
+    """
     rounds = request.rounds or (_SHORT_ROUNDS if request.is_full else _QUICK_SHORT_ROUNDS)
     local = {"backend": "local", "device": request.device}
     dataset, called = data_for("cifar10", request)
     plan = planned(dataset, method={"name": "fedavg"}, steps=1, runtime=local)
+    work = work_of(plan, dataset)
+    loops = {
+        "a plain loop that makes clients ready": (PlainLoop(work, readies_clients=True), 1.0),
+        "a plain loop that makes batches ready": (PlainLoop(work), None),
+    }
+    figures = []
     with playing(plan) as ours:
-        plain = PlainLoop(work_of(plan, dataset))
-        seconds = in_turns(lambda: ours.play(rounds), lambda: plain.play(rounds), request.repeats)
-    return [
-        Figure(
-            what=f"{rounds} rounds of one step, in one process",
-            against="a plain loop",
-            ours_s=seconds[0],
-            reference_s=seconds[1],
-            asked=1.0,
-            data=called,
-        )
-    ]
+        for name, (plain, asked) in loops.items():
+            seconds = in_turns(lambda: ours.play(rounds), partial(plain.play, rounds), request.repeats)
+            figures.append(
+                Figure(
+                    what=f"{rounds} rounds of one step, in one process",
+                    against=name,
+                    ours_s=seconds[0],
+                    reference_s=seconds[1],
+                    asked=asked,
+                    data=called,
+                )
+            )
+    return figures
 
 
 def rounds_in_step(request: Request) -> Sequence[Figure]:

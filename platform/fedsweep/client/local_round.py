@@ -106,8 +106,6 @@ class LocalRound:
         self._flat = nn.Parameter(self.vector[: layout.num_params])
         self._flat.grad = self._slot.gradient
         goes_on = settings.keep == "persist" or turn.held is not None
-        scale = self.submodel.step_scale(self._full)
-        self._step_scale = None if scale is None else scale.to(device)
         self._optimizer = ClientOptimizer(
             settings,
             self._flat,
@@ -160,7 +158,7 @@ class LocalRound:
                 self._see(self.vector.clone())
         elif self._fresh is False and self._position == 0:
             self._tally = self._tally.carried_on(self._work.num_samples, self._work.classes)
-        for replacing in self._terms.prepare(self._trained, self._anchor_tree, self._view):
+        for replacing in self._terms.prepare(self._trained, self._values, self._anchor_tree, self._view):
             self._replace(replacing)
         self._measure([p for p in probes if p.when == "start"])
         self._due += job.steps
@@ -282,12 +280,7 @@ class LocalRound:
                 gradients[name].add_(value)
         if narrow is not None:
             narrow.add_gradient(self._slot.gradient)
-        if self._step_scale is not None:
-            self._slot.gradient.mul_(self._step_scale)
-        if side.optimizer.clip_norm is not None:
-            nn.utils.clip_grad_norm_([self._flat], side.optimizer.clip_norm)
-        if self._step_scale is not None:
-            self._slot.gradient.mul_(self._step_scale)
+        self._optimizer.scale_and_clip()
         return loss.detach()
 
     def _replace(self, params: ParamTree | None) -> None:

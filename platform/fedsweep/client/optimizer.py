@@ -59,6 +59,8 @@ class ClientOptimizer:
         self._settings, self._flat, self._kept = settings, flat, dict(kept or {})
         self._submodel, self._part, self._full = submodel, part, full
         self.momentum_weight = 0.0
+        scale = submodel.step_scale(full)
+        self._scale = None if scale is None else scale.to(flat.device)
         self.torch = _make_optimizer(flat, settings, learning_rate)
         state = {name: self._start(name, whole=whole, riders=riders) for name, whole in state_slots(settings)}
         if state:
@@ -91,6 +93,16 @@ class ClientOptimizer:
             old = torch.from_numpy(np.array(self._kept[name])) if name in self._kept else torch.zeros_like(whole)
             whole = torch.where(covered.cover[: self._full.num_params], whole, old)
         return whole.numpy()
+
+    def scale_and_clip(self) -> None:
+        """Makes the gradient ready for a step; a clipped one has its norm in the scale that the client steps in."""
+        assert self._flat.grad is not None
+        if self._scale is not None:
+            self._flat.grad.mul_(self._scale)
+        if self._settings.clip_norm is not None:
+            nn.utils.clip_grad_norm_([self._flat], self._settings.clip_norm)
+        if self._scale is not None:
+            self._flat.grad.mul_(self._scale)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The state as arrays of the full model's size, for the client's memory."""

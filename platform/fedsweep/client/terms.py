@@ -45,8 +45,13 @@ class ClientTerms:
         """What each term remembers during its work."""
         return self._memories
 
-    def prepare(self, params: ParamTree, anchor: ParamTree, look: Look) -> Iterator[ParamTree | None]:
-        """At a job's start: for each term what replaces the starting params; ``look`` shows the client to it."""
+    def prepare(
+        self, params: ParamTree, values: ParamTree, anchor: ParamTree, look: Look
+    ) -> Iterator[ParamTree | None]:
+        """At a job's start: for each term what replaces starting params, or float buffers among all ``values``.
+
+        ``look`` shows the client to it.
+        """
         for term in self._terms:
             view = functools.partial(look, f"prepare {term.name}")
             if term.name not in self._memories:
@@ -59,7 +64,7 @@ class ClientTerms:
             given = self._asked(term.prepare, view, self._memories[term.name], anchor)
             memory, replacing = pair(given, term, "prepare", must="memory, params or None", when=self._when)
             self._remember(term, memory, "prepare")
-            check_tree(replacing, params, term, "prepare", when=self._when)
+            check_tree(replacing, values, term, "prepare", when=self._when)
             self._marks[term.name] = None if _remembers_in_steps(type(term)) else marks(memory)
             yield replacing
 
@@ -111,7 +116,7 @@ class ClientTerms:
             memory, payload, *replacing = given
             self._remember(term, memory, "finish")
             check_named(payload, Tensor, term, "finish", when=self._when)
-            check_tree(replacing[0] if replacing else None, work.params, term, "finish", when=self._when)
+            check_tree(replacing[0] if replacing else None, work.values, term, "finish", when=self._when)
             if payload and not term.sends:
                 # Where a round folds, nobody would ask for it.
                 raise InvariantError(

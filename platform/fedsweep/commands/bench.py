@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.commands.options import Quiet, examples
+from fedsweep.commands.options import examples
 from fedsweep.errors import ConfigError, DataError, OutputError, ResourceError, unknown_name
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ def bench(
     anyway: Annotated[
         bool, typer.Option("--anyway", metavar="", help="Measure on a busy machine too; nothing is judged then.")
     ] = False,
-    quiet: Quiet = False,
 ) -> None:
     """Measure how fast rounds are on this machine, each beside plain PyTorch in the same minutes.
 
@@ -68,7 +67,7 @@ def bench(
         repeats=repeats,
         rounds=rounds,
         root=root,
-        say=(lambda line: None) if quiet else note,
+        say=note,
     )
     if _measure(chosen, request, json=json, anyway=anyway):
         raise typer.Exit(1)
@@ -134,7 +133,9 @@ def _measure(chosen: list[SetUp], request: Request, *, json: Path | None, anyway
                 " there, or measure with --anyway, which judges nothing"
             )
         request.say(f"{setup.name}: {setup.summary}")
-        found += [(setup.name, figure) for figure in setup.measure(request)]
+        for figure in setup.measure(request):
+            found.append((setup.name, figure))
+            request.say(f"{setup.name}: {figure.shown()}")
     is_judged = max(loads.values()) <= MOST_LOAD_CPUS
     table = make_table(*COLUMNS, left=3)
     for name, figure in found:

@@ -90,13 +90,19 @@ def _torch() -> str:
 
 
 def _torchvision() -> str:
-    from fedsweep.world.data.torchvision_compat import import_torchvision
+    from fedsweep.world.data.torchvision_compat import import_torchvision, imports_alone
 
     try:
         import_torchvision()
     except Exception as error:  # as above
         raise Problem(f"cannot be imported ({error}); install the release that fits torch") from error
-    return metadata.version("torchvision")
+    version = metadata.version("torchvision")
+    if imports_alone():
+        return version
+    return (
+        f"{version}, but a plain import of it fails beside this torch: fedsweep gets round that, a module of your own"
+        " would not; install the build that belongs to torch's"
+    )
 
 
 def _gpus() -> str:

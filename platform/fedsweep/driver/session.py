@@ -206,6 +206,7 @@ class RunSession:
         self._stopped_by = self._engine.finished_by(state)
         due = state.round % self._settings.checkpoint_every == 0 and self._stopped_by is None
         self._keep(state, checkpoint=due)
+        # After going back, rounds are played again to the same rows, which observers have had.
         record = state.records[-1] if state.round > self._reported else None
         self._reported = max(self._reported, state.round)
         return Step(record=record, stopped_by=self._stopped_by, messages=self._taken_messages(), checkpointed=due)
@@ -224,6 +225,7 @@ class RunSession:
 
     def _go_back(self, lost: MemoryLost) -> Step:
         """Begin again from the newest checkpoint; rounds that were reported already are not reported again."""
+        # Twice from the same round: what is lost would be lost again, and the run never get on.
         if self._went_back == self._reported:
             raise lost
         self._went_back = self._reported
@@ -245,6 +247,7 @@ class RunSession:
             return state.round
 
     def _save_state(self, state: RunState) -> None:
+        # Whoever asks for it often, by signals or from Tune, has the same round written once.
         if state.round and state.round != self._saved_round:
             self._store.save(state, fetch=self._fleet.fetch)
             self._saved_round = state.round
@@ -291,6 +294,7 @@ class RunSession:
         if status == "finished":
             views = self._engine.layout.views(state.vector)
             riders = [name for name in views if name.startswith("optimizer.")]
+            # Riders belong to the optimiser: a model that is read back, or compared by its hash, has none.
             sha256 = self._folder.write_model({k: v.clone() for k, v in views.items() if k not in riders})
         result = {
             "status": status,

@@ -30,11 +30,11 @@ class Aggregator:
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         """Checked weights [M] of a sync point's attendees, and the weighting's new state."""
         weighting, when = self._method.weighting, f"in round {sync.round}"
-        # Checked here for every weighting: a wrong sum shifts the model in silence, and a NaN is found rounds later.
         given = weighting.weigh(state, updates, self._for("weighting", sync))
         weights, state = pair(given, weighting, "weigh", must=f"weights [{len(updates)}], state", when=when)
         if not isinstance(weights, Tensor):
             raise wrong(weighting, "weigh", must="a tensor of weights, and its state", given=weights, when=when)
+        # Checked here for every weighting: a wrong sum shifts the model in silence, and a NaN is found rounds later.
         fits = weights.shape == (len(updates),) and bool(torch.isfinite(weights).all()) and float(weights.min()) >= 0
         if not fits or (weighting.sums_to_one and abs(float(weights.sum()) - 1) > 1e-6):
             rule = " that sum to 1" if weighting.sums_to_one else ""
@@ -70,6 +70,7 @@ class Aggregator:
         weights, states["weighting"] = self.weigh(states["weighting"], seen[method.weighting.needs_updates], sync)
         when = f"in round {sync.round}"
         given = method.server_update.apply(states["server_update"], updates, weights, self._for("server_update", sync))
+        # Each model as it comes: before anybody learns from it and a checkpoint keeps it.
         vector, states["server_update"] = vector_and_state(given, sync.vector, method.server_update, "apply", when=when)
         # In the method's order, each on what the one before it made: the order is part of the method.
         for number, refinement in enumerate(method.refinements):

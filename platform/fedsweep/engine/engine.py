@@ -164,7 +164,7 @@ class Engine:
 
     @property
     def registration_bytes(self) -> int:
-        """See :func:`fedsweep.engine.cost.registration_bytes`."""
+        """Bytes of the clients' registration, of all of them and both ways."""
         return registration_bytes(self.experiment)
 
     # -- a round -------------------------------------------------------------------------------------------------

@@ -16,11 +16,10 @@ from fedsweep.engine.cost import CostModel
 from fedsweep.engine.ledger import Ledger, Versions
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.state import RunState
-from fedsweep.engine.updates import announced, answered, decoded, kept
+from fedsweep.engine.updates import announced, answered, decoded, joined, kept
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment, ServerTensors
 from fedsweep.fleet.fleet import Fleet
-from fedsweep.guard import Named, joined
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State, SyncContext, SyncPoint
 
 
@@ -215,7 +214,7 @@ class Round:
             ),
             version=self.version,
             broadcasts={k: payload for k in sent if (payload := self._broadcast(k))},
-            published=self._joined("publish", Published),
+            published=self._published(),
             probes=self._method.probes(self.components, self.plan.context.round),
             closes=self._passed + len(points) == len(self.plan.points),
             workers=self._workers,
@@ -260,11 +259,12 @@ class Round:
         return self._fleet.place({k: (n, float(work[k].steps * work[k].batch_size)) for k, n in syncs.items()})
 
     def _broadcast(self, client: int) -> Payload:
-        return {name: value.detach().cpu() for name, value in self._joined("broadcast", Tensor, client).items()}
+        number = self.plan.context.round
+        found = joined(self._method, self.components, "broadcast", Tensor, client, round=number)
+        return {name: value.detach().cpu() for name, value in found.items()}
 
-    def _joined(self, hook: str, of: type[Named], *whom: int) -> dict[str, Named]:
-        asked = [(component, self.components[seam]) for seam, component in self._method.server_components()]
-        return joined(asked, hook, of, *whom, when=f"in round {self.plan.context.round}")
+    def _published(self) -> dict[str, Published]:
+        return joined(self._method, self.components, "publish", Published, round=self.plan.context.round)
 
     # -- what travels --------------------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class Round:
         """What clients that drop out move; their work is not done, since nobody would see it."""
         for client, work in self.plan.lost.items():
             self._charge_download(client, self._broadcast(client))
-            self._charge_published(client, self._joined("publish", Published))
+            self._charge_published(client, self._published())
             if work.sends:
                 self._charge_upload(client)
 

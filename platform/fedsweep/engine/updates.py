@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,9 +13,14 @@ from torch import Tensor
 from fedsweep.client.coding import decoded_model
 from fedsweep.client.messages import Reply, Tally
 from fedsweep.engine.cost import CostModel
+from fedsweep.errors import InvariantError
+from fedsweep.guard import check_named
+from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, ClientWork, State
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout
+
+_Named = TypeVar("_Named")
 
 
 def announced(client: int, work: ClientWork, *, layout: FlatLayout, version: int, learning_rate: float) -> ClientUpdate:
@@ -102,3 +108,29 @@ def _with_tally(update: ClientUpdate, tally: Tally) -> ClientUpdate:
         classes_since_anchor=tally.classes,
         train_loss=tally.loss_sum / tally.steps if tally.steps else float("nan"),
     )
+
+
+def joined(
+    method: FederatedMethod, states: Mapping[str, State], hook: str, of: type[_Named], *whom: int, round: int
+) -> dict[str, _Named]:
+    """What a method's components say beside models, by name.
+
+    Args:
+        method: The method.
+        states: Its components'.
+        hook: The name of a method that takes a state and ``whom``.
+        of: What stands behind each name.
+        whom: The client, where the hook asks for one.
+        round: For messages.
+
+    Raises:
+        InvariantError: A component says something else, or two use the same name.
+    """
+    found: dict[str, _Named] = {}
+    for seam, component in method.server_components():
+        given = getattr(component, hook)(states[seam], *whom)
+        check_named(given, of, component, hook, when=f"in round {round}")
+        if twice := found.keys() & given.keys():
+            raise InvariantError(f"two components {hook} something called {min(twice)!r}")
+        found |= given
+    return found

@@ -298,6 +298,14 @@ def figure_of(*, width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
 
 
+def tidy(axes: Axes) -> None:
+    """A frame on two sides alone, and a grid behind lines."""
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.lines:
+        axes.grid(color=GRID, linewidth=0.6)
+        axes.set_axisbelow(True)
+
+
 def save_figure(figure: Figure, target: Path) -> None:
     """Writes a figure, and makes the folder above it.
 
@@ -309,10 +317,7 @@ def save_figure(figure: Figure, target: Path) -> None:
         InputError: It can't be written.
     """
     for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
-        if axes.lines:
-            axes.grid(color=GRID, linewidth=0.6)
-            axes.set_axisbelow(True)
+        tidy(axes)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Without the time of day, the same figures are the same file.

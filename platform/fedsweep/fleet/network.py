@@ -1,8 +1,9 @@
 """Aggregation among client actors of several nodes over torch.distributed.
 
 Each actor is sent its range of coordinates of every attendee's vector, sums it as one process would, and the ranges are
-gathered. Each coordinate is summed by the same operations in the same order wherever the cut lies, so the bits are
-those of a sum on the server.
+gathered. Where the vectors are so small that latency is what counts, each actor is sent all of them and sums alone.
+Each coordinate is summed by the same operations in the same order wherever the cut lies, so the bits are those of a sum
+on the server.
 
 Sockets listen on the address of the actor's node alone. What comes through them is numbers, never objects; but nobody
 is asked who they are, so the network between the nodes must be trusted as Ray's is.
@@ -45,6 +46,7 @@ class Membership:
         own_gpu: Every member has a GPU to itself: vectors go from GPU to GPU.
         connect_timeout_s: Longest wait for the others when the group is made.
         timeout_s: Longest wait for the others at one sync point.
+        alone_bytes: Vectors that together have at most so many bytes are summed by every member by itself.
     """
 
     index: int
@@ -55,6 +57,7 @@ class Membership:
     own_gpu: bool = False
     connect_timeout_s: float
     timeout_s: float = 3600.0
+    alone_bytes: int = 2**20
 
 
 def open_store(host: str, *, timeout_s: float) -> TCPStore:
@@ -138,28 +141,35 @@ class NetworkExchange(Exchange):
         Raises:
             WorkerLost: Another member died or does not answer.
         """
-        homes = [[k for k in attendees if workers.get(k, 0) == index] for index in range(self._member.size)]
-        received = self._scatter([own[k] for k in homes[self._member.index]], [len(home) for home in homes])
+        member = self._member
+        alone = len(attendees) * member.num_values * out.element_size() <= member.alone_bytes
+        homes = [[k for k in attendees if workers.get(k, 0) == index] for index in range(member.size)]
+        ranges = [slice(k * self._width, (k + 1) * self._width) for k in range(member.size)]
+        if alone:
+            ranges = [slice(0, member.num_values)] * member.size
+        received = self._scatter([own[k] for k in homes[member.index]], [len(home) for home in homes], ranges)
         rows = dict(zip((k for home in homes for k in home), received, strict=True))
-        weighted_mean([rows[k] for k in attendees], weights, self._share)
-        self._gather(self._timeout)
-        out.copy_(self._whole[: self._member.num_values])
+        weighted_mean([rows[k] for k in attendees], weights, out if alone else self._share)
+        if not alone:
+            self._gather(self._timeout)
+            out.copy_(self._whole[: member.num_values])
 
-    def _scatter(self, vectors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+    def _scatter(self, vectors: Sequence[Tensor], counts: Sequence[int], ranges: Sequence[slice]) -> list[Tensor]:
         """Sends each member its range of these vectors; returns this member's range of all members' vectors.
 
         Args:
             vectors: [V] each.
             counts: How many each member has.
+            ranges: The members', equally long; those beyond the vectors' end are filled up.
         """
         from torch._C._distributed_c10d import AllToAllOptions
 
-        size, width = self._member.size, self._width
+        size, width = self._member.size, ranges[0].stop
         sent, got = self._room("sent", size * len(vectors) * width), self._room("got", sum(counts) * width)
         parts = sent.view(size, len(vectors), width)
         for row, vector in enumerate(vectors):
-            for index in range(size):
-                part = vector[index * width : (index + 1) * width]
+            for index, own_range in enumerate(ranges):
+                part = vector[own_range]
                 parts[index, row, : len(part)].copy_(part)
         options = AllToAllOptions()
         options.timeout = self._timeout
@@ -190,6 +200,8 @@ class NetworkExchange(Exchange):
 
     def close(self) -> None:
         """Leave; the other members see the end of the connection."""
+        if self._member.own_gpu and self._group is not None:
+            self._group.abort()  # which by itself would wait for what is under way on the GPU
         self._group = None
 
 

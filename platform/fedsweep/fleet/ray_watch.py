@@ -140,7 +140,7 @@ class StartWatch:
         self._seen: dict[psutil.Process, str] = {}
 
     def lost(self) -> str | None:
-        """See :func:`~fedsweep.fleet.ray_leftovers.lost_process`."""
+        """What Ray can't do without and has lost, in words; None while all of it lives."""
         for process in psutil.Process().children():
             with contextlib.suppress(psutil.Error):
                 if process not in self._before and process.name() in VITAL:

@@ -13,7 +13,6 @@ from typing import Any
 
 class _Callable(ModuleType):
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """See :func:`fedsweep.reproduce.task.reproduce_table`."""
         from fedsweep.reproduce.task import reproduce_table
 
         return reproduce_table(*given, **named)

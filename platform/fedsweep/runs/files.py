@@ -33,14 +33,18 @@ def write_durably(path: Path, data: bytes) -> None:
     Raises:
         OSError: The disk is full, say; nothing is left behind, and an older file stays.
     """
-    temporary = path.with_name(f".{path.name}{TEMPORARY}")
+    _write(path, data, path.with_name(f".{path.name}{TEMPORARY}"))
+
+
+def _write(path: Path, data: bytes, temporary: Path) -> None:
     try:
+        # Never through something that is there already: a link could lead anywhere.
         with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
@@ -48,6 +52,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder survive a power cut."""
+    # Renaming writes the folder, not the file: without this a power cut may bring back the old name.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -207,19 +212,8 @@ def atomic_write(path: Path, data: bytes) -> None:
     Raises:
         OSError: It cannot be written; the old file is untouched.
     """
+    # By process: runs of one folder may write a common file, a sweep's summary say, at the same time.
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
-    try:
-        temporary.unlink(missing_ok=True)  # of a process with this number that was killed
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    temporary.unlink(missing_ok=True)  # of a process with this number that was killed
+    _write(path, data, temporary)
+    sync_folder(path.parent)

@@ -154,7 +154,9 @@ class SweepProgress:
             found = [state.status for state in self._trials.values()]
         done, failed, running = (found.count(status) for status in ("finished", "failed", _RUNNING))
         passed = round(self._clock() - self._began)
-        text = f"{done}/{max(self._total, len(found))} finished, {running} running"
+        if not (total := max(self._total, len(found))):
+            return f"planning trials, {passed // 60}:{passed % 60:02d}"
+        text = f"{done}/{total} finished, {running} running"
         return f"{text}{f', {failed} failed' if failed else ''}, {passed // 60}:{passed % 60:02d}"
 
 

@@ -26,6 +26,7 @@ _QUIET = {
     "x_disable_meta": True,
     "x_disable_machine_info": True,
     "x_save_requirements": False,
+    "host": "",
 }
 
 

@@ -1,6 +1,6 @@
 """fedsweep, Flower and pfl-research on the same set-up, on CPUs, in turns; run by hand, never by CI.
 
-    .venv/bin/python tests/benchmarks/peers/compare.py P1-cpu [--rounds 20] [--repeat 1] [--peers flower pfl]
+    .venv/bin/python tests/benchmarks/peers/compare.py P1-cpu [--rounds 20] [--peers flower pfl]
     .venv/bin/python tests/benchmarks/peers/compare.py W2 --rounds 200 --peers pfl
 
 P1-cpu  pfl-research's speed test, two processes at once
@@ -8,20 +8,22 @@ W2      LeNet-5, 100 clients of 500, cohorts of 10, one step of ten a round, one
 
 Each peer gets an environment of its own below --envs, made with pip the first time: their Ray is not ours. The same
 arrays go to all (CIFAR-10 below --root, otherwise noise of its shape), with the same torch, one thread a process, SGD
-without momentum and no evaluation. Printed is the median of the rounds but the first, so no side's start-up counts, and
-how many times as long as fedsweep's it is.
+without momentum and no evaluation. All sides are started, and then play their rounds in turns: one round each, then the
+next. Printed are medians of the rounds but the first, which has everybody's start-up, and of the ratios round by round.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
+import itertools
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +40,7 @@ from fedsweep.driver.run import Plan
 from fedsweep.world.data.datasets import Dataset
 
 HERE = Path(__file__).resolve().parent
-Side = Callable[[Path, work.Work], list[float]]
+Round = Callable[[], float]  # plays one; its seconds
 
 
 def environment(envs: Path, peer: str) -> Path:
@@ -54,54 +56,55 @@ def environment(envs: Path, peer: str) -> Path:
     return python
 
 
-def peer_side(python: Path, peer: str) -> Side:
-    """Runs a set-up in a peer's environment; the seconds of its rounds."""
+@contextlib.contextmanager
+def peer_side(python: Path, peer: str, folder: Path, asked: work.Work) -> Iterator[Round]:
+    """A set-up in a peer's environment, where each round waits for its turn."""
+    own = folder / peer
+    own.mkdir()
+    command = [str(python), str(HERE / f"run_{peer}.py"), str(own)]
+    if peer == "pfl" and asked.processes > 1:
+        command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={asked.processes}"]
+    surroundings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "FEDSWEEP_PEER_FOLDER": str(own)}
+    with (own / "log").open("w") as log:
+        process = subprocess.Popen(command, env={**os.environ, **surroundings}, stdout=log, stderr=log)
+    numbers = itertools.count(1)
 
-    def run(folder: Path, asked: work.Work) -> list[float]:
-        script = [str(HERE / f"run_{peer}.py"), str(folder)]
-        command = [str(python), *script]
-        if peer == "pfl" and asked.processes > 1:
-            launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={asked.processes}"]
-            command = [str(python), *launch, *script]
-        surroundings = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(HERE),
-            "FEDSWEEP_PEER_FOLDER": str(folder),
-        }
-        found = folder / "seconds.json"
-        found.unlink(missing_ok=True)
-        with (folder / f"{peer}.log").open("w") as log:
-            done = subprocess.run(command, env=surroundings, stdout=log, stderr=log, check=False)
-        if done.returncode or not found.exists():
-            tail = (folder / f"{peer}.log").read_text()[-3000:]
-            raise SystemExit(f"{peer} ended with {done.returncode}:\n{tail}")
-        return list(json.loads(found.read_text())["rounds"])
+    def play() -> float:
+        number = next(numbers)
+        (own / f"go-{number}").touch()
+        done = own / f"done-{number}"
+        while not done.exists():
+            if process.poll() is not None and not done.exists():
+                raise SystemExit(f"{peer} ended with {process.returncode}:\n{(own / 'log').read_text()[-3000:]}")
+            time.sleep(0.01)
+        return float(done.read_text())
 
-    return run
+    try:
+        yield play
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=30)  # after its last round it ends by itself
+        process.terminate()
+        process.wait()
 
 
-def own_side(plan: Plan) -> Side:
+@contextlib.contextmanager
+def own_side(plan: Plan) -> Iterator[Round]:
     """fedsweep's rounds, as ``fedsweep bench`` plays them."""
-
-    def run(folder: Path, asked: work.Work) -> list[float]:
-        with playing(plan) as player:
-            return [player.play(1) for _ in range(asked.rounds)]
-
-    return run
+    with playing(plan) as player:
+        yield lambda: player.play(1)
 
 
-def plain_side(plan: Plan, dataset: Dataset) -> Side:
+@contextlib.contextmanager
+def plain_side(plan: Plan, dataset: Dataset) -> Iterator[Round]:
     """Plain PyTorch, in as many processes."""
-
-    def run(folder: Path, asked: work.Work) -> list[float]:
-        if asked.processes == 1:
-            loop = PlainLoop(work_of(plan, dataset))
-            return [loop.play(1) for _ in range(asked.rounds)]
-        with plain_processes(work_of(plan, dataset), asked.processes) as play:
-            return [play(1) for _ in range(asked.rounds)]
-
-    return run
+    plain = work_of(plan, dataset)
+    if not plan.num_actors:
+        loop = PlainLoop(plain)
+        yield lambda: loop.play(1)
+        return
+    with plain_processes(plain, plan.num_actors) as play:
+        yield lambda: play(1)
 
 
 def set_up(name: str, dataset: Dataset) -> tuple[Plan, work.Work]:
@@ -141,7 +144,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=["P1-cpu", "W2"])
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--peers", nargs="*", choices=["flower", "pfl"], default=["flower", "pfl"])
     parser.add_argument("--root")
     parser.add_argument("--envs", type=Path, default=Path.home() / ".cache" / "fedsweep-peers")
@@ -149,25 +151,32 @@ def main() -> None:
     load = load_of_others()
     dataset, called = data_for("cifar10", Request(root=given.root))
     plan, asked = set_up(given.name, dataset)
-    asked = replace(asked, rounds=given.rounds)
-    sides: dict[str, Side] = {"fedsweep": own_side(plan), "plain": plain_side(plan, dataset)}
-    for peer in given.peers:
-        sides[peer] = peer_side(environment(given.envs.absolute(), peer), peer)
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    with tempfile.TemporaryDirectory(prefix="fedsweep-peers-") as scratch:
+    asked = replace(asked, rounds=given.rounds + 1)
+    pythons = {peer: environment(given.envs.absolute(), peer) for peer in given.peers}
+    seconds: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="fedsweep-peers-") as scratch, contextlib.ExitStack() as stack:
         folder = Path(scratch)
         asked.write(folder)
         write_data(folder, plan, dataset)
-        for _ in range(given.repeat):
-            for name, side in sides.items():
-                rounds = side(folder, asked)
-                seconds[name].append(statistics.median(rounds[1:]))
-                print(f"{name}: {1e3 * seconds[name][-1]:.1f} ms a round, the first {rounds[0]:.2f} s", flush=True)
-    print(f"{given.name}, {asked.rounds} rounds, {called}; others used {load:.2f} CPUs before")
-    print(f"{machine_facts('cpu')['cpu']}, torch {machine_facts('cpu')['versions']['torch']}")
+        sides = {"fedsweep": stack.enter_context(own_side(plan))}
+        sides["plain"] = stack.enter_context(plain_side(plan, dataset))
+        for peer, python in pythons.items():
+            sides[peer] = stack.enter_context(peer_side(python, peer, folder, asked))
+        for number in range(asked.rounds):
+            took = {name: play() for name, play in sides.items()}
+            print(", ".join(f"{name} {value:.3f} s" for name, value in took.items()), flush=True)
+            if number:  # the first one has everybody's start-up
+                for name, value in took.items():
+                    seconds.setdefault(name, []).append(value)
+    facts = machine_facts("cpu")
+    print(f"{given.name}, {given.rounds} rounds in turns, {called}; before, others used {load:.2f} CPUs")
+    print(f"{facts['cpu']}, {facts['cpus']} CPUs, torch {facts['versions']['torch']}")
     for name, own in seconds.items():
         ratios = [theirs / ours for theirs, ours in zip(own, seconds["fedsweep"], strict=True)]
-        print(f"{name:9} {1e3 * statistics.median(own):9.1f} ms a round, {statistics.median(ratios):.2f} x fedsweep's")
+        print(
+            f"{name:9} {statistics.median(own):8.3f} s a round; {statistics.median(ratios):.2f} times as long as"
+            f" fedsweep ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
 
 
 if __name__ == "__main__":

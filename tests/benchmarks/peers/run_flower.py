@@ -12,7 +12,6 @@ import sys
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
-import flwr
 import torch
 import torch.nn.functional as F
 import work
@@ -55,14 +54,18 @@ def train(message: Message, context: Context) -> Message:
     return Message(content=RecordDict(content), reply_to=message)
 
 
-class Timed(FedAvg):
-    """FedAvg that notes when rounds end."""
+class InTurns(FedAvg):
+    """FedAvg that waits for each round's turn."""
 
-    clock: work.Clock
+    turns: work.Turns
+
+    def configure_train(self, server_round, arrays, config, grid):  # type: ignore[no-untyped-def]
+        self.turns.begins()
+        return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round, replies):  # type: ignore[no-untyped-def]
         found = super().aggregate_train(server_round, replies)
-        self.clock.round_ended()
+        self.turns.ends()
         return found
 
 
@@ -70,15 +73,14 @@ class Timed(FedAvg):
 def main(grid: Grid, context: Context) -> None:
     """All rounds."""
     asked, images, _, model = given()
-    strategy = Timed(
+    strategy = InTurns(
         fraction_train=asked.cohort / len(images),
         fraction_evaluate=0.0,
         min_train_nodes=asked.cohort,
         min_available_nodes=len(images),
     )
-    strategy.clock = work.Clock()
+    strategy.turns = work.Turns(FOLDER)
     strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=asked.rounds)
-    strategy.clock.write(FOLDER, flwr.__version__)
 
 
 if __name__ == "__main__":

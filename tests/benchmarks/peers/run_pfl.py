@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import version
 
 os.environ["PFL_PYTORCH_DEVICE"] = "cpu"
 
@@ -20,12 +19,11 @@ from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByUser
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
-from pfl.callback import TrainingProcessCallback
+from pfl.callback.base import TrainingProcessCallback
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
-from pfl.internal.ops.selector import set_framework_module
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from torch import nn
@@ -49,26 +47,25 @@ class Network(nn.Module):
         return {}
 
 
-class Timed(TrainingProcessCallback):
-    """Notes when rounds end."""
+class InTurns(TrainingProcessCallback):
+    """Waits for each round's turn; in all processes, of which the first one answers."""
 
-    def __init__(self, clock: work.Clock) -> None:
-        self.clock = clock
+    def __init__(self, turns: work.Turns, rounds: int) -> None:
+        self.turns, self.rounds = turns, rounds
 
     def on_train_begin(self, *, model):  # type: ignore[no-untyped-def]
-        self.clock.begins()
+        self.turns.begins()
         return Metrics()
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):  # type: ignore[no-untyped-def]
-        self.clock.round_ended()
+        self.turns.ends()
+        if central_iteration + 1 < self.rounds:
+            self.turns.begins()
         return False, Metrics()
 
 
 def main(folder: str) -> None:
     """All rounds."""
-    from pfl.internal.ops import pytorch_ops
-
-    set_framework_module(pytorch_ops)
     work.one_thread()
     asked, images, labels = work.read(folder)
 
@@ -85,7 +82,7 @@ def main(folder: str) -> None:
         local_optimizer_create=torch.optim.SGD,
         central_optimizer=torch.optim.SGD(network.parameters(), 1.0),
     )
-    clock = work.Clock()
+    turns = work.Turns(folder, speaks=int(os.environ.get("RANK", "0")) == 0)
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=asked.rounds,
@@ -101,10 +98,8 @@ def main(folder: str) -> None:
             local_batch_size=asked.batch_size,
         ),
         model_eval_params=NNEvalHyperParams(local_batch_size=asked.batch_size),
-        callbacks=[Timed(clock)],
+        callbacks=[InTurns(turns, asked.rounds)],
     )
-    if int(os.environ.get("RANK", "0")) == 0:
-        clock.write(folder, version("pfl"))
 
 
 if __name__ == "__main__":

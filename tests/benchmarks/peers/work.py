@@ -43,9 +43,10 @@ class Work:
 
 
 def read(folder: str) -> tuple[Work, np.ndarray, np.ndarray]:
-    """The set-up and its data."""
-    images, labels = (np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
-    return Work(**json.loads((Path(folder) / "work.json").read_text())), images, labels
+    """The set-up and its data, which lie above a side's folder."""
+    above = Path(folder).parent
+    images, labels = (np.load(above / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
+    return Work(**json.loads((above / "work.json").read_text())), images, labels
 
 
 def samples(images: np.ndarray, labels: np.ndarray, client: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,23 +56,34 @@ def samples(images: np.ndarray, labels: np.ndarray, client: int, number: int) ->
     return torch.from_numpy(images[client][order]), torch.from_numpy(labels[client][order])
 
 
-class Clock:
-    """Notes when rounds end."""
+class Turns:
+    """Begins a round when it is told to, and says how long it took: sides that are compared take turns.
 
-    def __init__(self) -> None:
-        self.begins()
+    Whoever compares makes a file ``go-K`` in the side's folder, and finds ``done-K`` there with the seconds.
+
+    Args:
+        folder: The side's.
+        speaks: Of a side's processes one answers.
+    """
+
+    def __init__(self, folder: str | Path, *, speaks: bool = True) -> None:
+        self._folder, self._speaks = Path(folder), speaks
+        self._round, self._began = 1, 0.0
 
     def begins(self) -> None:
-        """The first round begins."""
-        self.ends = [time.perf_counter()]
+        """Wait for the round's turn."""
+        while not (self._folder / f"go-{self._round}").exists():
+            time.sleep(0.01)
+        self._began = time.perf_counter()
 
-    def round_ended(self) -> None:
-        self.ends.append(time.perf_counter())
-
-    def write(self, folder: str, version: str) -> None:
-        """The seconds of each round, for whoever started this process."""
-        seconds = np.diff(self.ends).tolist()
-        (Path(folder) / "seconds.json").write_text(json.dumps({"version": version, "rounds": seconds}))
+    def ends(self) -> None:
+        """The round is over."""
+        seconds = time.perf_counter() - self._began
+        if self._speaks:
+            unfinished = self._folder / "unfinished"
+            unfinished.write_text(str(seconds))
+            unfinished.rename(self._folder / f"done-{self._round}")
+        self._round += 1
 
 
 def network(name: str) -> nn.Module:

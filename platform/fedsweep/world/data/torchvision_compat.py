@@ -47,6 +47,12 @@ def import_torchvision() -> Any:
         ) from error
 
 
+def imports_alone() -> bool:
+    """Whether ``import torchvision`` works in a program that does not go through here."""
+    spec = importlib.util.find_spec("torchvision")
+    return spec is not None and spec.origin is not None and _operators_load(Path(spec.origin).parent)
+
+
 def _operators_load(package: Path) -> bool:
     """Whether torchvision's compiled library is there and loads; a second load by torchvision is without effect."""
     import torch
