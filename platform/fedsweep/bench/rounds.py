@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.config.load import load_config
-from fedsweep.driver.run import Plan, Session, cluster_for, open_session, plan_run
+from fedsweep.driver.backend import cluster_for
+from fedsweep.driver.run import Plan, Session, open_session, plan_run
 from fedsweep.errors import RunError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.runs.folder_lock import sole_writer
@@ -64,7 +66,12 @@ class Player:
 
 @contextlib.contextmanager
 def playing(plan: Plan) -> Iterator[Player]:
-    """A run that is ready for its first round, with the cluster that it needs; ended afterwards."""
+    """A run that is ready for its first round, with the cluster that it needs; ended afterwards.
+
+    Ray makes its workers give way to other processes (niceness 15): beside plain processes that would be measured, and
+    on a busy machine nothing else. Here they do not.
+    """
+    os.environ.setdefault("RAY_worker_niceness", "0")
     check_experiment(plan.experiment)
     with tempfile.TemporaryDirectory(prefix="fedsweep-bench-") as scratch:
         folder = Path(scratch) / "run"

@@ -9,7 +9,8 @@ W2      LeNet-5, 100 clients of 500, cohorts of 10, one step of ten a round, one
 Each peer gets an environment of its own below --envs, made with pip the first time: their Ray is not ours. The same
 arrays go to all (CIFAR-10 below --root, otherwise noise of its shape), with the same torch, one thread a process, SGD
 without momentum and no evaluation. All sides are started, and then play their rounds in turns: one round each, then the
-next. Printed are medians of the rounds but the first, which has everybody's start-up, and of the ratios round by round.
+next. Printed are medians of the rounds but the first, which has everybody's start-up, and of the ratios round by round;
+of seconds, and of CPU seconds, which other work on the machine changes less.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import work
 
 from fedsweep.bench import speed_test, workloads
@@ -64,7 +66,8 @@ def peer_side(python: Path, peer: str, folder: Path, asked: work.Work) -> Iterat
     command = [str(python), str(HERE / f"run_{peer}.py"), str(own)]
     if peer == "pfl" and asked.processes > 1:
         command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={asked.processes}"]
-    surroundings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "FEDSWEEP_PEER_FOLDER": str(own)}
+    # Ray's workers would otherwise give way to other processes, as the other peers' do not.
+    surroundings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "RAY_worker_niceness": "0"}
     with (own / "log").open("w") as log:
         process = subprocess.Popen(command, env={**os.environ, **surroundings}, stdout=log, stderr=log)
     numbers = itertools.count(1)
@@ -153,7 +156,7 @@ def main() -> None:
     plan, asked = set_up(given.name, dataset)
     asked = replace(asked, rounds=given.rounds + 1)
     pythons = {peer: environment(given.envs.absolute(), peer) for peer in given.peers}
-    seconds: dict[str, list[float]] = {}
+    seconds: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="fedsweep-peers-") as scratch, contextlib.ExitStack() as stack:
         folder = Path(scratch)
         asked.write(folder)
@@ -163,20 +166,40 @@ def main() -> None:
         for peer, python in pythons.items():
             sides[peer] = stack.enter_context(peer_side(python, peer, folder, asked))
         for number in range(asked.rounds):
-            took = {name: play() for name, play in sides.items()}
-            print(", ".join(f"{name} {value:.3f} s" for name, value in took.items()), flush=True)
+            took = {name: with_cpu(play) for name, play in sides.items()}
+            print(", ".join(f"{name} {wall:.3f} s ({cpu:.2f} CPU)" for name, (wall, cpu) in took.items()), flush=True)
             if number:  # the first one has everybody's start-up
-                for name, value in took.items():
-                    seconds.setdefault(name, []).append(value)
+                for name, pair in took.items():
+                    seconds.setdefault(name, []).append(pair)
     facts = machine_facts("cpu")
     print(f"{given.name}, {given.rounds} rounds in turns, {called}; before, others used {load:.2f} CPUs")
     print(f"{facts['cpu']}, {facts['cpus']} CPUs, torch {facts['versions']['torch']}")
     for name, own in seconds.items():
-        ratios = [theirs / ours for theirs, ours in zip(own, seconds["fedsweep"], strict=True)]
-        print(
-            f"{name:9} {statistics.median(own):8.3f} s a round; {statistics.median(ratios):.2f} times as long as"
-            f" fedsweep ({min(ratios):.2f} to {max(ratios):.2f})"
-        )
+        said = []
+        for unit, place in (("s", 0), ("CPU s", 1)):
+            ratios = [theirs[place] / ours[place] for theirs, ours in zip(own, seconds["fedsweep"], strict=True)]
+            middle = statistics.median(pair[place] for pair in own)
+            said.append(
+                f"{middle:.3f} {unit}, {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            )
+        print(f"{name:9} a round: {'; '.join(said)} times fedsweep's")
+
+
+def with_cpu(play: Round) -> tuple[float, float]:
+    """Seconds of a round, and CPU seconds of all processes meanwhile: the other sides' only wait."""
+    before = cpu_seconds()
+    wall = play()
+    return wall, cpu_seconds() - before
+
+
+def cpu_seconds() -> float:
+    """Of this process and all that it started."""
+    total = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 if __name__ == "__main__":

@@ -1,93 +1,21 @@
-"""A set-up in Flower's own interface: ``python run_flower.py FOLDER``, in Flower's environment.
-
-Clients run in Ray actors of Flower's simulation, one CPU each; the aggregation is its FedAvg. Nothing is evaluated.
-"""
+"""Plays a set-up with Flower: ``python run_flower.py FOLDER``, in Flower's environment; see ``flower_app.py``."""
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ.update(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0", FEDSWEEP_PEER_FOLDER=sys.argv[1])
 
-import torch
-import torch.nn.functional as F
+import flower_app
 import work
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-FOLDER = os.environ.setdefault("FEDSWEEP_PEER_FOLDER", sys.argv[1] if len(sys.argv) > 1 else "")
-client, server = ClientApp(), ServerApp()
-
-
-@functools.cache
-def given() -> tuple:
-    """Set-up, data and network, once in each actor."""
-    work.one_thread()
-    asked, images, labels = work.read(FOLDER)
-    return asked, images, labels, work.network(asked.network)
-
-
-@client.train()
-def train(message: Message, context: Context) -> Message:
-    """One client's steps."""
-    asked, images, labels, model = given()
-    own = int(context.node_config["partition-id"])
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=asked.learning_rate)
-    inputs, targets = work.samples(images, labels, own, asked.steps * asked.batch_size)
-    for position in range(asked.steps):
-        part = slice(position * asked.batch_size, (position + 1) * asked.batch_size)
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs[part]), targets[part]).backward()
-        optimizer.step()
-    content = {
-        "arrays": ArrayRecord(model.state_dict()),
-        "metrics": MetricRecord({"num-examples": len(labels[own])}),
-    }
-    return Message(content=RecordDict(content), reply_to=message)
-
-
-class InTurns(FedAvg):
-    """FedAvg that waits for each round's turn."""
-
-    turns: work.Turns
-
-    def configure_train(self, server_round, arrays, config, grid):  # type: ignore[no-untyped-def]
-        self.turns.begins()
-        return super().configure_train(server_round, arrays, config, grid)
-
-    def aggregate_train(self, server_round, replies):  # type: ignore[no-untyped-def]
-        found = super().aggregate_train(server_round, replies)
-        self.turns.ends()
-        return found
-
-
-@server.main()
-def main(grid: Grid, context: Context) -> None:
-    """All rounds."""
-    asked, images, _, model = given()
-    strategy = InTurns(
-        fraction_train=asked.cohort / len(images),
-        fraction_evaluate=0.0,
-        min_train_nodes=asked.cohort,
-        min_available_nodes=len(images),
-    )
-    strategy.turns = work.Turns(FOLDER)
-    strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=asked.rounds)
-
-
 if __name__ == "__main__":
-    asked, images, _ = work.read(FOLDER)
+    asked, images, _ = work.read(sys.argv[1])
     run_simulation(
-        server_app=server,
-        client_app=client,
+        server_app=flower_app.server,
+        client_app=flower_app.client,
         num_supernodes=len(images),
         backend_config={
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
