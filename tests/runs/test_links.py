@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from fedsweep import api
 from fedsweep.cli import main
 from fedsweep.config.load import load_config
-from fedsweep.driver.observers import InMemory
+from fedsweep.driver.observers import Observer
 from fedsweep.errors import RunError
 from fedsweep.records import RoundRecord
 from fedsweep.runs.files import atomic_write
@@ -79,15 +81,17 @@ def test_file_that_is_a_link_is_replaced_not_followed(outside: Path) -> None:
     assert not Path("a.png").is_symlink() and Path("a.png").read_bytes().startswith(b"\x89PNG")
 
 
-class Remover(InMemory):
+class Remover(Observer):
     """Removes the run's folder after the first round, and puts another in its place or not."""
 
     def __init__(self, *, replace: bool) -> None:
-        super().__init__()
         self._replace = replace
+        self.status = ""
+
+    def finished(self, status: str, result: Mapping[str, Any]) -> None:
+        self.status = status
 
     def round_done(self, record: RoundRecord) -> None:
-        super().round_done(record)
         if record.round == 1:
             shutil.move("run", "away")
             if self._replace:
