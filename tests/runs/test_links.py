@@ -85,7 +85,8 @@ class Remover(Observer):
     """Removes the run's folder after the first round, and puts another in its place or not."""
 
     def __init__(self, *, replace: bool) -> None:
-        self._replace, self.status = replace, ""
+        self._replace = replace
+        self.status = ""
 
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
         self.status = status
