@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.observers import Observer
-from fedsweep.driver.run import default_folder, plan_run, run_plan
+from fedsweep.driver.phases import Phases
+from fedsweep.driver.run import Launch, plan_run, run_plan
 from fedsweep.driver.saved_model import load_model
 from fedsweep.reports.compare import Form, compared_runs, print_comparison
+from fedsweep.runs.default_folder import default_folder
 from fedsweep.study import Result, Results, load
 from fedsweep.tracking.factory import make_observers
 
@@ -44,11 +46,12 @@ def run(
         RunError: The run failed on its way.
     """
     loaded = config if isinstance(config, Config) else load_config(config, overrides)
-    plan = plan_run(loaded)
+    phases = Phases(first="plan")
+    plan = plan_run(loaded, phases=phases)
     folder = Path(out) if out is not None else default_folder(plan.config)
     folder = folder.absolute()
     watching = [*make_observers(plan.config, folder), *observers]
-    summary = run_plan(plan, folder, observers=watching)
+    summary = run_plan(plan, folder, observers=watching, launch=Launch(phases=phases))
     return Result(folder=folder, config=plan.config, summary=summary)
 
 

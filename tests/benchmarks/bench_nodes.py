@@ -19,20 +19,18 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import bench_rounds
-import plain
-
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
+from fedsweep.bench.data import noise
+from fedsweep.bench.rounds import plan_of
+from fedsweep.bench.setup import in_turns
 from fedsweep.engine.engine import Engine
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.testing import tiny_experiment
 
-STEPS = 50
+STEPS, BATCH, COHORT, REPEATS = 50, 10, 10, 5
 
 
 @contextlib.contextmanager
@@ -67,16 +65,27 @@ def engine_on(ray: Any, work: Experiment, exchange: Any) -> Engine:
     return Engine(work, fleet)
 
 
+def playing(engine: Engine) -> Callable[[], float]:
+    """A function that plays the next round and returns its seconds, evaluation apart."""
+    state, _ = engine.advance(engine.start())  # the first one warms up
+
+    def one() -> float:
+        nonlocal state
+        state, _ = engine.advance(state)
+        return state.records[-1].wall_time_s
+
+    return one
+
+
 def bench(title: str, work: Experiment) -> None:
     """At least 5 is asked for."""
     with two_nodes() as ray:
         engines = [engine_on(ray, work, kind) for kind in ("server", "auto")]
-        server, network = (bench_rounds.play(engine) for engine in engines)
-        pairs = [(server(), network()) for _ in range(bench_rounds.REPEATS)]
+        server, network = in_turns(*(playing(engine) for engine in engines), REPEATS)
         for engine in engines:
             engine.fleet.close()
-    ratios = [slow / fast for slow, fast in pairs]
-    slow, fast = (statistics.median(side) / STEPS * 1e3 for side in zip(*pairs, strict=True))
+    ratios = [slow / fast for slow, fast in zip(server, network, strict=True)]
+    slow, fast = (statistics.median(side) / STEPS * 1e3 for side in (server, network))
     print(
         f"{title}: {statistics.median(ratios):.2f} times as fast as through the server (min {min(ratios):.2f},"
         f" max {max(ratios):.2f}); {fast:.2f} ms a step and sync point instead of {slow:.2f}",
@@ -85,27 +94,27 @@ def bench(title: str, work: Experiment) -> None:
 
 
 def lenet() -> Experiment:
-    """The work of bench_rounds.py dynamicsgd."""
-    images, labels = plain.images_and_labels()
-    return bench_rounds.experiment(dynamicsgd(sync_rule="paper"), images, labels, num_clients=100)
+    """LeNet-5 on noise of CIFAR-10's shape."""
+    given = {
+        "scenario": {"clients": 100},
+        "model": {"name": "lenet5"},
+        "method": {"name": "dynamicsgd", "sync_rule": "paper"},
+        "training": {"cohort_size": COHORT, "local_steps": STEPS, "batch_size": BATCH},
+        "runtime": {"backend": "local"},
+    }
+    return plan_of(given, noise("cifar10", samples=100 * 500)).experiment
 
 
 def linear() -> Experiment:
     """Little work a step, so that sync points are most of it."""
-    return tiny_experiment(
-        dynamicsgd(sync_rule="paper"),
-        num_clients=10,
-        cohort_size=plain.COHORT,
-        rounds=1000,
-        batch_size=plain.BATCH,
-        local_steps=STEPS,
-    )
+    method = dynamicsgd(sync_rule="paper")
+    return tiny_experiment(method, num_clients=10, rounds=1000, batch_size=BATCH, local_steps=STEPS)
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in sys.argv[1:] or ["lenet", "linear"]:
         work = {"lenet": lenet, "linear": linear}[name]()
-        for cohort in (plain.COHORT, 2):
-            training = dataclasses.replace(work.training, cohort_size=cohort, local_steps=STEPS)
+        for cohort in (COHORT, 2):
+            training = dataclasses.replace(work.training, cohort_size=cohort)
             bench(f"{name}, {cohort} clients", dataclasses.replace(work, training=training))

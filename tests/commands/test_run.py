@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from fedsweep.commands.run import summary
+from fedsweep.commands.playing import summary
 from fedsweep.config import yaml12
 from fedsweep.config.load import load_config
 
@@ -25,6 +25,7 @@ def test_run_prints_plain_lines_and_last_a_summary_with_folder_and_command(confi
     assert (code, err) == (0, "")
     folder = Path("here/run").absolute()
     lines = out.splitlines()
+    assert lines[0] == "tiny: 2 rounds, in this process (runtime.backend=local)"
     assert [line.split()[:2] for line in lines[1:3]] == [["round", "1/2"], ["round", "2/2"]]
     assert len(lines) == 4 and lines[3].startswith("finished: 2 rounds, accuracy 0.")
     assert f"in {folder}; compare: " in lines[3] and lines[3].endswith(f"compare {folder.parent}")

@@ -104,6 +104,15 @@ def test_a_run_named_twice_has_one_row(tmp_path: Path) -> None:
     assert len(compared_runs([tmp_path, path])) == 1
 
 
+def test_seconds_a_round_are_the_median_of_all_but_the_first(tmp_path: Path) -> None:
+    columns = {"wall_time_s": [9.0, 0.1, 0.5, 0.2], "eval_time_s": [1.0, 0.1, 0.1, 0.1]}
+    view = RunView(folder=tmp_path, config={}, result={}, columns=columns)
+    assert view.figure("round_time_s") == pytest.approx(0.3)
+    assert view.figure("wall_time_s") == pytest.approx(11.1)
+    alone = RunView(folder=tmp_path, config={}, result={}, columns={name: cells[:1] for name, cells in columns.items()})
+    assert alone.figure("round_time_s") is None
+
+
 @pytest.mark.parametrize("name", ["empty", "missing"])
 def test_a_folder_without_a_run_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
@@ -135,8 +144,8 @@ def test_the_table_is_aligned_and_cuts_nothing_without_a_terminal(tmp_path: Path
     write_run(tmp_path / "a", {"test_accuracy": 0.12345, "comm_ratio": 0.5}, name="short")
     write_run(tmp_path / "b", {"test_accuracy": 1.0}, name="long-" * 30 + "end", seed=123456, status="killed")
     header, first, second = table(compared_runs([tmp_path]), width=40)
-    assert header.split() == "run method acc best bytes ratio sim wall seed status rounds".split()
-    assert first.split() == "short FedAvg 12.35% 12.35% 1.5 kB 0.500 - 1.5s 0 finished 1".split()
+    assert header.split() == "run method acc best bytes ratio sim wall s/round seed status rounds".split()
+    assert first.split() == "short FedAvg 12.35% 12.35% 1.5 kB 0.500 - 1.5s - 0 finished 1".split()
     assert second.startswith("long-" * 30 + "end ") and "…" not in second and second.endswith("1")
     assert "killed" in second
     place = header.index("acc") + len("acc")
@@ -158,8 +167,8 @@ def test_settings_are_means_over_their_seeds(tmp_path: Path) -> None:
     write_run(tmp_path / "lost", name="lost", status="failed")
     header, first, second = table(compared_runs([tmp_path]), by_setting=True)
     assert header.split()[:5] == ["setting", "method", "acc", "sd", "95%"]
-    assert first.split() == "two FedAvg 60.00% 14.14% 50.00% to 70.00% 60.00% 1.5 kB - - 1.5s 2 -".split()
-    assert second.split() == "lost FedAvg - - - - - - - - 0 1".split()
+    assert first.split() == "two FedAvg 60.00% 14.14% 50.00% to 70.00% 60.00% 1.5 kB - - 1.5s - 2 -".split()
+    assert second.split() == "lost FedAvg - - - - - - - - - 0 1".split()
 
 
 def test_wide_letters_keep_the_columns_aligned(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fedsweep import api
 from fedsweep.cli import main
 from fedsweep.config.load import load_config
-from fedsweep.driver.observers import Observer
+from fedsweep.driver.observers import InMemory
 from fedsweep.errors import RunError
 from fedsweep.records import RoundRecord
 from fedsweep.runs.files import atomic_write
@@ -79,13 +79,15 @@ def test_file_that_is_a_link_is_replaced_not_followed(outside: Path) -> None:
     assert not Path("a.png").is_symlink() and Path("a.png").read_bytes().startswith(b"\x89PNG")
 
 
-class Remover(Observer):
+class Remover(InMemory):
     """Removes the run's folder after the first round, and puts another in its place or not."""
 
     def __init__(self, *, replace: bool) -> None:
+        super().__init__()
         self._replace = replace
 
     def round_done(self, record: RoundRecord) -> None:
+        super().round_done(record)
         if record.round == 1:
             shutil.move("run", "away")
             if self._replace:

@@ -47,6 +47,7 @@ def test_a_grid_of_local_trials_gives_run_folders_with_the_models_of_runs(tmp_pa
     name = "0003-FedProx_seed=0"
     alone = fedsweep.run(tmp_path / "s" / name / "config.yaml", out=tmp_path / "alone")
     assert alone.summary["model_sha256"] == found[name]["model_sha256"]
+    assert {result["git_commit"] for result in found.values()} == {alone.summary["git_commit"]}
     assert (tmp_path / "s" / "summary.json").is_file()
 
 

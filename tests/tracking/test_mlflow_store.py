@@ -17,7 +17,15 @@ from pathlib import Path
 import pytest
 
 from fedsweep.errors import ConfigError, ResourceError
-from fedsweep.tracking.mlflow_store import check_store, open_store, probe_store, redacted, resolve_uri, sqlite_uri
+from fedsweep.tracking.mlflow_store import (
+    check_store,
+    needs_mlflow,
+    open_store,
+    probe_store,
+    redacted,
+    resolve_uri,
+    sqlite_uri,
+)
 
 OUT = Path("/runs/a b/run")
 
@@ -188,3 +196,17 @@ def test_a_fresh_store_survives_being_opened_by_several_processes_at_once(tmp_pa
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert [process.communicate()[0].strip() for process in processes] == ["1"] * 4
     check_store(uri)
+
+
+def test_a_store_in_order_is_known_without_mlflow(store: Path, tmp_path: Path) -> None:
+    uri = sqlite_uri(store)
+    assert not needs_mlflow(sqlite_uri(tmp_path / "new.db"), experiment="fedsweep")
+    assert not needs_mlflow(uri, experiment="fedsweep")
+    client = open_store(uri)
+    client.delete_experiment(client.create_experiment("gone"))
+    assert not needs_mlflow(uri, experiment="fedsweep") and needs_mlflow(uri, experiment="gone")
+    with contextlib.closing(sqlite3.connect(store)) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'older'")
+        connection.commit()
+    assert needs_mlflow(uri, experiment="fedsweep")
+    assert needs_mlflow("http://127.0.0.1:5000", experiment="fedsweep")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,51 @@ def test_plain_progress_shows_long_work_every_ten_seconds() -> None:
         "iteration 25 of 40",
         "iteration 35 of 40",
     ]
+
+
+def test_what_is_waited_for_has_a_name_from_the_first_moment(capsys: pytest.CaptureFixture[str]) -> None:
+    (shown, _), quiet = live(), QuietProgress()
+    assert "starting" in drawn_by(shown)
+    for progress in (shown, quiet):
+        progress.waiting("libraries")
+        progress.waiting("Ray")
+    assert "starting: Ray" in drawn_by(shown)
+    shown.started(info())
+    assert "first round" in drawn_by(shown)
+    shown.round_done(record(1))
+    shown.waiting("ending: pictures")
+    assert drawn_by(shown).splitlines()[-1].strip() == "ending: pictures"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_plain_progress_names_only_what_is_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[threading.Timer] = []
+    monkeypatch.setattr(threading.Timer, "start", lambda timer: timers.append(timer))
+    file = io.StringIO()
+    with PlainProgress(file) as progress:
+        progress.waiting("libraries")
+        progress.waiting("Ray")
+        progress.started(info())
+        progress.waiting("ending: mlflow")
+    assert [timer.interval for timer in timers] == [3.0] * 3
+    assert all(timer.finished.is_set() for timer in timers)  # each was taken back by what came next
+    for timer in timers:
+        timer.function(*timer.args)
+    assert file.getvalue().splitlines() == [
+        "study: 10 rounds",
+        "starting: libraries",
+        "starting: Ray",
+        "ending: mlflow",
+    ]
+
+
+def test_the_first_line_says_where_the_run_runs_and_why() -> None:
+    file = io.StringIO()
+    (shown, written), plain = live(), PlainProgress(file)
+    for progress in (shown, plain):
+        progress.started(replace(info(), backend="in this process (runtime.backend=local)"))
+    assert file.getvalue() == "study: 10 rounds, in this process (runtime.backend=local)\n"
+    assert "study: 10 rounds, in this process (runtime.backend=local)" in written.getvalue()
 
 
 def test_live_progress_shows_long_work_below_the_bar_until_the_round_is_done() -> None:

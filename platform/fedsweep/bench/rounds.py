@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.config.load import load_config
-from fedsweep.driver.run import Plan, Session, cluster_for, open_session, plan_run
+from fedsweep.driver.backend import cluster_for
+from fedsweep.driver.run import Plan, Session, open_session, plan_run
 from fedsweep.errors import RunError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.runs.folder_lock import sole_writer

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedsweep.bench import logistic, speed_test, workloads
+from fedsweep.bench import logistic, speed_test, startup, workloads
 from fedsweep.bench.setup import SetUp
 
 SETUPS: Mapping[str, SetUp] = {
     setup.name: setup
-    for setup in (workloads.W1, workloads.W2, workloads.W3, speed_test.P1, speed_test.P1_CPU, logistic.L1)
+    for setup in (
+        workloads.W1,
+        workloads.W2,
+        workloads.W3,
+        speed_test.P1,
+        speed_test.P1_CPU,
+        logistic.L1,
+        startup.STARTUP,
+    )
 }

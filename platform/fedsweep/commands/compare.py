@@ -53,7 +53,8 @@ def compare(
     """Put runs side by side: accuracy, bytes, communication ratio, simulated and wall time.
 
     Columns: acc and best are test accuracies, bytes go both ways, ratio is what models moved over what a model each way
-    at every local step would have been, sim is the simulated devices' time and wall the measured one.
+    at every local step would have been, sim is the simulated devices' time, wall the measured one of all rounds, and
+    s/round the median of all but the first, which loads what the others have.
 
     By setting, accuracies are means over seeds with their sample standard deviation and the 95% bootstrap interval.
     Runs that were tested by class and by client (evaluation.per_client) have a second table, with the worst and the

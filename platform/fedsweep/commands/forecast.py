@@ -15,11 +15,10 @@ def print_forecast(plan: Plan) -> None:
 
     cost = forecast(plan.experiment, num_actors=max(1, plan.num_actors))
     about = "" if cost.exact else "about "
-    where = f"{plan.num_actors} Ray client actors" if plan.num_actors else "this process"
     clock = "none, without scenario.devices" if cost.sim_time_s is None else f"{about}{cost.sim_time_s:,.1f} s"
     lines = [
         f"rounds: {cost.rounds}, at most",
-        f"runs in: {where}",
+        f"runs: {plan.backend}",
         f"executor: {executor_in_words(plan.experiment)}",
         f"model parameters: {cost.num_params:,}",
         f"local steps, all clients: {about}{cost.local_steps:,}",

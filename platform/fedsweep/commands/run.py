@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fedsweep.commands.interrupts import INTERRUPTED, is_interrupted
 from fedsweep.commands.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
 from fedsweep.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedsweep.config.schema import Config
-    from fedsweep.driver.run import Plan
 
 EXAMPLES = examples(
     "fedsweep run quickstart/dynamicfl",
@@ -88,18 +83,24 @@ def _run_new(
     dashboard: bool,
     quiet: bool,
 ) -> None:
-    from fedsweep.commands.forecast import print_forecast
+    from fedsweep.commands.playing import play
     from fedsweep.config.load import load_config
-    from fedsweep.driver.run import check_resources, default_folder
-    from fedsweep.runs.run_folder import RunFolder
+    from fedsweep.runs.default_folder import default_folder
 
     loaded = load_config(config, overrides)
     folder = (out or default_folder(loaded)).expanduser().absolute()
-    RunFolder(folder).check_free(overwrite=overwrite)
     if not dry_run:
-        _play(loaded, folder, overwrite=overwrite, dashboard=dashboard, quiet=quiet)
+        play(loaded, folder, overwrite=overwrite, dashboard=dashboard, quiet=quiet)
         return
-    plan, watching = _prepare(loaded, folder)
+    from fedsweep.commands.forecast import print_forecast
+    from fedsweep.driver.backend import check_resources
+    from fedsweep.driver.run import plan_run
+    from fedsweep.runs.run_folder import RunFolder
+    from fedsweep.tracking.factory import make_observers
+
+    RunFolder(folder).check_free(overwrite=overwrite)
+    plan = plan_run(loaded)
+    watching = make_observers(plan.config, folder)
     check_resources(plan)
     for observer in watching:
         observer.check()
@@ -107,6 +108,7 @@ def _run_new(
 
 
 def _resume(folder: Path, *, rounds: int | None, dashboard: bool, quiet: bool) -> None:
+    from fedsweep.commands.playing import play
     from fedsweep.driver.growth import grow
     from fedsweep.driver.run import resumable
 
@@ -121,80 +123,4 @@ def _resume(folder: Path, *, rounds: int | None, dashboard: bool, quiet: bool) -
         done, _ = catch_up(folder, resolve(config))
         print(f"{folder} has finished already; there is nothing to go on with (--rounds N gives it more); {done}")
         return
-    _play(config, folder, resume=True, dashboard=dashboard, quiet=quiet)
-
-
-def _prepare(config: Config, folder: Path) -> tuple[Plan, list[Any]]:
-    from fedsweep.driver.run import plan_run
-    from fedsweep.tracking.factory import make_observers
-
-    plan = plan_run(config)
-    return plan, list(make_observers(plan.config, folder))
-
-
-def _play(
-    config: Config, folder: Path, *, resume: bool = False, overwrite: bool = False, dashboard: bool, quiet: bool
-) -> None:
-    from fedsweep.commands.output import command, is_plain, note
-    from fedsweep.driver.run import run_plan
-    from fedsweep.tracking.progress import make_progress
-
-    try:
-        with make_progress(quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress:
-            plan, watching = _prepare(config, folder)
-            if dashboard and (not plan.num_actors or config.runtime.address is not None):
-                raise ConfigError("--dashboard is for a Ray cluster that the run starts, but this run starts none")
-            result = run_plan(
-                plan,
-                folder,
-                observers=[*watching, progress],
-                resume=resume,
-                overwrite=overwrite,
-                dashboard=dashboard,
-            )
-    except KeyboardInterrupt:
-        note(_after_interrupt(folder, command("run", "--resume", folder)))
-        raise typer.Exit(INTERRUPTED) from None
-    for text in result.get("remarks", ()):
-        note(f"note: {text}")
-    print(summary(result, folder, opened_by=_comparison(plan.config, folder)), flush=True)
-
-
-def _after_interrupt(folder: Path, way_on: str) -> str:
-    saved = any((folder / "checkpoints").glob("*")) if (folder / "checkpoints").is_dir() else False
-    if saved:
-        return f"interrupted; a checkpoint is written, and this goes on from it: {way_on}"
-    if (folder / "config.yaml").is_file():
-        return f"interrupted before the first round was done; this starts again: {way_on}"
-    return "interrupted before the run began; nothing was written"
-
-
-def summary(result: Mapping[str, Any], folder: Path, *, opened_by: str) -> str:
-    """One line on a finished run.
-
-    Args:
-        result: What ``result.json`` holds.
-        folder: The run's folder.
-        opened_by: The command that opens the comparison.
-    """
-    accuracy, best = result["test_accuracy"], result["best_test_accuracy"]
-    measured = "not evaluated" if accuracy is None else f"accuracy {accuracy:.4f} (best {best:.4f})"
-    ratio = result["comm_ratio"]
-    parts = [
-        f"{result['rounds']} rounds" + ("" if result["stopped_by"] == "rounds" else f" ({result['stopped_by']})"),
-        measured,
-        f"{result['total_bytes'] / 1e6:.1f} MB sent" + ("" if ratio is None else f" (ratio {ratio:.4f})"),
-        f"{result['wall_time_s']:.1f} s",
-    ]
-    return f"{result['status']}: {', '.join(parts)}; in {folder}; compare: {opened_by}"
-
-
-def _comparison(config: Config, folder: Path) -> str:
-    """The command that opens this run beside others."""
-    from fedsweep.commands.output import command
-    from fedsweep.tracking.mlflow_store import resolve_uri, sqlite_path
-
-    uri = resolve_uri(config.tracking.uri, out=folder)
-    if uri is not None and sqlite_path(uri) is not None:
-        return command("ui", "--uri", uri)
-    return command("compare", folder.parent)
+    play(config, folder, resume=True, dashboard=dashboard, quiet=quiet)

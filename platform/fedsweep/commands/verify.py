@@ -77,12 +77,15 @@ def _finished(original: RunFolder) -> dict[str, Any]:
 def _play_again(original: RunFolder, again: RunFolder, *, quiet: bool) -> dict[str, Any]:
     from fedsweep.commands.output import is_plain
     from fedsweep.config.load import load_config
-    from fedsweep.driver.run import plan_run, run_plan
+    from fedsweep.driver.phases import Phases
+    from fedsweep.driver.run import Launch, plan_run, run_plan
     from fedsweep.tracking.progress import make_progress
 
     with make_progress(quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress:
-        plan = plan_run(load_config(original.path / "config.yaml", ["tracking.uri=none", "tracking.also=[]"]))
-        return run_plan(plan, again.path, observers=[progress])
+        phases = Phases(say=progress.waiting)
+        again_so = load_config(original.path / "config.yaml", ["tracking.uri=none", "tracking.also=[]"])
+        plan = plan_run(again_so, phases=phases)
+        return run_plan(plan, again.path, observers=[progress], launch=Launch(phases=phases))
 
 
 def differences(

@@ -15,7 +15,8 @@ class Runtime(Section):
     backend: Literal["auto", "local", "ray"] = Field(
         default="auto",
         description="local: in this process; ray: on actors; auto: ray with a client actor per CPU, local where that"
-        " is one.",
+        " is one or where the clients' training is forecast to take less than a minute on one core, unless"
+        " client_actors, gpus_per_client or address asks for more.",
     )
     executor: Literal["loop", "lanes", "auto"] = Field(
         default="loop",

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from fedsweep.catalog import merged_title
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -30,6 +28,7 @@ class RunInfo:
         resumed_from: The last round that is done already; None for a run from the start.
         records: The rounds done already, from the first; empty for a run from the start.
         targets: Test accuracies whose first crossing is of interest.
+        backend: Where it runs, and why, in words; may be empty.
     """
 
     name: str
@@ -40,6 +39,7 @@ class RunInfo:
     resumed_from: int | None = None
     records: Sequence[RoundRecord] = ()
     targets: Sequence[float] = ()
+    backend: str = ""
 
 
 def run_tags(config: Config, *, method: str, git_commit: str | None = None) -> dict[str, str]:
@@ -50,6 +50,8 @@ def run_tags(config: Config, *, method: str, git_commit: str | None = None) -> d
         method: Its method's name; merged ones joined by plus signs.
         git_commit: Of the code, where that is known.
     """
+    from fedsweep.catalog import merged_title  # with torch, which what is shown at first does without
+
     return {
         **({"fedsweep.git_commit": git_commit} if git_commit else {}),
         "fedsweep.config_hash": config.hash(),
@@ -64,7 +66,12 @@ class Observer:
     """Watches a run: ``check``, then ``started``, rounds and checkpoints as they come, and last ``finished``.
 
     One overrides what it cares about.
+
+    Attributes:
+        phase: What its work after the last round counts as, in a result's ``timing``.
     """
+
+    phase: ClassVar[str] = "observers"
 
     def check(self) -> None:
         """Makes sure, before anything is written, that the run can be watched.

@@ -6,8 +6,8 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedsweep.errors import ClusterLost, FedsweepError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_exchange import ExchangeKind, Vectors
-from fedsweep.fleet.ray_fleet import RayFleet
+from fedsweep.fleet.ray_fleet import RayFleet, start_client
 from fedsweep.fleet.ray_leftovers import lost_process
 from fedsweep.fleet.ray_metrics import RayMetrics
 from fedsweep.fleet.ray_watch import unless_lost
@@ -43,6 +43,7 @@ class FleetSettings:
         options: Ray options of each.
         exchange: How they aggregate among themselves; see :class:`ActorGroup`.
         hang_timeout_s: See :class:`RayFleet`.
+        begun: The first actors, where they are starting already.
     """
 
     num_actors: int
@@ -50,6 +51,7 @@ class FleetSettings:
     options: Mapping[str, Any]
     exchange: ExchangeKind = "auto"
     hang_timeout_s: float = 60.0
+    begun: Sequence[Any] = ()
 
 
 class ServerActor:
@@ -133,6 +135,7 @@ def make_ray_fleet(
         name=fleet.name,
         options=all_options,
         vectors=Vectors.of(experiment, own_gpu=float(fleet.options.get("num_gpus", 0.0)) >= 1),
+        begun=fleet.begun,
         hang_timeout_s=fleet.hang_timeout_s,
         exchange=fleet.exchange,
         warn=warn,
@@ -185,10 +188,20 @@ class RemoteSession:
             max_restarts=0,
             max_task_retries=0,
             **{"scheduling_strategy": here, **options},
-        ).remote(self._reference, [self._reference], fleet, settings)
+        ).remote(self._reference, [self._reference], replace(fleet, begun=self._begun(fleet, options)), settings)
         self._audience: Audience | None = None
         self._folder = settings.folder
         self._is_lost = False
+
+    def _begun(self, fleet: FleetSettings, options: Mapping[str, Any]) -> Sequence[Any]:
+        """The client actors, beside whose start the server's own then goes on; they are the server's to end.
+
+        Where the server reserves something they wait for it, so that they can't take it away.
+        """
+        if options.get("num_cpus") or options.get("num_gpus"):
+            return ()
+        names = [f"{fleet.name}-client-{index}" for index in range(fleet.num_actors)]
+        return [start_client(self._reference, k, name=name, options=fleet.options) for k, name in enumerate(names)]
 
     def listen(self, audience: Audience) -> None:
         self._audience = audience

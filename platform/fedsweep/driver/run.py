@@ -6,10 +6,9 @@ import contextlib
 import errno
 import functools
 import os
-import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,8 +17,10 @@ import torch
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
+from fedsweep.driver.backend import choose_backend, cluster_for
 from fedsweep.driver.news import Audience
 from fedsweep.driver.observers import Observer, RunInfo, run_tags
+from fedsweep.driver.phases import TIMING, Phases
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.engine.forecast import check_first_round
 from fedsweep.errors import ConfigError, FedsweepError, OutputError, RunError
@@ -31,9 +32,10 @@ from fedsweep.guard import guarded
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.folder_lock import sole_writer, write_along
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.world.data.datasets import load_dataset
 
 if TYPE_CHECKING:
-    from fedsweep.fleet.ray_cluster import ClusterNeeds
+    from fedsweep.fleet.ray_start import ClusterStart
     from fedsweep.world.data.datasets import Dataset
 
 
@@ -71,62 +73,48 @@ class Plan:
         config: The resolved configuration.
         experiment: What it describes.
         num_actors: Client actors; 0: everything in this process.
+        backend: Where it runs, and why, in words.
     """
 
     config: Config
     experiment: Experiment
     num_actors: int
+    backend: str
 
 
-def plan_run(config: Config, dataset: Dataset | None = None, *, config_hash: str | None = None) -> Plan:
+def plan_run(
+    config: Config, dataset: Dataset | None = None, *, config_hash: str | None = None, phases: Phases | None = None
+) -> Plan:
     """Check everything that can be checked before something is written.
 
     Args:
         config: The configuration.
         dataset: The scenario's data set, where it is loaded already.
         config_hash: Names checkpoints instead of the configuration's own hash.
+        phases: Told what is waited for.
 
     Raises:
         InputError: Something that the configuration names is not there or does not fit.
     """
+    phases = phases or Phases()
     config = resolve(config)
     if config.training.stop.sim_time_s is not None and config.scenario.devices is None:
         raise ConfigError(
             "training.stop.sim_time_s needs scenario.devices, which give the virtual clock, but that is null; name a"
             " profile, e.g. scenario.devices={profile: edge-accel}, or leave the limit out"
         )
+    if dataset is None:
+        phases.enter("data", f"data ({config.scenario.dataset}), model and plan")
+        scenario = config.scenario
+        dataset = load_dataset(
+            scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
+        )
+    phases.enter("plan")
     with guarded(when="before the run", raises=ConfigError):
         experiment = build_experiment(config, dataset, config_hash=config_hash)
         check_first_round(experiment)
-    return Plan(config=config, experiment=experiment, num_actors=choose_actors(config, experiment))
-
-
-def choose_actors(config: Config, experiment: Experiment) -> int:
-    """Client actors of a run; 0 is the local backend.
-
-    ``auto`` is Ray with an actor per CPU (at most the cohort), or this process where that is one.
-    """
-    runtime = config.runtime
-    if runtime.backend == "local":
-        if runtime.address is not None:
-            raise ConfigError("runtime.backend=local and runtime.address exclude each other; leave one of them out")
-        return 0
-    cohort = experiment.training.cohort_size
-    asked = runtime.client_actors
-    if isinstance(asked, int):
-        if asked == 1 and runtime.backend == "auto" and runtime.address is None:
-            return 0
-        return min(asked, cohort)  # more would have nothing to do
-    cpus = len(os.sched_getaffinity(0))
-    fits = max(1, int(cpus / runtime.cpus_per_client))
-    if runtime.gpus_per_client:
-        from fedsweep.fleet.ray_cluster import num_gpus_here
-
-        fits = max(1, int(num_gpus_here() / runtime.gpus_per_client))
-    actors = min(fits, cohort)
-    if runtime.backend == "auto" and runtime.address is None and actors == 1:
-        return 0
-    return actors
+        num_actors, why = choose_backend(config, experiment)
+    return Plan(config=config, experiment=experiment, num_actors=num_actors, backend=why)
 
 
 @contextlib.contextmanager
@@ -193,50 +181,19 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@contextlib.contextmanager
-def cluster_for(plan: Plan, folder: Path, *, dashboard: bool = False) -> Iterator[None]:
-    """The Ray cluster of a run, where it needs one; what Ray has to say goes into the run's folder."""
-    if not plan.num_actors:
-        yield
-        return
-    from fedsweep.fleet.ray_cluster import ray_cluster
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What a run finds when it is played.
 
-    with ray_cluster(plan.config.runtime.address, _needs(plan), dashboard=dashboard, folder=folder):
-        yield
-
-
-def check_resources(plan: Plan) -> None:
-    """Check that what a run asks for is there, without starting a cluster; a given one is joined for a moment.
-
-    Raises:
-        ResourceError: It is not.
+    Attributes:
+        phases: Told what is waited for; its split is in the result of a run that finished.
+        dashboard: Start Ray's dashboard on 127.0.0.1, where a cluster is started here.
+        begun: A Ray cluster that is starting already, for a run that may need one.
     """
-    check_experiment(plan.experiment)
-    if not plan.num_actors:
-        return
-    from fedsweep.fleet.ray_cluster import check_gpus, ray_cluster
 
-    if plan.config.runtime.address is None:
-        check_gpus(_needs(plan))
-        return
-    with ray_cluster(plan.config.runtime.address, _needs(plan)):
-        pass
-
-
-def _needs(plan: Plan) -> ClusterNeeds:
-    from fedsweep.fleet.ray_cluster import ClusterNeeds
-
-    runtime = plan.config.runtime
-    data = plan.experiment.world.data
-    model_bytes = 8 * plan.experiment.layout.num_values
-    return ClusterNeeds(
-        actors=plan.num_actors,
-        cpus_per_client=runtime.cpus_per_client,
-        gpus_per_client=runtime.gpus_per_client,
-        cpus_per_server=runtime.cpus_per_server,
-        gpus_per_server=runtime.gpus_per_server,
-        store_bytes=2**29 + 2 * data.images.nbytes + 8 * model_bytes * plan.experiment.training.cohort_size,
-    )
+    phases: Phases = field(default_factory=lambda: Phases(first="plan"))
+    dashboard: bool = False
+    begun: ClusterStart | None = None
 
 
 def run_plan(
@@ -246,7 +203,7 @@ def run_plan(
     observers: Sequence[Observer] = (),
     resume: bool = False,
     overwrite: bool = False,
-    dashboard: bool = False,
+    launch: Launch | None = None,
 ) -> dict[str, Any]:
     """Run to the end and return what ``result.json`` holds.
 
@@ -256,7 +213,7 @@ def run_plan(
         observers: Who watches; they can change nothing.
         resume: The folder holds an unfinished run: go on with it.
         overwrite: Clear an earlier run's files from the folder.
-        dashboard: Start Ray's dashboard on 127.0.0.1, where a cluster is started here.
+        launch: What has begun before.
 
     Raises:
         InputError: The folder, the cluster or a store can't be used; nothing was written.
@@ -264,35 +221,49 @@ def run_plan(
         KeyboardInterrupt: It was interrupted; a checkpoint was written.
     """
     check_experiment(plan.experiment)
-    with sole_writer(folder), cluster_for(plan, folder, dashboard=dashboard):
-        for observer in observers:
-            observer.check()
-        if not resume:
-            RunFolder.create(folder, overwrite=overwrite).write_config(plan.config.to_yaml())
-        with open_session(plan, folder) as session:
-            return _drive(plan, session, folder, observers=observers, resume=resume)
+    launch = launch or Launch()
+    phases = launch.phases
+    with sole_writer(folder):
+        if plan.num_actors:
+            phases.enter("ray", "Ray")
+        with cluster_for(plan, folder, dashboard=launch.dashboard, begun=launch.begun):
+            phases.enter("mlflow")
+            for observer in observers:
+                observer.check()
+            phases.enter("folder")
+            if not resume:
+                RunFolder.create(folder, overwrite=overwrite).write_config(plan.config.to_yaml())
+            phases.enter("clients", f"{plan.num_actors} client actors" if plan.num_actors else None)
+            with open_session(plan, folder) as session:
+                result = _drive(plan, session, folder, observers=observers, resume=resume, phases=phases)
+                phases.enter("end")
+        return _timed(result, folder, phases)
 
 
 def _drive(
-    plan: Plan, session: Session, folder: Path, *, observers: Sequence[Observer], resume: bool
+    plan: Plan, session: Session, folder: Path, *, observers: Sequence[Observer], resume: bool, phases: Phases
 ) -> dict[str, Any]:
     """Round by round to the end; whatever ends the run, folder and observers learn of it."""
     try:
         opened = session.open(resume=resume)
         info = run_info(plan, folder, opened, resume=resume)
+        phases.enter("mlflow")
         for observer in observers:
             observer.started(info)
         session.listen(_audience(observers))
+        phases.rounds()
         step = Step(record=None, stopped_by=None, messages=opened.messages)
         while step.stopped_by is None:
             _tell(observers, step)
             step = session.step()
+            phases.round_done()
         _tell(observers, step)
-        return _end(session, observers, "finished", None)
+        phases.enter("results", "results")
+        return _end(session, observers, "finished", None, phases)
     except KeyboardInterrupt:
         try:
             session.save()
-            _end(session, observers, "killed", "interrupted")
+            _end(session, observers, "killed", "interrupted", phases)
         except Exception as error:
             _fail(session, folder, observers, error)
             raise
@@ -302,6 +273,15 @@ def _drive(
         if isinstance(error, OutputError) and getattr(error.__cause__, "errno", None) in _FULL:
             raise RunError(str(error)) from error  # no input was wrong
         raise
+
+
+def _timed(result: dict[str, Any], folder: Path, phases: Phases) -> dict[str, Any]:
+    """The result together with how long everything took, which is known last; the run is whole without it."""
+    result = {**result, TIMING: phases.split()}
+    with contextlib.suppress(FedsweepError):
+        os.close(write_along(folder))  # or it is no longer the folder that this run was written to
+        RunFolder(folder).write_result(result)
+    return result
 
 
 def _audience(observers: Sequence[Observer]) -> Audience:
@@ -326,9 +306,12 @@ def _tell(observers: Sequence[Observer], step: Step) -> None:
             observer.checkpointed(step.record.round)
 
 
-def _end(session: Session, observers: Sequence[Observer], status: str, reason: str | None) -> dict[str, Any]:
+def _end(
+    session: Session, observers: Sequence[Observer], status: str, reason: str | None, phases: Phases
+) -> dict[str, Any]:
     result = session.finish(status, reason)
     for observer in observers:
+        phases.enter(observer.phase, None if observer.phase == Observer.phase else f"ending: {observer.phase}")
         observer.finished(status, result)
     return result
 
@@ -360,18 +343,8 @@ def run_info(plan: Plan, folder: Path, opened: Opened, *, resume: bool) -> RunIn
         resumed_from=(opened.records[-1].round if opened.records else 0) if resume else None,
         records=opened.records,
         targets=plan.experiment.targets,
+        backend=plan.backend,
     )
-
-
-def default_folder(config: Config) -> Path:
-    """``runs/<name>-<timestamp>``, with a number behind it where that is taken."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    folder = Path("runs") / f"{config.name}-{stamp}"
-    number = 1
-    while folder.exists():
-        number += 1
-        folder = Path("runs") / f"{config.name}-{stamp}-{number}"
-    return folder
 
 
 def resumable(folder: Path) -> tuple[Config, bool]:

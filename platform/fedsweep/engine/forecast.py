@@ -20,7 +20,6 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import guarded, hook_of
 from fedsweep.models.cost import BYTES_PER_VALUE
 
-# Rounds that are planned one by one; longer runs are extrapolated.
 _PLANNED = 50
 
 
@@ -88,7 +87,7 @@ def _plan_first(experiment: Experiment) -> None:
         pass
 
 
-def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
+def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int = _PLANNED) -> Forecast:
     """Plan the run's rounds and add up what they cost.
 
     Methods whose plans depend on training (measurements, accuracy) are forecast as they start.
@@ -96,12 +95,13 @@ def forecast(experiment: Experiment, *, num_actors: int = 1) -> Forecast:
     Args:
         experiment: The experiment.
         num_actors: Client actors that the clients are laid on.
+        most_planned: Rounds that are planned one by one; longer runs are extrapolated.
     """
     costs = CostModel(experiment)
     planner, rows, layout = Planner(experiment, costs), RowMaker(experiment, costs), costs.layout
     beside, seen = Beside(experiment, costs), set[int]()
     rounds = experiment.training.rounds
-    planned = min(rounds, _PLANNED)
+    planned = min(rounds, most_planned)
     steps = num_bytes = flops = 0
     ratios = []
     clock: float | None = None

@@ -23,6 +23,8 @@ class PictureObserver(Observer):
         warn: Takes what the user should know, in one line.
     """
 
+    phase = "pictures"
+
     def __init__(self, *, warn: Callable[[str], None] = _LOGGER.warning) -> None:
         self._warn = warn
         self._folder: Path | None = None

@@ -36,6 +36,7 @@ class RayFleet(Fleet):
         name: Begins the actors' names.
         options: Ray options for each actor's number (resources, placement).
         vectors: What the actors aggregate among themselves.
+        begun: The first actors, where they are starting already.
         start_timeout_s: Longest wait for the actors to be there.
         hang_timeout_s: An actor that does not answer for this long is taken for lost.
         exchange: How they do; see :class:`ActorGroup`.
@@ -50,6 +51,7 @@ class RayFleet(Fleet):
         name: str,
         options: Callable[[int], Mapping[str, Any]],
         vectors: Vectors,
+        begun: Sequence[Any] = (),
         start_timeout_s: float = 120.0,
         hang_timeout_s: float = 60.0,
         exchange: ExchangeKind = "auto",
@@ -64,20 +66,18 @@ class RayFleet(Fleet):
         self._actors: dict[int, Any] = {}
         self._starting: dict[int, Any] = {}
         self._pings: dict[int, tuple[Any, float]] = {}
-        self._grow(range(num_actors))
+        self._grow(range(num_actors), begun)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def _grow(self, indices: Sequence[int]) -> None:
+    def _grow(self, indices: Sequence[int], begun: Sequence[Any] = ()) -> None:
         for index in indices:
             suffix = f"-{self._births}" if self._births else ""
-            options = dict(self._options(index))
-            gpus = float(options.get("num_gpus", 0.0))
-            # Ray may not restart it: a fresh process has neither a place in the exchange nor the round's work so far.
-            # The name has a number, since Ray knows a dead actor's for a while.
-            self._actors[index] = REMOTE_CLIENT_ACTOR.options(
-                name=f"{self._name}-client-{index}{suffix}", max_restarts=0, max_task_retries=0, **options
-            ).remote(self._experiment, index, gpus)
+            name = f"{self._name}-client-{index}{suffix}"  # with a number: Ray knows a dead actor's for a while
+            known = begun[index] if begun else None
+            self._actors[index] = known or start_client(
+                self._experiment, index, name=name, options=self._options(index)
+            )
             self._starting[index] = self._actors[index].where.remote()
         self._births += 1
 
@@ -286,6 +286,20 @@ class RayFleet(Fleet):
 
     def keep(self, memory: State) -> Handle:
         return ray.put(memory)
+
+
+def start_client(experiment: Any, index: int, *, name: str, options: Mapping[str, Any]) -> Any:
+    """A client actor, which starts from now on.
+
+    Args:
+        experiment: A reference to the experiment in the object store.
+        index: Its number, from 0.
+        name: Its name on the cluster.
+        options: Further Ray options.
+    """
+    # Ray may not restart it: a fresh process has neither a place in the exchange nor the round's work so far.
+    remote = REMOTE_CLIENT_ACTOR.options(name=name, max_restarts=0, max_task_retries=0, **options)
+    return remote.remote(experiment, index, float(options.get("num_gpus", 0.0)))
 
 
 def _blame(error: Exception) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import psutil
 
@@ -57,6 +57,63 @@ def has_left_work() -> bool:
     return any(thread.is_alive() for thread in _left_alone)
 
 
+class Attempt(Generic[_Result]):
+    """Some work with Ray, done in another thread from now on.
+
+    Args:
+        work: It.
+        lost: Says which vital process is gone, in words; None: all live.
+        starts_processes: Which end with the thread that started them, so that it has to stay.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], _Result],
+        lost: Callable[[], str | None] = lost_process,
+        *,
+        starts_processes: bool = False,
+    ) -> None:
+        self._work, self._lost, self._stays = work, lost, starts_processes
+        self._results: list[_Result] = []
+        self._errors: list[BaseException] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._attempt, name="fedsweep-ray", daemon=True)
+        self._thread.start()
+
+    def _attempt(self) -> None:
+        try:
+            self._results.append(self._work())
+        except BaseException as error:
+            self._errors.append(error)
+        finally:
+            self._is_over.set()
+        if self._stays:
+            threading.Event().wait()
+
+    def result(self, *, on_interrupt: Callable[[], None] | None = None) -> _Result:
+        """What it gives, or raises.
+
+        Args:
+            on_interrupt: Asks the work to end soon.
+
+        Raises:
+            ClusterLost: A process is gone, and the work failed; or it did not end soon after, and is left to itself.
+            KeyboardInterrupt: Once the work is done: a cluster that has half begun can't be put away.
+        """
+        try:
+            _wait(self._thread, self._is_over, self._lost)
+        except KeyboardInterrupt:
+            if on_interrupt is not None:
+                on_interrupt()
+            _wait(self._thread, self._is_over, self._lost)
+            raise
+        if self._errors and (name := self._lost()) is not None:
+            raise ClusterLost(f"Ray lost {name}") from self._errors[0]
+        if self._errors:
+            raise self._errors[0]
+        return self._results[0]
+
+
 def unless_lost(
     work: Callable[[], _Result],
     lost: Callable[[], str | None] = lost_process,
@@ -64,46 +121,8 @@ def unless_lost(
     on_interrupt: Callable[[], None] | None = None,
     starts_processes: bool = False,
 ) -> _Result:
-    """What some work with Ray gives, or raises.
-
-    Args:
-        work: It; done in another thread.
-        lost: Says which vital process is gone, in words; None: all live.
-        on_interrupt: Asks the work to end soon.
-        starts_processes: Which end with the thread that started them, so that it has to stay.
-
-    Raises:
-        ClusterLost: One is, and the work failed; or it did not end soon after, and is left to itself.
-        KeyboardInterrupt: Once the work is done: a cluster that has half begun can't be put away.
-    """
-    results: list[_Result] = []
-    errors: list[BaseException] = []
-    is_over = threading.Event()
-
-    def attempt() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            is_over.set()
-        if starts_processes:
-            threading.Event().wait()
-
-    thread = threading.Thread(target=attempt, name="fedsweep-ray", daemon=True)
-    thread.start()
-    try:
-        _wait(thread, is_over, lost)
-    except KeyboardInterrupt:
-        if on_interrupt is not None:
-            on_interrupt()
-        _wait(thread, is_over, lost)
-        raise
-    if errors and (name := lost()) is not None:
-        raise ClusterLost(f"Ray lost {name}") from errors[0]
-    if errors:
-        raise errors[0]
-    return results[0]
+    """What some work with Ray gives, or raises; see :class:`Attempt`."""
+    return Attempt(work, lost, starts_processes=starts_processes).result(on_interrupt=on_interrupt)
 
 
 def _wait(thread: threading.Thread, is_over: threading.Event, lost: Callable[[], str | None]) -> None:

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # The most important first: on a narrow terminal the last ones go. Names may take several lines.
-_OF_RUNS = ("run", "method", "acc", "best", "bytes", "ratio", "sim", "wall", "seed", "status", "rounds")
-_OF_SETTINGS = ("setting", "method", "acc", "sd", "95%", "best", "bytes", "ratio", "sim", "wall", "seeds", "failed")
+_OF_RUNS = ("run", "method", "acc", "best", "bytes", "ratio", "sim", "wall", "s/round", "seed", "status", "rounds")
+_OF_SETTINGS = (
+    *("setting", "method", "acc", "sd", "95%", "best"),
+    *("bytes", "ratio", "sim", "wall", "s/round", "seeds", "failed"),
+)
 BY = ("run", "setting")
 Form = Literal["text", "md", "latex", "csv"]
 _NUM_NAMES, _NARROWEST_NAME, _GAP = 2, 8, 2
@@ -88,6 +91,7 @@ def _run_cells(run: ReportRun) -> list[str]:
         _ratio(run.comm_ratio),
         seconds_text(run.sim_time_s),
         seconds_text(run.wall_time_s),
+        seconds_text(run.round_time_s),
         MISSING if run.view.seed is None else str(run.view.seed),
         run.status,
         str(run.num_rounds),
@@ -107,6 +111,7 @@ def _setting_cells(setting: Setting, method: str) -> list[str]:
         _ratio(finite(setting.over_seeds("comm_ratio").mean)),
         seconds_text(setting.sim_time_s),
         seconds_text(finite(setting.over_seeds("wall_time_s").mean)),
+        seconds_text(finite(setting.over_seeds("round_time_s").mean)),
         str(len(setting.counted)),
         str(setting.failed or MISSING),
     ]

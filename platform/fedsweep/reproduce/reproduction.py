@@ -129,7 +129,7 @@ def reproduction(request: TableRequest) -> Reproduction:
 
 def default_folder(found: Reproduction) -> Path:
     """``runs/<paper>-<table>-<scale>-<timestamp>``."""
-    from fedsweep.driver.run import default_folder as folder_of_run
+    from fedsweep.runs.default_folder import default_folder as folder_of_run
 
     return folder_of_run(found.config)
 

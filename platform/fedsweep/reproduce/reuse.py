@@ -18,7 +18,8 @@ from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.errors import FedsweepError, OutputError
 from fedsweep.runs.facts import run_facts
-from fedsweep.runs.run_folder import CONFIG, TRACKING, RunFolder
+from fedsweep.runs.files import TRACKING
+from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
 if TYPE_CHECKING:

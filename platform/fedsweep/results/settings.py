@@ -104,6 +104,11 @@ class ReportRun:
         """Seconds of all rounds, evaluation included."""
         return self.view.figure("wall_time_s")
 
+    @property
+    def round_time_s(self) -> float | None:
+        """Seconds a round, evaluation included: the median of all but the first."""
+        return self.view.figure("round_time_s")
+
     def fact(self, key: str) -> str:
         """What ``result.json`` says of the software or the files; empty where it says nothing."""
         return clean(self.view.result.get(key) or "")

@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import accumulate
 from os.path import commonpath
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from fedsweep.config.yaml12 import parse
@@ -28,6 +29,7 @@ OVER: Mapping[str, tuple[slice, Callable[[Sequence[float]], float]]] = {
     "mean": (slice(None), mean),
     "sum": (slice(None), math.fsum),
     "last5": (slice(-5, None), mean),
+    "later": (slice(1, None), median),  # the first round loads what all others have
 }
 _SUMMED = ("flops", "local_steps", "sync_points", "over_budget", "values_up", "values_down", "bytes_up", "bytes_down")
 # A run's figure -> the column that it comes from, and how; all others are the last that is known.
@@ -36,6 +38,7 @@ _FIGURES: Mapping[str, tuple[str, str]] = {
     "best_test_accuracy": ("test_accuracy", "best"),
     "comm_ratio": ("comm_ratio", "mean"),
     "wall_time_s": ("seconds_so_far", "last"),
+    "round_time_s": ("round_seconds", "later"),
 }
 
 
@@ -87,14 +90,18 @@ class RunView:
     def _derived(self) -> Mapping[str, Sequence[Any]]:
         """Columns that follow from those in the file."""
 
-        def so_far(*names: str) -> list[Any]:
+        def together(*names: str) -> list[Any]:
             counted = [self.columns[name] for name in names if name in self.columns]
-            return list(accumulate(map(sum, zip(*counted, strict=True))))
+            return list(map(sum, zip(*counted, strict=True)))
+
+        def so_far(*names: str) -> list[Any]:
+            return list(accumulate(together(*names)))
 
         groups = self.columns.get("high_frequency", ())
         return {
             "total_bytes": so_far("bytes_up", "bytes_down"),
             "seconds_so_far": so_far("wall_time_s", "eval_time_s"),
+            "round_seconds": together("wall_time_s", "eval_time_s"),
             "group_size": [None if group is None else len(group) for group in groups],
         }
 
@@ -102,10 +109,10 @@ class RunView:
         """A column's cells, one per round; none where there is no table.
 
         Beside those of ``rounds.parquet`` there are ``total_bytes``, both ways up to and with each round, registration
-        apart; ``seconds_so_far``, of all rounds up to and with each, evaluation included; and ``group_size``, the
-        high-frequency group's length.
+        apart; ``round_seconds``, of each round, evaluation included, and ``seconds_so_far``, of all up to and with
+        each; and ``group_size``, the high-frequency group's length.
         """
-        if name in ("total_bytes", "seconds_so_far", "group_size"):
+        if name in self._derived:
             return self._derived[name]  # total_bytes as well: tables of earlier versions do not have it
         return self.columns.get(name, ())
 
@@ -129,8 +136,9 @@ class RunView:
 
         Args:
             name: A column of :meth:`column`, also as ``extra/<name>``, or ``best_test_accuracy``. Counts are summed
-                over the rounds, the communication ratio is their mean, time is that of all rounds with evaluation, and
-                everything else is the last that is known.
+                over the rounds, the communication ratio is their mean, ``wall_time_s`` is that of all rounds with
+                evaluation, ``round_time_s`` the median of all rounds but the first, and everything else is the last
+                that is known.
         """
         found = self.over(*_FIGURES.get(name, (name.removeprefix("extra/"), "last")))
         return finite(self.result.get(name)) if found is None else found

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsweep.errors import InvariantError
+from fedsweep.runs.arrow_columns import list_column, number_column
 from fedsweep.world.label_stats import js_divergence, kl_divergence, population
 
 if TYPE_CHECKING:
@@ -57,16 +58,16 @@ def clients_table(
         raise InvariantError(f"{num_clients} clients, but rows for another number of clients: {wrong}")
     kl, js = _divergences(label_counts_NC)
     columns = {
-        "client": pa.array(range(num_clients), pa.int64()),
-        "num_samples": pa.array(num_samples_N.tolist(), pa.int64()),
-        "label_counts": pa.array(label_counts_NC.tolist(), pa.list_(pa.int64())),
-        "kl_divergence": pa.array(kl, pa.float64()),
-        "js_divergence": pa.array(js, pa.float64()),
+        "client": number_column(range(num_clients), pa.int64()),
+        "num_samples": number_column(num_samples_N.tolist(), pa.int64()),
+        "label_counts": list_column(label_counts_NC.tolist(), pa.list_(pa.int64())),
+        "kl_divergence": number_column(kl, pa.float64()),
+        "js_divergence": number_column(js, pa.float64()),
     }
     for name in ("budget_values", *DEVICE_FIGURES):
         cells = [None if value is None else float(value) for value in figures.get(name, [None] * num_clients)]
-        columns[name] = pa.array(cells, pa.float64())
-    return pa.table(columns)
+        columns[name] = number_column(cells, pa.float64())
+    return pa.Table.from_arrays([*columns.values()], names=[*columns])
 
 
 def _divergences(label_counts_NC: np.ndarray) -> tuple[list[float | None], list[float | None]]:

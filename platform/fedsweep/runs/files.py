@@ -16,6 +16,8 @@ from fedsweep.bounded import open_regular
 from fedsweep.errors import DataError, OutputError
 
 TEMPORARY = ".tmp"
+# The file of a run's folder that says where MLflow has the run.
+TRACKING = "mlflow.json"
 # A disk brings several files to safety at once in hardly more time than one.
 _WRITERS = 8
 _DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedsweep.errors import InvariantError, OutputError
 from fedsweep.records import RoundRecord, late_fields
+from fedsweep.runs.arrow_columns import list_column, number_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,13 +93,12 @@ def records_to_table(records: Sequence[RoundRecord]) -> pa.Table:
         raise InvariantError(f"a component reports {', '.join(clash)}, which rounds.parquet has already; rename it")
     types = _arrow_types()
     arrays = [
-        pa.array([_cell(getattr(record, column.name)) for record in records], types[column.kind])
+        (number_column if column.is_scalar else list_column)(
+            [getattr(record, column.name) for record in records], types[column.kind]
+        )
         for column in ROUND_COLUMNS
     ]
-    # from_pandas=False: NaN is a measurement, null is none.
-    arrays += [
-        pa.array([record.extra.get(name) for record in records], pa.float64(), from_pandas=False) for name in extras
-    ]
+    arrays += [number_column([record.extra.get(name) for record in records], pa.float64()) for name in extras]
     fields = [pa.field(column.name, types[column.kind], nullable=column.nullable) for column in ROUND_COLUMNS]
     fields += [pa.field(name, pa.float64()) for name in extras]
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
@@ -162,10 +162,6 @@ def _check_ascending(rounds: Sequence[int]) -> None:
     for before, after in zip([0, *rounds], rounds, strict=False):
         if after <= before:
             raise InvariantError(f"rounds must ascend from 1, but round {after} follows round {before}")
-
-
-def _cell(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _tupled(value: Any) -> Any:

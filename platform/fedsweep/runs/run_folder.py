@@ -32,11 +32,11 @@ from fedsweep.runs.table_bounds import MOST_CLIENT_ROWS, MOST_TABLE_BYTES, check
 
 if TYPE_CHECKING:
     import pyarrow as pa
-from fedsweep.runs.files import TEMPORARY, atomic_write
+from fedsweep.runs.files import TEMPORARY, TRACKING, atomic_write
 
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 CLIENT_ACCURACY, TRAFFIC = "client_accuracy.parquet", "traffic.parquet"
-RESULT, MODEL, CHECKPOINTS, TRACKING = "result.json", "model.safetensors", "checkpoints", "mlflow.json"
+RESULT, MODEL, CHECKPOINTS = "result.json", "model.safetensors", "checkpoints"
 SCENARIO, PICTURES, ROUNDS_CSV = "scenario.json", "pictures", "rounds.csv"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.

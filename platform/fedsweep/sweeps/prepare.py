@@ -364,6 +364,6 @@ def trial_costs(prepared: PreparedSweep) -> dict[str, Forecast]:
 
 def default_folder(config: Config) -> Path:
     """``runs/<name>-<timestamp>``, as for a single run."""
-    from fedsweep.driver.run import default_folder as folder_of_run
+    from fedsweep.runs.default_folder import default_folder as folder_of_run
 
     return folder_of_run(config)

@@ -19,9 +19,9 @@ from fedsweep import __version__
 from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.fleet.ray_leftovers import RAY_LOG
-from fedsweep.runs.files import atomic_write
+from fedsweep.runs.files import TRACKING, atomic_write
 from fedsweep.runs.find import find_runs
-from fedsweep.runs.run_folder import CONFIG, TRACKING, RunFolder
+from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.sweeps.space import Trial, canonical
 
 PLAN, SUMMARY, TABLE, LOGGED = "sweep.json", "summary.json", "summary.parquet", "logged.json"

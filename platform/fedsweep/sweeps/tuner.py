@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # A trial whose process died, or whose disk was full, is tried so many times more.
 RETRIES = 2
 _ENVIRONMENT = {
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # the git commit is that of the folder in which the sweep was begun
     "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints a table whatever it is told
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_WARN_THRESHOLD_S": "30",

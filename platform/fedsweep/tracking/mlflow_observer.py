@@ -27,8 +27,9 @@ from fedsweep.runs.run_folder import (
     SCENARIO,
     TRAFFIC,
 )
+from fedsweep.tracking.mlflow_keeper import KeptRun, MlflowKeeper
 from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, key_text, note_complete
-from fedsweep.tracking.mlflow_store import PATIENCE_S, check_store, probe_store, reason_of, redacted
+from fedsweep.tracking.mlflow_store import PATIENCE_S, check_store, needs_mlflow, probe_store, reason_of, redacted
 from fedsweep.tracking.rows import Row, RowMaker, telling
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ class MlflowObserver(Observer):
         final_patience_s: How long the end of a run may wait for a store that is gone or locked.
         warn: Takes what the user should know, in one line.
         clock: Seconds that only go up.
+        keeper: A process that imports MLflow meanwhile and then writes; None: this process does.
     """
+
+    phase = "mlflow"
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class MlflowObserver(Observer):
         *,
         experiment: str,
         tags: Mapping[str, str] | None = None,
+        keeper: MlflowKeeper | None = None,
         flush_s: float = 2.0,
         final_patience_s: float = 10.0,
         warn: Callable[[str], None] = _LOGGER.warning,
@@ -69,7 +74,8 @@ class MlflowObserver(Observer):
         self._flush_s, self._final_patience_s = flush_s, final_patience_s
         self._warn, self._clock = warn, clock
         self._info: RunInfo | None = None
-        self._run: MlflowRun | None = None
+        self._keeper = keeper
+        self._run: MlflowRun | KeptRun | None = None
         self._described = False
         self._pending: deque[Row] = deque()
         self._rows = RowMaker()
@@ -91,23 +97,35 @@ class MlflowObserver(Observer):
         return self._complete
 
     def check(self) -> None:
-        check_store(self._uri, experiment=self._experiment)
+        if self._keeper is None or not needs_mlflow(self._uri, experiment=self._experiment):
+            check_store(self._uri, experiment=self._experiment)
+        else:
+            self._keeper.call("check_store", self._uri, self._experiment)
 
     def started(self, info: RunInfo) -> None:
         self._info = info
         self._rows = RowMaker(info.targets)
         for record in info.records:
             self._keep(record)
-        self._flush(patience_s=PATIENCE_S)
+        if self._keeper is None:
+            self._flush(patience_s=PATIENCE_S)
+        else:
+            with self._guarded():  # what is wrong, the first flush finds out
+                self._keeper.ask("begin", self._uri, **self._description(info))
 
     def round_done(self, record: RoundRecord) -> None:
         self._keep(record)
-        if self._clock() >= self._next_try:
+        if self._clock() >= self._next_try and self._can_write:
             self._flush(patience_s=PATIENCE_S)
 
     def checkpointed(self, round: int) -> None:
-        if not self._failing or self._clock() >= self._next_try:
+        if (not self._failing or self._clock() >= self._next_try) and self._can_write:
             self._flush(patience_s=PATIENCE_S)
+
+    @property
+    def _can_write(self) -> bool:
+        """Whether the store is open, so that a round's end waits for nothing but its own rows."""
+        return self._keeper is None or self._keeper.has_answered
 
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
         if self._info is None:
@@ -124,6 +142,8 @@ class MlflowObserver(Observer):
             with self._guarded():
                 note_complete(self._info.folder)
                 self._complete = True
+        if self._keeper is not None:
+            self._keeper.close()
         if missing:
             where = f"the MLflow run {self.run_id or '(never begun)'} in {redacted(self._uri)}"
             self._warn(
@@ -167,13 +187,24 @@ class MlflowObserver(Observer):
             for _ in rows:
                 self._pending.popleft()
 
-    def _begun(self, info: RunInfo) -> MlflowRun:
-        if self._run is None:
-            tags = {**info.tags, **self._tags}
-            self._run = MlflowRun.begin(
-                self._uri, experiment=self._experiment, name=info.name, tags=tags, folder=info.folder
+    def _begun(self, info: RunInfo) -> MlflowRun | KeptRun:
+        if self._keeper is not None and self._keeper.is_lost:
+            self._keeper, self._run = None, None  # a process that died is not tried again: this one writes
+        if self._run is None and self._keeper is not None:
+            begun = (
+                self._keeper.answer()
+                if self._keeper.owes
+                else self._keeper.call("begin", self._uri, **self._description(info))
             )
+            self._run = KeptRun(self._keeper, begun)
+        elif self._run is None:
+            self._run = MlflowRun.begin(self._uri, **self._description(info))
         return self._run
+
+    def _description(self, info: RunInfo) -> dict[str, Any]:
+        """What a run in the store is begun with."""
+        tags = {**info.tags, **self._tags}
+        return {"experiment": self._experiment, "name": info.name, "tags": tags, "folder": info.folder}
 
     def _next_rows(self) -> list[Row]:
         """The oldest pending rounds that fit one batch, at least one."""
@@ -186,7 +217,7 @@ class MlflowObserver(Observer):
             rows.append(row)
         return rows
 
-    def _end(self, run: MlflowRun, info: RunInfo, status: str) -> list[str]:
+    def _end(self, run: MlflowRun | KeptRun, info: RunInfo, status: str) -> list[str]:
         """Logs the files and ends the run; returns what could not be done."""
         missing = []
         with self._guarded() as files:

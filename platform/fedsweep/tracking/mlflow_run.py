@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.errors import ResourceError
-from fedsweep.runs.files import atomic_write
-from fedsweep.runs.run_folder import TRACKING
+from fedsweep.runs.files import TRACKING, atomic_write
 from fedsweep.tracking.mlflow_store import experiment_id, open_store, quiet_mlflow, redacted
-from fedsweep.tracking.rows import Point
+from fedsweep.tracking.points import Point
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

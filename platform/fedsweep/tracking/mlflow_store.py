@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from fedsweep.errors import ConfigError, ResourceError
+from fedsweep.tracking.mlflow_schema import is_in_order
 from fedsweep.tracking.mlflow_view import save_view
 
 if TYPE_CHECKING:
@@ -133,9 +134,9 @@ def check_store(uri: str, *, experiment: str = "fedsweep") -> None:
             or the experiment is deleted; in one line, within seconds.
     """
     probe_store(uri)
-    path = sqlite_path(uri)
-    if path is not None and not _has_tables(path):
+    if not needs_mlflow(uri, experiment=experiment):
         return
+    path = sqlite_path(uri)
     with quiet_mlflow():
         # Only a process that knows the lock could be creating the file at this moment.
         if path is not None and _lock_path(path).exists():
@@ -152,6 +153,22 @@ def check_store(uri: str, *, experiment: str = "fedsweep") -> None:
             f"tracking.experiment: {experiment!r} is deleted in {redacted(uri)}; restore it (mlflow experiments restore"
             f" --experiment-id {found.experiment_id}) or choose another name"
         )
+
+
+def needs_mlflow(uri: str, *, experiment: str) -> bool:
+    """Whether only MLflow, which takes long to import, can tell that a run can be tracked.
+
+    It need not where a sqlite file is still to be made, or has the installed MLflow's schema and no deleted experiment
+    of that name.
+
+    Args:
+        uri: An address from :func:`resolve_uri`.
+        experiment: The MLflow experiment.
+    """
+    path = sqlite_path(uri)
+    if path is None:
+        return True
+    return _has_tables(path) and not is_in_order(path, experiment)
 
 
 def probe_store(uri: str, *, patience_s: float = PATIENCE_S) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from abc import abstractmethod
 from collections import deque
@@ -28,6 +29,8 @@ _PACE_ROUNDS = 10
 _SHOWN_ROUNDS = 5
 # In a pipe so many seconds pass at least between two lines on the same long work.
 _PLAIN_EVERY_S = 10.0
+# What is waited for before the first round or after the last is told there once it has taken so many seconds.
+_PLAIN_WAIT_S = 3.0
 _HEADINGS = ("round", "accuracy", "best", "loss", "MB sent", "ratio", "s/round")
 
 
@@ -40,10 +43,12 @@ class Standing:
         done: The last finished round.
         total_bytes: Bytes both ways so far.
         best: Best test accuracy so far, 0..1; None before the first evaluation.
+        where: Where it runs, to stand behind the rounds; may be empty.
     """
 
-    def __init__(self, name: str, planned: int) -> None:
+    def __init__(self, name: str, planned: int, backend: str = "") -> None:
         self.name, self.planned = name, planned
+        self.where = f", {backend}" if backend else ""
         self.done, self.total_bytes = 0, 0
         self.best: float | None = None
         self._seconds: deque[float] = deque(maxlen=_PACE_ROUNDS)
@@ -99,7 +104,7 @@ class Progress(Observer):
             self.closed()
 
     def started(self, info: RunInfo) -> None:
-        self._standing = Standing(info.name, info.planned_rounds)
+        self._standing = Standing(info.name, info.planned_rounds, info.backend)
         with self._audience():
             self.shows_start(self._standing)
         for record in info.records:
@@ -113,6 +118,11 @@ class Progress(Observer):
 
     def checkpointed(self, round: int) -> None:
         del round
+
+    def waiting(self, text: str) -> None:
+        """Something is waited for before the first round or after the last; a few words."""
+        with self._audience():
+            self.shows_waiting(text)
 
     def message(self, text: str) -> None:
         with self._audience():
@@ -132,6 +142,10 @@ class Progress(Observer):
 
     def closed(self) -> None:
         """Nothing more comes; may be said twice."""
+        return
+
+    def shows_waiting(self, text: str) -> None:
+        """What is waited for before the first round or after the last."""
         return
 
     def shows_start(self, standing: Standing) -> None:
@@ -170,7 +184,7 @@ class QuietProgress(Progress):
 
 
 class PlainProgress(Progress):
-    """A line per round, and on long work inside a round one every ten seconds.
+    """A line per round, on long work inside a round one every ten seconds, and on what is waited for if it takes long.
 
     Args:
         file: Where to; by default standard output.
@@ -181,9 +195,21 @@ class PlainProgress(Progress):
         super().__init__()
         self._file, self._clock = file, clock
         self._spoke = clock()
+        self._waits = threading.Timer(0, lambda: None)
+
+    def shows_waiting(self, text: str) -> None:
+        self._waits.cancel()
+        prefix = "starting: " if self._standing is None else ""
+        self._waits = threading.Timer(_PLAIN_WAIT_S, self.message, [f"{prefix}{text}"])
+        self._waits.daemon = True
+        self._waits.start()
+
+    def closed(self) -> None:
+        self._waits.cancel()
 
     def shows_start(self, standing: Standing) -> None:
-        self.shows_message(f"{standing.name}: {standing.planned} rounds")
+        self._waits.cancel()
+        self.shows_message(f"{standing.name}: {standing.planned} rounds{standing.where}")
 
     def shows_round(self, standing: Standing, row: Mapping[str, str]) -> None:
         width = len(str(standing.planned))
@@ -221,7 +247,7 @@ class LiveProgress(Progress):
         super().__init__()
         self._console, self._is_interrupted, self._clock = console, is_interrupted, clock
         self._rows: deque[Mapping[str, str]] = deque(maxlen=_SHOWN_ROUNDS)
-        self._spinner = Spinner("dots", "preparing")
+        self._spinner, self._work = Spinner("dots", "starting"), ""
         self._live = Live(
             get_renderable=self._draw,
             console=console,
@@ -229,7 +255,6 @@ class LiveProgress(Progress):
             redirect_stderr=sys.stderr.isatty(),  # what goes to a file stays there
         )
         self._began = clock()
-        self._work = ""
 
     def opened(self) -> None:
         self._live.start()
@@ -239,8 +264,13 @@ class LiveProgress(Progress):
         self._live.transient = not self._rows
         self._live.stop()
 
+    def shows_waiting(self, text: str) -> None:
+        self._work = text
+
     def shows_start(self, standing: Standing) -> None:
-        self._began = self._clock()
+        self._began, self._work = self._clock(), ""
+        if standing.where:
+            self.shows_message(f"{standing.name}: {standing.planned} rounds{standing.where}")
 
     def shows_round(self, standing: Standing, row: Mapping[str, str]) -> None:
         self._rows.append(row)
@@ -257,7 +287,9 @@ class LiveProgress(Progress):
         if self._is_interrupted():
             return Text("interrupted: ending in good order (Ctrl-C again: at once)", style="yellow")
         if standing is None or not self._rows:
-            present = "preparing" if standing is None else f"{standing.name}: {self._work or 'first round'}"
+            present = (
+                f"starting: {self._work}" if standing is None else f"{standing.name}: {self._work or 'first round'}"
+            )
             self._spinner.update(text=present)
             return self._spinner
         table = Table(box=None, pad_edge=False, header_style="bold")

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fedsweep.runs.round_table import scalar_figures
 from fedsweep.runs.targets import Crossing, TargetWatch, target_key
+from fedsweep.tracking.points import Point
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -22,15 +23,6 @@ _ALSO_BY_BYTES = ("comm_ratio", "total_bytes")
 _KEPT = ("checkpoint.", "tracking.")
 # These stand whatever they are; of the others, what differs from the default.
 _WORLD = ("seed", "scenario.", "model.", "method.", "training.", "evaluation.", "runtime.executor")
-
-
-class Point(NamedTuple):
-    """One value of a metric; ``timestamp_ms`` is Unix time in milliseconds."""
-
-    key: str
-    value: float
-    timestamp_ms: int
-    step: int
 
 
 @dataclass(frozen=True, kw_only=True)

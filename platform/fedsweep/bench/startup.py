@@ -1,0 +1,91 @@
+"""startup: from the command to the first round and to the end, of three rounds on digits."""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsweep.bench.setup import Figure, Request, SetUp
+from fedsweep.driver.phases import TIMING
+from fedsweep.errors import RunError
+
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """One kind of run, and within how many seconds it should be ready and end, on two cores that are free."""
+
+    what: str
+    runtime: Mapping[str, Any]
+    ready_s: float
+    end_s: float
+
+
+_CASES = (
+    _Case(what="in one process", runtime={"backend": "local"}, ready_s=2.0, end_s=4.0),
+    _Case(what="on two client actors", runtime={"backend": "ray", "client_actors": 2}, ready_s=6.0, end_s=9.0),
+)
+
+
+def startup(request: Request) -> Sequence[Figure]:
+    """The whole command, MLflow and pictures included, each time in an empty folder; where the time goes is said."""
+    return [figure for case in _CASES for figure in _figures(case, request)]
+
+
+def _figures(case: _Case, request: Request) -> list[Figure]:
+    rounds = request.rounds or _ROUNDS
+    _play(case, rounds)  # after this one the files lie in the system's memory
+    runs = [_play(case, rounds) for _ in range(request.repeats)]
+    ready, ended = tuple(run["ready_s"] for run in runs), tuple(run["seconds"] for run in runs)
+    facts: list[tuple[str, Any]] = []
+    for part in ("before", "after"):
+        split = {name: statistics.median(run[part].get(name, 0.0) for run in runs) for name in runs[0][part]}
+        facts.append((part, split))
+        longest = sorted(split.items(), key=lambda item: -item[1])
+        told = ", ".join(f"{name} {seconds:.2f}" for name, seconds in longest if seconds >= 0.005)
+        request.say(f"startup: {case.what}, seconds {part} the rounds: {told}")
+    facts.append(("cpu_s", statistics.median(run["cpu_s"] for run in runs)))
+    request.say(f"startup: {case.what}, CPU seconds: {facts[-1][1]:.2f}")
+    named = f"{case.what}, {rounds} rounds on digits"
+    return [
+        Figure(what=f"{named}: ready", ours_s=ready, limit_s=case.ready_s, facts=tuple(facts)),
+        Figure(what=f"{named}: ended", ours_s=ended, limit_s=case.end_s),
+    ]
+
+
+def _play(case: _Case, rounds: int) -> dict[str, Any]:
+    """The run's own split, the seconds of the whole command, and the CPU seconds of all that it waited for."""
+    given = {"name": "startup", "training": {"rounds": rounds}, "runtime": case.runtime}
+    with tempfile.TemporaryDirectory(prefix="fedsweep-bench-") as folder:
+        source, out = Path(folder) / "startup.yaml", Path(folder) / "runs" / "run"
+        source.write_text(json.dumps(given), encoding="utf-8")
+        command = [sys.executable, "-P", "-m", "fedsweep", "run", str(source), "--out", str(out), "--quiet"]
+        before, began = _cpu_seconds(), time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        seconds = time.perf_counter() - began
+        if done.returncode:
+            raise RunError(f"fedsweep run ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+        timing: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))[TIMING]
+    return {**timing, "seconds": seconds, "cpu_s": _cpu_seconds() - before}
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+STARTUP = SetUp(
+    name="startup",
+    summary="from the command to the first round, and to the end: three rounds on digits, MLflow and pictures included",
+    measure=startup,
+)

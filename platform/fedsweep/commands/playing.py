@@ -1,0 +1,121 @@
+"""Playing one run for the command line: what is shown while it goes on, and what is said at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedsweep.commands.interrupts import INTERRUPTED, is_interrupted
+from fedsweep.commands.output import command, is_plain, note
+from fedsweep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
+
+
+def play(
+    config: Config, folder: Path, *, resume: bool = False, overwrite: bool = False, dashboard: bool, quiet: bool
+) -> None:
+    """Play a run and say how it ended.
+
+    Args:
+        config: Its configuration.
+        folder: Its folder.
+        resume: It goes on in its folder.
+        overwrite: Clear an earlier run's files from the folder.
+        dashboard: Start Ray's dashboard.
+        quiet: Nothing but messages and the last line.
+    """
+    try:
+        result = _played(config, folder, resume=resume, overwrite=overwrite, dashboard=dashboard, quiet=quiet)
+    except KeyboardInterrupt:
+        note(_after_interrupt(folder, command("run", "--resume", folder)))
+        raise typer.Exit(INTERRUPTED) from None
+    for text in result.get("remarks", ()):
+        note(f"note: {text}")
+    print(summary(result, folder, opened_by=_comparison(config, folder)), flush=True)
+
+
+def _played(
+    config: Config, folder: Path, *, resume: bool, overwrite: bool, dashboard: bool, quiet: bool
+) -> Mapping[str, Any]:
+    from fedsweep.driver.phases import Phases, process_began
+    from fedsweep.fleet.ray_start import early_cluster, early_needs
+    from fedsweep.tracking.mlflow_keeper import kept
+    from fedsweep.tracking.progress import make_progress
+
+    # What takes long is imported when the user sees that something goes on, and MLflow at the same time elsewhere.
+    with (
+        make_progress(quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress,
+        kept(config, folder) as keeper,
+        early_cluster(None if dashboard else early_needs(config)) as begun,
+    ):
+        phases = Phases(began=process_began(), first="command", say=progress.waiting)
+        phases.enter("libraries", "libraries")
+        from fedsweep.driver.run import Launch, plan_run, run_plan
+        from fedsweep.runs.run_folder import RunFolder
+        from fedsweep.tracking.factory import make_observers
+
+        if begun is not None:
+            phases.enter("ray", "Ray")
+            begun.wait()
+            phases.enter("plan")
+        if not resume:
+            RunFolder(folder).check_free(overwrite=overwrite)
+        plan = plan_run(config, phases=phases)
+        if dashboard and (not plan.num_actors or config.runtime.address is not None):
+            raise ConfigError(
+                f"--dashboard is for a Ray cluster that the run starts, but it runs {plan.backend}; leave"
+                " runtime.address out and set runtime.backend=ray"
+            )
+        watching = make_observers(plan.config, folder, keeper=keeper)
+        return run_plan(
+            plan,
+            folder,
+            observers=[*watching, progress],
+            resume=resume,
+            overwrite=overwrite,
+            launch=Launch(phases=phases, dashboard=dashboard, begun=begun),
+        )
+
+
+def _after_interrupt(folder: Path, way_on: str) -> str:
+    saved = any((folder / "checkpoints").glob("*")) if (folder / "checkpoints").is_dir() else False
+    if saved:
+        return f"interrupted; a checkpoint is written, and this goes on from it: {way_on}"
+    if (folder / "config.yaml").is_file():
+        return f"interrupted before the first round was done; this starts again: {way_on}"
+    return "interrupted before the run began; nothing was written"
+
+
+def summary(result: Mapping[str, Any], folder: Path, *, opened_by: str) -> str:
+    """One line on a finished run.
+
+    Args:
+        result: What ``result.json`` holds.
+        folder: The run's folder.
+        opened_by: The command that opens the comparison.
+    """
+    accuracy, best = result["test_accuracy"], result["best_test_accuracy"]
+    measured = "not evaluated" if accuracy is None else f"accuracy {accuracy:.4f} (best {best:.4f})"
+    ratio = result["comm_ratio"]
+    parts = [
+        f"{result['rounds']} rounds" + ("" if result["stopped_by"] == "rounds" else f" ({result['stopped_by']})"),
+        measured,
+        f"{result['total_bytes'] / 1e6:.1f} MB sent" + ("" if ratio is None else f" (ratio {ratio:.4f})"),
+        f"{result['wall_time_s']:.1f} s",
+    ]
+    return f"{result['status']}: {', '.join(parts)}; in {folder}; compare: {opened_by}"
+
+
+def _comparison(config: Config, folder: Path) -> str:
+    """The command that opens this run beside others."""
+    from fedsweep.tracking.mlflow_store import resolve_uri, sqlite_path
+
+    uri = resolve_uri(config.tracking.uri, out=folder)
+    if uri is not None and sqlite_path(uri) is not None:
+        return command("ui", "--uri", uri)
+    return command("compare", folder.parent)

@@ -1,0 +1,57 @@
+"""Columns of tables from plain cells; ``pyarrow.array`` would import pandas, a third of a second in each process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsweep.errors import InvariantError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def number_column(cells: Sequence[float | None], kind: pa.DataType) -> pa.Array:
+    """A column of numbers; None is null, NaN stays a number.
+
+    Args:
+        cells: One for each row.
+        kind: ``int64`` or ``float64``.
+
+    Raises:
+        InvariantError: A column of whole numbers has another cell.
+    """
+    import pyarrow as pa
+
+    known = np.fromiter((cell is not None for cell in cells), dtype=bool, count=len(cells))
+    given = np.array([0 if cell is None else cell for cell in cells])
+    is_whole = pa.types.is_integer(kind)
+    values = given.astype(np.int64 if is_whole else np.float64)
+    if is_whole and not np.array_equal(values, given):
+        raise InvariantError(f"a column of whole numbers has the cell {given[values != given][0]}")
+    return pa.Array.from_buffers(kind, len(cells), [_bits(known), pa.py_buffer(values)])
+
+
+def list_column(cells: Sequence[Sequence[float] | None], kind: pa.ListType) -> pa.Array:
+    """A column of lists of numbers; None is null.
+
+    Args:
+        cells: One for each row.
+        kind: A list of what :func:`number_column` takes.
+    """
+    import pyarrow as pa
+
+    known = np.fromiter((cell is not None for cell in cells), dtype=bool, count=len(cells))
+    ends = np.cumsum([0, *(0 if cell is None else len(cell) for cell in cells)], dtype=np.int32)
+    flat = number_column([*chain.from_iterable(cell for cell in cells if cell is not None)], kind.value_type)
+    return pa.Array.from_buffers(kind, len(cells), [_bits(known), pa.py_buffer(ends)], children=[flat])
+
+
+def _bits(known: np.ndarray) -> Any:
+    """The buffer that says which rows are not null; None where all are."""
+    import pyarrow as pa
+
+    return None if known.all() else pa.py_buffer(np.packbits(known, bitorder="little"))

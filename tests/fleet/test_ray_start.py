@@ -1,0 +1,76 @@
+"""A cluster that starts beside the driver's own imports."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedsweep.config.load import load_config
+from fedsweep.fleet.ray_leftovers import own_sessions
+from fedsweep.fleet.ray_start import ClusterNeeds, ClusterStart, early_cluster, early_needs
+
+
+@pytest.mark.parametrize(
+    ("runtime", "actors"),
+    [
+        ({"backend": "ray", "client_actors": 3}, 3),
+        ({"client_actors": 2}, 2),
+        ({"backend": "ray", "cpus_per_client": 1000.0}, 1),
+        ({}, None),
+        ({"client_actors": 1}, None),
+        ({"backend": "local"}, None),
+        ({"backend": "ray", "address": "auto"}, None),
+        ({"backend": "ray", "gpus_per_client": 0.5}, None),
+    ],
+)
+def test_ray_starts_early_where_the_configuration_says_that_it_is_needed(
+    runtime: dict[str, object], actors: int | None
+) -> None:
+    needs = early_needs(load_config({"runtime": runtime}))
+    assert (None if needs is None else needs.actors) == actors
+
+
+@pytest.mark.ray
+def test_an_early_cluster_that_nobody_takes_leaves_nothing() -> None:
+    import ray
+
+    mask = os.umask(0o022)
+    before = own_sessions()
+    try:
+        with early_cluster(ClusterNeeds(actors=2, store_bytes=2**28)) as begun:
+            assert isinstance(begun, ClusterStart)
+            begun.wait()
+            assert os.umask(0o022) == 0o022  # Ray's files are its user's alone, those of the run are not
+            assert ray.is_initialized()
+            assert begun.holds(ClusterNeeds(actors=2, store_bytes=2**28))
+            assert not begun.holds(ClusterNeeds(actors=2, store_bytes=2**29))
+            assert not begun.holds(ClusterNeeds(actors=1, gpus_per_client=1.0, store_bytes=2**28))
+        assert not ray.is_initialized() and own_sessions() == before
+    finally:
+        os.umask(mask)
+
+
+@pytest.mark.ray
+def test_an_end_asked_for_while_everything_starts_writes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "fedsweep", "run", "quickstart/fedavg", "--set", "runtime.client_actors=2"]
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path / "run")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        children = psutil.Process(process.pid).children
+        while process.poll() is None and "gcs_server" not in {child.name() for child in children(recursive=True)}:
+            time.sleep(0.02)
+        process.terminate()
+        assert "nothing was written" in process.stderr.read()
+        assert process.wait(60) == 130
+    assert [path.name for path in tmp_path.iterdir()] == []
+    assert not list(Path("/tmp/ray").glob(f"session_*_{process.pid}"))
