@@ -85,8 +85,6 @@ def peer_side(python: Path, peer: str, folder: Path, asked: work.Work) -> Iterat
     try:
         yield play
     finally:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=30)  # after its last round it ends by itself
         process.terminate()
         process.wait()
 
@@ -154,7 +152,8 @@ def main() -> None:
     load = load_of_others()
     dataset, called = data_for("cifar10", Request(root=given.root))
     plan, asked = set_up(given.name, dataset)
-    asked = replace(asked, rounds=given.rounds + 1)
+    # One to warm up, and one that nobody plays: a process that has ended takes its CPU seconds with it.
+    asked = replace(asked, rounds=given.rounds + 2)
     pythons = {peer: environment(given.envs.absolute(), peer) for peer in given.peers}
     seconds: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="fedsweep-peers-") as scratch, contextlib.ExitStack() as stack:
@@ -165,7 +164,7 @@ def main() -> None:
         sides["plain"] = stack.enter_context(plain_side(plan, dataset))
         for peer, python in pythons.items():
             sides[peer] = stack.enter_context(peer_side(python, peer, folder, asked))
-        for number in range(asked.rounds):
+        for number in range(given.rounds + 1):
             took = {name: with_cpu(play) for name, play in sides.items()}
             print(", ".join(f"{name} {wall:.3f} s ({cpu:.2f} CPU)" for name, (wall, cpu) in took.items()), flush=True)
             if number:  # the first one has everybody's start-up
