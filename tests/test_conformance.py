@@ -219,7 +219,7 @@ WRONG: Mapping[str, tuple[str, Builder, str]] = {
     "a merge that falls over": (
         "merges",
         built(Card(), refinements=(OnlyWhole(),)),
-        "mine and federated_dropout can be merged, but the run fails: parts of the model",
+        "mine and federated_dropout can be merged, but the run fails: OnlyWhole.refine .* parts of the model",
     ),
     "batches written on": ("streams", built(Card(), terms=(Scribbles(),)), "batches are not FedAvg's"),
     "nothing is cut": ("sub-models", built(Card(), submodels=CutsNothing()), "no client got less than the whole"),

@@ -161,7 +161,7 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
 # -- going on in the middle --------------------------------------------------------------------------------------------
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """The process ends."""
 
 
