@@ -198,6 +198,31 @@ def test_a_fresh_store_survives_being_opened_by_several_processes_at_once(tmp_pa
     check_store(uri)
 
 
+@pytest.mark.parametrize("ends", ["with an error", "at once"])
+def test_a_store_that_could_not_be_made_to_its_end_is_made_again(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mlflow.db"
+    whole = sqlite3.connect
+
+    def short_of_room(*args: object, **kwargs: object) -> sqlite3.Connection:
+        connection = whole(*args, **kwargs)  # type: ignore[call-overload]
+        connection.execute("PRAGMA max_page_count = 20")
+        return connection  # type: ignore[no-any-return]
+
+    if ends == "with an error":
+        monkeypatch.setattr(sqlite3.dbapi2, "connect", short_of_room)
+        with pytest.raises(ResourceError, match=f"{path} cannot be used"):
+            open_store(sqlite_uri(path))
+        monkeypatch.undo()
+    else:  # what a process that was killed meanwhile leaves
+        with contextlib.closing(sqlite3.connect(f"{path}-new-1")) as half:
+            half.execute("CREATE TABLE logged_models (name TEXT)")
+    assert not path.exists()
+    assert open_store(sqlite_uri(path)).search_experiments()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["mlflow.db", "mlflow.db-lock"]
+
+
 def test_a_store_in_order_is_known_without_mlflow(store: Path, tmp_path: Path) -> None:
     uri = sqlite_uri(store)
     assert not needs_mlflow(sqlite_uri(tmp_path / "new.db"), experiment="fedsweep")

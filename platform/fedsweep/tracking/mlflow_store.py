@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import http.client
 import logging
 import os
@@ -204,7 +205,23 @@ def open_store(uri: str) -> MlflowClient:
         if path is None:
             return _client(uri)
         with _locked(path, create=True):
+            if not _has_tables(path):
+                _make(path)
             return _client(uri)
+
+
+def _make(path: Path) -> None:
+    """Makes a store beside its place: who is killed meanwhile, or finds the disk full, leaves no half of one there."""
+    place = Path(os.path.realpath(path))
+    for old in place.parent.glob(f"{glob.escape(place.name)}-new-*"):
+        old.unlink(missing_ok=True)
+    # Another name each time: MLflow would go on with its open connection to what was removed.
+    new = place.with_name(f"{place.name}-new-{time.time_ns()}")
+    try:
+        _client(sqlite_uri(new), named=sqlite_uri(path))
+        new.replace(place)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def experiment_id(client: MlflowClient, name: str, *, uri: str, folder: Path) -> str:
@@ -253,7 +270,7 @@ def quiet_mlflow() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _client(uri: str) -> MlflowClient:
+def _client(uri: str, *, named: str | None = None) -> MlflowClient:
     try:
         from mlflow.tracking import MlflowClient
     except ImportError as error:
@@ -262,7 +279,7 @@ def _client(uri: str) -> MlflowClient:
         client = MlflowClient(uri)
         client.search_experiments(max_results=1)
     except Exception as error:  # MLflow raises its own, SQLAlchemy's and requests' exceptions alike
-        raise _unusable(uri, error) from error
+        raise _unusable(named or uri, error) from error
     return client
 
 
