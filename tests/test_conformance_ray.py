@@ -107,7 +107,7 @@ class PooledFleet(RayFleet):
             warn=messages.append,
         )
 
-    def _grow(self, indices: Sequence[int]) -> None:
+    def _grow(self, indices: Sequence[int], begun: Sequence[Any] = ()) -> None:
         for index in indices:
             host, key = self._pool.host(index), next(_KEYS)
             host.hold.remote(key, self._experiment, index)

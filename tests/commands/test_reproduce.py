@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -198,7 +199,8 @@ def made(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a table that was made; not to be changed."""
     above = tmp_path_factory.mktemp("made")
     (above / "tiny.yaml").write_text(TABLE)
-    assert main(["reproduce", str(above / "tiny.yaml"), "--out", str(above / "out"), "--quiet"]) == 0
+    with contextlib.chdir(above):  # runs keep the commit of the folder that they were begun in
+        assert main(["reproduce", "tiny.yaml", "--out", "out", "--quiet"]) == 0
     return above / "out"
 
 

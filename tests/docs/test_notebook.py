@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pytest
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "study.ipynb"
@@ -39,15 +40,15 @@ def test_it_was_executed_in_order_without_errors_and_is_small() -> None:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    matplotlib.use("agg")
+    mpl.use("agg")
     yield tmp_path
-    matplotlib.pyplot.close("all")
+    plt.close("all")
     sys.modules.pop("study_methods", None)
 
 
 @pytest.mark.ray
 def test_its_cells_run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(matplotlib.pyplot, "show", lambda: None)
+    monkeypatch.setattr(plt, "show", lambda: None)
     names: dict[str, Any] = {}
     for number, cell in enumerate(code_cells()):
         text = source(cell)
