@@ -11,6 +11,7 @@ from typing import Any
 from fedsweep import __version__
 
 _VERSIONS_OF = ("torch", "torchvision", "numpy", "pyarrow", "ray", "mlflow")
+_told: dict[str, str | None] = {}
 
 
 def run_facts() -> dict[str, Any]:
@@ -29,7 +30,14 @@ def _version(name: str) -> str | None:
         return None
 
 
+def tell_commit(commit: str | None) -> None:
+    """Runs of this process, which may stand in any folder, were begun from one at this commit."""
+    _told["git_commit"] = commit
+
+
 def _git_commit() -> str | None:
+    if "git_commit" in _told:
+        return _told["git_commit"]
     command = ["git", "rev-parse", "--verify", "HEAD"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)

@@ -28,7 +28,7 @@ from fedsweep.driver.run import Plan, Session, open_session
 from fedsweep.driver.session import RunSession, SessionSettings
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_metrics import RayMetrics
-from fedsweep.runs.facts import run_facts
+from fedsweep.runs.facts import run_facts, tell_commit
 from fedsweep.sweeps.prepare import dataset_key, method_name
 from fedsweep.sweeps.resources import Share, group_factory
 from fedsweep.sweeps.space import TRIAL
@@ -55,7 +55,12 @@ class SweepTrial(tune.Trainable):
     """Plays the trial that its configuration describes under ``trial``: ``spec``, ``share`` and ``values``."""
 
     def setup(
-        self, config: dict[str, Any], datasets: References | None = None, umask: int = 0o077, specs: Specs = ()
+        self,
+        config: dict[str, Any],
+        datasets: References | None = None,
+        umask: int = 0o077,
+        git_commit: str | None = None,
+        specs: Specs = (),
     ) -> None:
         """A process begins with its first trial; its files are as readable as the driver's.
 
@@ -63,9 +68,11 @@ class SweepTrial(tune.Trainable):
             config: See the class.
             datasets: Those that are loaded already.
             umask: The driver's.
+            git_commit: That of the driver's folder.
             specs: Where a scheduler copies configurations from trial to trial: each trial's own, in their order.
         """
         os.umask(umask)
+        tell_commit(git_commit)
         self._specs = specs
         self._metrics: RayMetrics | None = None
         self._datasets = datasets or References({})

@@ -21,6 +21,7 @@ from fedsweep.config.schema import Config
 from fedsweep.driver.run import present_umask
 from fedsweep.fleet.ray_cluster import ray_cluster
 from fedsweep.fleet.ray_watch import unless_lost
+from fedsweep.runs.facts import run_facts
 from fedsweep.sweeps.prepare import Entry, PreparedSweep, default_folder, make_entry, prepare, worlds
 from fedsweep.sweeps.resources import check_shares, largest
 from fedsweep.sweeps.space import TRIAL, is_listed, label_of, make_trial
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 # A trial whose process died, or whose disk was full, is tried so many times more.
 RETRIES = 2
 _ENVIRONMENT = {
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # the git commit is that of the folder in which the sweep was begun
     "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints a table whatever it is told
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_WARN_THRESHOLD_S": "30",
@@ -241,8 +241,9 @@ def _trainable(prepared: PreparedSweep, own: Sequence[Mapping[str, Any]]) -> Any
     from fedsweep.sweeps.trainable import References, SweepTrial
 
     datasets = {key: ray.put(dataset) for key, dataset in prepared.datasets.items()}
-    # Ray's processes start with a umask of their own, and trials' folders are the user's.
-    made = tune.with_parameters(SweepTrial, datasets=References(datasets), umask=present_umask(), specs=own)
+    # Ray's processes start in a folder and with a umask of their own; trials are the user's, from where this runs.
+    here = {"umask": present_umask(), "git_commit": run_facts()["git_commit"]}
+    made = tune.with_parameters(SweepTrial, datasets=References(datasets), specs=own, **here)
     made.__name__, made.__qualname__ = SweepTrial.__name__, SweepTrial.__qualname__
     return made
 
