@@ -16,6 +16,7 @@ import pytest
 from fedsweep.commands.playing import summary
 from fedsweep.config import yaml12
 from fedsweep.config.load import load_config
+from fedsweep.fleet import ray_start
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -58,6 +59,16 @@ def test_overwrite_replaces_the_run(config: Path, fedsweep: Command) -> None:
     assert fedsweep(*words, "--set", "seed=7")[0] == 2
     assert fedsweep(*words, "--set", "seed=7", "--overwrite")[0] == 0
     assert load_config("run/config.yaml").seed == 7
+
+
+def test_a_taken_folder_is_refused_before_ray_is_started(
+    config: Path, fedsweep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", config, "-q", "--out", "run", "--set", "training.rounds=1"]
+    assert fedsweep(*words)[0] == 0
+    monkeypatch.setattr(ray_start, "early_cluster", None)  # not callable: a start would be a crash
+    code, _, err = fedsweep(*words, "--set", "runtime={backend: ray, client_actors: 2}")
+    assert code == 2 and "--overwrite" in err
 
 
 def test_run_that_stops_at_a_limit_names_it(config: Path, fedsweep: Command) -> None:

@@ -47,6 +47,10 @@ def _played(
     from fedsweep.tracking.mlflow_keeper import kept
     from fedsweep.tracking.progress import make_progress
 
+    if not resume and folder.exists():  # or Ray would be up before it is refused
+        from fedsweep.runs.run_folder import RunFolder
+
+        RunFolder(folder).check_free(overwrite=overwrite)
     # What takes long is imported when the user sees that something goes on, and MLflow at the same time elsewhere.
     with (
         make_progress(quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress,
@@ -56,15 +60,12 @@ def _played(
         phases = Phases(began=process_began(), first="command", say=progress.waiting)
         phases.enter("libraries", "libraries")
         from fedsweep.driver.run import Launch, plan_run, run_plan
-        from fedsweep.runs.run_folder import RunFolder
         from fedsweep.tracking.factory import make_observers
 
         if begun is not None:
             phases.enter("ray", "Ray")
             begun.wait()
             phases.enter("plan")
-        if not resume:
-            RunFolder(folder).check_free(overwrite=overwrite)
         plan = plan_run(config, phases=phases)
         if dashboard and (not plan.num_actors or config.runtime.address is not None):
             raise ConfigError(
