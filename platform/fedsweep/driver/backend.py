@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,12 +72,9 @@ def _actors(config: Config, experiment: Experiment) -> int:
     cohort = experiment.training.cohort_size
     if isinstance(runtime.client_actors, int):
         return min(runtime.client_actors, cohort)
-    fits = max(1, int(len(os.sched_getaffinity(0)) / runtime.cpus_per_client))
-    if runtime.gpus_per_client:
-        from fedsweep.fleet.ray_start import num_gpus_here
+    from fedsweep.fleet.ray_start import room_here
 
-        fits = max(1, int(num_gpus_here() / runtime.gpus_per_client))
-    return min(fits, cohort)
+    return min(room_here(runtime), cohort)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from fedsweep.fleet.ray_watch import Attempt, StartWatch, unless_lost
 from fedsweep.user_modules import worker_settings
 
 if TYPE_CHECKING:
+    from fedsweep.config.execution import Runtime
     from fedsweep.config.schema import Config
 
 # Of the memory, as Ray's own default.
@@ -63,6 +64,13 @@ def num_gpus_here() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def room_here(runtime: Runtime) -> int:
+    """Client actors that this machine's GPUs have room for where they need some, else its CPUs; at least 1."""
+    if runtime.gpus_per_client:
+        return max(1, int(num_gpus_here() / runtime.gpus_per_client))
+    return max(1, int(len(os.sched_getaffinity(0)) / runtime.cpus_per_client))
 
 
 class ClusterStart:
@@ -159,9 +167,8 @@ def early_needs(config: Config) -> ClusterNeeds | None:
     wanted = runtime.backend == "ray" or (runtime.backend == "auto" and several)
     if not wanted or runtime.address is not None or runtime.gpus_per_client or runtime.gpus_per_server:
         return None
-    fits = max(1, int(len(os.sched_getaffinity(0)) / runtime.cpus_per_client))
     return ClusterNeeds(
-        actors=runtime.client_actors if isinstance(runtime.client_actors, int) else fits,
+        actors=runtime.client_actors if isinstance(runtime.client_actors, int) else room_here(runtime),
         cpus_per_client=runtime.cpus_per_client,
         cpus_per_server=runtime.cpus_per_server,
         store_bytes=int(_STORE_SHARE * psutil.virtual_memory().total),
