@@ -83,8 +83,8 @@ def test_sides_are_measured_in_turns_after_a_try_of_each() -> None:
         return next(seconds)
 
     mine, theirs = iter([9.0, 1.0, 2.0]), iter([9.0, 3.0, 4.0])
-    found = in_turns(lambda: side("ours", mine), lambda: side("theirs", theirs), 2)
-    assert found == ((1.0, 2.0), (3.0, 4.0))
+    found = in_turns(lambda: side("ours", mine), lambda: side("theirs", theirs), 2, what="w")
+    assert found == Figure(what="w", ours_s=(1.0, 2.0), reference_s=(3.0, 4.0))
     assert calls == ["theirs", "ours", "ours", "theirs", "ours", "theirs"]
 
 

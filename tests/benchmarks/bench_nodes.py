@@ -81,11 +81,12 @@ def bench(title: str, work: Experiment) -> None:
     """At least 5 is asked for."""
     with two_nodes() as ray:
         engines = [engine_on(ray, work, kind) for kind in ("server", "auto")]
-        server, network = in_turns(*(playing(engine) for engine in engines), REPEATS)
+        through_server, across = (playing(engine) for engine in engines)
+        found = in_turns(across, through_server, REPEATS, what="")
         for engine in engines:
             engine.fleet.close()
-    ratios = [slow / fast for slow, fast in zip(server, network, strict=True)]
-    slow, fast = (statistics.median(side) / STEPS * 1e3 for side in (server, network))
+    ratios = found.ratios
+    slow, fast = (statistics.median(side) / STEPS * 1e3 for side in (found.reference_s, found.ours_s))
     print(
         f"{title}: {statistics.median(ratios):.2f} times as fast as through the server (min {min(ratios):.2f},"
         f" max {max(ratios):.2f}); {fast:.2f} ms a step and sync point instead of {slow:.2f}",

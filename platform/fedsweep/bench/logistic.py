@@ -6,20 +6,13 @@ Source: Garcia et al. 2022, FLUTE, its comparison with FedML and Flower: 1000 cl
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from fedsweep.bench.data import data_for
 from fedsweep.bench.plain import PlainLoop, work_of
-from fedsweep.bench.rounds import plan_of, playing
+from fedsweep.bench.rounds import plan_of, playing, whole_command
 from fedsweep.bench.setup import Figure, Request, SetUp, in_turns
-from fedsweep.errors import RunError
 
 _ROUNDS = 100
 _GIVEN: Mapping[str, Any] = {
@@ -38,14 +31,14 @@ def logistic(request: Request) -> Sequence[Figure]:
     plan = plan_of(_GIVEN, dataset)
     with playing(plan) as ours:
         plain = PlainLoop(work_of(plan, dataset))
-        seconds = in_turns(lambda: ours.play(rounds), lambda: plain.play(rounds), request.repeats)
-    rounds_alone = Figure(
-        what=f"{rounds} rounds, in one process",
-        against="a plain loop",
-        ours_s=seconds[0],
-        reference_s=seconds[1],
-        data=called,
-    )
+        rounds_alone = in_turns(
+            lambda: ours.play(rounds),
+            lambda: plain.play(rounds),
+            request.repeats,
+            what=f"{rounds} rounds, in one process",
+            against="a plain loop",
+            data=called,
+        )
     if not request.is_full:
         return [rounds_alone]
     whole = tuple(_command(request, rounds, named=called == "mnist") for _ in range(request.repeats))
@@ -58,16 +51,7 @@ def _command(request: Request, rounds: int, *, named: bool) -> float:
     scenario["dataset"] = "mnist" if named else "fedsweep.bench.data:noise_like_mnist"
     training = {**_GIVEN["training"], "rounds": rounds}
     given = {"name": "L1", **_GIVEN, "scenario": scenario, "training": training, "tracking": {"uri": "none"}}
-    with tempfile.TemporaryDirectory(prefix="fedsweep-bench-") as folder:
-        source = Path(folder) / "L1.yaml"
-        source.write_text(json.dumps(given), encoding="utf-8")
-        command = [sys.executable, "-P", "-m", "fedsweep", "run", str(source), "--out", f"{folder}/run", "--quiet"]
-        began = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        seconds = time.perf_counter() - began
-    if done.returncode:
-        raise RunError(f"fedsweep run ended with {done.returncode}: {done.stderr.strip()[-300:]}")
-    return seconds
+    return whole_command(given).seconds
 
 
 L1 = SetUp(

@@ -1,12 +1,16 @@
-"""fedsweep's side: rounds of a run as ``fedsweep run`` plays them, folder and server actor included."""
+"""fedsweep's side: rounds of a run as ``fedsweep run`` plays them, folder and server actor included; or all of it."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +84,37 @@ def playing(plan: Plan) -> Iterator[Player]:
             with open_session(plan, folder) as session:
                 session.open(resume=False)
                 yield Player(session)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """A command that was run.
+
+    Attributes:
+        seconds: From its start to its end.
+        result: What ``result.json`` holds.
+    """
+
+    seconds: float
+    result: Mapping[str, Any]
+
+
+def whole_command(given: Mapping[str, Any]) -> Played:
+    """``fedsweep run`` in a process of its own and an empty folder.
+
+    Args:
+        given: The configuration.
+
+    Raises:
+        RunError: It failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedsweep-bench-") as folder:
+        source, out = Path(folder) / "bench.yaml", Path(folder) / "runs" / "run"
+        source.write_text(json.dumps(given), encoding="utf-8")
+        command = [sys.executable, "-P", "-m", "fedsweep", "run", str(source), "--out", str(out), "--quiet"]
+        began = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        seconds = time.perf_counter() - began
+        if done.returncode:
+            raise RunError(f"fedsweep run ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+        return Played(seconds=seconds, result=RunFolder(out).read_result())

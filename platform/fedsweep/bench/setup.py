@@ -109,17 +109,19 @@ class SetUp:
 
 
 def in_turns(
-    ours: Callable[[], float], reference: Callable[[], float], repeats: int, *, warm_up: bool = True
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Seconds of both sides, measured in turns.
+    ours: Callable[[], float], reference: Callable[[], float], repeats: int, *, warm_up: bool = True, **told: Any
+) -> Figure:
+    """Both sides measured in turns.
 
     Args:
         ours: Does the work once; returns its seconds.
         reference: Likewise.
         repeats: How often, at least 1.
         warm_up: Each side first does the work once uncounted.
+        told: The figure's other fields.
     """
     if warm_up:
         reference(), ours()
     pairs = [(ours(), reference()) for _ in range(repeats)]
-    return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+    seconds, theirs = zip(*pairs, strict=True)
+    return Figure(ours_s=seconds, reference_s=theirs, **told)

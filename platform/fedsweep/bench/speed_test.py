@@ -7,6 +7,7 @@ five steps of ten images, SGD with rate 0.1, 1500 rounds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedsweep.bench.data import data_for
@@ -48,16 +49,15 @@ def on_cpus(request: Request) -> Sequence[Figure]:
     plan = planned(dataset, {"backend": "ray", "client_actors": 2, "device": "cpu"})
     rounds = request.rounds or (CPU_ROUNDS if request.is_full else _QUICK_CPU_ROUNDS)
     with plain_processes(work_of(plan, dataset), 2) as plain, playing(plan) as ours:
-        seconds = in_turns(lambda: ours.play(rounds), lambda: plain(rounds), request.repeats)
-    return [
-        Figure(
+        figure = in_turns(
+            lambda: ours.play(rounds),
+            lambda: plain(rounds),
+            request.repeats,
             what=f"{rounds} rounds, 2 client actors",
             against="two plain processes",
-            ours_s=seconds[0],
-            reference_s=seconds[1],
             data=called,
         )
-    ]
+    return [figure]
 
 
 def on_device(request: Request) -> Sequence[Figure]:
@@ -74,29 +74,28 @@ def on_device(request: Request) -> Sequence[Figure]:
     with playing(in_lanes) as lanes, playing(one_by_one) as loop:
         plain = PlainLoop(work_of(one_by_one, dataset))
         times = 1 if request.is_full else repeats
-        slow = in_turns(lambda: lanes.play(rounds), lambda: loop.play(rounds), times, warm_up=not request.is_full)
-        accuracies = (("accuracy_in_lanes", lanes.accuracy), ("accuracy_in_the_loop", loop.accuracy))
-        piece = min(rounds, _QUICK_ROUNDS)
-        bare = in_turns(lambda: lanes.play(piece), lambda: plain.play(piece), repeats)
-    return [
-        Figure(
+        beside_loop = in_turns(
+            lambda: lanes.play(rounds),
+            lambda: loop.play(rounds),
+            times,
+            warm_up=not request.is_full,
             what=f"{rounds} rounds in lanes",
             against="fedsweep's loop",
-            ours_s=slow[0],
-            reference_s=slow[1],
             asked=8.0,
             limit_s=60.0 if rounds == ROUNDS else None,
             data=called,
-            facts=accuracies,
-        ),
-        Figure(
+        )
+        accuracies = (("accuracy_in_lanes", lanes.accuracy), ("accuracy_in_the_loop", loop.accuracy))
+        piece = min(rounds, _QUICK_ROUNDS)
+        beside_plain = in_turns(
+            lambda: lanes.play(piece),
+            lambda: plain.play(piece),
+            repeats,
             what=f"{piece} rounds in lanes",
             against="a plain loop",
-            ours_s=bare[0],
-            reference_s=bare[1],
             data=called,
-        ),
-    ]
+        )
+    return [replace(beside_loop, facts=accuracies), beside_plain]
 
 
 _SIZES = "CNN of 1.6 million, 1000 clients of 50, cohorts of 50, 5 steps of 10"

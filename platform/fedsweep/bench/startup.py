@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from fedsweep.bench.rounds import whole_command
 from fedsweep.bench.setup import Figure, Request, SetUp
 from fedsweep.driver.phases import TIMING
-from fedsweep.errors import RunError
 
 _ROUNDS = 3
 
@@ -65,18 +59,9 @@ def _figures(case: _Case, request: Request) -> list[Figure]:
 
 def _play(case: _Case, rounds: int) -> dict[str, Any]:
     """The run's own split, the seconds of the whole command, and the CPU seconds of all that it waited for."""
-    given = {"name": "startup", "training": {"rounds": rounds}, "runtime": case.runtime}
-    with tempfile.TemporaryDirectory(prefix="fedsweep-bench-") as folder:
-        source, out = Path(folder) / "startup.yaml", Path(folder) / "runs" / "run"
-        source.write_text(json.dumps(given), encoding="utf-8")
-        command = [sys.executable, "-P", "-m", "fedsweep", "run", str(source), "--out", str(out), "--quiet"]
-        before, began = _cpu_seconds(), time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        seconds = time.perf_counter() - began
-        if done.returncode:
-            raise RunError(f"fedsweep run ended with {done.returncode}: {done.stderr.strip()[-300:]}")
-        timing: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))[TIMING]
-    return {**timing, "seconds": seconds, "cpu_s": _cpu_seconds() - before}
+    before = _cpu_seconds()
+    played = whole_command({"name": "startup", "training": {"rounds": rounds}, "runtime": case.runtime})
+    return {**played.result[TIMING], "seconds": played.seconds, "cpu_s": _cpu_seconds() - before}
 
 
 def _cpu_seconds() -> float:

@@ -46,17 +46,16 @@ def long_rounds(request: Request) -> Sequence[Figure]:
     plan = planned(dataset, method={"name": "fedavg"}, steps=steps, runtime=_ACTORS)
     rounds = request.rounds or 1
     with plain_processes(work_of(plan, dataset), 2) as plain, playing(plan) as ours:
-        seconds = in_turns(lambda: ours.play(rounds), lambda: plain(rounds), request.repeats)
-    return [
-        Figure(
+        figure = in_turns(
+            lambda: ours.play(rounds),
+            lambda: plain(rounds),
+            request.repeats,
             what=f"{rounds} x {steps} steps, 2 client actors",
             against="two plain processes",
-            ours_s=seconds[0],
-            reference_s=seconds[1],
             asked=0.96,
             data=called,
         )
-    ]
+    return [figure]
 
 
 def short_rounds(request: Request) -> Sequence[Figure]:
@@ -74,21 +73,19 @@ def short_rounds(request: Request) -> Sequence[Figure]:
         "a plain loop that makes clients ready": (PlainLoop(work, readies_clients=True), 1.0),
         "a plain loop that makes batches ready": (PlainLoop(work), None),
     }
-    figures = []
     with playing(plan) as ours:
-        for name, (plain, asked) in loops.items():
-            seconds = in_turns(lambda: ours.play(rounds), partial(plain.play, rounds), request.repeats)
-            figures.append(
-                Figure(
-                    what=f"{rounds} rounds of one step, in one process",
-                    against=name,
-                    ours_s=seconds[0],
-                    reference_s=seconds[1],
-                    asked=asked,
-                    data=called,
-                )
+        return [
+            in_turns(
+                lambda: ours.play(rounds),
+                partial(plain.play, rounds),
+                request.repeats,
+                what=f"{rounds} rounds of one step, in one process",
+                against=name,
+                asked=asked,
+                data=called,
             )
-    return figures
+            for name, (plain, asked) in loops.items()
+        ]
 
 
 def rounds_in_step(request: Request) -> Sequence[Figure]:
@@ -100,17 +97,16 @@ def rounds_in_step(request: Request) -> Sequence[Figure]:
     rounds = request.rounds or 1
     with playing(plan) as ours:
         plain = PlainLoop(work_of(plan, dataset))
-        seconds = in_turns(lambda: ours.play(rounds), lambda: plain.play_in_step(rounds), request.repeats)
-    return [
-        Figure(
+        figure = in_turns(
+            lambda: ours.play(rounds),
+            lambda: plain.play_in_step(rounds),
+            request.repeats,
             what=f"{rounds} x {steps} steps, averaged after each, 2 client actors",
             against="a plain loop",
-            ours_s=seconds[0],
-            reference_s=seconds[1],
             asked=1.8,
             data=called,
         )
-    ]
+    return [figure]
 
 
 _LENET = "LeNet-5, 100 clients of 500, cohorts of 10, batches of 10"
