@@ -6,6 +6,7 @@ import ast
 import csv
 import importlib
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,17 @@ def test_frames_have_the_figures_of_the_tables(folder: Path, results: fedsweep.R
     assert len(by_round) == 8
     sent = [sum(result.rounds.column("bytes_up").to_pylist()) for result in results]
     assert by_round.groupby("setting")["bytes_up"].sum().tolist() == [sum(sent[:2]), sum(sent[2:])]
+
+
+def test_runs_without_a_round_are_an_empty_frame(folder: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        shutil.copy(folder / "fedavg-0" / "config.yaml", tmp_path / name)
+    found = fedsweep.load(tmp_path)
+    assert isinstance(found, fedsweep.Results)
+    assert found.to_pandas()["rounds"].tolist() == [0, 0]
+    by_round = found.to_pandas("round")
+    assert len(by_round) == 0 and by_round.columns.tolist() == ["run", "setting", "seed"]
 
 
 def test_a_runs_tables_are_frames(folder: Path) -> None:

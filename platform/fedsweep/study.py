@@ -210,7 +210,8 @@ class Results(Sequence[Result]):
                 if run.num_rounds
             ]
             heads = ["run", "setting", "seed"]
-            return pd.concat([frame[[*heads, *frame.columns.difference(heads, sort=False)]] for frame in frames])
+            frames = [frame[[*heads, *frame.columns.difference(heads, sort=False)]] for frame in frames]
+            return pd.concat(frames) if frames else pd.DataFrame(columns=heads)
         if by != "run":
             raise ConfigError(f"runs are laid out by 'run', 'setting' or 'round', but not by {by!r}")
         table = config_table([run.flat for run in self._runs])
