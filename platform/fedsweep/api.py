@@ -81,11 +81,22 @@ def sweep(
         KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
     """
     from fedsweep.sweeps.prepare import default_folder as sweep_folder
-    from fedsweep.sweeps.tuner import sweep as tune
+    from fedsweep.sweeps.prepare import prepare
+    from fedsweep.sweeps.sweep_folder import SweepFolder
+    from fedsweep.sweeps.tuner import run_sweep
+    from fedsweep.tracking.sweep_progress import SweepProgress
 
     loaded = config if isinstance(config, Config) else load_config(config, overrides)
-    folder = Path(out) if out is not None else sweep_folder(loaded)
-    return _with_results(tune(loaded, out=folder, resume=resume, extend=extend), folder)
+    folder = SweepFolder(Path(out) if out is not None else sweep_folder(loaded))
+    resume = resume and folder.has_plan and not extend
+    if resume:
+        folder.check_same(loaded.given)
+    elif not extend:
+        folder.check_free(overwrite=False)
+    prepared = prepare(loaded, folder, resume=resume, extend=extend)
+    if extend:
+        prepared.write_extension()
+    return _with_results(run_sweep(prepared, SweepProgress(), resume=resume or extend).grid, folder.path)
 
 
 def _with_results(grid: ResultGrid, folder: Path) -> ResultGrid:

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 import fedsweep
+from fedsweep import sweep
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import RunFolder
-from fedsweep.sweeps import sweep
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 TinySweep = Callable[..., dict[str, Any]]

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import fedsweep
+from fedsweep import sweep
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, OutputError, ResourceError
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import RunFolder
-from fedsweep.sweeps import sweep
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300), pytest.mark.usefixtures("cluster")]

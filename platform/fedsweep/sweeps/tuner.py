@@ -13,20 +13,18 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.run import present_umask
 from fedsweep.fleet.ray_cluster import ray_cluster
 from fedsweep.fleet.ray_watch import unless_lost
 from fedsweep.runs.facts import run_facts
-from fedsweep.sweeps.prepare import Entry, PreparedSweep, default_folder, make_entry, prepare, worlds
+from fedsweep.sweeps.prepare import Entry, PreparedSweep, make_entry, worlds
 from fedsweep.sweeps.resources import check_shares, largest
 from fedsweep.sweeps.space import TRIAL, is_listed, label_of, make_trial
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
-from fedsweep.sweeps.sweep_folder import PLAN, SUMMARY, TABLE, TUNE, SweepFolder, with_trial
+from fedsweep.sweeps.sweep_folder import PLAN, SUMMARY, TABLE, TUNE, with_trial
 from fedsweep.sweeps.tune_callback import KeptHere
 from fedsweep.tracking.sweep_progress import SweepProgress
 
@@ -51,51 +49,12 @@ class Outcome:
     """What a sweep came to.
 
     Attributes:
-        grid: Ray Tune's results; None where nothing was left to run.
+        grid: Ray Tune's results, one per trial, with ``metrics`` as of its last round.
         summary: What was found.
     """
 
-    grid: ResultGrid | None
+    grid: ResultGrid
     summary: Summary
-
-
-def sweep(
-    config: Mapping[str, Any] | str | Path | Config,
-    *,
-    overrides: Sequence[str] = (),
-    out: str | Path | None = None,
-    resume: bool = False,
-    extend: bool = False,
-) -> ResultGrid:
-    """Run the ``sweep:`` section of a configuration on Ray Tune.
-
-    Args:
-        config: A configuration, a mapping of its keys, a YAML file, or a preset's name.
-        overrides: ``KEY=VALUE`` with dotted keys, as for ``fedsweep sweep --set``.
-        out: The sweep's folder; by default ``runs/<name>-<timestamp>``.
-        resume: Go on with the sweep in ``out``; trials that have finished only report their last round.
-        extend: Add the configuration's trials to the sweep in ``out``; those that have a run there keep it.
-
-    Returns:
-        One result per trial, with ``metrics`` as of its last round; trials that failed have an ``error``.
-
-    Raises:
-        InputError: Something is wrong or not there; nothing was written.
-        KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
-    """
-    loaded = config if isinstance(config, Config) else load_config(config, overrides)
-    folder = SweepFolder(Path(out) if out is not None else default_folder(loaded))
-    resume = resume and folder.has_plan and not extend
-    if resume:
-        folder.check_same(loaded.given)
-    elif not extend:
-        folder.check_free(overwrite=False)
-    prepared = prepare(loaded, folder, resume=resume, extend=extend)
-    if extend:
-        prepared.write_extension()
-    outcome = run_sweep(prepared, SweepProgress(), resume=resume or extend)
-    assert outcome.grid is not None
-    return outcome.grid
 
 
 def run_sweep(
