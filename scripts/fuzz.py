@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import copy
 import io
 import json
 import os
@@ -92,12 +93,17 @@ def places(tree: Any) -> Iterator[tuple[Any, Any]]:
         yield from places(value)
 
 
+def any_value(draw: random.Random) -> Any:
+    """One that nobody expects; its own."""
+    return copy.deepcopy(draw.choice(MORE_VALUES))
+
+
 def tree_changed(tree: Any, draw: random.Random) -> Any:
     """Another value at one to three places, or a key less, or one that is called otherwise."""
     for _ in range(draw.randrange(1, 4)):
         found = [*places(tree)]
         if not found:
-            return draw.choice(MORE_VALUES)
+            return any_value(draw)
         holder, key = draw.choice(found)
         value = holder[key]
         kind = draw.randrange(6)
@@ -107,12 +113,12 @@ def tree_changed(tree: Any, draw: random.Random) -> Any:
             holder[f"{key}{draw.choice(['x', '.', ' ', CONTROL])}"] = holder.pop(key)
         elif kind == 2:
             other, place = draw.choice(found)
-            holder[key] = other[place] if isinstance(other, dict) and place in other else [value]
-            holder[key] = json.loads(json.dumps(holder[key]))  # a copy, or a tree might contain itself
+            there = isinstance(other, dict) and place in other
+            holder[key] = copy.deepcopy(other[place] if there else [value])  # or a tree might contain itself
         elif kind == 3 and isinstance(value, int | float) and not isinstance(value, bool):
             holder[key] = draw.choice([-value, value / 3, value * 1000, value + 1, str(value), [value]])
         else:
-            holder[key] = draw.choice(MORE_VALUES)
+            holder[key] = any_value(draw)
     return tree
 
 

@@ -122,7 +122,7 @@ class Storm:
         after = draw.choice([0, draw.randrange(1, ROUNDS)]) if self.command == "run" else 0
         latest_s = LATEST_BY_ROUND_S if after else self.latest_s or LATEST_S.get(target, 10.0)
         while process.poll() is None and time.monotonic() < deadline:
-            if self.processes(process.pid, target) and last_round(log, said) >= after:
+            if last_round(log, said) >= after and self.processes(process.pid, target):
                 time.sleep(draw.uniform(0.0, latest_s))
                 victims = self.processes(process.pid, target)
                 if process.poll() is not None or not victims:
@@ -130,7 +130,7 @@ class Storm:
                 with contextlib.suppress(psutil.Error):
                     draw.choice(victims).kill()
                     return True
-            time.sleep(0.05)
+            time.sleep(0.1)
         return False
 
     def play(self, folder: Path, draw: random.Random, targets: list[str]) -> Outcome:
