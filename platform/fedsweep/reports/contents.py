@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from fedsweep.reports.sweep_table import read_verdict
 from fedsweep.reports.tables import ReportedTable, reported_tables
 from fedsweep.reports.who_pays import ShareRow, share_rows
 from fedsweep.results.config_table import ConfigTable, config_table
-from fedsweep.results.pareto import BestUnderBudget, best_under_budgets, budget_grid, pareto_front
+from fedsweep.results.pareto import BestUnderBudget, best_under_budgets, budget_grid, pareto_front, unsure_steps
 from fedsweep.results.seed_statistics import Estimate
 from fedsweep.results.settings import ReportRun, Setting, TargetRow, group_settings, remarks, report_runs, target_rows
 from fedsweep.results.texts import clean
@@ -38,6 +37,7 @@ class Report:
         unreadable: Folders of runs that cannot be read, with the reason.
         sweeps: Folders of sweeps that the runs belong to.
         front: Indices of the settings that no other beats in accuracy and bytes, cheapest first.
+        front_notes: Of its neighbours, who cannot be told from the cheaper one.
         budgets: The best setting for each budget.
         targets: What settings spent until they first reached the accuracies of ``evaluation.targets``.
         configs: The settings' configurations side by side.
@@ -112,7 +112,7 @@ def build_report(found: Found) -> Report:
         unreadable=(*((item.folder, item.reason) for item in found.unreadable), *bad),
         sweeps=found.sweeps,
         front=tuple(front),
-        front_notes=tuple(unsure_steps([(settings[place].label, accuracies[place]) for place in front])),
+        front_notes=tuple(_told(settings[a], settings[b]) for a, b in unsure_steps(front, accuracies)),
         budgets=tuple(best_under_budgets(curves, budget_grid(curves))),
         targets=tuple(target_rows(settings)),
         configs=configs,
@@ -155,13 +155,8 @@ def _world_notes(configs: ConfigTable) -> list[str]:
     return [f"runs differ in {named}: these are different worlds, so accuracies and bytes are no fair comparison"]
 
 
-def unsure_steps(front: Sequence[tuple[str, Estimate]]) -> list[str]:
-    """Of neighbours on the Pareto front, cheapest first: who cannot be told from the cheaper one, in sentences."""
-    found = []
-    for (cheaper, less), (dearer, more) in itertools.pairwise(front):
-        if less.low <= more.high and more.low <= less.high:
-            found.append(f"{cheaper} and {dearer}: their 95 % intervals overlap, so the step may be chance")
-    return found
+def _told(cheaper: Setting, dearer: Setting) -> str:
+    return f"{cheaper.label} and {dearer.label}: their 95 % intervals overlap, so the step may be chance"
 
 
 def _point(cost: float | None, accuracy: float | None) -> tuple[float, float] | None:
