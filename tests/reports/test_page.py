@@ -536,3 +536,15 @@ def test_points_on_the_front_by_what_may_be_chance_are_hollow(tmp_path: Path) ->
     front = report(tmp_path).drawn("front")
     symbols = {name: front[name]["marker"]["symbol"].endswith("-open") for name in ends}
     assert symbols == {"cheap": False, "sure": False, "unsure": True, "worse": True}
+
+
+def test_settings_without_budgets_are_in_the_world_of_those_that_have_some(tmp_path: Path) -> None:
+    def with_budgets(name: str, text: str, lr: float) -> None:
+        path = write_run(tmp_path / "runs" / name, name=name, lr=lr) / "config.yaml"
+        path.write_text(path.read_text().replace("{clients: 3}", f"{{clients: 3, budgets: {text}}}"))
+
+    with_budgets("none", "null", 0.1)
+    with_budgets("some", "{kind: fixed, budget_fraction: 0.3}", 0.2)
+    assert "different worlds" not in report(tmp_path).text
+    with_budgets("most", "{kind: fixed, budget_fraction: 0.6}", 0.3)
+    assert "budget_fraction" in report(tmp_path).text and "different worlds" in report(tmp_path).text

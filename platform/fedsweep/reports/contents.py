@@ -19,7 +19,16 @@ from fedsweep.reports.who_pays import ShareRow, share_rows
 from fedsweep.results.config_table import ConfigTable, config_table
 from fedsweep.results.pareto import BestUnderBudget, best_under_budgets, budget_grid, pareto_front, unsure_steps
 from fedsweep.results.seed_statistics import Estimate
-from fedsweep.results.settings import ReportRun, Setting, TargetRow, group_settings, remarks, report_runs, target_rows
+from fedsweep.results.settings import (
+    ReportRun,
+    Setting,
+    TargetRow,
+    group_settings,
+    remarks,
+    report_runs,
+    shortly_called,
+    target_rows,
+)
 from fedsweep.results.texts import clean
 
 _SHOWN = 4
@@ -85,7 +94,7 @@ def build_report(found: Found) -> Report:
     runs, bad = report_runs(found.runs)
     if not runs:
         raise OutputError(bad[0][1])
-    settings, looks = _ranked(runs, group_settings(runs))
+    runs, settings, looks = _ranked(runs, group_settings(runs))
     accuracies = [setting.over_seeds("test_accuracy") for setting in settings]
     curves = [setting.curve.accuracy_by_bytes() if setting.curve else [] for setting in settings]
     order = interesting_first(
@@ -140,15 +149,23 @@ def _charts(
     return {name: chart for name, chart in charts.items() if chart}
 
 
-def _ranked(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> tuple[list[Setting], list[Look]]:
-    """The most accurate first, with looks that their rank has no part in."""
+def _ranked(
+    runs: Sequence[ReportRun], settings: Sequence[Setting]
+) -> tuple[list[ReportRun], list[Setting], list[Look]]:
+    """The runs by short names; the settings, the most accurate first; and looks that their rank has no part in."""
     pairs = list(zip(settings, setting_looks([runs[setting.runs[0]].method for setting in settings]), strict=True))
     pairs.sort(key=lambda pair: (pair[0].accuracy is None, -(pair[0].accuracy or 0.0)))
-    return [setting for setting, _ in pairs], [look for _, look in pairs]
+    return shortly_called(runs), [setting for setting, _ in pairs], [look for _, look in pairs]
 
 
 def _world_notes(configs: ConfigTable) -> list[str]:
-    keys = [key for key in configs.differing if key.startswith(("scenario.", "model."))]
+    places = {key: place for place, key in enumerate(configs.differing)}
+    keys = [key for key in places if key.startswith(("scenario.", "model."))]
+    # Who knows no budgets is compared with those who have them; only several budgets are several worlds.
+    budgets = [key for key in keys if key.startswith("scenario.budgets")]
+    given = {cells for row in configs.cells if "null" not in (cells := tuple(row[places[key]] for key in budgets))}
+    if len(given) < 2:
+        keys = [key for key in keys if key not in budgets]
     if not keys:
         return []
     named = ", ".join(keys[:_SHOWN]) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")

@@ -70,8 +70,8 @@ def _curves(scene: Scene) -> Figure:
         scale_axes(axes, log_x=spec.log_x, log_y=spec.log_y)
         name_axes(axes, x=spec.x_label or axis_name(x), y=spec.y_label or axis_name(y))
         if spec.groups and axes.lines:
-            shown = [*axes.get_legend_handles_labels()[0], *band_handles([axes])]
-            axes.legend(handles=shown, fontsize=6, ncols=2, frameon=False)
+            handles = [*axes.get_legend_handles_labels()[0], *band_handles([axes])]
+            axes.legend(handles=handles, fontsize=6, ncols=2, frameon=False)
     if not drawn:
         raise ConfigError(f"figure {spec.name}: no run has the column {y}")
     if not spec.groups:
