@@ -186,9 +186,13 @@ def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:
 
 def _print_trials(prepared: PreparedSweep) -> None:
     from fedsweep.commands.trials import print_trials
+    from fedsweep.driver.backend import reckoned_seconds
+    from fedsweep.results.texts import seconds_text
     from fedsweep.sweeps.prepare import num_trials, trial_costs
 
-    print_trials(prepared.entries or prepared.samples, heading="trial", costs=trial_costs(prepared))
+    costs = trial_costs(prepared)
+    print_trials(prepared.entries or prepared.samples, heading="trial", costs=costs)
     total = num_trials(prepared.config)
+    each = sum(map(reckoned_seconds, costs.values())) / max(1, len(costs))
     proposed = "" if prepared.entries else "; those above are examples of what the search may propose"
-    print(f"{total} trials{proposed}")
+    print(f"{total} trials, about {seconds_text(total * each)} of training on one core{proposed}")
