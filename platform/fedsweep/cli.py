@@ -13,7 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -95,6 +95,15 @@ def _options(
     del version, debug
 
 
+def _command() -> Any:
+    """The command line; Typer's own options for completion are switches, too, and are shown as such."""
+    command = typer.main.get_command(app)
+    for option in command.params:
+        if option.name in ("install_completion", "show_completion"):
+            option.metavar = ""
+    return command
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line.
 
@@ -111,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != _DEBUG] or ["--help"]
     try:
         with _surroundings(debug=debug), interrupts():
-            code = typer.main.get_command(app).main(args=words, prog_name="fedsweep", standalone_mode=False)
+            code = _command().main(args=words, prog_name="fedsweep", standalone_mode=False)
             sys.stdout.flush()
             return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
