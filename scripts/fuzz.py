@@ -304,6 +304,7 @@ def fuzz() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="the first case's number, to go on")
+    parser.add_argument("--minutes", type=float, default=24 * 60.0, help="no case is begun after so many")
     parser.add_argument("--only", type=int)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
@@ -316,7 +317,10 @@ def fuzz() -> int:
         (scratch / "outside" / "mine").write_text("mine")
         look(["run", str(scratch / "tiny.yaml"), "--out", str(scratch / "run"), "-q"])
         numbers = range(given.first, given.first + given.cases) if given.only is None else [given.only]
+        until = time.monotonic() + 60 * given.minutes
         for case in numbers:
+            if time.monotonic() > until:
+                break
             began = time.process_time()
             called, code, said = play(case, given.seed, scratch / "run", scratch)
             cpu_s = time.process_time() - began
