@@ -96,7 +96,7 @@ def test_costs_alone_need_no_run_and_are_compared(table: Path, tmp_path: Path, f
     assert code == 0 and err.splitlines()[-1] == "4: FedProx | K=2"
     assert "0.500 [1] (0.900, outside)*" in out and "Accuracy" not in out and "4 of 4 cells measured" in out
     files = {path.name for path in (tmp_path / "costs").iterdir()}
-    assert files == {"measured.json", "table.txt", "table.md", "table.tex", "table.html"}
+    assert files == {"measured.json", "table.txt", "table.md", "table.tex", "tabular.tex", "table.html"}
     assert fedsweep("reproduce", table, "--costs-only", "--out", "costs")[0] == 2
     assert fedsweep("reproduce", table, "--costs-only", "--out", "costs", "--overwrite")[0] == 0
 
