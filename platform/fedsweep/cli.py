@@ -130,11 +130,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except Exception as error:
-        if debug:
-            traceback.print_exc()
-        message, code = explain(error)
-        print(f"error: {message}", file=sys.stderr, flush=True)
-        return code
+        return _tell(error, debug=debug)
+
+
+def _tell(error: Exception, *, debug: bool) -> int:
+    """Print what an exception means; returns the exit code."""
+    if debug:
+        traceback.print_exception(error)
+    message, code = explain(error)
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return code
 
 
 def _leave(code: int) -> int:
@@ -188,7 +193,7 @@ def _usage(error: Exception) -> str:
 def _surroundings(*, debug: bool) -> Iterator[None]:
     """What a command finds: the user's own modules, and no chatter from libraries on standard error."""
     look_here_last()  # for package.module:callable
-    handler = _ToStandardError()
+    handler = _ToStandardError(debug=debug)
     logger = logging.getLogger("fedsweep")
     level = logger.level
     logger.addHandler(handler)
@@ -206,7 +211,14 @@ def _surroundings(*, debug: bool) -> Iterator[None]:
 class _ToStandardError(logging.Handler):
     """Prints what the package logs as lines; to the standard error of the moment, which a live display takes over."""
 
+    def __init__(self, *, debug: bool) -> None:
+        super().__init__()
+        self._debug = debug
+
     def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and isinstance(error := record.exc_info[1], Exception):
+            _tell(error, debug=self._debug)
+            return
         urgent = "warning: " if record.levelno >= logging.WARNING else ""
         print(f"{urgent}{record.getMessage()}", file=sys.stderr, flush=True)
 

@@ -139,8 +139,8 @@ def test_full_cells_have_the_papers_learning_rates_and_targets(name: str) -> Non
 def test_small_cells_are_real_data() -> None:
     cells = cells_of(read_table("feddhad/table3"), "small")
     assert {cell.config.scenario.dataset for cell in cells} == {"cifar10"}
-    assert {cell.config.evaluation.targets[0] for cell in cells} == {0.4}
-    assert [cell.row for cell in cells if cell.seed == 0] == ["FedDHAD", "FedDH", "FedAD", "FedAvg"]
+    assert {cell.config.evaluation.targets[0] for cell in cells} == {0.3}
+    assert {cell.row for cell in cells if cell.seed == 0} == {*read_table("feddhad/table3").row_names}
 
 
 def test_a_row_may_set_more_in_one_column(changed: Callable[[str, str], Path]) -> None:
