@@ -35,7 +35,7 @@ def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> dict[Path, P
     places = list(places)
     if places and not is_listed(prepared.config):
         raise ConfigError(
-            "--reuse goes with trials that are known beforehand, and not with sweep.search=optuna or sweep.scheduler=pbt"
+            "--reuse goes with trials that are known beforehand, not with sweep.search=optuna or sweep.scheduler=pbt"
         )
     wanted = {entry.asked.hash(): prepared.folder.trial_path(entry.trial) for entry in prepared.unfinished}
     runs: dict[Path, Path] = {}
