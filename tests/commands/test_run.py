@@ -142,6 +142,12 @@ def test_dry_run_prints_a_loadable_configuration_with_a_forecast_and_writes_noth
     assert "simulated time" in forecast and "memory per actor" in forecast
 
 
+def test_dry_run_of_more_than_any_machine_can_do_is_a_forecast(config: Path, fedsweep: Command) -> None:
+    endless = ["--set", "training.local_steps=null", "--set", f"training.local_epochs=1{'0' * 30}"]
+    code, out, err = fedsweep("run", config, "--dry-run", *endless)
+    assert (code, err) == (0, "") and "local steps, all clients: 143,999," in out  # 4 x 36 x 10^30
+
+
 def test_dry_run_forecasts_what_the_run_then_costs(config: Path, fedsweep: Command) -> None:
     setting = "method={name: dynamicfl, high_interval: 1, low_interval: 2}"
     _, out, _ = fedsweep("run", config, "--dry-run", "--set", setting, "--set", "training.local_steps=6")
