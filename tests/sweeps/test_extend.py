@@ -95,6 +95,10 @@ def test_finished_runs_of_another_folder_are_taken_over(tiny: TinySweep, done: P
     )
     assert kept.read_bytes() == copied.read_bytes()
     assert finished_in([done, done / "0001-seed=0"], prepared) == {}
+    space = {"training.optimizer.lr": {"uniform": [0.1, 0.2]}}
+    pbt = prepare(load_config(tiny(space, scheduler="pbt", samples=2)), SweepFolder(tmp_path / "pbt"), resume=False)
+    with pytest.raises(ConfigError, match="known beforehand"):
+        finished_in([done], pbt)
     (tmp_path / "empty").mkdir()
     with pytest.raises(OutputError, match="neither a run's folder nor one with runs"):
         finished_in([tmp_path / "empty"], prepared)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
-from fedsweep.errors import FedsweepError, OutputError
+from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.runs.files import TRACKING
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.sweeps.prepare import PreparedSweep
+from fedsweep.sweeps.space import is_listed
 
 _HALF = ".taking-over"
 
@@ -28,8 +29,14 @@ def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> dict[Path, P
         prepared: The sweep.
 
     Raises:
+        ConfigError: There are places, but the trials are not known beforehand.
         OutputError: A place is no such folder.
     """
+    places = list(places)
+    if places and not is_listed(prepared.config):
+        raise ConfigError(
+            "--reuse goes with trials that are known beforehand, not with sweep.search=optuna or sweep.scheduler=pbt"
+        )
     wanted = {entry.asked.hash(): prepared.folder.trial_path(entry.trial) for entry in prepared.unfinished}
     runs: dict[Path, Path] = {}
     for place in places:
