@@ -86,6 +86,7 @@ class ScoredUnits(SubModelPolicy):
             return dict.fromkeys(context.cohort, FULL_MODEL), {**state, "drawn": {}, "reused": 0.0}
         groups, known = unit_groups_of(context.model, method="afd"), state["known"]
         drawn: dict[int, Tensor] = {}
+        # With a shared map there is one owner, so everybody in the round trains the same units.
         for owner in dict.fromkeys(self._owner(k) for k in context.cohort):
             old = known.get(owner)
             if old is not None and old["reuse"]:
@@ -113,6 +114,7 @@ class ScoredUnits(SubModelPolicy):
 
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
         """Compare each owner's loss with its last one."""
+        # Who took no step has NaN for a loss, and would spoil the mean of a shared map.
         told = [u for u in updates if isfinite(u.train_loss)]
         if not sync.ends_round or not told:
             return state

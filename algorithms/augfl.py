@@ -96,6 +96,7 @@ class MetaStep(LocalTerm):
         found = at({n: v - self.adaptation_rate * gradients[n] for n, v in theta.items()}, query)
         if self.adaptation_rate:
             delta = 1 / (10 * step.client.round + 100)
+            # The Hessian times a gradient, as a difference of two gradients: second derivatives cost more memory.
             above = at({n: v + delta * found[n] for n, v in theta.items()}, support)
             below = at({n: v - delta * found[n] for n, v in theta.items()}, support)
             scale = self.adaptation_rate / (2 * delta)

@@ -106,6 +106,7 @@ class AlignedBody(LocalTerm):
         found, targets = features_with(local.model, {**body, **leaves}, local.inputs[chosen]), local.targets[chosen]
         losses = [
             F.mse_loss(found[targets == label], prototypes[label].expand(int((targets == label).sum()), -1))
+            # In the order of the classes: the sum's bits must not depend on how the batch was shuffled.
             for label in sorted(set(targets.tolist()))
         ]
         gradients = torch.autograd.grad(torch.stack(losses).sum(), list(leaves.values()))

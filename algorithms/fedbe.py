@@ -124,7 +124,6 @@ class BayesianEnsemble(Refinement):
     batch_norm: BatchNorm = "proxy"
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         for name in ("epochs", "batch_size", "average_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"method.{name} must be at least 1, but got {getattr(self, name)}")

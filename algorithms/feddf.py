@@ -61,7 +61,6 @@ class Distilled(Refinement):
     batch_norm: BatchNorm = "proxy"
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         for name in ("steps", "patience", "check_every", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"method.{name} must be at least 1, but got {getattr(self, name)}")

@@ -212,6 +212,7 @@ class MovingMask(MaskPolicy):
         mask: Tensor = state["mask"].clone()
         for start, stop in state["layers"].values():
             own = votes[start:stop]
+            # Below every size, 0 included: what nobody has alive comes after what has just grown.
             sizes = torch.where(own > 0, vector[start:stop].abs(), -1.0)
             mask[start:stop] = largest(sizes, int(mask[start:stop].sum()), then_n=own)
         return mask

@@ -89,6 +89,7 @@ class AddMeanMove(ServerUpdate):
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
     ) -> tuple[Tensor, State]:
         vector, size = mean_of_updates(updates, weights, sync), sync.layout.num_params
+        # Of all attendees alike, whatever their weights: each of them adds its own move to its memory, too.
         total = torch.zeros(size, dtype=torch.float64)
         for update in updates:
             if update.vector is None:

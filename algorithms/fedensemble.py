@@ -16,7 +16,8 @@ from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.evaluation import Evaluation
 from fedsweep.method import FederatedMethod
 from fedsweep.models.functional import logits_with
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep.records import ClientUpdate, RoundRecord, ServerContext, State, SyncContext
+from fedsweep.submodel import FULL_MODEL
 
 from .parts.ensembles import upload_logits
 
@@ -36,18 +37,32 @@ class SumOfLogits(Evaluation):
     """
 
     needs_updates: ClassVar[bool] = True
-    of_updates: ClassVar[bool] = True
     members: Members = "participants"
 
     def init(self, context: ServerContext) -> State:
-        return {"num_clients": context.num_clients, "sent": None}
+        return {"num_clients": context.num_clients, "sent": None, "voters": []}
 
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
-        """Keeps the model that was sent last, where it belongs to the ensemble."""
+        """Keeps the members, so that the run can be tested again, and the model that was sent last, if it is one.
+
+        Sub-models are no vectors that another process could read, so an ensemble of these is not kept.
+        """
+        whole = all(update.submodel == FULL_MODEL for update in updates)
+        voters = [u.vector.clone() for u in updates if u.vector is not None] if whole else None
+        state = {**state, "voters": voters}
         if self.members == "participants" or not updates:
             return state
         sent = sync.anchors[max(u.anchor_version for u in updates)]
         return {**state, "sent": {name: value.clone() for name, value in sync.layout.views(sent).items()}}
+
+    def observe(self, state: State, record: RoundRecord) -> State:
+        """Nobody votes after a round without participants."""
+        return state if record.attendees else {**state, "voters": []}
+
+    def voters(self, state: State) -> Sequence[Tensor] | None:
+        """See :meth:`Evaluation.voters`."""
+        kept: Sequence[Tensor] | None = state.get("voters")
+        return kept
 
     def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
         if not updates:

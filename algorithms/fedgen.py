@@ -76,7 +76,6 @@ class GeneratedLatents(LocalTerm):
     name: str = "fedgen"
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         _at_least_0(strength=self.strength, consistency=self.consistency)
         _factor(strength_decay=self.decay)
 

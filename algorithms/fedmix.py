@@ -81,6 +81,7 @@ class MeanBank(Refinement):
         return (GroupMeans(group_size=self.group_size),)
 
     def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
+        # Every client draws from the bank by a number, so its order must not follow who answered first.
         clients = sorted(answers)
         return {key: torch.cat([answers[k][f"group_means/{key}"] for k in clients]) for key in ("inputs", "labels")}
 
@@ -127,11 +128,13 @@ class MixedLoss(Objective):
         if self.mixup == "naive":
             logits = step.forward(mixed + share * other)
         else:
+            # Taylor's slope is taken along the inputs, which a plain step asks no gradient of.
             logits = step.forward(mixed.requires_grad_())
         own = F.cross_entropy(logits, step.targets)
         loss = (1 - share) * own + share * F.cross_entropy(logits, shares.expand(len(logits), -1))
         if self.mixup == "naive":
             return loss
+        # The slope is part of the loss: its own graph is needed to go back through it to the params.
         (slope,) = torch.autograd.grad(own, mixed, create_graph=True)
         return loss + share * (1 - share) * (slope * other).sum()
 

@@ -28,6 +28,7 @@ def normalised(shares_M: Tensor, updates: Sequence[ClientUpdate]) -> Tensor:
         updates: With their effective steps t_k.
     """
     shares = shares_M.tolist()
+    # Summed exactly, so that equal steps have themselves as their mean and the factor below is 1.
     mean_steps = math.fsum(q * u.effective_steps for q, u in zip(shares, updates, strict=True))
 
     def factor(steps: float) -> float:

@@ -57,7 +57,6 @@ class AdaptiveServer(ServerUpdate):
     second_momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         for name in ("server_learning_rate", "adaptivity"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"method.{name} must be a number above 0, but got {getattr(self, name)}")

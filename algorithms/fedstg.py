@@ -104,6 +104,7 @@ class SamplesSpeedRarity(Weighting):
         attending = {u.client: self._classes(state, u.client, u.classes_since_anchor) for u in updates}
         counted = dict(attending)
         if self.counted == "all":
+            # Attendees are counted already, and by the classes of all rounds since they received a model.
             absent = set(range(len(state["speeds"]))) - set(attending)
             counted |= {k: self._classes(state, k, sync.classes.get(k)) for k in sorted(absent)}
         holders = np.bincount(

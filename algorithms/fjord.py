@@ -130,6 +130,7 @@ class OrderedDropout(SubModelPolicy):
             return widest
         passes = [(ordered_part(groups, width), share) for width, share in zip(allowed, shares, strict=True)]
         if self.distillation:
+            # The teacher goes through every sample, whichever width was drawn.
             passes[0] = (widest, 1.0)
         return NestedWidths(
             widest=widest,
@@ -145,6 +146,7 @@ class OrderedDropout(SubModelPolicy):
 
 def _sample_shares(drawn: np.ndarray, count: int, work: ClientWork) -> list[float]:
     """What share of the round's samples goes through each width."""
+    # Steps are not all of one size: the last one of a pass has what is left.
     reached = np.array([work.samples_in(steps) for steps in range(work.steps + 1)])
     samples = np.bincount(drawn, weights=np.diff(reached), minlength=count)
     return [float(share) for share in samples / max(samples.sum(), 1.0)]
@@ -163,6 +165,7 @@ class SelfDistillation(Objective):
         learned = F.cross_entropy(step.whole_logits, step.targets)
         if step.whole is None:
             return learned
+        # Without a gradient, or the teacher would be pulled to its narrower student.
         teacher = step.whole_logits.detach().log_softmax(dim=1)
         return learned + F.kl_div(step.logits.log_softmax(dim=1), teacher, reduction="batchmean", log_target=True)
 

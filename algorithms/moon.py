@@ -58,10 +58,12 @@ class Contrastive(LocalTerm):
         kept = {name: value.to(own.device) for name, value in previous.items()}
         others = [step.frozen(values).features(step.inputs) for values in (step.anchor, kept)]
         contrast = torch.stack([F.cosine_similarity(own, other, dim=1) for other in others], dim=1)
+        # Eq. 3 is a cross-entropy of two, and the right answer is always the first: the model that was received.
         nearest = torch.zeros(len(own), dtype=torch.int64, device=own.device)
         return self.strength * F.cross_entropy(contrast / self.temperature, nearest)
 
     def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
+        # A copy: these are views of the vector that the next job writes over.
         return {"previous": {name: value.detach().cpu().clone() for name, value in work.values.items()}}, {}
 
 

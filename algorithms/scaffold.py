@@ -48,6 +48,7 @@ class Correction(LocalTerm):
 
     def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
         divisor = work.effective_steps * work.learning_rate
+        # Without a step, or at a rate that has fallen to 0, nothing was learned about the client's gradient.
         if not divisor:
             return memory, {}
         changes = {
@@ -115,6 +116,7 @@ class RebuiltControl(MeanControl):
 def _moved(state: State, changes: Mapping[int, Tensor]) -> Tensor:
     """The server's variate after some clients' changed by so much [P]."""
     control = torch.empty_like(state["control"])
+    # Weights that don't sum to 1: it is wanted as the one sum whose bits depend on no placement.
     weighted_mean([state["control"], *changes.values()], [1.0, *(state["shares"][k] for k in changes)], control)
     return control
 

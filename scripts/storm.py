@@ -1,9 +1,10 @@
 """Kills processes of runs and sweeps at random moments and goes on with them, until each has ended.
 
 Each trial is a run of 12 rounds on Ray, with --sweeps a sweep of four runs. One of its processes (driver, server actor
-or sweep trial, a client actor, raylet, GCS server) is killed by SIGKILL at a moment drawn by the clock, once to three
-times; whenever the command ends, it is called again with --resume. In the end the models must be those of the
-undisturbed run, each round and each MLflow point there once, no message a bug, and each last line fedsweep's own.
+or sweep trial, a client actor, raylet, GCS server) is killed by SIGKILL, once to three times, at a moment drawn by the
+clock or, half of the times, by the round; whenever the command ends, it is called again with --resume. In the end
+the models must be those of the undisturbed run, each round and each MLflow point there once, no message a bug, and each
+last line fedsweep's own.
 
     .venv/bin/python scripts/storm.py --trials 100 --seed 1
     .venv/bin/python scripts/storm.py --trials 10 --seed 1 --sweeps
@@ -16,6 +17,7 @@ import collections
 import contextlib
 import json
 import random
+import re
 import sqlite3
 import subprocess
 import sys
@@ -51,8 +53,8 @@ TARGETS = {
 SWEEP_TARGETS = {"sweep trial" if name == "server actor" else name: begin for name, begin in TARGETS.items()}
 SWEEP_TARGETS["sweep trial"] = "ray::SweepTrial"
 LONGEST_S = 300.0
-# So long after it was seen a process is killed at most: the driver is there first.
-LATEST_S = {"driver": 20.0}
+# So long after it was seen a process is killed at most: the driver is there first. By the round: after the round.
+LATEST_S, LATEST_BY_ROUND_S = {"driver": 20.0}, 0.3
 
 
 @dataclass
@@ -114,19 +116,21 @@ class Storm:
             return found
         return []
 
-    def kill_at_random(self, process: subprocess.Popen[bytes], target: str, draw: random.Random) -> bool:
+    def kill_at_random(self, process: subprocess.Popen[bytes], target: str, draw: random.Random, log: Path) -> bool:
         """Waits until such a process is there, then for a while, then kills it; whether it was still going on."""
-        deadline = time.monotonic() + LONGEST_S
+        deadline, said = time.monotonic() + LONGEST_S, log.stat().st_size
+        after = draw.choice([0, draw.randrange(1, ROUNDS)]) if self.command == "run" else 0
+        latest_s = LATEST_BY_ROUND_S if after else self.latest_s or LATEST_S.get(target, 10.0)
         while process.poll() is None and time.monotonic() < deadline:
-            if self.processes(process.pid, target):
-                time.sleep(draw.uniform(0.0, self.latest_s or LATEST_S.get(target, 10.0)))
+            if last_round(log, said) >= after and self.processes(process.pid, target):
+                time.sleep(draw.uniform(0.0, latest_s))
                 victims = self.processes(process.pid, target)
                 if process.poll() is not None or not victims:
                     return False
                 with contextlib.suppress(psutil.Error):
                     draw.choice(victims).kill()
                     return True
-            time.sleep(0.05)
+            time.sleep(0.1)
         return False
 
     def play(self, folder: Path, draw: random.Random, targets: list[str]) -> Outcome:
@@ -138,7 +142,7 @@ class Storm:
         while True:
             process = self.start(words, log)
             target = targets.pop(0) if targets else None
-            hit = self.kill_at_random(process, target, draw) if target else False
+            hit = self.kill_at_random(process, target, draw, log) if target else False
             try:
                 code = process.wait(timeout=LONGEST_S)
             except subprocess.TimeoutExpired:
@@ -156,6 +160,12 @@ class Storm:
                 outcome.problems.append(f"exit code {code} after {target if hit else 'nothing'}")
                 return outcome
             words = self.resumed(out)
+
+
+def last_round(log: Path, begin: int) -> int:
+    """The last round that was told of, beyond so many bytes of a log; 0 before the first."""
+    rounds = re.findall(rb"^round +(\d+)/", log.read_bytes()[begin:], re.MULTILINE)
+    return int(rounds[-1]) if rounds else 0
 
 
 def check_words(log: Path, code: int, outcome: Outcome) -> None:
@@ -205,7 +215,10 @@ def blow(storm: Storm, names: list[str], given: argparse.Namespace) -> list[Outc
         whole = Path(scratch) / "whole"
         whole.mkdir()
         storm.play(whole, random.Random(0), [])
+        until = time.monotonic() + 60 * given.minutes
         for trial in range(given.first, given.first + given.trials):
+            if time.monotonic() > until:
+                break
             draw = random.Random(f"{given.seed} {trial}")
             folder = Path(scratch) / str(trial)
             folder.mkdir()
@@ -226,6 +239,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first trial's number, to go on with a storm")
+    parser.add_argument("--minutes", type=float, default=24 * 60.0, help="no trial is begun after so many")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--sweeps", action="store_true", help="sweeps instead of runs")
     parser.add_argument("--targets", help="what is killed, comma-separated; by default all")
@@ -243,7 +257,7 @@ def main() -> int:
     for (target, code), count in sorted(codes.items()):
         print(f"{target} killed, exit code {code}: {count}")
     bad = sum(bool(outcome.problems) for outcome in outcomes)
-    print(f"{len(outcomes) - bad} of {given.trials} trials as they must be, {codes.total()} kills, seed {given.seed}")
+    print(f"{len(outcomes) - bad} of {len(outcomes)} trials as they must be, {codes.total()} kills, seed {given.seed}")
     return int(bad > 0)
 
 

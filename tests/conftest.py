@@ -1,17 +1,109 @@
 """One thread per process: the tests' arrays are tiny, and idle helper threads cost more than they bring.
 
 Tests run in three processes (``scripts/check``). What starts Ray mostly waits for processes to come up, so sweeps and
-the rest of it have a process each, and all else runs meanwhile.
+the rest of it have a process each, and all else runs meanwhile. A cluster and the processes on it take seconds to come
+up, so tests that ask for ``pool`` or ``shared_ray`` share one; before any other test it is ended. The pictures of a run
+take four fifths of a tiny run's time, so they are drawn for tests that ask for ``pictures`` alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+if TYPE_CHECKING:
+    from ray_pool import Pool
+
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+
+
+class SharedRay:
+    """Ray with three CPUs, which is started and ended more than once where other tests come between."""
+
+    def __init__(self) -> None:
+        self._cluster = contextlib.ExitStack()
+        self._pool: Pool | None = None
+        self._is_up = False
+
+    def start(self) -> None:
+        from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
+
+        if not self._is_up:
+            self._cluster.enter_context(ray_cluster(None, ClusterNeeds(actors=3, store_bytes=2**28)))
+            self._is_up = True
+
+    def end(self) -> None:
+        self._is_up, self._pool = False, None
+        self._cluster.close()
+
+    def pool(self) -> Pool:
+        from ray_pool import Pool
+
+        self._pool = self._pool or Pool()
+        return self._pool
+
+
+_SHARED = SharedRay()
+
+
+@pytest.fixture(scope="session")
+def shared_ray() -> Any:
+    """Ray, connected to the cluster that is shared; commands and runs in this process use it, too."""
+    import ray
+
+    return ray
+
+
+@pytest.fixture
+def pool(shared_ray: Any) -> Pool:
+    """Processes that are there, for client actors; see ``shared/ray_pool.py``."""
+    return _SHARED.pool()
+
+
+_DRAWING = {"pictures": False}
+
+
+@pytest.fixture(scope="module")
+def pictures() -> Iterator[None]:
+    """From here on the module's runs in this process have their pictures, as they have outside of tests."""
+    _DRAWING["pictures"] = True
+    yield
+    _DRAWING["pictures"] = False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_pictures_unless_asked() -> None:
+    from fedsweep.figures.observer import PictureObserver
+
+    finished = PictureObserver.finished
+
+    def drawn_where_asked(observer: PictureObserver, status: str, result: Mapping[str, Any]) -> None:
+        if _DRAWING["pictures"]:
+            finished(observer, status, result)
+
+    PictureObserver.finished = drawn_where_asked  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The shared cluster is there for those who ask for it, and for nobody else."""
+    if _asks(item):
+        _SHARED.start()
+    else:
+        _SHARED.end()
+
+
+def pytest_sessionfinish() -> None:
+    _SHARED.end()
+
+
+def _asks(item: pytest.Item) -> bool:
+    return "shared_ray" in getattr(item, "fixturenames", ())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,3 +112,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("ray") is not None:
             name = "sweeps on Ray" if "sweeps" in item.path.parts else "Ray"
             item.add_marker(pytest.mark.xdist_group(name))
+    # Those who share the cluster one after the other, so that it is started once.
+    items.sort(key=lambda item: not _asks(item))

@@ -63,6 +63,32 @@ def test_a_builder_takes_its_components_fields_with_types_defaults_and_meanings(
         bind("method", "pulled", pulled, {"sides": "two"})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Open:
+    """A part.
+
+    Attributes:
+        size: How many.
+        inner: Another part,
+            which the builder makes.
+    """
+
+    size: int
+    inner: Pull = Pull()
+
+
+@takes(Open, but=("inner",))
+def opened(**parameters: Any) -> dict[str, Any]:
+    """A method."""
+    return parameters
+
+
+def test_what_a_component_leaves_open_is_null_and_what_the_builder_makes_is_no_parameter() -> None:
+    rows = [(row.name, row.type, row.default, row.doc) for row in describe(opened)]
+    assert rows == [("size", "int | null", "null", "How many.")] and "inner" not in (opened.__doc__ or "")
+    assert opened() == {"size": None} and parameters_of(Open, opened(size=3)) == {"size": 3}
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_registered_method_has_a_card(name: str) -> None:
     assert card_of(method_builder(name)) is not None, f"put @with_card(Card(...)) on the builder of {name}"

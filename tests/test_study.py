@@ -130,7 +130,7 @@ def test_curves_have_the_looks_of_every_picture(results: fedsweep.Results, tmp_p
     looks = setting_looks(["FedAvg", "FedProx"])
     assert [line.get_color() for line in axes.lines] == [look.colour for look in looks]
     assert [line.get_marker() for line in axes.lines] == [look.marker for look in looks]
-    assert axes.get_xlabel() == "bytes sent, both ways" and axes.get_xscale() == "log"
+    assert axes.get_xlabel() == "bytes sent, both ways, log scale" and axes.get_xscale() == "log"
     assert len(axes.collections) == 2  # bands over seeds
     assert b"/Type3" not in (tmp_path / "curves.pdf").read_bytes()
     again = results.plot("client_accuracy_worst10", ax=axes)
@@ -177,7 +177,7 @@ def test_a_reproduced_table_is_a_frame(tmp_path: Path) -> None:
     assert set(frame["row"]) == {"FedAvg"} and frame["mean"].notna().all() and frame["printed"].notna().any()
     assert table.written("md") == (tmp_path / "table" / "table.md").read_text()
     assert "<table" in table._repr_html_()
-    with pytest.raises(InputError, match="written as one of txt, md, tex, html"):
+    with pytest.raises(InputError, match="written as one of txt, md, tex, tabular, html"):
         table.written("pdf")
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import Card, Limit, parameters_of, takes, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.weighting import BySamples, Uniform
@@ -58,9 +58,6 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
     "authors": {**_SHARED, "snapshots": 25, "horizon_rounds": 3, "iterations": 3000},
 }
 
-# The rest is the synthesis's.
-_OF_REFINEMENT = ("snapshots", "images_per_class", "finetune_epochs", "finetune_learning_rate")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryDistillation(Refinement):
@@ -70,14 +67,15 @@ class TrajectoryDistillation(Refinement):
     round is not fine-tuned.
 
     Attributes:
-        snapshots: Length of the trajectory, the initial model included; above the synthesis's horizon.
-        images_per_class: Synthetic images per class, at least 1.
+        snapshots: Global models in the trajectory, the initial one included; the synthesis follows the aggregation
+            of round snapshots - 1.
+        images_per_class: Synthetic images per class.
         synthesis: How the synthetic set is learned.
-        finetune_epochs: Passes over the synthetic set after each aggregation; 0: no fine-tuning.
-        finetune_learning_rate: Of Adam, started anew each time; 0: no fine-tuning.
-        finetune_batch: Synthetic images per step, at least 1.
-        real_reference: Server data that the figures compare the synthetic set with; no part of the method, and
-            nothing is learned from it.
+        finetune_epochs: Passes over the synthetic set after each aggregation (20).
+        finetune_learning_rate: Adam's rate in fine-tuning (1e-4), where it is started anew each time.
+        finetune_batch: Synthetic images per fine-tuning step.
+        real_reference: A diagnosis, no part of the method: proxy or validation compares the move by the synthetic
+            set with that by as many real images, which the server must hold; nothing is learned from them.
 
     Source: DynaFed, Algorithm 2. Reading: the initial model and that of the last round before the synthesis belong to
     the trajectory; labels are logits that start at zero; the inner rate is learned; the objective is the normalised
@@ -252,29 +250,9 @@ def _template(sync: SyncContext) -> nn.Module:
         },
     )
 )
+@takes(TrajectoryDistillation, Synthesis, but=("synthesis",))
 def dynafed(
-    *,
-    profile: Profile = "paper",
-    snapshots: int | None = None,
-    horizon_rounds: int | None = None,
-    inner_steps: int | None = None,
-    iterations: int | None = None,
-    images_per_class: int | None = None,
-    image_learning_rate: float | None = None,
-    label_learning_rate: float | None = None,
-    inner_rate: float | None = None,
-    inner_rate_learning_rate: float | None = None,
-    average_target: bool = True,
-    last_start: int = 50,
-    synthesis_batch: int | None = None,
-    augment: bool | None = None,
-    finetune_epochs: int | None = None,
-    finetune_learning_rate: float | None = None,
-    finetune_batch: int = 256,
-    weights: Literal["uniform", "size"] = "uniform",
-    memory_limit_mb: float = 4096.0,
-    checkpoint_seconds: float = 60.0,
-    real_reference: RealReference = "none",
+    *, profile: Profile = "paper", weights: Literal["uniform", "size"] = "uniform", **parameters: Any
 ) -> FederatedMethod:
     """FedAvg whose server learns synthetic data from its first rounds and fine-tunes on it in the others.
 
@@ -284,67 +262,17 @@ def dynafed(
     Args:
         profile: Where parameters that are null come from: paper (21 snapshots, horizon 5, 1000 iterations) or authors
             (25, 3, 3000: their scripts); both: 20 inner steps, 15 images per class.
-        snapshots: Global models in the trajectory, the initial one included; the synthesis follows the aggregation
-            of round snapshots - 1.
-        horizon_rounds: How many rounds ahead of the start a target may lie.
-        inner_steps: Gradient steps on the synthetic set that should lead from start to target.
-        iterations: Updates of the synthetic set.
-        images_per_class: Synthetic images per class.
-        image_learning_rate: Adam's rate for the images (0.05).
-        label_learning_rate: Adam's rate for the label logits (0.01).
-        inner_rate: First value of the learned inner rate (0.04); the loss is a mean over the classes too.
-        inner_rate_learning_rate: Adam's rate for the inner rate (1e-5); 0: it is not learned.
-        average_target: The target is the mean of 2 to horizon_rounds snapshots drawn with replacement; false: the
-            snapshot horizon_rounds ahead.
-        last_start: Latest snapshot to start from.
-        synthesis_batch: Synthetic images per inner step; null: all of them.
-        augment: Whether synthetic images are changed at random wherever they are trained on (true).
-        finetune_epochs: Passes over the synthetic set after each aggregation (20).
-        finetune_learning_rate: Adam's rate in fine-tuning (1e-4).
-        finetune_batch: Synthetic images per fine-tuning step.
         weights: How clients are averaged: uniform (Algorithm 2, the authors) or by size (Eq. 2).
-        memory_limit_mb: What the unrolled inner steps may hold; above that, steps are computed twice, to the same bits.
-        checkpoint_seconds: Least time between two checkpoints of an unfinished synthesis.
-        real_reference: A diagnosis, no part of the method: proxy or validation compares the move by the synthetic
-            set with that by as many real images, which the server must hold; nothing is learned from them.
     """
     if profile not in PROFILES:
         raise ConfigError(f"method.profile must be one of {', '.join(PROFILES)}, but got {profile!r}")
-    given = {
-        "snapshots": snapshots,
-        "horizon_rounds": horizon_rounds,
-        "inner_steps": inner_steps,
-        "iterations": iterations,
-        "images_per_class": images_per_class,
-        "image_learning_rate": image_learning_rate,
-        "label_learning_rate": label_learning_rate,
-        "inner_rate": inner_rate,
-        "inner_rate_learning_rate": inner_rate_learning_rate,
-        "augment": augment,
-        "finetune_epochs": finetune_epochs,
-        "finetune_learning_rate": finetune_learning_rate,
-    }
-    chosen: dict[str, Any] = {**PROFILES[profile], **{name: v for name, v in given.items() if v is not None}}
     if weights not in ("uniform", "size"):
         raise ConfigError(f"method.weights must be 'uniform' or 'size', but got {weights!r}")
-    synthesis = Synthesis(
-        average_target=average_target,
-        last_start=last_start,
-        batch=synthesis_batch,
-        memory_limit_mb=memory_limit_mb,
-        checkpoint_seconds=checkpoint_seconds,
-        **{name: value for name, value in chosen.items() if name not in _OF_REFINEMENT},
-    )
+    chosen = {name: PROFILES[profile].get(name) if value is None else value for name, value in parameters.items()}
+    synthesis = Synthesis(**parameters_of(Synthesis, chosen))
     return FederatedMethod(
         name="dynafed",
         source=_SOURCE,
         weighting=Uniform() if weights == "uniform" else BySamples(),
-        refinements=(
-            TrajectoryDistillation(
-                synthesis=synthesis,
-                finetune_batch=finetune_batch,
-                real_reference=real_reference,
-                **{name: chosen[name] for name in _OF_REFINEMENT},
-            ),
-        ),
+        refinements=(TrajectoryDistillation(synthesis=synthesis, **parameters_of(TrajectoryDistillation, chosen)),),
     )

@@ -52,19 +52,20 @@ class Synthesis:
     """How a synthetic set is learned.
 
     Attributes:
-        horizon_rounds: How far ahead targets lie, s, at least 1.
-        inner_steps: Gradient steps on the synthetic set per comparison, s', at least 1.
-        iterations: Comparisons, N, at least 1.
-        image_learning_rate: Of Adam on the images, above 0.
-        label_learning_rate: Of Adam on the label logits, above 0.
-        inner_rate: Inner learning rate at the beginning, above 0.
-        inner_rate_learning_rate: Of Adam on the inner rate; 0: it stays as it is.
-        average_target: See :func:`draw_segment`.
-        last_start: The same.
-        batch: Synthetic images per inner step; None: all.
-        augment: Whether the images are changed at random in each inner step.
-        memory_limit_mb: What the graph of the inner steps may take; above that, steps are computed twice.
-        checkpoint_seconds: Least time between two saves of unfinished work; 0: after each iteration.
+        horizon_rounds: How many rounds ahead of the start a target may lie.
+        inner_steps: Gradient steps on the synthetic set that should lead from start to target.
+        iterations: Updates of the synthetic set.
+        image_learning_rate: Adam's rate for the images (0.05).
+        label_learning_rate: Adam's rate for the label logits (0.01).
+        inner_rate: First value of the learned inner rate (0.04); the loss is a mean over the classes too.
+        inner_rate_learning_rate: Adam's rate for the inner rate (1e-5); 0: it is not learned.
+        average_target: The target is the mean of 2 to horizon_rounds snapshots drawn with replacement; false: the
+            snapshot horizon_rounds ahead.
+        last_start: Latest snapshot to start from.
+        synthesis_batch: Synthetic images per inner step; null: all of them.
+        augment: Whether synthetic images are changed at random wherever they are trained on (true).
+        memory_limit_mb: What the unrolled inner steps may hold; above that, steps are computed twice, to the same bits.
+        checkpoint_seconds: Least time between two checkpoints of an unfinished synthesis.
     """
 
     horizon_rounds: int
@@ -74,20 +75,20 @@ class Synthesis:
     label_learning_rate: float
     inner_rate: float
     inner_rate_learning_rate: float
-    average_target: bool
-    last_start: int
-    batch: int | None
+    average_target: bool = True
+    last_start: int = 50
+    synthesis_batch: int | None = None
     augment: bool
-    memory_limit_mb: float
-    checkpoint_seconds: float
+    memory_limit_mb: float = 4096.0
+    checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         counts = {"horizon_rounds": 1, "inner_steps": 1, "iterations": 1, "last_start": 0}
         for name, least in counts.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"method.{name} must be at least {least}, but got {getattr(self, name)}")
-        if self.batch is not None and self.batch < 1:
-            raise ConfigError(f"method.synthesis_batch must be at least 1 or null, but got {self.batch}")
+        if self.synthesis_batch is not None and self.synthesis_batch < 1:
+            raise ConfigError(f"method.synthesis_batch must be at least 1 or null, but got {self.synthesis_batch}")
         for name in ("image_learning_rate", "label_learning_rate", "inner_rate", "memory_limit_mb"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"method.{name} must be a number above 0, but got {getattr(self, name)}")
@@ -279,7 +280,7 @@ class Synthesizer:
             forward=self._host.forward,
             batches=draw_batches(
                 len(self._variables["images"]),
-                batch=self._settings.batch,
+                batch=self._settings.synthesis_batch,
                 steps=self._settings.inner_steps,
                 stream=stream.child("batches"),
             ),
@@ -336,7 +337,7 @@ class Synthesizer:
             certain = _CERTAIN * torch.nn.functional.one_hot(self._real.labels, used.labels.shape[1])
             real = SyntheticSet(images=images, labels=certain.to(used.labels), rate=used.rate)
             batches = draw_batches(
-                len(images), batch=self._settings.batch, steps=loop.steps, stream=loop.stream.child("real")
+                len(images), batch=self._settings.synthesis_batch, steps=loop.steps, stream=loop.stream.child("real")
             )
             others["real"] = (replace(loop, batches=batches), real)
         return others

@@ -78,6 +78,7 @@ def best_by_size(rows_EW: Floats, score: Score, orders_OE: Rows, *, max_size: in
         top = min(place + 1, max_size)
         candidates = sums_OJW[:, :top] + rows_EW[orders_OE[:, place], None]
         found = score(candidates)
+        # On ties the old set stays: rounding alone must not decide who is in the group.
         better = found < scores_OJ[:, 1 : top + 1] - TIE
         scores_OJ[:, 1 : top + 1][better] = found[better]
         sums_OJW[:, 1 : top + 1][better] = candidates[better]
@@ -107,7 +108,6 @@ class DynaComm(SizedGroupChooser):
     orders: int = 10
 
     def __post_init__(self) -> None:
-        """Check the range."""
         if self.orders < 1:
             raise ConfigError(f"orders must be at least 1, but got {self.orders}")
 
@@ -136,6 +136,7 @@ class DynaComm(SizedGroupChooser):
     def table(self, problem: GroupProblem, *, max_size: int) -> SizeTable:
         """All cells; positions are those among the problem's usable clients."""
         able = usable(problem)
+        # Everybody is shuffled, usable or not: who can't afford the group changes nobody else's place in the order.
         everyone = random_orders(problem.stream.numpy(), len(problem.counts_AC), orders=self.orders)
         place_of_row = np.full(len(problem.counts_AC), -1, dtype=np.int64)
         place_of_row[able.rows_E] = np.arange(len(able.rows_E))

@@ -40,7 +40,6 @@ class ExhaustiveGroup(SizedGroupChooser):
     max_subsets: int = 4_000_000
 
     def __post_init__(self) -> None:
-        """Check the range."""
         if self.max_subsets < 1:
             raise ConfigError(f"max_subsets must be at least 1, but got {self.max_subsets}")
 

@@ -123,6 +123,7 @@ class GradientSketch(Probe):
 
     def measure(self, client: LocalClient) -> Payload:
         gradient = loss_gradient(client.forward_with, client.params, client.inputs, targets=client.targets)
+        # In double: a count sketch sums many values of either sign into each of its few places.
         found = sketch(gradient.double().cpu().numpy(), features=self.num_features, stream=self.shared)
         return {"sketch": torch.from_numpy(found).float()}
 

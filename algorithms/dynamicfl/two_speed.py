@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import Card, Limit, takes, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.pacing import FixedInterval, Pacing, check_sync_rule, cut_round, due_steps
 from fedsweep.components.probes import Probe
@@ -58,12 +58,13 @@ class TwoSpeed(Pacing):
         high: Local steps between the sync points of the high-frequency group, at least 1.
         low: The same for the others, at least ``high``.
         group: Chooses the high-frequency group.
-        group_size: Clients in the group, at least 1, or as many as the budgets admit where those are fewer; None: the
-            chooser decides, within the budgets.
+        group_size: Clients in the group, or as many as the budgets admit where those are fewer; null: as many as suit,
+            within the budgets.
         high_only: Only the high-frequency group works (the paper's starred runs).
-        sync_rule: See :func:`due_steps`.
-        idle_clients: With ``high_only``, whether the others count in the last average with the model they were
-            given (``"authors"``) or not at all (``"exclude"``, the paper).
+        sync_rule: authors: the step before the last does not synchronise, as the paper's costs have it; paper: it
+            does.
+        idle_clients: With high_only, whether the others' unchanged models count in the round's average: exclude (the
+            paper) or authors (their program).
 
     Source: DynamicFL, Algorithm 1. Whoever synchronises after a step is averaged with all others that do, and the
     average goes to them alone.
@@ -76,8 +77,8 @@ class TwoSpeed(Pacing):
     group: GroupChooser
     group_size: int | None = None
     high_only: bool = False
-    sync_rule: str = "authors"
-    idle_clients: str = "exclude"
+    sync_rule: SyncRule = "authors"
+    idle_clients: Literal["exclude", "authors"] = "exclude"
 
     def __post_init__(self) -> None:
         check_sync_rule(self.sync_rule)
@@ -206,17 +207,15 @@ def dynamicsgd(*, sync_rule: SyncRule = "authors") -> FederatedMethod:
         small={"high_interval": 1, "low_interval": 3, "group_size": 2},
     )
 )
+@takes(TwoSpeed, but=("high", "low", "group"))
 def dynamicfl(
     *,
     high_interval: str | int = "a",
     low_interval: str | int = "g",
     group: Literal["dynacomm", "random", "exact", "exhaustive", "genetic", "similarity"] = "dynacomm",
-    group_size: int | None = None,
     orders: int = 10,
     sketch_values: int = 256,
-    high_only: bool = False,
-    sync_rule: SyncRule = "authors",
-    idle_clients: Literal["exclude", "authors"] = "exclude",
+    **parameters: Any,
 ) -> FederatedMethod:
     """Two groups of clients that aggregate at different intervals.
 
@@ -228,16 +227,9 @@ def dynamicfl(
             counts), exact (certified where it ends), exhaustive, genetic, similarity (clients send no label counts,
             but once a sketch of their gradient at the initial model), or random (as many as the budgets admit,
             without label counts).
-        group_size: Clients in the group, or as many as the budgets admit where those are fewer; null: as many as suit,
-            within the budgets.
         orders: Random orders of the clients that dynacomm and similarity try, at least 1; the others ignore it or
             begin with it.
         sketch_values: With group similarity, values that each client sends before round 1, at least 1.
-        high_only: Only the high-frequency group works (the paper's starred runs).
-        sync_rule: authors: the step before the last does not synchronise, as the paper's costs have it; paper: it
-            does.
-        idle_clients: With high_only, whether the others' unchanged models count in the round's average: exclude (the
-            paper) or authors (their program).
     """
     return FederatedMethod(
         name="dynamicfl",
@@ -246,10 +238,7 @@ def dynamicfl(
             high=interval_of(high_interval, key="high_interval"),
             low=interval_of(low_interval, key="low_interval"),
             group=group_chooser(group, orders=orders, sketch_values=sketch_values),
-            group_size=group_size,
-            high_only=high_only,
-            sync_rule=sync_rule,
-            idle_clients=idle_clients,
+            **parameters,
         ),
         settings=MethodSettings(equal_steps=True),
     )

@@ -78,7 +78,6 @@ class JensenShannon(Weighting):
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        """Check the range."""
         check_floor(self.floor)
 
     def registration(self) -> tuple[str, ...]:

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import Card, Limit, parameters_of, takes, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.probes import Probe
 from fedsweep.components.submodels import SubModelPolicy
@@ -37,7 +37,7 @@ from fedsweep.world.devices import client_time
 from .curvature import CurvatureGap
 from .dropout_rates import DeviceRate, device_dropout, drawn_units, rates_of_round, target_time, unit_rates
 from .multipliers import Multiplier, scales_in, why_not_in_weights
-from .unit_scores import RankScale, UnitScores, WeightSum, maskable_groups
+from .unit_scores import UnitScores, maskable_groups
 
 BaseRate = float | Literal["hessian"]
 Refresh = Literal["trigger"] | tuple[int, ...]
@@ -55,19 +55,27 @@ class AdaptiveDropout(SubModelPolicy):
     rate, the unit scores and the time to which devices are levelled.
 
     Attributes:
-        base_rate: d_avg, 0..1, or ``"hessian"``: measured at each refresh.
-        base_rate_cap: Largest base and device rate, 0..1.
-        device_rate: See :func:`device_dropout`.
-        refresh: ``"trigger"``: when the scores settle; or the rounds, ascending from 1.
-        check_every: Rounds between two checks of the trigger, at least 1.
-        patience: Consecutive checks whose change has not fallen before the first refresh, at least 1.
-        unit_rate_cap: Largest rate of a unit, below 1.
-        reference: The reference device: with most samples, or the slowest.
-        softmax_over: Units that share a mean rate: all filters, all neurons and all heads, or each layer's.
-        temperature: Of the softmax over scores, above 0.
+        base_rate: Mean dropout rate of the reference device: a number, or hessian: from the gaps between the curvatures
+            of the devices' losses. 0.05 is close to the paper's savings; 0 is FedAvg bit for bit.
+        base_rate_cap: Largest base and device rate. On small networks the curvature rule gives 0 or nearly 1, so that
+            the cap decides.
+        device_rate: balanced: slow devices drop more, so that all take about as long; printed: the paper's formulas to
+            the letter, where the fastest drops most. Without scenario.devices every device has the base rate.
+        refresh: When scores and rates are measured anew: trigger (when the scores settle) or a list of rounds, in which
+            the devices train the full model.
+        check_every: Rounds between two checks of the trigger.
+        patience: Checks in a row without a smaller change of the scores before the first refresh.
+        unit_rate_cap: Largest rate of one unit; what exceeds it is handed to the others. 0.5: multipliers of at most 2.
+        reference: The device whose time the others are measured by: largest (data set) or slowest.
+        softmax_over: Units that share a mean rate: kind (all filters, all neurons, all attention heads) or layer.
+        temperature: Of the softmax over scores; the smaller, the further apart the units' rates. Small values (0.05)
+            drive units of slow devices to unit_rate_cap.
+        multiplier: Where 1 / (1 - rate) of a kept unit acts in training: activation: behind it; incoming: in the
+            weights and biases that make it, divided out when they come back, so that their steps are smaller; split:
+            its square root there and in the weights that read it; none: nowhere; auto: incoming where it can be had,
+            else activation. The first three compute the same at a round's start. incoming and split need ReLU without
+            norms, and SGD.
         scores: How units are scored.
-        multiplier: Where 1 / (1 - rate) acts, see :class:`UnitSubModel`; ``"none"``: nowhere; ``"auto"``: in the
-            incoming weights where the network lets it pass from there, else on the activation.
 
     Source: FedDHAD, section on FedAD. Reading: the trigger compares the scores' change from check to check: the first
     refresh comes after ``patience`` checks in a row whose change has not fallen, later ones at each check whose change
@@ -90,8 +98,8 @@ class AdaptiveDropout(SubModelPolicy):
     reference: Reference = "largest"
     softmax_over: SoftmaxOver = "kind"
     temperature: float = 1.0
-    scores: UnitScores = UnitScores()
     multiplier: Multiplier = "auto"
+    scores: UnitScores = UnitScores()
 
     def __post_init__(self) -> None:
         for name in ("base_rate_cap", "unit_rate_cap"):
@@ -331,65 +339,17 @@ def _time(macs: int, context: RoundContext, client: int) -> float:
         small={"base_rate": 0.4, "refresh": [1]},
     )
 )
-def fedad(
-    *,
-    base_rate: BaseRate = "hessian",
-    base_rate_cap: float = 0.5,
-    device_rate: DeviceRate = "balanced",
-    refresh: Refresh = "trigger",
-    check_every: int = 10,
-    patience: int = 3,
-    unit_rate_cap: float = 0.5,
-    reference: Reference = "largest",
-    softmax_over: SoftmaxOver = "kind",
-    temperature: float = 1.0,
-    multiplier: Multiplier = "auto",
-    score_samples: int = 128,
-    rank_scale: RankScale = "relative",
-    weight_sum: WeightSum = "absolute",
-) -> FederatedMethod:
-    """FedAvg on sub-models: units that do little are left out at random, more of them on slow devices.
-
-    Args:
-        base_rate: Mean dropout rate of the reference device: a number, or hessian: from the gaps between the curvatures
-            of the devices' losses. 0.05 is close to the paper's savings; 0 is FedAvg bit for bit.
-        base_rate_cap: Largest base and device rate. On small networks the curvature rule gives 0 or nearly 1, so that
-            the cap decides.
-        device_rate: balanced: slow devices drop more, so that all take about as long; printed: the paper's formulas to
-            the letter, where the fastest drops most. Without scenario.devices every device has the base rate.
-        refresh: When scores and rates are measured anew: trigger (when the scores settle) or a list of rounds, in which
-            the devices train the full model.
-        check_every: Rounds between two checks of the trigger.
-        patience: Checks in a row without a smaller change of the scores before the first refresh.
-        unit_rate_cap: Largest rate of one unit; what exceeds it is handed to the others. 0.5: multipliers of at most 2.
-        reference: The device whose time the others are measured by: largest (data set) or slowest.
-        softmax_over: Units that share a mean rate: kind (all filters, all neurons, all attention heads) or layer.
-        temperature: Of the softmax over scores; the smaller, the further apart the units' rates. Small values (0.05)
-            drive units of slow devices to unit_rate_cap.
-        multiplier: Where 1 / (1 - rate) of a kept unit acts in training: activation: behind it; incoming: in the
-            weights and biases that make it, divided out when they come back, so that their steps are smaller; split:
-            its square root there and in the weights that read it; none: nowhere; auto: incoming where it can be had,
-            else activation. The first three compute the same at a round's start. incoming and split need ReLU without
-            norms, and SGD.
-        score_samples: Samples that a device averages the ranks of its feature maps over.
-        rank_scale: Ranks relative to the size of the maps, or raw.
-        weight_sum: Neurons by the sum of their absolute incoming weights, or of the signed ones.
-    """
+@takes(AdaptiveDropout, UnitScores, but=("scores", "name"))
+def fedad(**parameters: Any) -> FederatedMethod:
+    """FedAvg on sub-models: units that do little are left out at random, more of them on slow devices."""
+    own = parameters_of(AdaptiveDropout, parameters)
+    rounds = own.pop("refresh")
     return FederatedMethod(
         name="fedad",
         source="Liu et al. (2025), FedDHAD: federated learning with dynamic aggregation and adaptive dropout",
         submodels=AdaptiveDropout(
-            base_rate=base_rate,
-            base_rate_cap=base_rate_cap,
-            device_rate=device_rate,
-            refresh=refresh if refresh == "trigger" else tuple(refresh),
-            check_every=check_every,
-            patience=patience,
-            unit_rate_cap=unit_rate_cap,
-            reference=reference,
-            softmax_over=softmax_over,
-            temperature=temperature,
-            multiplier=multiplier,
-            scores=UnitScores(max_samples=score_samples, rank_scale=rank_scale, weight_sum=weight_sum),
+            refresh=rounds if rounds == "trigger" else tuple(rounds),
+            scores=UnitScores(**parameters_of(UnitScores, parameters)),
+            **own,
         ),
     )

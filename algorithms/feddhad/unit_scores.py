@@ -103,9 +103,9 @@ class UnitScores(Probe):
     Sends ``scores``: one number per unit, groups one after the other.
 
     Attributes:
-        max_samples: Samples that ranks are averaged over, at most.
-        rank_scale: See :func:`feature_ranks`.
-        weight_sum: See :func:`incoming_weights`.
+        score_samples: Samples that a device averages the ranks of its feature maps over.
+        rank_scale: Ranks relative to the size of the maps, or raw.
+        weight_sum: Neurons by the sum of their absolute incoming weights, or of the signed ones.
 
     Source: FedDHAD, unit scores. Reading: ranks relative to the map's size and absolute sums, since raw ranks can't be
     compared between layers and signed sums cancel. Reading: the paper names transformers without a rule for heads;
@@ -115,7 +115,7 @@ class UnitScores(Probe):
 
     when: ClassVar[Literal["round_end"]] = "round_end"
 
-    max_samples: int = 128
+    score_samples: int = 128
     rank_scale: RankScale = "relative"
     weight_sum: WeightSum = "absolute"
     name: str = "unit_scores"
@@ -123,7 +123,7 @@ class UnitScores(Probe):
     def measure(self, client: LocalClient) -> Payload:
         groups = maskable_groups(client.model)
         order = torch.randperm(len(client.targets), generator=client.stream.torch())
-        inputs = client.inputs[order[: self.max_samples].to(client.targets.device)]
+        inputs = client.inputs[order[: self.score_samples].to(client.targets.device)]
         filters = [group for group in groups if group.kind == "conv"]
         ranks = feature_ranks(client.model, filters, inputs, scale=self.rank_scale) if filters else []
         of_filters = dict(zip((group.name for group in filters), ranks, strict=True))

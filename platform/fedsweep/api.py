@@ -62,6 +62,7 @@ def sweep(
     out: str | Path | None = None,
     resume: bool = False,
     extend: bool = False,
+    reuse: Sequence[str | Path] = (),
 ) -> ResultGrid:
     """Run the ``sweep:`` section of a configuration on Ray Tune.
 
@@ -71,6 +72,7 @@ def sweep(
         out: The sweep's folder; by default ``runs/<name>-<timestamp>``.
         resume: Go on with the sweep in ``out``; trials that have finished only report their last round.
         extend: Add the configuration's trials to the sweep in ``out``; those that have a run there keep it.
+        reuse: Folders whose finished runs are taken over where their configuration is a trial's.
 
     Returns:
         Ray Tune's results, one per trial, with ``metrics`` as of its last round; trials that failed have an ``error``.
@@ -82,6 +84,7 @@ def sweep(
     """
     from fedsweep.sweeps.prepare import default_folder as sweep_folder
     from fedsweep.sweeps.prepare import prepare
+    from fedsweep.sweeps.reuse import finished_in, take_over
     from fedsweep.sweeps.sweep_folder import SweepFolder
     from fedsweep.sweeps.tuner import run_sweep
     from fedsweep.tracking.sweep_progress import SweepProgress
@@ -96,7 +99,11 @@ def sweep(
     prepared = prepare(loaded, folder, resume=resume, extend=extend)
     if extend:
         prepared.write_extension()
-    return _with_results(run_sweep(prepared, SweepProgress(), resume=resume or extend).grid, folder.path)
+    begun = resume or extend
+    if reused := finished_in(map(Path, reuse), prepared):
+        take_over(prepared, reused, begun=begun, overwrite=False)
+        begun = True
+    return _with_results(run_sweep(prepared, SweepProgress(), resume=begun).grid, folder.path)
 
 
 def _with_results(grid: ResultGrid, folder: Path) -> ResultGrid:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, TypeVar, get_args
@@ -174,21 +175,24 @@ def card_of(builder: Callable[..., Any]) -> Card | None:
     return found if isinstance(found, Card) else None
 
 
-def takes(*kinds: Callable[..., Any]) -> Callable[[_Builder], _Builder]:
+def takes(*kinds: Callable[..., Any], but: Collection[str] = ()) -> Callable[[_Builder], _Builder]:
     """A decorator that gives a method's builder the parameters of its components.
 
     What a component has as a field is written once, there: type, default and meaning. A configuration, ``fedsweep
-    show`` and Python see the builder's own parameters, then those. The builder is called with all of them by keyword;
-    :func:`parameters_of` finds those of one component.
+    show`` and Python see the builder's own parameters, then those; one without a default is null unless it is given,
+    and the builder's to fill in. The builder is called with all of them by keyword; :func:`parameters_of` finds those
+    of one component.
 
     Args:
-        kinds: Dataclasses whose fields all have defaults, or other builders.
+        kinds: The components' dataclasses, or other builders.
+        but: Fields that the builder makes itself.
     """
 
     def wrap(builder: _Builder) -> _Builder:
         own = [p for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        fields = [parameter for kind in kinds for parameter in inspect.signature(kind).parameters.values()]
-        signature = inspect.Signature([*own, *fields])
+        fields = [p for kind in kinds for p in inspect.signature(kind).parameters.values() if p.name not in but]
+        open_ = {p.name for p in fields if p.default is p.empty}
+        signature = inspect.Signature([*own, *(p.replace(default=None) if p.name in open_ else p for p in fields)])
 
         @functools.wraps(builder)
         def built(**given: Any) -> Any:
@@ -197,24 +201,25 @@ def takes(*kinds: Callable[..., Any]) -> Callable[[_Builder], _Builder]:
             return builder(**bound.arguments)
 
         hints = {
-            k: v for kind in (builder, *kinds) for k, v in typing.get_type_hints(kind, include_extras=True).items()
+            k: v for kind in (*kinds, builder) for k, v in typing.get_type_hints(kind, include_extras=True).items()
         }
         built.__signature__ = signature  # type: ignore[attr-defined]
-        built.__annotations__ = {name: hints[name] for name in signature.parameters}
+        built.__annotations__ = {k: hints[k] | None if k in open_ else hints[k] for k in signature.parameters}
         said = inspect.getdoc(builder) or ""
         heading = "" if "\nArgs:\n" in said else "\n\nArgs:"
-        built.__doc__ = "\n".join([said + heading, *(_said_of_parameters(kind) for kind in kinds)])
+        built.__doc__ = "\n".join([said + heading, *(_said_of_parameters(kind, but) for kind in kinds)])
         return built  # type: ignore[return-value]
 
     return wrap
 
 
-def _said_of_parameters(kind: Callable[..., Any]) -> str:
-    """The section Args or Attributes of a docstring, without its heading."""
+def _said_of_parameters(kind: Callable[..., Any], but: Collection[str]) -> str:
+    """The section Args or Attributes of a docstring, without its heading and what it says of some."""
     lines = (inspect.getdoc(kind) or "").splitlines()
     start = next(i for i, line in enumerate(lines) if line in ("Args:", "Attributes:")) + 1
     end = next((i for i, line in enumerate(lines[start:], start) if line and not line.startswith(" ")), len(lines))
-    return "\n".join(line for line in lines[start:end] if line)
+    entries = re.split(r"^    (?=\S)", "\n".join(line for line in lines[start:end] if line), flags=re.MULTILINE)
+    return "\n".join(f"    {entry.rstrip()}" for entry in entries if entry and entry.partition(":")[0] not in but)
 
 
 def parameters_of(kind: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,4 +229,4 @@ def parameters_of(kind: Callable[..., Any], parameters: Mapping[str, Any]) -> di
         kind: The component's dataclass, or another builder.
         parameters: By name.
     """
-    return {name: parameters[name] for name in inspect.signature(kind).parameters}
+    return {name: parameters[name] for name in inspect.signature(kind).parameters if name in parameters}

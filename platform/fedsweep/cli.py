@@ -13,7 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -95,6 +95,15 @@ def _options(
     del version, debug
 
 
+def _command() -> Any:
+    """The command line; Typer's own options for completion are switches, too, and are shown as such."""
+    command = typer.main.get_command(app)
+    for option in command.params:
+        if option.name in ("install_completion", "show_completion"):
+            option.metavar = ""
+    return command
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line.
 
@@ -111,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != _DEBUG] or ["--help"]
     try:
         with _surroundings(debug=debug), interrupts():
-            code = typer.main.get_command(app).main(args=words, prog_name="fedsweep", standalone_mode=False)
+            code = _command().main(args=words, prog_name="fedsweep", standalone_mode=False)
             sys.stdout.flush()
             return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
@@ -121,11 +130,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except Exception as error:
-        if debug:
-            traceback.print_exc()
-        message, code = explain(error)
-        print(f"error: {message}", file=sys.stderr, flush=True)
-        return code
+        return _tell(error, debug=debug)
+
+
+def _tell(error: Exception, *, debug: bool) -> int:
+    """Print what an exception means; returns the exit code."""
+    if debug:
+        traceback.print_exception(error)
+    message, code = explain(error)
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return code
 
 
 def _leave(code: int) -> int:
@@ -179,7 +193,7 @@ def _usage(error: Exception) -> str:
 def _surroundings(*, debug: bool) -> Iterator[None]:
     """What a command finds: the user's own modules, and no chatter from libraries on standard error."""
     look_here_last()  # for package.module:callable
-    handler = _ToStandardError()
+    handler = _ToStandardError(debug=debug)
     logger = logging.getLogger("fedsweep")
     level = logger.level
     logger.addHandler(handler)
@@ -197,7 +211,14 @@ def _surroundings(*, debug: bool) -> Iterator[None]:
 class _ToStandardError(logging.Handler):
     """Prints what the package logs as lines; to the standard error of the moment, which a live display takes over."""
 
+    def __init__(self, *, debug: bool) -> None:
+        super().__init__()
+        self._debug = debug
+
     def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and isinstance(error := record.exc_info[1], Exception):
+            _tell(error, debug=self._debug)
+            return
         urgent = "warning: " if record.levelno >= logging.WARNING else ""
         print(f"{urgent}{record.getMessage()}", file=sys.stderr, flush=True)
 

@@ -252,7 +252,7 @@ class Results(Sequence[Result]):
             InputError: There is no such axis, or the file can't be written.
         """
         from fedsweep.figures.curves import ACROSS, draw_settings
-        from fedsweep.figures.style import checked_path, legend_below, paper_style, save_figure, tidy
+        from fedsweep.figures.style import band_handles, checked_path, legend_below, paper_style, save_figure, tidy
         from fedsweep.results.curves import curve_of
 
         if x not in ACROSS:
@@ -265,6 +265,7 @@ class Results(Sequence[Result]):
         with paper_style():
             axes = ax or _new_axes()
             handles = draw_settings(axes, runs, y, x=x, log_x=x == "total_bytes")
+            handles += band_handles([axes])
             tidy(axes)
             figure = axes.get_figure(root=True)
             assert figure is not None  # axes have one

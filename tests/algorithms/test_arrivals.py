@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,14 +20,11 @@ from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.parts.arrivals import Arrivals, Discount, IdleClients
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.weighting import Uniform
-from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
-from fedsweep.engine.engine import Engine
 from fedsweep.engine.forecast import forecast
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.runs.checkpoint import CheckpointStore
 from fedsweep.testing import (
@@ -246,37 +242,6 @@ def test_moves_go_with_server_optimisers_and_a_pull() -> None:
         merge(fedasync(), fedbuff())
     with pytest.raises(ConfigError, match="over several rounds, which does not go with sub-models"):
         check_experiment(world(merge(fedbuff(buffer_size=3), federated_dropout(keep=0.5))))
-
-
-@pytest.fixture(scope="module")
-def ray_module() -> Iterator[Any]:
-    with ray_cluster(None, ClusterNeeds(actors=3)) as ray:
-        yield ray
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize("actors", [1, 2, 3])
-def test_actors_give_the_bits_of_one_process(actors: int, ray_module: Any) -> None:
-    work = world(fedbuff(buffer_size=3), build=pickled_model(), rounds=5)
-    expected = run_rounds(local_engine(work))
-    settings = FleetSettings(num_actors=actors, name=f"arrivals{actors}", options={"num_cpus": 0.5})
-    fleet = make_ray_fleet(work, ray_module.put(work), settings, print)
-    try:
-        found = run_rounds(Engine(work, fleet))
-    finally:
-        fleet.close()
-    assert expected.held and found.held == expected.held
-    assert found.vector.numpy().tobytes() == expected.vector.numpy().tobytes()
-    assert [(r.attendees, r.staleness, r.total_bytes) for r in found.records] == [
-        (r.attendees, r.staleness, r.total_bytes) for r in expected.records
-    ]
-
-
-def pickled_model() -> Callable[[], nn.Module]:
-    def model() -> nn.Module:  # local: pickled by value
-        return nn.Sequential(nn.Flatten(), nn.Linear(6, 4))
-
-    return model
 
 
 @pytest.mark.parametrize("method", [fedasync(), fedbuff(buffer_size=3)])

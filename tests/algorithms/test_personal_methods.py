@@ -1,9 +1,9 @@
-"""What FedAS, AugFL and FedKTL have in common: memories, purity, actors, a run from a configuration."""
+"""What FedAS, AugFL and FedKTL have in common: memories, purity, a run from a configuration."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,7 @@ from torch import nn
 
 import fedsweep
 from fedsweep.catalog import build_method
-from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
-from fedsweep.engine.engine import Engine
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
 from fedsweep.runs.state_codec import from_bytes, to_bytes
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 
@@ -79,26 +76,3 @@ def test_it_runs_from_a_configuration(name: str, tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "run" / "client_accuracy.parquet")
     assert table.num_rows == 16
     assert sum(table.column("personal_samples").to_pylist()) == 2 * 360  # the whole test set, each sample once
-
-
-@pytest.fixture(scope="module")
-def ray_module() -> Iterator[Any]:
-    with ray_cluster(None, ClusterNeeds(actors=2)) as ray:
-        yield ray
-
-
-@pytest.mark.ray
-@each_method
-def test_two_actors_give_the_bits_of_one_process(name: str, ray_module: Any) -> None:
-    work = experiment(name)
-    expected = run_rounds(local_engine(work))
-    settings = FleetSettings(num_actors=2, name=name, options={"num_cpus": 1})
-    fleet = make_ray_fleet(work, ray_module.put(work), settings, print)
-    try:
-        found = run_rounds(Engine(work, fleet))
-    finally:
-        fleet.close()
-    assert found.vector.numpy().tobytes() == expected.vector.numpy().tobytes()
-    assert to_bytes(dict(found.components)) == to_bytes(dict(expected.components))
-    told = [str((r.personal_accuracies, r.bytes_up, r.bytes_down)) for r in expected.records]
-    assert [str((r.personal_accuracies, r.bytes_up, r.bytes_down)) for r in found.records] == told

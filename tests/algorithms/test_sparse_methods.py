@@ -1,8 +1,8 @@
-"""What holds for every method with element masks: limits, traffic, zeros, the clock, resume, actors."""
+"""What holds for every method with element masks: limits, traffic, zeros, the clock, resume."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,11 @@ from fedsweep.algorithms.parts.element_masks import decided, weight_layers
 from fedsweep.algorithms.prunefl.method import prunefl
 from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
 from fedsweep.runs.checkpoint import CheckpointStore
@@ -191,29 +189,3 @@ def test_a_sparsity_out_of_range_is_refused(method: Callable[..., FederatedMetho
             method(sparsity=value)
     with pytest.raises(ConfigError, match=r"method\.sparsity=0\.99 leaves fewer weights of Mlp than it has layers"):
         check_experiment(experiment(method(sparsity=0.99)))
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize("name", ["prunefl, client", "feddst"])
-def test_two_actors_give_the_bits_of_one_process(name: str, ray_module: Any) -> None:
-    def local_net() -> nn.Module:  # pickled by value
-        from fedsweep.models.mlp import Mlp
-
-        return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=10)
-
-    work = experiment(SPARSE[name](sparsity=0.8), build=local_net)
-    expected = run_rounds(local_engine(work))
-    settings = FleetSettings(num_actors=2, name="sparse", options={"num_cpus": 1})
-    fleet = make_ray_fleet(work, ray_module.put(work), settings, print)
-    try:
-        found = run_rounds(Engine(work, fleet))
-    finally:
-        fleet.close()
-    assert found.vector.numpy().tobytes() == expected.vector.numpy().tobytes()
-    assert found.total_bytes == expected.total_bytes
-
-
-@pytest.fixture(scope="module")
-def ray_module() -> Iterator[Any]:
-    with ray_cluster(None, ClusterNeeds(actors=2)) as ray:
-        yield ray

@@ -115,13 +115,19 @@ NETWORKS = {
     "feddhad_resnet18": (9, False),
     "vit_tiny": (8, True),
 }
-
-
-REFUSED = [("heterofl", "feddhad_resnet18"), ("fjord", "feddhad_resnet18")]  # batch norm, see their own tests
+# Of the residual networks, a second each, every method has one. Two refuse batch norm, see their own tests.
+RESIDUAL = {
+    "resnet18": ("feddrop", "heterofl", "fjord"),
+    "feddhad_resnet18": ("federated_dropout", "afd"),
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "network"), [(m, n) for n in NETWORKS for m in HALF if "," not in m and (m, n) not in REFUSED]
+    ("name", "network"),
+    [
+        *((m, n) for n in NETWORKS if n not in RESIDUAL for m in HALF if "," not in m),
+        *(pytest.param(m, n, marks=pytest.mark.slow) for n, methods in RESIDUAL.items() for m in methods),
+    ],
 )
 def test_every_network_trains_in_parts(name: str, network: str) -> None:
     """FedDrop finds no neurons in residual networks, which it trains whole."""

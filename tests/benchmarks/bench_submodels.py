@@ -1,10 +1,13 @@
 """What sub-models save and what they cost, on one core.
 
-    python tests/benchmarks/bench_submodels.py [step] [overhead]
+    python tests/benchmarks/bench_submodels.py [step] [methods [METHOD ...]] [overhead]
 
 step      FedDHAD's CNN at half width against the full one, and the small transformer with half of its heads and
           neurons: wall time per local step through whole rounds, units and multipliers drawn as FedAD draws them; at
           most 0.6 is asked for, of the transformer, whose tokens are never cut, 0.8
+methods   each structured method on FedDHAD's CNN with half of the units that it cuts, against FedAvg: processor time a
+          local step, whole rounds of 250 steps in turns; at most 0.6 is asked for, but of FedDrop, which leaves
+          convolutions whole
 overhead  what cutting, building, sending and averaging the parts takes of a round of 250 steps; at most 0.05
 """
 
@@ -14,8 +17,9 @@ import dataclasses
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +28,7 @@ from fedsweep.algorithms.feddhad.dropout_rates import drawn_units
 from fedsweep.algorithms.fjord import NestedWidths, part_of_part
 from fedsweep.algorithms.parts.width_tests import ordered_part
 from fedsweep.bench.data import noise
+from fedsweep.catalog import build_method
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.engine.engine import Engine
 from fedsweep.method import FederatedMethod
@@ -38,7 +43,16 @@ from fedsweep.trees import coverage_mean, layout_of, model_vector
 from fedsweep.world.transforms import Normalize
 
 COHORT, STEPS, REPEATS = 2, 40, 7
+LONG_STEPS = 250  # a round of five epochs over 500 samples
 LIMITS = {"feddhad_cnn": 0.6, "vit_tiny": 0.8}
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "federated_dropout": {"keep": 0.5},
+    "feddrop": {"rate": 0.5},
+    "afd": {"keep": 0.5},
+    "fjord": {"widths": [0.5]},
+    "heterofl": {"widths": [0.5]},
+    "fedad": {"base_rate": 0.5, "refresh": [1]},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +98,15 @@ def network(name: str) -> Network:
     return build_model(name, input_shape=(3, 32, 32), num_classes=10, stream=stream(0, "model"))
 
 
-def engine_of(submodels: SubModelPolicy, name: str) -> Engine:
-    """Two clients of 40 steps of 10 samples a round."""
+def widths_alone(submodels: SubModelPolicy) -> FederatedMethod:
+    """FedAvg with sub-models, and nothing beside."""
+    return FederatedMethod(name="width", source="", submodels=submodels)
+
+
+def engine_of(method: FederatedMethod, name: str, *, steps: int = STEPS) -> Engine:
+    """Two clients of so many steps of 10 samples a round."""
     dataset = noise("cifar10", samples=100 * COHORT)
     images, labels = dataset.train_images, dataset.train_labels
-    method = FederatedMethod(name="width", source="", submodels=submodels)
     base = tiny_experiment(
         method,
         num_clients=COHORT,
@@ -96,7 +114,7 @@ def engine_of(submodels: SubModelPolicy, name: str) -> Engine:
         rounds=10_000,
         learning_rate=0.01,
         batch_size=10,
-        local_steps=STEPS,
+        local_steps=steps,
         build=lambda: network(name),
         images=images,
         labels=labels,
@@ -122,7 +140,8 @@ def rounds_of(engine: Engine) -> Callable[[], float]:
 
 def bench_step(name: str, submodels: SubModelPolicy) -> float:
     """Half width against full; whole rounds, cutting and averaging included."""
-    full, half = rounds_of(engine_of(RandomWidth(share=1.0), name)), rounds_of(engine_of(submodels, name))
+    full = rounds_of(engine_of(widths_alone(RandomWidth(share=1.0)), name))
+    half = rounds_of(engine_of(widths_alone(submodels), name))
     pairs = [(full(), half()) for _ in range(REPEATS)]
     ratio = statistics.median(b / a for a, b in pairs)
     print(
@@ -131,6 +150,47 @@ def bench_step(name: str, submodels: SubModelPolicy) -> float:
         f" half {1e3 * statistics.median(b for _, b in pairs):.2f} ms; at most {LIMITS[name]})"
     )
     return ratio
+
+
+def bench_methods(names: Sequence[str]) -> float:
+    """The largest ratio of those of these methods that cut every layer."""
+    worst, plain = 0.0, cpu_rounds({"name": "fedavg"})
+    for name in names:
+        given = METHODS[name]
+        mine = cpu_rounds({"name": name, **given})
+        pairs = [(plain(), mine()) for _ in range(REPEATS)]
+        ratios = sorted(own.seconds / full.seconds for full, own in pairs)
+        macs = statistics.median(own.macs / full.macs for full, own in pairs)
+        ratio = statistics.median(ratios)
+        print(
+            f"{name} {given}: {ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) of FedAvg's processor time per step,"
+            f" {macs:.2f} of its multiplications"
+        )
+        worst = max(worst, 0.0 if name == "feddrop" else ratio)  # it leaves convolutions whole
+    return worst
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """A round's processor seconds per local step, and its multiplications per sample."""
+
+    seconds: float
+    macs: float
+
+
+def cpu_rounds(given: Mapping[str, Any]) -> Callable[[], Spent]:
+    """A function that plays the next round of a method; the first, in which scores are measured, is played already."""
+    engine = engine_of(build_method(given), "feddhad_cnn", steps=LONG_STEPS)
+    state, _ = engine.advance(engine.start())
+
+    def one() -> Spent:
+        nonlocal state
+        began = time.process_time()
+        state, _ = engine.advance(state)
+        spent, record = time.process_time() - began, state.records[-1]
+        return Spent(seconds=spent / record.local_steps, macs=float(record.fwd_macs_per_sample or 0))
+
+    return one
 
 
 def bench_overhead() -> float:
@@ -174,12 +234,14 @@ def seconds_per_step(model: nn.Module) -> float:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    chosen = sys.argv[1:] or ["step", "overhead"]
+    chosen = sys.argv[1:] or ["step", "methods", "overhead"]
     passed = True
     if "step" in chosen:
         for name, limit in LIMITS.items():
             passed &= bench_step(name, RandomWidth(share=0.5)) <= limit
         passed &= bench_step("feddhad_cnn", FirstHalf()) <= LIMITS["feddhad_cnn"]
+    if "methods" in chosen:
+        passed &= bench_methods([name for name in chosen if name in METHODS] or list(METHODS)) <= LIMITS["feddhad_cnn"]
     if "overhead" in chosen:
         passed &= bench_overhead() <= 0.05
     sys.exit(0 if passed else 1)

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.algorithms.scaffold import scaffold
+from fedsweep.client.flat_module import ModuleSlot
+from fedsweep.client.optimizer import ClientOptimizer, OptimizerSettings
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.pacing import FixedInterval
 from fedsweep.components.solver import LocalSolver
@@ -235,3 +237,41 @@ class Reset(LocalTerm):
 def test_a_term_may_replace_the_starting_and_the_present_parameters() -> None:
     assert two_weights(method=method(terms=(Reset(value=3.0, moment="step"),))) == [3.0, 3.0]
     assert two_weights(method=method(terms=(Reset(value=3.0, moment="start"),))) == pytest.approx([3.05, 2.95])
+
+
+class Branching(nn.Module):
+    """Has parameters that the logits do not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(6, 4), nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.used(inputs.flatten(1))
+        return logits
+
+
+def test_a_step_of_the_gradient_alone_has_the_bits_of_one_by_the_gradient_vector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    descents = []
+    real = ModuleSlot.descend
+    monkeypatch.setattr(ModuleSlot, "descend", lambda self, *given: descents.append(1) or real(self, *given))
+
+    def model() -> Tensor:
+        torch.manual_seed(3)
+        return run_rounds(local_engine(tiny_experiment(fedavg(), build=Branching))).vector
+
+    direct = model()
+    taken = len(descents)
+    monkeypatch.setattr(ClientOptimizer, "is_bare", False)
+    assert torch.equal(model(), direct)
+    assert taken > 0 and len(descents) == taken
+
+
+def test_who_needs_the_gradient_vector_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModuleSlot, "descend", None)  # not callable
+    for optimizer in ({"momentum": 0.9}, {"weight_decay": 0.1}, {"clip_norm": 0.5}, {"name": "adam"}):
+        settings = OptimizerSettings(**optimizer)  # type: ignore[arg-type]
+        run_rounds(local_engine(tiny_experiment(fedavg(), rounds=1, optimizer=settings)))
+    run_rounds(local_engine(tiny_experiment(scaffold(), rounds=1)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ def test_costs_alone_need_no_run_and_are_compared(table: Path, tmp_path: Path, f
     assert code == 0 and err.splitlines()[-1] == "4: FedProx | K=2"
     assert "0.500 [1] (0.900, outside)*" in out and "Accuracy" not in out and "4 of 4 cells measured" in out
     files = {path.name for path in (tmp_path / "costs").iterdir()}
-    assert files == {"measured.json", "table.txt", "table.md", "table.tex", "table.html"}
+    assert files == {"measured.json", "table.txt", "table.md", "table.tex", "tabular.tex", "table.html"}
     assert fedsweep("reproduce", table, "--costs-only", "--out", "costs")[0] == 2
     assert fedsweep("reproduce", table, "--costs-only", "--out", "costs", "--overwrite")[0] == 0
 
@@ -187,15 +187,7 @@ def test_help_teaches_with_examples(fedsweep: Command) -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
-
-    with ray_cluster(None, ClusterNeeds(actors=2, store_bytes=2**28)) as ray:
-        yield ray
-
-
-@pytest.fixture(scope="module")
-def made(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(shared_ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a table that was made; not to be changed."""
     above = tmp_path_factory.mktemp("made")
     (above / "tiny.yaml").write_text(TABLE)
@@ -333,7 +325,7 @@ def test_a_folder_goes_on_only_with_the_cells_that_it_was_begun_with(made: Path,
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_a_cell_that_fails_says_why_and_the_rest_is_shown(
-    cluster: Any, table: Path, tmp_path: Path, fedsweep: Command
+    shared_ray: Any, table: Path, tmp_path: Path, fedsweep: Command
 ) -> None:
     table.write_text(TABLE.replace("mu: 0.1", "mu: 1.0e+30"))
     code, out, _ = fedsweep("reproduce", table, "--columns", "even", "--out", "out")

@@ -7,8 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -19,6 +21,7 @@ from fedsweep.config.load import load_config
 from fedsweep.fleet import ray_start
 
 Command = Callable[..., tuple[int, str, str]]
+Capture = pytest.CaptureFixture[str]
 
 
 def test_run_prints_plain_lines_and_last_a_summary_with_folder_and_command(config: Path, fedsweep: Command) -> None:
@@ -71,6 +74,37 @@ def test_a_taken_folder_is_refused_before_ray_is_started(
     assert code == 2 and "--overwrite" in err
 
 
+@pytest.mark.parametrize(
+    ("setting", "waited"),
+    [
+        ("method={name: fedprox, mu: much}", []),
+        ("scenario.partition={kind: classes, classes_per_client: 11}", ["waited"]),
+    ],
+)
+def test_what_is_wrong_is_said_before_ray_ends(
+    setting: str, waited: list[str], config: Path, fedsweep: Command, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """What needs no data even before it is there."""
+    happened: list[str] = []
+
+    @contextmanager
+    def early_cluster(needs: object) -> Iterator[object]:
+        assert needs is not None
+        try:
+            yield SimpleNamespace(wait=lambda: happened.append("waited"))
+        finally:
+            happened.append(capsys.readouterr().err)
+
+    monkeypatch.setattr(ray_start, "early_cluster", early_cluster)
+    settings = ["--set", "runtime={backend: ray, client_actors: 2}", "--set", setting]
+    code, _, err = fedsweep("run", config, "-q", "--out", "run", *settings)
+    assert (code, err) == (2, "")  # not said twice
+    assert happened[:-1] == waited and happened[-1].startswith("error: ") and happened[-1].count("\n") == 1
+    assert fedsweep("run", config, "-q", "--out", "run", *settings, "--debug")[0] == 2
+    assert happened[-1].startswith("Traceback") and "\nerror: " in happened[-1]
+    assert not Path("run").exists()
+
+
 def test_run_that_stops_at_a_limit_names_it(config: Path, fedsweep: Command) -> None:
     code, out, _ = fedsweep("run", config, "-q", "--out", "run", "--set", "training.stop.target_accuracy=0.001")
     assert code == 0
@@ -106,6 +140,12 @@ def test_dry_run_prints_a_loadable_configuration_with_a_forecast_and_writes_noth
     assert "local steps, all clients: 8" in forecast
     assert f"{2 * 2 * 2 * 4 * 26122:,} (communication ratio 0.5" in forecast
     assert "simulated time" in forecast and "memory per actor" in forecast
+
+
+def test_dry_run_of_more_than_any_machine_can_do_is_a_forecast(config: Path, fedsweep: Command) -> None:
+    endless = ["--set", "training.local_steps=null", "--set", f"training.local_epochs=1{'0' * 30}"]
+    code, out, err = fedsweep("run", config, "--dry-run", *endless)
+    assert (code, err) == (0, "") and "local steps, all clients: 143,999," in out  # 4 x 36 x 10^30
 
 
 def test_dry_run_forecasts_what_the_run_then_costs(config: Path, fedsweep: Command) -> None:

@@ -58,7 +58,20 @@ def test_a_missing_round_and_a_changed_figure_are_found(finished: Path, fedsweep
     code, out, _ = fedsweep("verify", "run", "-q")
     assert code == 1
     assert "best_test_accuracy: 1.0 there, " in out
-    assert "rows, one per round: 1 there, 2 here" in out
+    assert "rows, by round: 1 there, 2 here" in out
+
+
+def test_changed_traffic_is_found_and_traffic_that_is_not_there_is_told(finished: Path, fedsweep: Command) -> None:
+    shutil.copytree(finished, "run")
+    traffic = pq.read_table("run/traffic.parquet")
+    sizes = traffic.column("bytes").to_pylist()
+    changed = pa.array([sizes[0] + 4, *sizes[1:]], traffic.schema.field("bytes").type)
+    pq.write_table(traffic.set_column(traffic.schema.get_field_index("bytes"), "bytes", changed), "run/traffic.parquet")
+    code, out, _ = fedsweep("verify", "run", "-q")
+    assert code == 1 and f"traffic.parquet, bytes: {sizes[0] + 4} there, {sizes[0]} here" in out
+    Path("run/traffic.parquet").unlink()
+    code, _, err = fedsweep("verify", "run", "-q")
+    assert code == 0 and "traffic.parquet is not there" in err
 
 
 def test_verify_needs_a_finished_run(finished: Path, fedsweep: Command) -> None:

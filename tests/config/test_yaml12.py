@@ -120,6 +120,7 @@ def test_dump_writes_tuples_as_lists_and_repeated_values_in_full() -> None:
     assert yaml12.dump({"a": (1, 2), "b": {"c": shared, "d": shared}}) == "a: [1, 2]\nb:\n  c: [1, 2]\n  d: [1, 2]\n"
 
 
-def test_a_tab_is_told_as_such() -> None:
+@pytest.mark.parametrize("text", ["a:\n\tb: 1", "a: 1\n\tb: 1"])
+def test_a_tab_is_told_as_such(text: str) -> None:
     with pytest.raises(ConfigError, match=r"here, line 2: .* YAML is indented with spaces, not with tabs"):
-        parse("a:\n\tb: 1")
+        parse(text)

@@ -110,6 +110,7 @@ def test_a_round_is_heard_of_while_it_is_played(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
 def test_a_server_actor_is_heard_of_while_it_works_and_comes_to_the_same_bits(tmp_path: Path) -> None:
     entries, sha256 = played(tmp_path / "ray", iterations=400, backend="ray", client_actors=2)
     told = between(entries, "round 2", "round 3")

@@ -19,6 +19,7 @@ from fedsweep.components.weighting import Weighting, When, by_samples
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
+from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, RoundRecord, ServerContext, State, SyncContext
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
@@ -238,3 +239,24 @@ def test_a_server_model_that_is_not_finite_ends_the_run() -> None:
         InvariantError, match=r"Blown.apply \(test_engine.py, line \d+\) returned a model .* not finite .* in round 1"
     ):
         run_rounds(engine_of(server_update=Blown()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meddler(Refinement):
+    """Does to the model that it is shown before round 1 what nobody should."""
+
+    def init(self, context: ServerContext) -> State:
+        context.model.register_forward_hook(lambda module, inputs, logits: -logits)
+        return {}
+
+    def refine(
+        self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        return vector, state
+
+
+def test_what_a_component_does_to_the_model_that_it_is_shown_reaches_no_client() -> None:
+    method = FederatedMethod(name="test", source="", refinements=(Meddler(),))
+    work = tiny_experiment(method, local_steps=4)
+    check_experiment(work)  # as before a run, which then makes its fleet
+    assert torch.equal(run_rounds(local_engine(work)).vector, run_rounds(engine_of()).vector)

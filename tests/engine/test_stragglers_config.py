@@ -96,6 +96,7 @@ def test_targets_are_different_accuracies(targets: object) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
 def test_lost_clients_are_the_same_on_ray(tmp_path: Path) -> None:
     devices = {
         "profile": "phone-slow",

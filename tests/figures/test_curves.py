@@ -88,7 +88,7 @@ def test_every_setting_has_a_look_of_its_own_and_a_band_over_its_seeds(tmp_path:
         write_run(tmp_path / f"{name}{seed}", name=name, seed=seed, status=None if name == "c" else "finished")
     plot_accuracy_against_bytes([tmp_path], tmp_path / "plot.png")
     (axes,) = figures[0].axes
-    assert legend_texts(figures[0]) == ["a, FedAvg", "b, FedAvg", "c, FedAvg, unfinished"]
+    assert legend_texts(figures[0]) == ["a, FedAvg", "b, FedAvg", "c, FedAvg, unfinished", "band: mean ± sd over seeds"]
     assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 3
     assert len(axes.lines) == 3 and len(axes.collections) == 1
 

@@ -36,7 +36,7 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(pictures: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "drifting"
     fedsweep.run(CONFIG, out=folder)
     return folder
@@ -155,6 +155,7 @@ def test_a_run_under_drift_leaves_both_pictures_in_its_folder(run_folder: Path) 
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (run_folder / "pictures").iterdir())
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_run_in_a_world_that_stays_as_it_is_leaves_its_curves_and_its_split_alone(tmp_path: Path) -> None:
     scenario = {**CONFIG["scenario"], "drift": None, "availability": None}
     training = {**CONFIG["training"], "rounds": 1}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fault_terms
 import pytest
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
@@ -25,14 +24,7 @@ from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-
 _NAMES = itertools.count()
-
-_SPEC = importlib.util.spec_from_file_location("fault_terms", Path(__file__).with_name("fault_terms.py"))
-assert _SPEC is not None and _SPEC.loader is not None
-faults = importlib.util.module_from_spec(_SPEC)
-sys.modules["fault_terms"] = faults
-_SPEC.loader.exec_module(faults)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +37,7 @@ def nodes() -> Iterator[tuple[Any, Any, Any]]:
     import ray.cloudpickle as ray_pickle
     from ray.cluster_utils import Cluster
 
-    ray_pickle.register_pickle_by_value(faults)
+    ray_pickle.register_pickle_by_value(fault_terms)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"node0": 2}})
     second = cluster.add_node(num_cpus=2, resources={"node1": 2})
     cluster.wait_for_nodes()
@@ -120,7 +112,7 @@ def test_actors_on_two_nodes_give_the_bits_of_one_process(
     expected = run_rounds(local_engine(work))
     if dies:
         client, marker = expected.records[1].cohort[1], tmp_path / "died"
-        method = faults.with_fault(method, client=client, round=2, position=3, marker=str(marker), how="kill")
+        method = fault_terms.with_fault(method, client=client, round=2, position=3, marker=str(marker), how="kill")
     found, messages, exchange = play(nodes[0], replace(work, method=method), actors)
     assert bits(found) == bits(expected)
     assert exchange == "network"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import itertools
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
+import fault_terms
 import pytest
 import torch
+from ray_pool import Pool, play
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
@@ -32,39 +29,16 @@ pytestmark = pytest.mark.ray
 
 _NAMES = itertools.count()
 
-_SPEC = importlib.util.spec_from_file_location("fault_terms", Path(__file__).with_name("fault_terms.py"))
-assert _SPEC is not None and _SPEC.loader is not None
-exits = importlib.util.module_from_spec(_SPEC)
-sys.modules["fault_terms"] = exits
-_SPEC.loader.exec_module(exits)
 
-
-@pytest.fixture(scope="module")
-def ray_module() -> Iterator[Any]:
-    import cloudpickle
-
-    from fedsweep.fleet.ray_cluster import ray_cluster
-
-    cloudpickle.register_pickle_by_value(exits)
-    with ray_cluster(None, ClusterNeeds(actors=3)) as ray:
-        import ray.cloudpickle as ray_pickle
-
-        ray_pickle.register_pickle_by_value(exits)
-        yield ray
-
-
-def play(
-    ray: Any, experiment: Experiment, actors: int, *, exchange: str = "auto", hang_timeout_s: float = 60.0
+def play_in_own_processes(
+    ray: Any, experiment: Experiment, *, hang_timeout_s: float = 60.0
 ) -> tuple[RunState, list[str]]:
+    """The run on two actors as a run has them: each in a process of its own."""
     from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
 
     messages: list[str] = []
     settings = FleetSettings(
-        num_actors=actors,
-        name=f"test-{next(_NAMES)}",
-        options={"num_cpus": 1},
-        exchange=exchange,
-        hang_timeout_s=hang_timeout_s,
+        num_actors=2, name=f"test-{next(_NAMES)}", options={"num_cpus": 1}, hang_timeout_s=hang_timeout_s
     )
     fleet = make_ray_fleet(experiment, ray.put(experiment), settings, messages.append)
     try:
@@ -100,10 +74,10 @@ METHODS = {
         ("dynamicfl", "average", 3, "network"),
     ],
 )
-def test_actors_give_the_bits_of_one_process(ray_module: Any, name: str, keep: str, actors: int, exchange: str) -> None:
+def test_actors_give_the_bits_of_one_process(pool: Pool, name: str, keep: str, actors: int, exchange: Any) -> None:
     work = tiny_experiment(METHODS[name], rounds=3, local_epochs=2, optimizer=MOMENTUM[keep])
     expected = run_rounds(local_engine(work))
-    found, messages = play(ray_module, work, actors, exchange=exchange)
+    found, messages = play(pool, work, actors, exchange=exchange)
     assert bits(found) == bits(expected)
     assert found.records[-1].values_up == expected.records[-1].values_up
     assert found.records[-1].train_loss == expected.records[-1].train_loss
@@ -112,28 +86,28 @@ def test_actors_give_the_bits_of_one_process(ray_module: Any, name: str, keep: s
 
 
 @pytest.mark.parametrize(("name", "actors"), [("fedprox", 1), ("dynamicsgd", 3), ("dynamicfl", 2)])
-def test_actors_give_the_bits_of_one_process_in_lanes(ray_module: Any, name: str, actors: int) -> None:
+def test_actors_give_the_bits_of_one_process_in_lanes(pool: Pool, name: str, actors: int) -> None:
     work = tiny_experiment(METHODS[name], rounds=3, local_epochs=2, cohort_size=5, optimizer=MOMENTUM["persist"])
     expected, work = run_rounds(local_engine(work)), replace(work, lanes=LaneSettings(width=3))
-    here, (found, messages) = run_rounds(local_engine(work)), play(ray_module, work, actors)
+    here, (found, messages) = run_rounds(local_engine(work)), play(pool, work, actors)
     assert bits(found) == bits(here) and messages == []
     assert torch.allclose(found.vector, expected.vector, atol=1e-6)
 
 
-def test_a_client_actor_killed_between_lanes_changes_no_bit(ray_module: Any, tmp_path: Path) -> None:
+def test_a_client_actor_killed_between_lanes_changes_no_bit(pool: Pool, tmp_path: Path) -> None:
     lanes = LaneSettings(width=3)
     plain = tiny_experiment(METHODS["dynamicsgd"], cohort_size=5, optimizer=MOMENTUM["persist"])
     expected = run_rounds(local_engine(replace(plain, lanes=lanes)))
     client = expected.records[1].cohort[1]
-    method = exits.with_fault_at_start(plain.method, client=client, round=2, marker=str(tmp_path / "died"))
-    found, messages = play(ray_module, replace(plain, method=method, lanes=lanes), 2)
+    method = fault_terms.with_fault_at_start(plain.method, client=client, round=2, marker=str(tmp_path / "died"))
+    found, messages = play(pool, replace(plain, method=method, lanes=lanes), 2)
     assert (tmp_path / "died").exists() and any("round 2" in message for message in messages)
     assert bits(found) == bits(expected) and not any("one by one" in message for message in messages)
 
 
-def test_what_server_and_clients_say_beside_models_travels_too(ray_module: Any) -> None:
-    work = tiny_experiment(exits.spoken(), rounds=3, local_steps=2)
-    expected, (found, _) = run_rounds(local_engine(work)), play(ray_module, work, 2)
+def test_what_server_and_clients_say_beside_models_travels_too(pool: Pool) -> None:
+    work = tiny_experiment(fault_terms.spoken(), rounds=3, local_steps=2)
+    expected, (found, _) = run_rounds(local_engine(work)), play(pool, work, 2)
     assert bits(found) == bits(expected)
     assert [r.bytes_down for r in found.records] == [r.bytes_down for r in expected.records]
     assert [r.bytes_up for r in found.records] == [r.bytes_up for r in expected.records]
@@ -149,73 +123,70 @@ def test_what_server_and_clients_say_beside_models_travels_too(ray_module: Any) 
     ],
 )
 def test_a_client_actor_killed_in_a_round_changes_no_bit(
-    ray_module: Any, tmp_path: Path, name: str, keep: str, exchange: str
+    pool: Pool, tmp_path: Path, name: str, keep: str, exchange: Any
 ) -> None:
     plain = tiny_experiment(METHODS[name], rounds=3, local_epochs=2, optimizer=MOMENTUM[keep])
     expected = run_rounds(local_engine(plain))
     client = expected.records[1].cohort[1]
-    method = exits.with_fault(
+    method = fault_terms.with_fault(
         METHODS[name], client=client, round=2, position=3, marker=str(tmp_path / "died"), how="kill"
     )
     work = tiny_experiment(method, rounds=3, local_epochs=2, optimizer=MOMENTUM[keep])
-    found, messages = play(ray_module, work, 2, exchange=exchange)
+    found, messages = play(pool, work, 2, exchange=exchange)
     assert (tmp_path / "died").exists()
     assert bits(found) == bits(expected)
     assert [r.attendees for r in found.records] == [r.attendees for r in expected.records]
     assert any("client actor" in message and "round 2" in message for message in messages)
 
 
+def test_a_client_actor_in_its_own_process_that_is_killed_changes_no_bit(shared_ray: Any, tmp_path: Path) -> None:
+    plain = tiny_experiment(METHODS["dynamicsgd"], local_epochs=2, optimizer=MOMENTUM["persist"])
+    expected = run_rounds(local_engine(plain))
+    method = fault_terms.with_fault(
+        plain.method, client=expected.records[1].cohort[1], round=2, position=3, marker=str(tmp_path / "died")
+    )
+    found, messages = play_in_own_processes(shared_ray, replace(plain, method=method))
+    assert (tmp_path / "died").exists() and bits(found) == bits(expected)
+    assert any("client actor" in message and "round 2" in message for message in messages)
+
+
 @pytest.mark.slow
-def test_a_client_actor_that_hangs_is_replaced(ray_module: Any, tmp_path: Path) -> None:
+def test_a_client_actor_that_hangs_is_replaced(shared_ray: Any, tmp_path: Path) -> None:
     plain = tiny_experiment(METHODS["fedavg"], rounds=2, local_epochs=2)
     expected = run_rounds(local_engine(plain))
     client = expected.records[0].cohort[0]
-    method = exits.with_fault(
+    method = fault_terms.with_fault(
         METHODS["fedavg"], client=client, round=1, position=1, marker=str(tmp_path / "hung"), how="stop"
     )
-    found, messages = play(ray_module, tiny_experiment(method, rounds=2, local_epochs=2), 2, hang_timeout_s=3.0)
+    work = tiny_experiment(method, rounds=2, local_epochs=2)
+    found, messages = play_in_own_processes(shared_ray, work, hang_timeout_s=3.0)
     assert bits(found) == bits(expected)
     assert any("does not answer" in message for message in messages)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "dynamicsgd"])
-def test_a_client_that_diverges_names_client_round_and_step(ray_module: Any, tmp_path: Path, name: str) -> None:
+def test_a_client_that_diverges_names_client_round_and_step(pool: Pool, tmp_path: Path, name: str) -> None:
     plain = run_rounds(local_engine(tiny_experiment(METHODS[name], rounds=2, local_epochs=2)))
     client = plain.records[1].cohort[-1]
-    method: FederatedMethod = exits.with_fault(
+    method: FederatedMethod = fault_terms.with_fault(
         METHODS[name], client=client, round=2, position=2, marker=str(tmp_path / "unused"), how="nan"
     )
     with pytest.raises(ClientJobError, match=f"client {client} failed in round 2, local step 3"):
-        play(ray_module, tiny_experiment(method, rounds=2, local_epochs=2), 2)
+        play(pool, tiny_experiment(method, rounds=2, local_epochs=2), 2)
 
 
-def test_an_embedded_cluster_listens_on_loopback_alone(ray_module: Any) -> None:
-    del ray_module
-    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    listening = []
-    for process in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            listening += [
-                connection.laddr.ip.removeprefix("::ffff:")
-                for connection in process.net_connections(kind="inet")
-                if connection.status == psutil.CONN_LISTEN
-            ]
-    assert listening, "the cluster must listen somewhere"
-    assert {ip for ip in listening if not ip.startswith("127.") and ip != "::1"} == set()
-
-
-def test_data_are_in_the_node_once_and_read_only_in_actors(ray_module: Any) -> None:
+def test_data_are_in_the_node_once_and_read_only_in_actors(shared_ray: Any) -> None:
     import numpy as np
 
     work = tiny_experiment(METHODS["fedavg"])
-    reference = ray_module.put(work)
+    reference = shared_ray.put(work)
 
-    @ray_module.remote(num_cpus=0)
+    @shared_ray.remote(num_cpus=0)
     def owns(experiment: Experiment) -> tuple[bool, bool]:
         images: np.ndarray = experiment.world.data.images
         return bool(images.flags.owndata), bool(images.flags.writeable)
 
-    assert ray_module.get(owns.remote(reference)) == (False, False)
+    assert shared_ray.get(owns.remote(reference)) == (False, False)
 
 
 def test_a_node_by_node_check_refuses_fractions_that_fit_only_in_sum() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,6 @@ from fedsweep.fleet.ray_leftovers import dead_sessions, remove_session
 from fedsweep.testing import tiny_experiment
 
 pytestmark = pytest.mark.ray
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
-
-    with ray_cluster(None, ClusterNeeds(actors=2, store_bytes=2**28)) as ray:
-        yield ray
 
 
 def made(ray: Any, experiment: Experiment, name: str, warnings: list[str]) -> Any:
@@ -43,8 +34,8 @@ def made(ray: Any, experiment: Experiment, name: str, warnings: list[str]) -> An
     )
 
 
-def test_every_port_of_the_cluster_is_on_loopback(cluster: Any) -> None:
-    fleet = made(cluster, tiny_experiment(fedavg()), "ports", [])
+def test_every_port_of_the_cluster_is_on_loopback(shared_ray: Any) -> None:
+    fleet = made(shared_ray, tiny_experiment(fedavg()), "ports", [])
     fleet.ready()
     ours = psutil.Process()
     found = {
@@ -57,27 +48,27 @@ def test_every_port_of_the_cluster_is_on_loopback(cluster: Any) -> None:
     fleet.close()
 
 
-def test_one_that_dies_at_once_is_replaced(cluster: Any) -> None:
+def test_one_that_dies_at_once_is_replaced(shared_ray: Any) -> None:
     warnings: list[str] = []
-    fleet = made(cluster, tiny_experiment(fedavg()), "once", warnings)
-    cluster.kill(fleet._actors[1])
+    fleet = made(shared_ray, tiny_experiment(fedavg()), "once", warnings)
+    shared_ray.kill(fleet._actors[1])
     fleet.ready()
     assert warnings == ["client actors [1] died while they started, and are replaced"]
     assert fleet.folds and fleet.num_workers == 2
     fleet.close()
 
 
-def test_one_that_dies_again_and_again_ends_the_run(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = made(cluster, tiny_experiment(fedavg()), "again", [])
+def test_one_that_dies_again_and_again_ends_the_run(shared_ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = made(shared_ray, tiny_experiment(fedavg()), "again", [])
     grow = fleet._grow
 
     def grow_and_kill(indices: Any) -> None:
         grow(indices)
         for index in indices:
-            cluster.kill(fleet._actors[index])
+            shared_ray.kill(fleet._actors[index])
 
     monkeypatch.setattr(fleet, "_grow", grow_and_kill)
-    cluster.kill(fleet._actors[0])
+    shared_ray.kill(fleet._actors[0])
     with pytest.raises(RunError, match="died in 5 starts running"):
         fleet.ready()
     fleet.close()

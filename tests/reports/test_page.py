@@ -226,8 +226,9 @@ def test_seeds_are_one_setting_with_mean_and_deviation(tmp_path: Path) -> None:
     assert "60.00 %" in page.text and "14.14" in page.text  # the sample deviation of 50 and 70 is 14.14
     curves = page.drawn("curves")
     mean = curves["a, mean of 2 seeds"]
-    assert mean["y"] == [0.1, 0.6] and mean["customdata"] == [[0.1, 0.1], [0.5, 0.7]]
-    assert curves["a, lowest seed"]["y"] == [0.1, 0.5] and curves["a, highest seed"]["y"] == [0.1, 0.7]
+    # The sample deviation of 0.5 and 0.7 is 0.14142.
+    assert mean["y"] == [0.1, 0.6] and mean["customdata"] == [[0.1, 0.1], [0.45858, 0.74142]]
+    assert curves["a, mean - sd"]["y"] == [0.1, 0.45858] and curves["a, mean + sd"]["y"] == [0.1, 0.74142]
     assert [curves[f"a, seed {seed}"]["y"][-1] for seed in (0, 1)] == [0.5, 0.7]
     assert curves["b"]["meta"]["kind"] == "both" and "a, seed 2 (failed)" in curves
     point = page.drawn("front")["a"]
@@ -318,6 +319,8 @@ def test_the_front_leaves_out_what_is_beaten_and_what_failed(tmp_path: Path) -> 
     front = page.drawn("front")
     assert (front["Pareto front"]["x"], front["Pareto front"]["y"]) == ([1000, 2000], [0.4, 0.8])
     assert "wrong (failed)" not in front and {"cheap", "dear", "worse"} < set(front)
+    symbols = {name: front[name]["marker"]["symbol"].endswith("-open") for name in ("cheap", "dear", "worse")}
+    assert symbols == {"cheap": False, "dear": False, "worse": True}
     assert [row[0][0] for row in row_texts(page, "Table of the Pareto front")] == ["cheap", "dear"]
 
 
@@ -522,3 +525,26 @@ def test_a_browser_loads_the_script_that_stands_beside(tmp_path: Path) -> None:
     write_report([tmp_path / "runs"], tmp_path / "page.html", script="beside")
     page = dumped(tmp_path / "page.html", profile=tmp_path / "profile")
     assert re.search(r'data-ready-ms="\d+"', page) and "main-svg" in page
+
+
+def test_points_on_the_front_by_what_may_be_chance_are_hollow(tmp_path: Path) -> None:
+    ends = {"cheap": (0.10, 0.12), "sure": (0.40, 0.44), "unsure": (0.41, 0.45), "worse": (0.2, 0.2)}
+    for place, (name, accuracies) in enumerate(ends.items(), 1):
+        for seed, accuracy in enumerate(accuracies):
+            sent = {"bytes_up": 500 * place, "bytes_down": 500 * place}
+            write_run(tmp_path / "runs" / f"{name}{seed}", (accuracy,), name=name, lr=place, seed=seed, rounds=sent)
+    front = report(tmp_path).drawn("front")
+    symbols = {name: front[name]["marker"]["symbol"].endswith("-open") for name in ends}
+    assert symbols == {"cheap": False, "sure": False, "unsure": True, "worse": True}
+
+
+def test_settings_without_budgets_are_in_the_world_of_those_that_have_some(tmp_path: Path) -> None:
+    def with_budgets(name: str, text: str, lr: float) -> None:
+        path = write_run(tmp_path / "runs" / name, name=name, lr=lr) / "config.yaml"
+        path.write_text(path.read_text().replace("{clients: 3}", f"{{clients: 3, budgets: {text}}}"))
+
+    with_budgets("none", "null", 0.1)
+    with_budgets("some", "{kind: fixed, budget_fraction: 0.3}", 0.2)
+    assert "different worlds" not in report(tmp_path).text
+    with_budgets("most", "{kind: fixed, budget_fraction: 0.6}", 0.3)
+    assert "budget_fraction" in report(tmp_path).text and "different worlds" in report(tmp_path).text

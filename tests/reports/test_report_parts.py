@@ -21,9 +21,9 @@ from fedsweep.reports.client_maps import (
     participation_charts,
     split_chart,
 )
-from fedsweep.reports.contents import unsure_steps
 from fedsweep.results.config_table import config_table, flat_config, setting_key
 from fedsweep.results.curves import Curve, finite, mean_curve, short, thinned
+from fedsweep.results.pareto import unsure_steps
 from fedsweep.results.seed_statistics import Estimate
 from fedsweep.results.texts import clean
 from fedsweep.results.view import RunView
@@ -50,8 +50,9 @@ def test_a_mean_over_seeds_has_the_rounds_that_all_seeds_have() -> None:
     assert mean.rounds == (1, 2, 3)
     assert mean.total_bytes == (200.0, 400.0, 600.0)
     assert mean.figures["test_accuracy"] == pytest.approx((0.3, None, 0.7))
-    assert mean.low["test_accuracy"] == (0.2, None, 0.5)
-    assert mean.high["test_accuracy"] == (0.4, None, 0.9)
+    # The sample deviations of 0.2, 0.4 and of 0.9, 0.5 are 0.1414 and 0.2828.
+    assert mean.low["test_accuracy"] == pytest.approx((0.1585786, None, 0.4171573))
+    assert mean.high["test_accuracy"] == pytest.approx((0.4414214, None, 0.9828427))
     assert mean.sim_time_s == (None, None, None)
 
 
@@ -303,9 +304,7 @@ def test_a_step_along_the_front_that_may_be_chance_is_told() -> None:
     def estimate(low: float, high: float) -> Estimate:
         return Estimate(count=3, mean=(low + high) / 2, sd=0.1, low=low, high=high)
 
-    clear = [("a", estimate(0.1, 0.2)), ("b", estimate(0.3, 0.4))]
-    assert unsure_steps(clear) == []
-    assert unsure_steps([*clear, ("c", estimate(0.35, 0.5))]) == [
-        "b and c: their 95 % intervals overlap, so the step may be chance"
-    ]
-    assert unsure_steps([("a", estimate(math.nan, math.nan)), ("b", estimate(0.3, 0.4))]) == []
+    clear = [estimate(0.3, 0.4), estimate(0.1, 0.2)]
+    assert unsure_steps([1, 0], clear) == []
+    assert unsure_steps([1, 0, 2], [*clear, estimate(0.35, 0.5)]) == [(0, 2)]
+    assert unsure_steps([0, 1], [estimate(math.nan, math.nan), estimate(0.3, 0.4)]) == []

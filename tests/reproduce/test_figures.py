@@ -134,7 +134,11 @@ def test_a_scatter_has_a_point_per_row_and_a_panel_per_column(drawn: list[Figure
     assert points(left) == {"A": [[0.15, 11.0]], "B": [[0.15, 51.0]]}
     assert points(right) == {"A": [[0.15, 31.0]], "B": [[0.15, 71.0]]}
     assert left.get_xscale() == "log" and left.get_yscale() == "linear"
-    assert (left.get_xlabel(), left.get_ylabel(), right.get_ylabel()) == ("communication ratio", "Accuracy (%)", "")
+    assert (left.get_xlabel(), left.get_ylabel(), right.get_ylabel()) == (
+        "communication ratio, log scale",
+        "Accuracy (%)",
+        "",
+    )
     assert legend_texts(figure) == ["A", "B"]
 
 
@@ -154,12 +158,15 @@ def test_curves_give_each_group_a_panel_with_a_legend(drawn: list[Figure], tmp_p
     assert all(axes.get_legend() is not None for axes in figure.axes) and not figure.legends
 
 
-def test_curves_are_means_over_seeds_with_a_band_of_their_range(drawn: list[Figure], tmp_path: Path) -> None:
+def test_curves_are_means_over_seeds_with_a_band_of_a_deviation_each_way(drawn: list[Figure], tmp_path: Path) -> None:
     figure = picture(drawn, tmp_path, kind="curves", x="total_bytes", y="test_accuracy", columns=["K=2"])
     (axes,) = figure.axes
     assert points(axes) == {"A": [[200.0, 15.5], [600.0, 31.0]], "B": [[200.0, 35.5], [600.0, 71.0]]}
     bands = [np.asarray(band.get_paths()[0].vertices) for band in axes.collections]
-    assert [(round(b[:, 1].min(), 6), round(b[:, 1].max(), 6)) for b in bands] == [(15.0, 32.0), (35.0, 72.0)]
+    # 15 and 16 have the sample deviation 0.7071, 30 and 32 have 1.4142.
+    ends = [(round(b[:, 1].min(), 3), round(b[:, 1].max(), 3)) for b in bands]
+    assert ends == [(14.793, 32.414), (34.793, 72.414)]
+    assert "band: mean ± sd over seeds" in legend_texts(figure)
     assert len(axes.get_xticks()) <= 7  # their texts are long
     assert axes.get_xlabel() == "bytes sent, both ways" and axes.get_ylabel() == "test accuracy (%)"
 

@@ -27,10 +27,18 @@ def grid(table: TableFile) -> Grid:
     )
 
 
-def test_a_table_is_written_in_five_forms_and_read_back_the_same(grid: Grid, tmp_path: Path) -> None:
+def test_a_table_is_written_in_all_forms_and_read_back_the_same(grid: Grid, tmp_path: Path) -> None:
     written = write_outputs(grid, tmp_path / "out")
-    assert [path.name for path in written] == [MEASURED, "table.txt", "table.md", "table.tex", "table.html"]
+    assert [path.name for path in written] == [
+        MEASURED,
+        "table.txt",
+        "table.md",
+        "table.tex",
+        "tabular.tex",
+        "table.html",
+    ]
     assert all(path.stat().st_size > 100 for path in written)
+    assert (tmp_path / "out" / "tabular.tex").read_text().splitlines()[1].startswith(r"\begin{tabular}")
     again = read_grid(tmp_path / "out")
     assert again == grid and as_text(again) == (tmp_path / "out" / "table.txt").read_text()
     (tmp_path / "out" / "figures").mkdir()
@@ -102,3 +110,16 @@ def test_a_file_that_is_no_table_is_an_error_that_names_it(text: str, tmp_path: 
     (tmp_path / MEASURED).write_text(text)
     with pytest.raises(OutputError, match=MEASURED):
         read_grid(tmp_path)
+
+
+def test_the_page_has_the_pictures_and_links_to_the_runs(grid: Grid, tmp_path: Path) -> None:
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "curves.png").write_bytes(b"a picture")
+    (tmp_path / "figures" / "curves.pdf").write_bytes(b"not shown")
+    run = tmp_path / "0001-FedAvg_K=2 & more"
+    run.mkdir()
+    (run / "config.yaml").write_text("name: x\n")
+    write_outputs(grid, tmp_path)
+    page = (tmp_path / "table.html").read_text()
+    assert page.count("<img ") == 1 and "data:image/png;base64,YSBwaWN0dXJl" in page
+    assert '<a href="0001-FedAvg_K%3D2%20%26%20more/">0001-FedAvg_K=2 &amp; more</a>' in page

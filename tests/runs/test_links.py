@@ -99,8 +99,17 @@ class Remover(Observer):
 
 
 @pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
-def test_folder_that_vanishes_is_a_failure(replace: bool, backend: str) -> None:
+def test_folder_that_vanishes_is_a_failure(replace: bool) -> None:
+    vanishing(replace=replace, backend="local")
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
+def test_folder_that_vanishes_is_a_failure_on_ray() -> None:
+    vanishing(replace=True, backend="ray")
+
+
+def vanishing(*, replace: bool, backend: str) -> None:
     watcher = Remover(replace=replace)
     runtime = [f"runtime={{backend: {backend}, client_actors: 2}}"]
     with pytest.raises(RunError, match=r"run is gone, or another folder is in its place"):

@@ -149,6 +149,7 @@ def test_rounds_of_an_older_version_have_no_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
 def test_actors_leave_the_same_rows(tmp_path: Path) -> None:
     local = made(tmp_path / "local", "dynamicfl")
     runtime = ["runtime={backend: ray, client_actors: 2, cpus_per_client: 0.1}"]

@@ -13,6 +13,7 @@ from fedsweep.api import run
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.sweeps.prepare import PreparedSweep, prepare
+from fedsweep.sweeps.reuse import finished_in, take_over
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
 TinySweep = Callable[..., dict[str, Any]]
@@ -79,3 +80,25 @@ def test_a_hostile_name_beside_the_trials_is_refused(tiny: TinySweep, done: Path
     (tmp_path / "sweep.json").write_text(plan.replace('"trials"', '"beside": ["../other"], "trials"', 1))
     with pytest.raises(OutputError, match="no name of a trial"):
         extended(tmp_path, tiny(SEEDS))
+
+
+def test_finished_runs_of_another_folder_are_taken_over(tiny: TinySweep, done: Path, tmp_path: Path) -> None:
+    method = {"method": {"grid": [{"name": "fedprox"}, {"name": "fedavg"}]}, "seed": {"grid": [0, 1]}}
+    config = load_config(tiny(method, rounds=1, more={"name": "other"}))
+    prepared = prepare(config, SweepFolder(tmp_path / "other"), resume=False)
+    runs = finished_in([done], prepared)
+    assert runs == {tmp_path / "other" / "0003-FedAvg_seed=0": done / "0001-seed=0"}
+    take_over(prepared, runs, begun=False, overwrite=False)
+    assert [entry.trial.number for entry in prepared.unfinished] == [1, 2, 4]
+    kept, copied = (
+        path / "model.safetensors" for path in (done / "0001-seed=0", tmp_path / "other/0003-FedAvg_seed=0")
+    )
+    assert kept.read_bytes() == copied.read_bytes()
+    assert finished_in([done, done / "0001-seed=0"], prepared) == {}
+    space = {"training.optimizer.lr": {"uniform": [0.1, 0.2]}}
+    pbt = prepare(load_config(tiny(space, scheduler="pbt", samples=2)), SweepFolder(tmp_path / "pbt"), resume=False)
+    with pytest.raises(ConfigError, match="known beforehand"):
+        finished_in([done], pbt)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OutputError, match="neither a run's folder nor one with runs"):
+        finished_in([tmp_path / "empty"], prepared)

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
-from fedsweep.sweeps.fairness import notes, world_of
+from fedsweep.sweeps.fairness import comparable, notes, world_of
 from fedsweep.sweeps.space import Trial, list_trials
 from fedsweep.sweeps.trainable import overlaid
 
@@ -55,3 +55,16 @@ def test_the_world_is_scenario_and_model_without_where_the_data_lie() -> None:
     base = load_config({})
     assert world_of(base) == world_of(with_values(base, {"seed": 3, "scenario.root": "/data", "training.rounds": 2}))
     assert world_of(base) != world_of(with_values(base, {"model": {"name": "cnn"}}))
+
+
+def test_budgets_are_part_of_the_world_of_methods_alone_that_plan_with_them() -> None:
+    dynamic = {"method": {"name": "dynamicfl"}}
+    some, most = ({"scenario.budgets": {"kind": "fixed", "budget_fraction": share}} for share in (0.3, 0.6))
+    settings = [{}, some, {**some, "method": {"name": "fedprox"}}, dynamic, {**dynamic, **some}, {**dynamic, **most}]
+    configs = [load_config(overlaid({}, values)) for values in settings]
+    assert comparable([world_of(config) for config in configs]) == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 5]]
+    assert comparable([world_of(config) for config in configs[:3]]) == [[0, 1, 2]]
+    trials = [Trial(number=k, values={"seed": 0, "x": k}, label=str(k), folder=str(k)) for k in range(6)]
+    assert not any("different worlds" in note for note in notes(trials[:3], configs[:3]))
+    assert not any("different worlds" in note for note in notes(trials[:5:4], configs[:5:4]))
+    assert any("scenario.budgets" in note and "different worlds" in note for note in notes(trials[3:], configs[3:]))

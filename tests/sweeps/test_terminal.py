@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from fedsweep.cli import main
 from fedsweep.config import yaml12
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import RunFolder
@@ -176,25 +175,23 @@ def rounds_shown(screen: str) -> list[int]:
     return [int(done) for done in re.findall(r"(?:running|finished)\s+(\d+)/30", screen)]
 
 
-def test_rows_of_trials_change_in_place_and_the_table_goes_when_the_sweep_ends(tmp_path: Path, config: Path) -> None:
-    with sweeping(config, "--out", tmp_path / "s") as terminal:
-        assert terminal.end() == 0, terminal.screens[-1]
-        assert terminal.screen.cursor_is_shown and terminal.after() == terminal.before
+def ask(store: Path, question: str) -> list[Any]:
+    with sqlite3.connect(store) as base:
+        return base.execute(question).fetchall()
+
+
+def check_table(terminal: Terminal) -> None:
+    """Rows of trials change in place, and the table goes when the sweep ends."""
     tables = [screen for screen in terminal.screens if "running" in screen]
     assert len({tuple(rounds_shown(screen)) for screen in tables}) > 2
     assert {screen.count("MB sent") for screen in tables} == {1}
     assert all(screen.count("/30") <= 3 for screen in tables)
     last = terminal.screens[-1]
     assert "running" not in last and "/30" not in last and "waiting" not in last
-    assert last.strip().splitlines()[-1].startswith("3 of 3 trials finished") or "3 of 3 trials finished" in last
+    assert "3 of 3 trials finished" in last
 
 
-def ask(store: Path, question: str) -> list[Any]:
-    with sqlite3.connect(store) as base:
-        return base.execute(question).fetchall()
-
-
-def test_ctrl_c_puts_trials_away_leaves_the_terminal_as_it_was_and_says_how_to_go_on(
+def test_ctrl_c_puts_trials_away_and_says_how_to_go_on_and_the_terminal_is_as_it_was(
     tmp_path: Path, config: Path
 ) -> None:
     with sweeping(config, "--out", tmp_path / "s") as terminal:
@@ -211,7 +208,10 @@ def test_ctrl_c_puts_trials_away_leaves_the_terminal_as_it_was_and_says_how_to_g
     assert "killed" in ended and ended <= {"killed", "finished"}
     statuses = {status for (status,) in ask(tmp_path / "mlflow.db", "SELECT status FROM runs")}
     assert "RUNNING" not in statuses and "KILLED" in statuses
-    assert main(["sweep", "--resume", "--out", str(tmp_path / "s")]) == 0
+    with sweeping("--resume", "--out", tmp_path / "s") as terminal:
+        assert terminal.end() == 0, terminal.screens[-1]
+        assert terminal.screen.cursor_is_shown and terminal.after() == terminal.before
+    check_table(terminal)
     found = find_runs(tmp_path / "s")
     assert {RunFolder(run).read_result()["status"] for run in found} == {"finished"}
     points = ask(tmp_path / "mlflow.db", "SELECT run_uuid, step FROM metrics WHERE key = 'train_loss'")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,17 @@ def test_flops_as_a_resource_are_added_up(tmp_path: Path, entry_of: Callable[...
     reports = played(trial_of(entry_of({"seed": {"grid": [1]}}), tmp_path / "t", resource="flops"))
     spent = [row.flops for row in RunFolder(tmp_path / "t").read_rounds()]
     assert [r["resource"] for r in reports] == [sum(spent[: n + 1]) for n in range(len(spent))] and min(spent) > 0
+
+
+def test_a_trials_process_goes_by_the_commit_and_the_umask_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedsweep.runs import facts
+    from fedsweep.sweeps.trainable import SweepTrial
+
+    monkeypatch.setattr(facts, "_told", {})
+    monkeypatch.setattr(SweepTrial, "_begin", lambda self, config: None)
+    before = os.umask(0o077)
+    try:
+        object.__new__(SweepTrial).setup({}, umask=0o027, git_commit="abc")
+        assert facts.run_facts()["git_commit"] == "abc" and os.umask(before) == 0o027
+    finally:
+        os.umask(before)

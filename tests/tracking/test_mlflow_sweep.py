@@ -11,7 +11,7 @@ import pytest
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
-from fedsweep.tracking.mlflow_store import sqlite_uri
+from fedsweep.tracking.mlflow_store import check_store, open_store, sqlite_uri
 from fedsweep.tracking.mlflow_sweep import SweepTracker, TrackedTrial
 
 
@@ -199,3 +199,58 @@ def test_a_store_that_is_gone_costs_one_warning_and_can_be_caught_up(store: Path
     assert len(said) == 1 and "sweep --resume" in said[0]
     make().finish(trials, status="finished")
     assert steps(store, "train_loss") == expected(trials, 2)
+
+
+def begun(store: Path, folder: Path, *, experiment: str | None = None, name: str = "study") -> SweepTracker:
+    """A sweep that was begun and has ended, with a trial."""
+    folder.mkdir(exist_ok=True)
+    check_store(sqlite_uri(store), experiment=experiment)
+    tracker = SweepTracker(
+        uri=sqlite_uri(store),
+        experiment=experiment,
+        folder=folder,
+        logged=set(),
+        keep_logged=lambda names: None,
+        warn=pytest.fail,
+    )
+    tracker.start(name=name, config={"seed": 0}, tags={})
+    one = trial(folder, 1)
+    finished(one, 1)
+    tracker.finish([one], status="finished")
+    return tracker
+
+
+def where(store: Path) -> dict[str, set[str]]:
+    """Names of experiments -> names of the folders whose runs are in them."""
+    with sqlite3.connect(store) as base:
+        found = base.execute(
+            "SELECT e.name, t.value FROM experiments e JOIN runs r ON r.experiment_id = e.experiment_id"
+            " JOIN tags t ON t.run_uuid = r.run_uuid WHERE t.key = 'fedsweep.folder' AND r.lifecycle_stage = 'active'"
+        ).fetchall()
+    return {name: {Path(folder).name for other, folder in found if other == name} for name, _ in found}
+
+
+def test_each_sweep_has_an_experiment_of_its_own_name_or_the_one_that_was_named(store: Path, tmp_path: Path) -> None:
+    begun(store, tmp_path / "a")
+    begun(store, tmp_path / "b")
+    begun(store, tmp_path / "c", experiment="ours")
+    begun(store, tmp_path / "d", experiment="ours")
+    child = "0001-seed=1"
+    assert where(store) == {"study": {"a", child}, "study (b)": {"b", child}, "ours": {"c", "d", child}}
+
+
+def test_a_sweep_goes_on_in_the_experiment_that_it_began_in(store: Path, tmp_path: Path) -> None:
+    begun(store, tmp_path / "old", experiment="fedsweep")
+    (tmp_path / "old" / "0001-seed=1" / "mlflow.json").unlink()  # what is logged anew goes to the parent's experiment
+    assert begun(store, tmp_path / "old").experiment == "fedsweep"
+    begun(store, tmp_path / "new")
+    (tmp_path / "new" / "mlflow.json").unlink()  # as --overwrite leaves it
+    assert begun(store, tmp_path / "new").experiment == "study"
+    assert set(where(store)) == {"fedsweep", "study"}
+
+
+def test_the_name_of_a_deleted_experiment_is_not_taken(store: Path, tmp_path: Path) -> None:
+    client = open_store(sqlite_uri(store))
+    for name in ("study", "study (a)"):
+        client.delete_experiment(client.create_experiment(name))
+    assert begun(store, tmp_path / "a").experiment == "study (a 2)"

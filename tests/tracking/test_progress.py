@@ -57,6 +57,17 @@ def test_plain_progress_prints_one_line_per_round_with_the_figures() -> None:
     ]
 
 
+def test_plain_progress_of_a_long_run_has_a_line_for_its_first_rounds_each_tenth_and_every_ten_seconds() -> None:
+    file, now = io.StringIO(), [0.0]
+    progress = PlainProgress(file, clock=lambda: now[0])
+    progress.started(info(planned=100))
+    for number in range(1, 101):
+        now[0] += 6.0 if 50 < number <= 60 else 0.1
+        progress.round_done(record(number))
+    told = [int(line.split()[1].partition("/")[0]) for line in file.getvalue().splitlines()[1:]]
+    assert told == [*range(1, 11), 20, 30, 40, 50, 52, 54, 56, 58, 60, 70, 80, 90, 100]
+
+
 def test_plain_progress_shows_long_work_every_ten_seconds() -> None:
     file, now = io.StringIO(), [0.0]
     progress = PlainProgress(file, clock=lambda: now[0])

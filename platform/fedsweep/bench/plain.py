@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -73,7 +74,7 @@ def work_of(plan: Plan, dataset: Dataset) -> PlainWork:
     if training.optimizer != OptimizerSettings():
         raise InvariantError(f"a plain loop knows plain SGD alone, but got {training.optimizer}")
     return PlainWork(
-        build=experiment.new_model,
+        build=partial(_as_torch_has_it, experiment.new_model),
         images=dataset.train_images[indices],
         labels=dataset.train_labels[indices],
         constants=(dataset.scale, dataset.mean, dataset.std),
@@ -83,6 +84,13 @@ def work_of(plan: Plan, dataset: Dataset) -> PlainWork:
         learning_rate=training.learning_rate,
         device=experiment.device,
     )
+
+
+def _as_torch_has_it(build: Callable[[], nn.Module]) -> nn.Module:
+    """The network without what fedsweep does to its images on a CPU."""
+    model = build()
+    model.pixels_last = False  # type: ignore[assignment]
+    return model
 
 
 class PlainLoop:

@@ -20,13 +20,15 @@ class ModuleSlot:
     Attributes:
         gradient: Where backward passes leave the gradient [P].
         gradients: The same by name, as views.
+        parameters: The module's, in the layout's order.
     """
 
     def __init__(self, module: nn.Module, layout: FlatLayout, device: str) -> None:
         self.module = module.to(device)
         self.layout = layout
         self.gradient = torch.zeros(layout.num_params, dtype=layout.dtype, device=device)
-        self._tensors: list[Tensor] = list(self.module.parameters())
+        self.parameters = list(self.module.parameters())
+        self._tensors: list[Tensor] = list(self.parameters)
         self.gradients = layout.params(self.gradient)
         for parameter, view in zip(self._tensors, self.gradients.values(), strict=True):
             parameter.grad = view
@@ -41,6 +43,26 @@ class ModuleSlot:
                 tensor.data = view
             self._bound = views
         return self.module
+
+    def descend(self, loss: Tensor, values: list[Tensor], rate: float) -> Tensor:
+        """A step of the loss's gradient alone, to the same bits as by way of :attr:`gradient`.
+
+        A backward pass would read and write that vector twice before an optimiser reads it: with 1.6 million parameters
+        an eighth of a step's time.
+
+        Args:
+            loss: A scalar.
+            values: The bound tensors, as for :meth:`bind`.
+            rate: The learning rate.
+
+        Returns:
+            The loss.
+        """
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        for value, gradient in zip(values, gradients, strict=False):
+            if gradient is not None:
+                value.add_(gradient, alpha=-rate)
+        return loss.detach()
 
     def twin(self) -> nn.Module:
         """A copy that is only asked; made when it is first wanted."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +26,7 @@ from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.client.shards import Batches, Shard, pass_accuracies
 from fedsweep.client.terms import ClientTerms
 from fedsweep.client.views import ClientViews, measured
-from fedsweep.components.local import ClientFacts, LocalStep, LocalWork
+from fedsweep.components.local import ClientFacts, LocalStep, LocalWork, Memory
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.errors import ClientJobError
 from fedsweep.guard import OnClient, check_scalar
@@ -119,6 +119,7 @@ class LocalRound:
         codec = self._side.codec
         self._encoder = Encoder(codec, self.submodel, self._full, memory.get("codec")) if codec.encodes else None
         self._terms = ClientTerms(self._side.terms, memory.get("terms", {}), self._facts, self._full)
+        self._is_bare = self._side.solver.plain and self._optimizer.is_bare and not self._terms.see_gradients
         if turn.held is not None:
             self._tally, self._fresh = turn.held, False
             self._optimizer.momentum_weight = turn.held.momentum_weight
@@ -247,6 +248,8 @@ class LocalRound:
         )
 
         def take() -> Tensor:
+            if self._is_bare and narrow is None:
+                return self._slot.descend(self._loss(step), self._views, self._learning_rate)
             return side.solver.step(self._optimizer.torch, lambda: self._gradient(step, narrow))
 
         if narrow is None:
@@ -263,16 +266,11 @@ class LocalRound:
 
     def _gradient(self, step: LocalStep, narrow: Narrowed | None = None) -> Tensor:
         """The loss at the present parameters; its gradient lies in the slot's gradient vector."""
-        side = self._side
         self._slot.gradient.zero_()
         if narrow is not None:
             narrow.load(self.vector)
-        step._features = step._logits = step._whole_logits = None  # a solver may come back with other parameters
-        loss = side.objective.loss(step)
-        check_scalar(loss, side.objective, "loss", when=self._when)
         seen = None if narrow is None else narrow.memory
-        for extra in self._terms.losses(step, seen):
-            loss = loss + extra
+        loss = self._loss(step, seen)
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = self._slot.gradients if narrow is None else narrow.gradients
         for added in self._terms.gradients(step, seen, like=gradients):
@@ -282,6 +280,15 @@ class LocalRound:
             narrow.add_gradient(self._slot.gradient)
         self._optimizer.scale_and_clip()
         return loss.detach()
+
+    def _loss(self, step: LocalStep, seen: Callable[[Memory], Memory] | None = None) -> Tensor:
+        """Objective and terms at the present parameters; ``seen`` cuts memories to what the step trains."""
+        step._features = step._logits = step._whole_logits = None  # a solver may come back with other parameters
+        loss = self._side.objective.loss(step)
+        check_scalar(loss, self._side.objective, "loss", when=self._when)
+        for extra in self._terms.losses(step, seen):
+            loss = loss + extra
+        return loss
 
     def _replace(self, params: ParamTree | None) -> None:
         for name, value in (params or {}).items():

@@ -117,6 +117,13 @@ class ClientOptimizer:
         state = self.torch.state.get(self._flat, {})
         return {name: state[name] for name, _ in state_slots(self._settings)}
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether a step is the loss's own gradient times the rate, and nothing more."""
+        settings = self._settings
+        bare = settings.name == "sgd" and not settings.momentum and not settings.weight_decay
+        return bare and settings.clip_norm is None and self._scale is None
+
     def restless(self, *, plain: bool) -> list[Tensor]:
         """What a step may change where the gradient is 0, live: params and state with a value for each of them [P].
 

@@ -45,6 +45,12 @@ class ClientTerms:
         """What each term remembers during its work."""
         return self._memories
 
+    @property
+    def see_gradients(self) -> bool:
+        """Whether one of them adds to the gradient or is shown it."""
+        hooks = ("gradient", "after_step")
+        return any(getattr(type(term), hook) is not getattr(LocalTerm, hook) for term in self._terms for hook in hooks)
+
     def prepare(
         self, params: ParamTree, values: ParamTree, anchor: ParamTree, look: Look
     ) -> Iterator[ParamTree | None]:

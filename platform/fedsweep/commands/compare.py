@@ -59,7 +59,7 @@ def compare(
     By setting, accuracies are means over seeds with their sample standard deviation and the 95% bootstrap interval.
     Runs that were tested by class and by client (evaluation.per_client) have a second table, with the worst and the
     best tenth. The picture shows test accuracy against the bytes sent: a line per setting, the mean over its seeds
-    with a band from the lowest to the highest.
+    with a band of one deviation each way.
     """
     from fedsweep.commands.output import make_console, note
     from fedsweep.reports.compare import compared_runs, print_comparison

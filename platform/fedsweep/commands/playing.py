@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +12,13 @@ import typer
 
 from fedsweep.commands.interrupts import INTERRUPTED, is_interrupted
 from fedsweep.commands.output import command, is_plain, note
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
+    from fedsweep.fleet.ray_start import ClusterStart
+
+_WRONG = 2
 
 
 def play(
@@ -59,14 +64,17 @@ def _played(
     ):
         phases = Phases(began=process_began(), first="command", say=progress.waiting)
         phases.enter("libraries", "libraries")
+        from fedsweep.catalog import resolve
         from fedsweep.driver.run import Launch, plan_run, run_plan
         from fedsweep.tracking.factory import make_observers
 
-        if begun is not None:
-            phases.enter("ray", "Ray")
-            begun.wait()
-            phases.enter("plan")
-        plan = plan_run(config, phases=phases)
+        with told_before_ray_ends(begun):
+            config = resolve(config)  # names and parameters need no Ray to be wrong
+            if begun is not None:
+                phases.enter("ray", "Ray")
+                begun.wait()
+                phases.enter("plan")
+            plan = plan_run(config, phases=phases)
         if dashboard and (not plan.num_actors or config.runtime.address is not None):
             raise ConfigError(
                 f"--dashboard is for a Ray cluster that the run starts, but it runs {plan.backend}; leave"
@@ -81,6 +89,25 @@ def _played(
             overwrite=overwrite,
             launch=Launch(phases=phases, dashboard=dashboard, begun=begun),
         )
+
+
+@contextmanager
+def told_before_ray_ends(begun: ClusterStart | None) -> Iterator[None]:
+    """Around planning: what is wrong is said at once, and not after a cluster that nobody needs has come up and gone.
+
+    Args:
+        begun: The cluster that is starting; None: an error passes as it is.
+
+    Raises:
+        typer.Exit: Something was wrong, and has been said.
+    """
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        if begun is None:
+            raise
+        logging.getLogger("fedsweep").error("%s", error, exc_info=error)
+        raise typer.Exit(_WRONG) from error
 
 
 def _after_interrupt(folder: Path, way_on: str) -> str:

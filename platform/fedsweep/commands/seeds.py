@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedsweep.errors import ConfigError
 
 _MOST_SEEDS = 10_000
 
 
-def sweep_seeds(config: str, overrides: Sequence[str], seeds: str, *, out: Path | None, **settings: bool) -> None:
+def sweep_seeds(config: str, overrides: Sequence[str], seeds: str, *, out: Path | None, **settings: Any) -> None:
     """Run a configuration once for each seed, as a sweep over the seed alone.
 
     Args:

@@ -23,6 +23,7 @@ EXAMPLES = examples(
     "fedsweep sweep my.yaml --set 'sweep.space.seed={grid: [0, 1, 2]}' --dry-run",
     "fedsweep sweep --resume --out runs/intervals",
     "fedsweep sweep more.yaml --out runs/intervals --extend",
+    "fedsweep sweep other.yaml --out runs/other --reuse runs/intervals",
     "fedsweep compare runs/intervals",
 )
 _FAILED = 1
@@ -45,6 +46,15 @@ def sweep(
         bool,
         typer.Option("--extend", metavar="", help="Add to the sweep in --out what has no finished run there yet."),
     ] = False,
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--reuse",
+            metavar="DIR",
+            help="Take over finished runs of the same configuration from a run's folder or one with runs below it; may"
+            " be repeated.",
+        ),
+    ] = None,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     dashboard: Dashboard = False,
@@ -69,6 +79,7 @@ def sweep(
         folder,
         resume=resume,
         extend=extend,
+        reuse=reuse or (),
         dry_run=dry_run,
         overwrite=overwrite,
         dashboard=dashboard,
@@ -82,6 +93,7 @@ def begin(
     *,
     resume: bool = False,
     extend: bool = False,
+    reuse: Sequence[Path] = (),
     dry_run: bool,
     overwrite: bool,
     dashboard: bool,
@@ -94,6 +106,7 @@ def begin(
         folder: Where it goes; None: a folder of its name below ``runs``.
         resume: Go on with what the folder holds.
         extend: Add to what the folder holds.
+        reuse: Where finished runs of the same configurations may be.
         dry_run: Print the trials alone.
         overwrite: Replace what the folder holds.
         dashboard: Start Ray's dashboard.
@@ -102,6 +115,7 @@ def begin(
     from fedsweep.commands.output import note
     from fedsweep.commands.trials import after_loss, run_trials, tell_interrupted
     from fedsweep.sweeps.prepare import default_folder, prepare
+    from fedsweep.sweeps.reuse import finished_in, take_over
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
     folder = folder or SweepFolder(default_folder(config))
@@ -111,11 +125,17 @@ def begin(
     prepared = prepare(config, folder, resume=going_on and not extend, extend=extend)
     for text in ([prepared.extended] if extend else []) + [f"note: {text}" for text in prepared.notes]:
         note(text)
+    reused = finished_in(reuse, prepared)
+    if reuse:
+        note(f"{len(reused)} of {len(prepared.unfinished)} trials to run have finished there and are taken over")
     if dry_run:
         _print_trials(prepared)
         return
     if extend:
         prepared.write_extension()
+    if reused:
+        take_over(prepared, reused, begun=going_on, overwrite=overwrite)
+        going_on = True
     try:
         summary = run_trials(
             prepared, going_on=going_on, overwrite=overwrite, dashboard=dashboard, quiet=quiet, called="trials"
@@ -166,9 +186,13 @@ def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:
 
 def _print_trials(prepared: PreparedSweep) -> None:
     from fedsweep.commands.trials import print_trials
+    from fedsweep.driver.backend import reckoned_seconds
+    from fedsweep.results.texts import seconds_text
     from fedsweep.sweeps.prepare import num_trials, trial_costs
 
-    print_trials(prepared.entries or prepared.samples, heading="trial", costs=trial_costs(prepared))
+    costs = trial_costs(prepared)
+    print_trials(prepared.entries or prepared.samples, heading="trial", costs=costs)
     total = num_trials(prepared.config)
+    each = sum(map(reckoned_seconds, costs.values())) / max(1, len(costs))
     proposed = "" if prepared.entries else "; those above are examples of what the search may propose"
-    print(f"{total} trials{proposed}")
+    print(f"{total} trials, about {seconds_text(total * each)} of training on one core{proposed}")

@@ -42,10 +42,11 @@ def verify(
 ) -> None:
     """Run a folder's configuration again elsewhere and compare the results bit by bit.
 
-    Compared are the final model, every column of the rounds but times of the machine, and the clients. Exit code 1
-    where something differs.
+    Compared are the final model, every column of the rounds but times of the machine, the clients, what each of them
+    sent and received, and accuracies by client. Exit code 1 where something differs.
     """
-    from fedsweep.runs.run_folder import RunFolder
+    from fedsweep.commands.output import note
+    from fedsweep.runs.run_folder import TRAFFIC, RunFolder
 
     original = RunFolder(folder.expanduser().absolute())
     result = _finished(original)
@@ -53,6 +54,8 @@ def verify(
         again = RunFolder(Path(scratch) / "run")
         repeated = _play_again(original, again, quiet=quiet)
         found = differences(original, again, results=(result, repeated))
+    if not (original.path / TRAFFIC).exists():
+        note(f"{TRAFFIC} is not there, as in runs of an earlier version, and is not compared")
     for line in found:
         print(line)
     if found:
@@ -98,6 +101,8 @@ def differences(
         again: The other.
         results: What their ``result.json`` hold.
     """
+    from fedsweep.runs.run_folder import CLIENT_ACCURACY, TRAFFIC
+
     there, here = results
     # The model by the files themselves: what result.json says of its own file proves nothing.
     facts = [(key, there.get(key), here.get(key)) for key in _FACTS]
@@ -109,18 +114,24 @@ def differences(
     lines = [f"{key}: {one} there, {other} here" for key, one, other in facts if one != other]
     lines += _table_differences(original.rounds_table(), again.rounds_table(), row_names="round")
     lines += _table_differences(original.read_clients(), again.read_clients(), row_names="client")
+    for name in (CLIENT_ACCURACY, TRAFFIC):
+        tables = original.client_table(name), again.client_table(name)
+        if tables[0] is not None and tables[1] is not None:
+            lines += [f"{name}, {line}" for line in _table_differences(*tables, row_names="round")]
     return lines
 
 
 def _table_differences(there: pa.Table, here: pa.Table, *, row_names: str) -> list[str]:
     lines = []
     if there.num_rows != here.num_rows:
-        lines.append(f"rows, one per {row_names}: {there.num_rows} there, {here.num_rows} here")
+        lines.append(f"rows, by {row_names}: {there.num_rows} there, {here.num_rows} here")
     for name in dict.fromkeys([*there.column_names, *here.column_names]):
         if name in _VARYING:
             continue
         if name not in there.column_names or name not in here.column_names:
             lines.append(f"{name}: only {'there' if name in there.column_names else 'here'}")
+            continue
+        if there.column(name).equals(here.column(name)):
             continue
         lines += _first_difference(
             name, there.column(name).to_pylist(), here.column(name).to_pylist(), there.column(row_names).to_pylist()

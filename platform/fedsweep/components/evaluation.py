@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -15,14 +14,7 @@ from fedsweep.records import ClientUpdate, State
 
 
 class Evaluation(ServerComponent):
-    """Predicts for test inputs.
-
-    Class attributes:
-        of_updates: Answers depend on the clients' models of the last round, so that nobody can ask again later: no
-            run's folder keeps these.
-    """
-
-    of_updates: ClassVar[bool] = False
+    """Predicts for test inputs."""
 
     @abstractmethod
     def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
@@ -34,6 +26,17 @@ class Evaluation(ServerComponent):
             updates: The round's last attendees; with vectors only where ``needs_updates``.
             inputs: Transformed, without augmentation.
         """
+
+    def voters(self, state: State) -> Sequence[Tensor] | None:
+        """The updates' models [V] that answers depend on, as the state keeps them: a finished run is tested with these.
+
+        Args:
+            state: The component's state after the round.
+
+        Returns:
+            None where they are not kept.
+        """
+        return ()
 
     def client_test(self) -> ClientTest | None:
         """How clients test models of their own, where the method gives them some; each on its share of the test set."""

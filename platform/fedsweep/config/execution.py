@@ -67,7 +67,9 @@ class Tracking(Section):
     uri: Text | None = Field(
         default=None, description='MLflow store; null: mlflow.db in the folder above --out; "none": no MLflow at all.'
     )
-    experiment: Text = Field(default="fedsweep", description="MLflow experiment.")
+    experiment: Text = Field(
+        default="fedsweep", description="MLflow experiment; a sweep that names none has one of its own."
+    )
     also: list[Text] = Field(
         default=[],
         description="Further places that a run's figures go to, in its own folder: csv, tensorboard, wandb (offline);"

@@ -63,10 +63,10 @@ def _explain_one(path: Path, details: ErrorDetails, *, given: Mapping[str, Any])
     known = words(schema_at(path, given))
     if isinstance(value, str) and known:
         return f"{dotted(path)}: {unknown_name('value', value, known)}"
-    return f"{dotted(path)} must be {allowed(schema_at(path, given))}, but got {shown(value)}{_meant(path, value)}"
+    return f"{dotted(path)} must be {allowed(schema_at(path, given))}, but got {shown(value)}{_hint(path, value)}"
 
 
-def _meant(path: Path, value: Any) -> str:
+def _hint(path: Path, value: Any) -> str:
     """How what was given is written, where it can be understood."""
     if isinstance(value, str) and path:
         keys = _properties(schema_at(path, {}))

@@ -161,9 +161,8 @@ def parse(text: str, *, source: str) -> Any:
         mark = error.problem_mark or error.context_mark
         where = f"{source}, line {mark.line + 1}" if mark else source
         problem = str(error.problem or error.context)
-        way_out = (
-            "; YAML is indented with spaces, not with tabs" if "start any token" in problem and "\t" in text else ""
-        )
+        is_tab = "tab character" in problem or ("start any token" in problem and "\t" in text)
+        way_out = "; YAML is indented with spaces, not with tabs" if is_tab else ""
         raise ConfigError(f"{where}: {problem}{way_out}") from error
     # PyYAML lets what a tag or an escape leads to through: !!bool maybe is a KeyError.
     except (yaml.YAMLError, ValueError, KeyError, OverflowError, TypeError, AttributeError) as error:

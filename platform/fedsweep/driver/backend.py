@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsweep.config.schema import Config
-from fedsweep.engine.forecast import forecast
+from fedsweep.engine.forecast import Forecast, forecast
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
@@ -31,7 +31,11 @@ def training_seconds(experiment: Experiment) -> float:
 
     Reckoned are 20 GFLOP/s and half a millisecond for each local step; the first rounds stand for all.
     """
-    cost = forecast(experiment, most_planned=_PLANNED)
+    return reckoned_seconds(forecast(experiment, most_planned=_PLANNED))
+
+
+def reckoned_seconds(cost: Forecast) -> float:
+    """About how long what a forecast tells of takes on one core; see :func:`training_seconds`."""
     return cost.flops / _FLOPS_PER_S + cost.local_steps * _STEP_S
 
 

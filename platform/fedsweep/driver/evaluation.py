@@ -24,6 +24,7 @@ from fedsweep.config.schema import Config
 from fedsweep.driver.run import one_thread
 from fedsweep.engine.evaluator import Evaluator, Tested
 from fedsweep.engine.state import RunState
+from fedsweep.engine.updates import model_alone
 from fedsweep.engine.who_pays import client_accuracies, own_accuracies, own_models_inquiry, present_counts, spread
 from fedsweep.errors import ConfigError, DataError, OutputError
 from fedsweep.experiment.build import build_experiment
@@ -232,7 +233,9 @@ class Subject:
         tests_C = np.bincount(labels, minlength=num_classes)
         own = self._own_models(experiment, state)
         if as_before:
-            notes += self._difference(tested)
+            notes += self._difference(
+                tested, why="it was of that" if notes else "another machine's or library's arithmetic"
+            )
         if own is not None:
             notes.append(
                 "clients use models of their own, told apart as personal: the accuracy is the server's model's"
@@ -252,7 +255,7 @@ class Subject:
             notes=tuple(notes),
         )
 
-    def _tested(self, experiment: Experiment, evaluation: Evaluation, state: State) -> Tested:
+    def _tested(self, experiment: Experiment, evaluation: Evaluation, state: State, voters: Sequence[Tensor]) -> Tested:
         world, model = experiment.world, experiment.new_model().to(experiment.server_device)
         load_vector(model, layout_of(model), self.values)
         evaluator = Evaluator(
@@ -263,22 +266,24 @@ class Subject:
             device=experiment.server_device,
             dtype=experiment.layout.dtype,
         )
-        return evaluator.test(evaluation, state, model, ())
+        return evaluator.test(evaluation, state, model, [model_alone(vector, experiment.layout) for vector in voters])
 
     @cached_property
     def _first_state(self) -> State:
         """What the method's evaluation keeps, before round 1."""
         return self.experiment.method.evaluation.init(server_context(self.experiment, "evaluation"))
 
-    def _evaluation(self, state: RunState | None, notes: list[str]) -> tuple[Evaluation, State]:
-        """Which model answers: the method's own way, where the folder has what that needs."""
+    def _evaluation(self, state: RunState | None, notes: list[str]) -> tuple[Evaluation, State, Sequence[Tensor]]:
+        """Which models answer: the method's own way, where the folder has what that needs."""
         method = self.experiment.method
         if self._first_state in (None, {}):
-            return method.evaluation, self._first_state
-        if state is not None and "evaluation" in state.components:
-            return method.evaluation, state.components["evaluation"]
+            return method.evaluation, self._first_state, ()
+        kept = state.components.get("evaluation") if state is not None else None
+        voters = method.evaluation.voters(kept) if kept is not None else None
+        if voters is not None:
+            return method.evaluation, kept, voters
         notes.append(f"tested is the server's model, but in {method.name} more than that answers")
-        return GlobalModel(), None
+        return GlobalModel(), None, ()
 
     def _last_state(self) -> tuple[RunState | None, list[str]]:
         """What the run ended with beside its model, where the method's tests need that and it is there."""
@@ -299,14 +304,11 @@ class Subject:
         answers = LocalFleet(experiment).measure(inquiry, state.vector, state.memories)
         return own_accuracies(answers, inquiry.clients)
 
-    def _difference(self, tested: Tested) -> list[str]:
+    def _difference(self, tested: Tested, *, why: str) -> list[str]:
         """What to say where the run's own last test came to something else."""
         before = self.result.get("test_accuracy")
         if before is None or before == tested.accuracy:
             return []
-        why = "the arithmetic of another machine or library"
-        if self.experiment.method.evaluation.of_updates:
-            why = "it was of the models that the last round's clients sent, which no folder keeps"
         return [f"the run's own last test came to {before}: {why}"]
 
 

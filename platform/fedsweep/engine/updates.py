@@ -48,6 +48,22 @@ def announced(client: int, work: ClientWork, *, layout: FlatLayout, version: int
     )
 
 
+def model_alone(vector: Tensor, layout: FlatLayout) -> ClientUpdate:
+    """An update of which no more than the model is known."""
+    return ClientUpdate(
+        client=0,
+        vector=vector,
+        layout=layout,
+        submodel=FULL_MODEL,
+        anchor_version=0,
+        num_samples=0,
+        steps=0,
+        effective_steps=0.0,
+        learning_rate=0.0,
+        samples_since_anchor=0,
+    )
+
+
 def decoded(reply: Reply, submodel: SubModel, *, costs: CostModel, anchors: Mapping[int, Tensor]) -> Reply:
     """The answer with its model in full, where a codec made something else of it.
 

@@ -159,6 +159,11 @@ class Experiment:
         return copy.deepcopy(self.template)
 
     @cached_property
+    def shown_model(self) -> nn.Module:
+        """The one that components are shown before round 1: what one of them does to it reaches no client."""
+        return self.new_model()
+
+    @cached_property
     def layout(self) -> FlatLayout:
         """How the full model lies in its vector, riders included."""
         riders = optimizer_riders(self.training.optimizer, layout_of(self.template).num_params)
@@ -291,7 +296,7 @@ def server_context(experiment: Experiment, seam: str) -> ServerContext:
         num_rounds=experiment.training.rounds,
         evaluate_every=experiment.evaluate_every,
         profiles=world.profiles,
-        model=experiment.new_model(),
+        model=experiment.shown_model,
         layout=experiment.layout,
         vector=experiment.initial_vector,
         proxy_data=proxy,

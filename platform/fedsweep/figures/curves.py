@@ -1,4 +1,4 @@
-"""Learning curves: a line per setting, the mean over its seeds, with a band from the lowest to the highest."""
+"""Learning curves: a line per setting, the mean over its seeds, with a band of one deviation each way."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fedsweep.figures.style import (
     INK,
     Look,
     axis_name,
+    band_handles,
     checked_path,
     is_share,
     legend_below,
@@ -94,7 +95,7 @@ def _plot(runs: Sequence[ReportRun], names: Sequence[str], target: Path, *, x: s
     labels = [_label(setting, runs) for setting in group_settings(runs)]
     figure, every = panels([""] * len(names), title=labels[0] if len(labels) == 1 else "")
     handles = [draw_settings(axes, runs, name, x=x, log_x=log_x) for axes, name in zip(every, names, strict=True)]
-    legend_below(figure, handles[0])
+    legend_below(figure, [*handles[0], *band_handles(every)])
     save_figure(figure, target)
 
 

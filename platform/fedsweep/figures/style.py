@@ -133,6 +133,12 @@ def line_handle(label: str, look: Look, **more: Any) -> Any:
     return Line2D([], [], **{"color": look.colour, "marker": look.marker, "label": label, **more})
 
 
+def band_handles(every: Iterable[Axes]) -> list[Any]:
+    """What the bands of curves mean, for a legend; empty where no panel has any."""
+    has_bands = any(axes.collections for axes in every)
+    return patch_handles([("band: mean ± sd over seeds", GRID)]) if has_bands else []
+
+
 def patch_handles(colours: Iterable[tuple[str, str]]) -> list[Any]:
     """What areas of a colour mean, for a legend.
 
@@ -238,8 +244,8 @@ def name_axes(axes: Axes, *, x: str, y: str) -> None:
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    for write, name, scale in ((axes.set_xlabel, x, axes.get_xscale()), (axes.set_ylabel, y, axes.get_yscale())):
+        write(f"{name}, log scale" if name and scale == "log" and "log" not in name else name)
     for axis, name, scale in ((axes.xaxis, x, axes.get_xscale()), (axes.yaxis, y, axes.get_yscale())):
         if name == _NAMES["total_bytes"]:
             axis.set_major_formatter(FuncFormatter(lambda count, _: bytes_text(count)))

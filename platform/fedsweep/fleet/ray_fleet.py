@@ -19,7 +19,7 @@ from fedsweep.errors import ClientJobError, FedsweepError, InputError, MemoryLos
 from fedsweep.fleet.fleet import ExchangeInUse, Fleet, combine
 from fedsweep.fleet.ray_client_actor import REMOTE_CLIENT_ACTOR
 from fedsweep.fleet.ray_exchange import ActorGroup, ExchangeKind, Vectors
-from fedsweep.fleet.ray_wire import SentAnswer, received_answer, sent_segment, to_tensors
+from fedsweep.fleet.ray_wire import Arrays, SentAnswer, received_answer, sent_segment, to_tensors
 from fedsweep.records import Payload, State
 
 _POLL_S = 5.0
@@ -188,24 +188,34 @@ class RayFleet(Fleet):
             call = self._actors[index].run.options(num_returns=1 + len(keepers[index]))
             refs = call.remote(segment_ref, anchor_ref, known, keepers[index], *[memories[k] for k in known])
             calls[index] = refs if keepers[index] else [refs]
-        self._wait({index: refs[0] for index, refs in calls.items()}, together=self._folded(segment))
-        answers = []
-        for index, refs in calls.items():
-            sent: SentAnswer = ray.get(refs[0])
-            kept = {k: ref for k, ref in zip(keepers[index], refs[1:], strict=True) if k in sent.rest.totals}
-            answers.append(received_answer(sent, kept))
-        return combine(answers)
+        answers: dict[int, SegmentReply] = {}
+
+        def receive(index: int, sent: SentAnswer) -> None:
+            references = zip(keepers[index], calls[index][1:], strict=True)
+            kept = {k: ref for k, ref in references if k in sent.rest.totals}
+            answers[index] = received_answer(sent, kept)
+
+        heads = {index: refs[0] for index, refs in calls.items()}
+        self._wait(heads, together=self._folded(segment), receive=receive)
+        return combine([answers[index] for index in calls])
 
     @staticmethod
     def _folded(segment: Segment) -> bool:
         return len(segment.points) > 1
 
-    def _wait(self, heads: Mapping[int, Any], *, together: bool = False) -> None:
+    def _wait(
+        self,
+        heads: Mapping[int, Any],
+        *,
+        together: bool = False,
+        receive: Callable[[int, Any], None] = lambda index, answer: None,
+    ) -> None:
         """Wait for all calls; a failed client's error comes before the losses that it caused.
 
         Args:
             heads: A call for each actor.
             together: They wait for each other: where one is lost, the others get no further.
+            receive: Takes each actor's answer as it comes, so that it is copied while others work.
         """
         pending = dict(heads)
         lost: dict[int, str] = {}
@@ -214,7 +224,7 @@ class RayFleet(Fleet):
         while pending:
             done, _ = ray.wait(list(pending.values()), num_returns=1, timeout=_POLL_S, fetch_local=False)
             for index in [k for k, ref in pending.items() if ref in done]:
-                self._outcome(index, pending.pop(index), lost, failed)
+                self._outcome(index, pending.pop(index), lost, failed, receive)
             gone = [] if done else self._hanging(pending)
             if together and lost:
                 # A machine that is gone closes no connection, so those who wait for it may not notice.
@@ -231,9 +241,16 @@ class RayFleet(Fleet):
         if lost:
             raise WorkerLost(", ".join(lost[k] for k in sorted(lost)))
 
-    def _outcome(self, index: int, ref: Any, lost: dict[int, str], failed: list[Exception]) -> None:
+    def _outcome(
+        self,
+        index: int,
+        ref: Any,
+        lost: dict[int, str],
+        failed: list[Exception],
+        receive: Callable[[int, Any], None],
+    ) -> None:
         try:
-            ray.get(ref)
+            receive(index, ray.get(ref))
         except WorkerLost as error:
             lost.setdefault(index, str(error))
         except (ray_errors.RayActorError, ray_errors.WorkerCrashedError, ray_errors.OutOfMemoryError) as error:
@@ -267,10 +284,12 @@ class RayFleet(Fleet):
             share = inquiry.clients[index :: self._num_actors]
             known = [client for client in share if client in memories]
             refs[index] = actor.measure.remote(inquiry.of(share), vector_ref, known, *[memories[k] for k in known])
-        self._wait(refs)
         merged: dict[int, Payload] = {}
-        for ref in refs.values():
-            merged |= {client: to_tensors(arrays) for client, arrays in ray.get(ref).items()}
+
+        def receive(index: int, answers: Mapping[int, Arrays]) -> None:
+            merged.update({client: to_tensors(arrays) for client, arrays in answers.items()})
+
+        self._wait(refs, receive=receive)
         return dict(sorted(merged.items()))
 
     def fetch(self, handle: Handle) -> State:

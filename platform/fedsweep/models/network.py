@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 
 from fedsweep.errors import ConfigError
+from fedsweep.models.pixels_last import pixels_last
 from fedsweep.models.unit_groups import UnitGroup, unit_group
 
 InputShape = tuple[int, int, int]
@@ -30,11 +31,13 @@ class Network(nn.Module, ABC):
         num_classes: C, at least 2.
         has_features: Whether ``features`` gives what the head reads; false where a user's own module does not say
             (then the features are the logits and the head is the identity).
+        pixels_last: Whether :meth:`arranged` turns images round; false until the network is built by name.
     """
 
     input_shape: InputShape
     num_classes: int
     has_features: bool
+    pixels_last: bool
 
     def __init__(self, *, input_shape: InputShape, num_classes: int) -> None:
         super().__init__()
@@ -48,6 +51,7 @@ class Network(nn.Module, ABC):
         self.input_shape = (int(channels), int(height), int(width))
         self.num_classes = int(num_classes)
         self.has_features = True
+        self.pixels_last = False
 
     @property
     @abstractmethod
@@ -72,6 +76,10 @@ class Network(nn.Module, ABC):
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits ``[B, C]`` of inputs ``[B, channels, height, width]``."""
         return self.head(self.features(inputs))
+
+    def arranged(self, inputs: Tensor) -> Tensor:
+        """The same inputs as they best lie in memory."""
+        return pixels_last(inputs) if self.pixels_last else inputs
 
 
 class LinearHeadNetwork(Network, ABC):
@@ -107,7 +115,7 @@ class LinearHeadNetwork(Network, ABC):
 
     def features(self, inputs: Tensor) -> Tensor:
         """What the classifier reads, ``[B, D]``."""
-        encoded = self.encode(inputs)
+        encoded = self.encode(self.arranged(inputs))
         return encoded if self.projection is None else self.projection(encoded)
 
     @property

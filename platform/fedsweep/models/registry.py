@@ -18,6 +18,7 @@ from fedsweep.models.fedstg_cnn import FedstgCnn
 from fedsweep.models.lenet import Cnn, LeNet5
 from fedsweep.models.mlp import Mlp
 from fedsweep.models.network import InputShape, Network
+from fedsweep.models.pixels_last import gains_by_pixels_last
 from fedsweep.models.resnet import FeddhadResNet18, ResNet18
 from fedsweep.models.user_network import adopt
 from fedsweep.models.vgg import Vgg11
@@ -86,7 +87,9 @@ def build_model(name: str, *, input_shape: InputShape, num_classes: int, stream:
         model = builder(input_shape=input_shape, num_classes=num_classes, **options)
         if name not in MODELS:
             return adopt(model, name=name, input_shape=input_shape, num_classes=num_classes)
-    return typing.cast(Network, model)
+    network = typing.cast(Network, model)
+    network.pixels_last = gains_by_pixels_last(network)
+    return network
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import InputShape, Network
+from fedsweep.models.pixels_last import gains_by_pixels_last
 from fedsweep.models.unit_groups import UnitGroup
 
 _PREFIX = "module"
@@ -43,10 +44,11 @@ class UserNetwork(Network):
 
     def features(self, inputs: Tensor) -> Tensor:
         """What the module's head reads ``[B, D]``, or the logits where it does not say."""
+        arranged = self.arranged(inputs)
         if not self.has_features:
-            logits: Tensor = self.module(inputs)
+            logits: Tensor = self.module(arranged)
             return logits
-        return self._own("features")(inputs)
+        return self._own("features")(arranged)
 
     def head(self, features: Tensor) -> Tensor:
         """Logits ``[B, C]`` of features ``[B, D]``."""
@@ -93,6 +95,7 @@ def adopt(module: object, *, name: str, input_shape: InputShape, num_classes: in
         module if isinstance(module, Network) else UserNetwork(module, input_shape=input_shape, num_classes=num_classes)
     )
     features = _try_out(network, name=name, input_shape=input_shape, num_classes=num_classes)
+    network.pixels_last = gains_by_pixels_last(network) and _takes_pixels_last(network)
     if isinstance(network, UserNetwork):
         network._feature_width = features.shape[1]
     _check_parameters(network, name=name)
@@ -118,6 +121,19 @@ def _try_out(network: Network, *, name: str, input_shape: InputShape, num_classe
     if features.dim() != 2:
         raise ConfigError(f"model {name!r} must give features [B, D], but gave {list(features.shape)} for two samples")
     return features
+
+
+def _takes_pixels_last(network: Network) -> bool:
+    """Whether it goes through; ``maps.view(len(maps), -1)`` does not, where ``maps.flatten(1)`` would."""
+    was_training, network.pixels_last = network.training, True
+    try:
+        with torch.no_grad():
+            network.eval()(torch.zeros(2, *network.input_shape))
+    except RuntimeError:
+        return False
+    finally:
+        network.train(was_training)
+    return True
 
 
 def _check_parameters(network: Network, *, name: str) -> None:

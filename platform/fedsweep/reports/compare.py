@@ -10,7 +10,7 @@ from fedsweep.errors import ConfigError, OutputError
 from fedsweep.reports.setting_table import FORMATS, settings_as
 from fedsweep.reports.who_pays import print_shares
 from fedsweep.results.seed_statistics import Estimate, finite
-from fedsweep.results.settings import ReportRun, Setting, group_settings, report_runs
+from fedsweep.results.settings import ReportRun, Setting, group_settings, report_runs, shortly_called
 from fedsweep.results.texts import MISSING, bytes_text, seconds_text
 from fedsweep.results.view import load_runs
 
@@ -70,7 +70,7 @@ def print_comparison(runs: Sequence[ReportRun], console: Console, *, by: str = "
 def print_runs(runs: Sequence[ReportRun], console: Console) -> None:
     """Prints a line per run, within the terminal's width; without a terminal nothing is cut."""
     styles = [{"finished": "", "failed": "red"}.get(run.status, "yellow") for run in runs]
-    _print(_OF_RUNS, [_run_cells(run) for run in runs], styles, console)
+    _print(_OF_RUNS, [_run_cells(run) for run in shortly_called(runs)], styles, console)
 
 
 def print_settings(runs: Sequence[ReportRun], console: Console) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,18 @@ from fedsweep.reports.sweep_table import read_verdict
 from fedsweep.reports.tables import ReportedTable, reported_tables
 from fedsweep.reports.who_pays import ShareRow, share_rows
 from fedsweep.results.config_table import ConfigTable, config_table
-from fedsweep.results.pareto import BestUnderBudget, best_under_budgets, budget_grid, pareto_front
+from fedsweep.results.pareto import BestUnderBudget, best_under_budgets, budget_grid, pareto_front, unsure_steps
 from fedsweep.results.seed_statistics import Estimate
-from fedsweep.results.settings import ReportRun, Setting, TargetRow, group_settings, remarks, report_runs, target_rows
+from fedsweep.results.settings import (
+    ReportRun,
+    Setting,
+    TargetRow,
+    group_settings,
+    remarks,
+    report_runs,
+    shortly_called,
+    target_rows,
+)
 from fedsweep.results.texts import clean
 
 _SHOWN = 4
@@ -38,6 +46,7 @@ class Report:
         unreadable: Folders of runs that cannot be read, with the reason.
         sweeps: Folders of sweeps that the runs belong to.
         front: Indices of the settings that no other beats in accuracy and bytes, cheapest first.
+        front_notes: Of its neighbours, who cannot be told from the cheaper one.
         budgets: The best setting for each budget.
         targets: What settings spent until they first reached the accuracies of ``evaluation.targets``.
         configs: The settings' configurations side by side.
@@ -85,7 +94,7 @@ def build_report(found: Found) -> Report:
     runs, bad = report_runs(found.runs)
     if not runs:
         raise OutputError(bad[0][1])
-    settings, looks = _ranked(runs, group_settings(runs))
+    runs, settings, looks = _ranked(runs, group_settings(runs))
     accuracies = [setting.over_seeds("test_accuracy") for setting in settings]
     curves = [setting.curve.accuracy_by_bytes() if setting.curve else [] for setting in settings]
     order = interesting_first(
@@ -112,7 +121,7 @@ def build_report(found: Found) -> Report:
         unreadable=(*((item.folder, item.reason) for item in found.unreadable), *bad),
         sweeps=found.sweeps,
         front=tuple(front),
-        front_notes=tuple(unsure_steps([(settings[place].label, accuracies[place]) for place in front])),
+        front_notes=tuple(_told(settings[a], settings[b]) for a, b in unsure_steps(front, accuracies)),
         budgets=tuple(best_under_budgets(curves, budget_grid(curves))),
         targets=tuple(target_rows(settings)),
         configs=configs,
@@ -140,28 +149,31 @@ def _charts(
     return {name: chart for name, chart in charts.items() if chart}
 
 
-def _ranked(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> tuple[list[Setting], list[Look]]:
-    """The most accurate first, with looks that their rank has no part in."""
+def _ranked(
+    runs: Sequence[ReportRun], settings: Sequence[Setting]
+) -> tuple[list[ReportRun], list[Setting], list[Look]]:
+    """The runs by short names; the settings, the most accurate first; and looks that their rank has no part in."""
     pairs = list(zip(settings, setting_looks([runs[setting.runs[0]].method for setting in settings]), strict=True))
     pairs.sort(key=lambda pair: (pair[0].accuracy is None, -(pair[0].accuracy or 0.0)))
-    return [setting for setting, _ in pairs], [look for _, look in pairs]
+    return shortly_called(runs), [setting for setting, _ in pairs], [look for _, look in pairs]
 
 
 def _world_notes(configs: ConfigTable) -> list[str]:
-    keys = [key for key in configs.differing if key.startswith(("scenario.", "model."))]
+    places = {key: place for place, key in enumerate(configs.differing)}
+    keys = [key for key in places if key.startswith(("scenario.", "model."))]
+    # Who knows no budgets is compared with those who have them; only several budgets are several worlds.
+    budgets = [key for key in keys if key.startswith("scenario.budgets")]
+    given = {cells for row in configs.cells if "null" not in (cells := tuple(row[places[key]] for key in budgets))}
+    if len(given) < 2:
+        keys = [key for key in keys if key not in budgets]
     if not keys:
         return []
     named = ", ".join(keys[:_SHOWN]) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
     return [f"runs differ in {named}: these are different worlds, so accuracies and bytes are no fair comparison"]
 
 
-def unsure_steps(front: Sequence[tuple[str, Estimate]]) -> list[str]:
-    """Of neighbours on the Pareto front, cheapest first: who cannot be told from the cheaper one, in sentences."""
-    found = []
-    for (cheaper, less), (dearer, more) in itertools.pairwise(front):
-        if less.low <= more.high and more.low <= less.high:
-            found.append(f"{cheaper} and {dearer}: their 95 % intervals overlap, so the step may be chance")
-    return found
+def _told(cheaper: Setting, dearer: Setting) -> str:
+    return f"{cheaper.label} and {dearer.label}: their 95 % intervals overlap, so the step may be chance"
 
 
 def _point(cost: float | None, accuracy: float | None) -> tuple[float, float] | None:

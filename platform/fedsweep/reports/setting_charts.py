@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.figures.style import INK, Look
 from fedsweep.reports.charts import FEW_TICKS, PERCENT, SENT, SYMBOLS, Chart, drawn, wrapped
 from fedsweep.results.curves import FIGURES, Curve, short, thinned
-from fedsweep.results.pareto import pareto_front
+from fedsweep.results.pareto import pareto_front, unsure_steps
 from fedsweep.results.seed_statistics import Estimate
 from fedsweep.results.settings import ReportRun, Setting
 from fedsweep.results.texts import bytes_text
@@ -26,12 +27,12 @@ _SPENT: Mapping[str, Mapping[str, Any]] = {
     "bytes": SENT,
     "simulated time": {"title": {"text": "simulated time (s)"}, "tickformat": "~g", "hoverformat": ".4~g"},
 }
-_HINT = "Lines are means over the seeds, as far as all went; bands reach from the lowest to the highest seed."
+_HINT = "Lines are means over the seeds, as far as all went; bands are one sample standard deviation each way."
 _MEANS, _RUNS, _ALWAYS = "mean", "run", "both"
 
 
 def curve_chart(runs: Sequence[ReportRun], settings: Sequence[Setting], looks: Sequence[Look]) -> Chart | None:
-    """Figures by round, bytes or time: means over seeds with a band, or each run; None where nothing was measured.
+    """Figures by round, bytes or time: means over seeds with bands, or each run; None where nothing was measured.
 
     Args:
         runs: All runs.
@@ -82,9 +83,9 @@ def _lines(runs: Sequence[ReportRun], place: int, setting: Setting, look: Look) 
     if setting.curve is not None and len(setting.runs) > 1:
         name = setting.label + (f", mean of {seeds} seeds" if seeds > 1 else "")
         if setting.curve.low:
-            yield _edge(look, meta=_meta(f"{setting.label}, lowest seed", place, "band")), setting.curve, "low"
+            yield _edge(look, meta=_meta(f"{setting.label}, mean - sd", place, "band")), setting.curve, "low"
             yield (
-                _edge(look, meta=_meta(f"{setting.label}, highest seed", place, "band"), fill=True),
+                _edge(look, meta=_meta(f"{setting.label}, mean + sd", place, "band"), fill=True),
                 setting.curve,
                 "high",
             )
@@ -185,7 +186,7 @@ def _timed(curve: Curve) -> bool:
 
 def _kinds(num_settings: int) -> list[dict[str, Any]]:
     options = [
-        {"label": "means with bands", "show": [_ALWAYS, _MEANS, "band"]},
+        {"label": "means, bands of ± 1 sd", "show": [_ALWAYS, _MEANS, "band"]},
         {"label": "means over seeds", "show": [_ALWAYS, _MEANS]},
         {"label": "each run", "show": [_ALWAYS, _RUNS]},
     ]
@@ -200,6 +201,9 @@ def front_chart(
 ) -> Chart | None:
     """Test accuracy against bytes with the Pareto front, by setting or by run; None where nothing was measured.
 
+    Points off the front are hollow, and so are means on it that the cheaper neighbour's seeds don't tell apart; faint
+    are those that did not finish.
+
     Args:
         runs: All runs; those that failed have no point.
         settings: Their settings.
@@ -207,30 +211,29 @@ def front_chart(
         accuracies: Each setting's test accuracy over its seeds.
     """
     has_seeds = len(runs) > len(settings)
-    by_setting = [
-        (_meta(s.label, place, _MEANS), s.total_bytes, s.accuracy, all(runs[i].status != "finished" for i in s.counted))
+    means = [
+        _End(
+            meta=_meta(s.label, place, _MEANS),
+            cost=s.total_bytes or 0,
+            accuracy=s.accuracy,
+            faint=all(runs[i].status != "finished" for i in s.counted),
+        )
         for place, s in enumerate(settings)
     ]
-    by_run = [
-        (
-            _meta(run_name(runs[i], is_one_of_many=has_seeds), place, _RUNS),
-            runs[i].total_bytes,
-            runs[i].test_accuracy,
-            runs[i].status != "finished",
+    ends = [
+        _End(
+            meta=_meta(run_name(run, is_one_of_many=has_seeds), place, _RUNS),
+            cost=run.total_bytes or 0,
+            accuracy=run.test_accuracy,
+            faint=run.status != "finished",
         )
         for place, setting in enumerate(settings)
-        for i in setting.runs
-        if runs[i].status != "failed"
+        for run in (runs[i] for i in setting.runs)
+        if run.status != "failed"
     ]
-    traces, sent = [], []
-    for points in (by_setting, by_run) if has_seeds else (by_setting,):
-        able = [point for point in points if point[1] and point[2] is not None]
-        front = [able[place] for place in pareto_front([(float(p[1] or 0), float(p[2] or 0)) for p in able])]
-        traces += [_front_line([(p[1], p[2]) for p in front], kind=points[0][0]["kind"])] if front else []
-        for meta, cost, accuracy, hollow in able:
-            error = accuracies[meta["setting"]] if meta["kind"] == _MEANS else None
-            traces.append(_point(meta, looks[meta["setting"]], cost, accuracy, hollow=hollow, error=error))
-            sent.append(float(cost or 0))
+    shown = [e for e in means if e.is_known], [e for e in ends if e.is_known and has_seeds]
+    traces = [trace for group in shown for trace in _with_front(group, looks, accuracies)]
+    sent = [end.cost for group in shown for end in group]
     if not sent:
         return None
     is_wide = max(sent) > 4 * min(sent)
@@ -245,22 +248,52 @@ def front_chart(
     )
 
 
-def _point(
-    meta: Mapping[str, Any], look: Look, cost: Any, accuracy: Any, *, hollow: bool, error: Estimate | None
-) -> Scatter:
+@dataclass(frozen=True, kw_only=True)
+class _End:
+    """Where a run or the mean of a setting ended."""
+
+    meta: Mapping[str, Any]
+    cost: float
+    accuracy: float | None
+    faint: bool
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.cost) and self.accuracy is not None
+
+    @property
+    def setting(self) -> int:
+        return int(self.meta["setting"])
+
+
+def _with_front(ends: Sequence[_End], looks: Sequence[Look], accuracies: Sequence[Estimate]) -> Iterator[Scatter]:
+    front = [ends[place] for place in pareto_front([(end.cost, end.accuracy or 0.0) for end in ends])]
+    if not front:
+        return
+    yield _front_line(front)
+    has_intervals = front[0].meta["kind"] == _MEANS
+    steps = unsure_steps([end.setting for end in front], accuracies) if has_intervals else []
+    doubtful = {dearer for _, dearer in steps}
+    for end in ends:
+        hollow = end not in front or end.setting in doubtful
+        yield _point(end, looks[end.setting], hollow=hollow, error=accuracies[end.setting] if has_intervals else None)
+
+
+def _point(end: _End, look: Look, *, hollow: bool, error: Estimate | None) -> Scatter:
     import plotly.graph_objects as go
 
     known = error is not None and not math.isnan(error.low)
-    text = f"{100 * accuracy:.2f} %, {bytes_text(cost)}"
+    text = f"{100 * (end.accuracy or 0.0):.2f} %, {bytes_text(end.cost)}"
     if error is not None and known:
         text += f"<br>95 % interval {100 * error.low:.2f} to {100 * error.high:.2f} %, {error.count} seeds"
     symbol = SYMBOLS[look.marker][0] + ("-open" if hollow else "")
     edge = {"width": 1.5, "color": look.colour if hollow else "#FFFFFF"}
     return go.Scatter(
-        name=wrapped(meta["label"]),
+        name=wrapped(end.meta["label"]),
         mode="markers",
-        x=[short(cost)],
-        y=[short(accuracy)],
+        opacity=0.4 if end.faint else 1.0,
+        x=[short(end.cost)],
+        y=[short(end.accuracy)],
         marker={"color": look.colour, "size": 11, "symbol": symbol, "line": edge},
         error_y={
             "array": [error.high - error.mean],
@@ -272,19 +305,19 @@ def _point(
         else None,
         text=text,
         hovertemplate="%{fullData.name}<br>%{text}<extra></extra>",
-        meta=dict(meta),
+        meta=dict(end.meta),
     )
 
 
-def _front_line(points: Sequence[tuple[Any, Any]], *, kind: str) -> Scatter:
+def _front_line(front: Sequence[_End]) -> Scatter:
     import plotly.graph_objects as go
 
     return go.Scatter(
         name="Pareto front",
         mode="lines",
-        x=[short(cost) for cost, _ in points],
-        y=[short(accuracy) for _, accuracy in points],
+        x=[short(end.cost) for end in front],
+        y=[short(end.accuracy) for end in front],
         line={"color": INK, "width": 1, "dash": "dot", "shape": "hv"},
         hoverinfo="skip",
-        meta={"label": "Pareto front", "setting": None, "kind": kind},
+        meta={"label": "Pareto front", "setting": None, "kind": front[0].meta["kind"]},
     )

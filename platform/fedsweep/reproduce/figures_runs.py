@@ -1,6 +1,6 @@
 """Pictures of runs: learning curves, who was in which group, with which classes, and took part.
 
-A panel is a cell. Of cells with several seeds the curves show the mean and the range; the others show the lowest seed.
+A panel is a cell. Of cells with several seeds the curves show mean and deviation, the other pictures the lowest seed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fedsweep.figures.scenario_arrays import class_shares_of, participation_of
 from fedsweep.figures.style import (
     PANEL_HEIGHT,
     axis_name,
+    band_handles,
     legend_below,
     line_handle,
     looks,
@@ -47,7 +48,7 @@ _MOST_PANELS = 12
 
 
 def _curves(scene: Scene) -> Figure:
-    """A panel for each column and group, a line for each row: the mean over seeds, with a band from lowest to highest.
+    """A panel for each column and group, a line for each row: the mean over seeds, with a band of one deviation.
 
     Without groups all rows share a panel; with groups each panel has a legend of its own.
     """
@@ -69,11 +70,13 @@ def _curves(scene: Scene) -> Figure:
         scale_axes(axes, log_x=spec.log_x, log_y=spec.log_y)
         name_axes(axes, x=spec.x_label or axis_name(x), y=spec.y_label or axis_name(y))
         if spec.groups and axes.lines:
-            axes.legend(fontsize=6, ncols=2, frameon=False)
+            handles = [*axes.get_legend_handles_labels()[0], *band_handles([axes])]
+            axes.legend(handles=handles, fontsize=6, ncols=2, frameon=False)
     if not drawn:
         raise ConfigError(f"figure {spec.name}: no run has the column {y}")
     if not spec.groups:
-        legend_below(figure, [line_handle(row, scene.looks[row]) for row in scene.rows if row in drawn])
+        rows = [line_handle(row, scene.looks[row]) for row in scene.rows if row in drawn]
+        legend_below(figure, [*rows, *band_handles(every)])
     return figure
 
 

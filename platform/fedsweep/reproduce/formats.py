@@ -5,9 +5,12 @@ from __future__ import annotations
 import html
 import io
 import re
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from fedsweep.catalog import resolve
 from fedsweep.reproduce.cell_texts import Heading, caption, cell_text, headings, label_of, notes, setting_line
@@ -176,6 +179,11 @@ def as_latex(grid: Grid) -> str:
     return "\n".join([*head, *_tabular(grid), *foot, ""])
 
 
+def as_tabular(grid: Grid) -> str:
+    """The lines of figures alone, for a table environment of one's own."""
+    return "\n".join([r"% needs \usepackage{booktabs}", *_tabular(grid), ""])
+
+
 def _tabular(grid: Grid) -> list[str]:
     import pandas as pd
 
@@ -220,18 +228,37 @@ th[scope="row"], caption { text-align: left; }
 .off { font-weight: 600; color: #8a5a00; }
 .broken { color: #b3261e; }
 ul { font-size: .9rem; color: #5b6675; padding-left: 1.1rem; }
+figure { margin: 2rem 0; }
+img { max-width: 100%; height: auto; }
 """
 
 
-def as_html(grid: Grid) -> str:
-    """The table as a page that needs nothing beside itself."""
+def as_html(grid: Grid, *, pictures: Sequence[Path] = (), runs: Sequence[Path] = ()) -> str:
+    """The table as a page that needs nothing beside itself.
+
+    Args:
+        grid: The table.
+        pictures: PNG files, which become part of the page.
+        runs: Run folders in the page's own folder, which it links to.
+
+    Raises:
+        OSError: A picture can't be read.
+    """
     title = _html(caption(grid))
+    shown = "".join(
+        f'<figure><img alt="{_html(path.stem)}" src="data:image/png;base64,{b64encode(path.read_bytes()).decode()}">'
+        f"<figcaption>{_html(path.stem)}</figcaption></figure>\n"
+        for path in pictures
+    )
+    linked = "".join(f'<li><a href="{quote(path.name)}/">{_html(clean(path.name))}</a></li>\n' for path in runs)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:;'
+        " style-src 'unsafe-inline'\">\n"
         f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
-        f"{html_fragment(grid)}</body>\n</html>\n"
+        f"{html_fragment(grid)}{shown}"
+        f"{f'<h2>Runs</h2><ul>{linked}</ul>' if linked else ''}</body>\n</html>\n"
     )
 
 
@@ -277,6 +304,7 @@ FORMS: dict[str, Callable[[Grid], str]] = {
     "table.txt": as_text,
     "table.md": as_markdown,
     "table.tex": as_latex,
+    "tabular.tex": as_tabular,
     "table.html": as_html,
 }
 

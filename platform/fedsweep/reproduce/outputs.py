@@ -15,10 +15,11 @@ from fedsweep import __version__
 from fedsweep.bounded import parse_json, read_regular
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.reproduce.claims import findings
-from fedsweep.reproduce.formats import FORMS
+from fedsweep.reproduce.formats import FORMS, as_html
 from fedsweep.reproduce.grid import Grid, GridCell, deviates, lies_within
 from fedsweep.reproduce.table_file import TableFile
 from fedsweep.runs.files import atomic_write
+from fedsweep.runs.find import find_runs
 
 MEASURED = "measured.json"
 FIGURES = "figures"
@@ -38,6 +39,9 @@ def write_outputs(grid: Grid, folder: Path) -> list[Path]:
     texts |= {name: form(grid) for name, form in FORMS.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        pictures = [path for path in sorted(_pictures(folder)) if path.suffix == ".png"]
+        runs = [path for path in find_runs(folder) if path.parent == folder]
+        texts["table.html"] = as_html(grid, pictures=pictures, runs=runs)
         for name, text in texts.items():
             atomic_write(folder / name, text.encode())
     except OSError as error:

@@ -8,24 +8,19 @@ table's folder is whole by itself.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
-from fedsweep.errors import FedsweepError, OutputError
+from fedsweep.errors import FedsweepError
 from fedsweep.runs.facts import run_facts
-from fedsweep.runs.files import TRACKING
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
 if TYPE_CHECKING:
     from fedsweep.reproduce.reproduction import Reproduction
-
-_HALF = ".taking-over"
 
 
 def finished_elsewhere(found: Reproduction, folder: SweepFolder) -> dict[Path, Path]:
@@ -42,34 +37,6 @@ def finished_elsewhere(found: Reproduction, folder: SweepFolder) -> dict[Path, P
         if key in wanted and wanted[key] not in runs and _is_that_run(run, key, here):
             runs[wanted[key]] = run
     return runs
-
-
-def take_over(runs: Mapping[Path, Path]) -> None:
-    """Copies finished runs to where the trials' own would be; what a trial had begun there goes.
-
-    Args:
-        runs: What :func:`finished_elsewhere` found.
-
-    Raises:
-        OutputError: A run can't be copied.
-    """
-    for target, run in runs.items():
-        half = target.with_name(_HALF)
-        try:
-            shutil.rmtree(half, ignore_errors=True)
-            shutil.copytree(run, half, ignore=shutil.ignore_patterns(TRACKING), copy_function=_linked)
-            shutil.rmtree(target, ignore_errors=True)
-            half.rename(target)
-        except OSError as error:
-            raise OutputError(f"{run} can't be copied to {target}: {error.strerror or error}") from error
-
-
-def _linked(source: str, target: str) -> None:
-    """A second name of a file, which takes no room: a run's files are replaced as a whole, never changed in place."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def _runs_beside(path: Path) -> Iterator[tuple[Path, str]]:

@@ -52,12 +52,12 @@ class Table:
         """The table as its file has it.
 
         Args:
-            form: ``txt``, ``md``, ``tex`` or ``html``.
+            form: ``txt``, ``md``, ``tex``, ``html``, or ``tabular``, which is LaTeX without what is around the figures.
 
         Raises:
             ConfigError: There is no such form.
         """
-        forms = {name.rpartition(".")[2]: make for name, make in FORMS.items()}
+        forms = {name.removeprefix("table.").removesuffix(".tex"): make for name, make in FORMS.items()}
         if form not in forms:
             raise ConfigError(f"a table is written as one of {', '.join(forms)}, but not as {form!r}")
         return forms[form](self.grid)

@@ -142,15 +142,13 @@ class Task:
 
     def _take_over(self, prepared: PreparedSweep, said: Callable[[str], None]) -> bool:
         """Takes over what tables beside this one have finished; whether there was any, so that the folder is begun."""
-        from fedsweep.reproduce.reuse import finished_elsewhere, take_over
+        from fedsweep.reproduce.reuse import finished_elsewhere
+        from fedsweep.sweeps.reuse import take_over
 
         runs = finished_elsewhere(self.found, self.folder)
         if not runs:
             return False
-        with prepared.writing():
-            if not self.going_on:
-                self.folder.create(prepared.plan, config_yaml=prepared.config.to_yaml(), overwrite=self.overwrite)
-            take_over(runs)
+        take_over(prepared, runs, begun=self.going_on, overwrite=self.overwrite)
         places = ", ".join(dict.fromkeys(path.parent.name for path in runs.values()))
         said(f"{len(runs)} of {len(prepared.entries)} runs have finished in {places} already and are taken over")
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedsweep.results.seed_statistics import finite, mean
+from fedsweep.results.seed_statistics import deviation, finite, mean
 from fedsweep.results.view import RunView
 
 # What a report draws, and how it is called there.
@@ -37,8 +37,8 @@ class Curve:
         sim_time_s: Virtual seconds up to and with each round.
         wall_time_s: Real seconds up to and with each round, evaluation included; empty where nobody asks for them.
         figures: Columns that are known in some round.
-        low: Lowest over seeds; empty for a single run.
-        high: Highest over seeds; empty for a single run.
+        low: Over seeds, the mean less one sample standard deviation; empty for a single run.
+        high: The mean and one deviation more; empty for a single run.
     """
 
     rounds: tuple[int, ...]
@@ -54,7 +54,7 @@ class Curve:
         return [(sent, value) for sent, value, _, _ in self.points("test_accuracy", against="total_bytes")]
 
     def points(self, name: str, *, against: str) -> list[tuple[float, float, float, float]]:
-        """Where it is drawn, the figure, its lowest and its highest over seeds, of the rounds that have both.
+        """Where it is drawn, the figure, and the ends of its band over seeds, of the rounds that have all.
 
         Args:
             name: One of the figures; a curve without it has no points.
@@ -112,8 +112,8 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
         sim_time_s=over(mean, [curve.sim_time_s for curve in curves]),
         wall_time_s=over(mean, [curve.wall_time_s for curve in curves]),
         figures={name: over(mean, columns[name]) for name in names},
-        low={name: over(min, columns[name]) for name in names},
-        high={name: over(max, columns[name]) for name in names},
+        low={name: over(lambda values: mean(values) - deviation(values), columns[name]) for name in names},
+        high={name: over(lambda values: mean(values) + deviation(values), columns[name]) for name in names},
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from fedsweep.results.seed_statistics import Estimate
 
 _STEPS = (1, 2, 5)
 _MOST_BUDGETS = 16
@@ -47,6 +50,20 @@ def pareto_front(points: Sequence[tuple[float, float] | None]) -> list[int]:
             front.append(index)
             last = (cost, loss)
     return front
+
+
+def unsure_steps(front: Sequence[int], accuracies: Sequence[Estimate]) -> list[tuple[int, int]]:
+    """Neighbours on the Pareto front that cannot be told from one another: their intervals overlap.
+
+    Args:
+        front: Indices into ``accuracies``, cheapest first.
+        accuracies: Over seeds.
+    """
+    return [
+        (cheaper, dearer)
+        for cheaper, dearer in itertools.pairwise(front)
+        if accuracies[cheaper].low <= accuracies[dearer].high and accuracies[dearer].low <= accuracies[cheaper].high
+    ]
 
 
 def reached(curve: Sequence[tuple[float, float]], budget: float) -> tuple[float, float] | None:

@@ -76,6 +76,12 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
+def deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation of at least two values, whatever their order."""
+    centre = mean(values)
+    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
+
+
 def estimate(values: Iterable[float | None]) -> Estimate:
     """Mean, standard deviation and bootstrap interval; the same values give the same interval wherever it is asked for.
 

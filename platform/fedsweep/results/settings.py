@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -222,6 +222,12 @@ def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[tuple[P
         for (view, flat), label in zip(good, labels, strict=True)
     ]
     return runs, bad
+
+
+def shortly_called(runs: Sequence[ReportRun]) -> list[ReportRun]:
+    """The runs without the words that all of their labels begin with: a sweep's name; for tables, after grouping."""
+    labels = without_shared_start([run.label for run in runs])
+    return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
 
 
 def group_settings(runs: Sequence[ReportRun]) -> list[Setting]:

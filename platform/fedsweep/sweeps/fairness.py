@@ -3,6 +3,8 @@
 Everything random in a run is keyed by seed and purpose, so trials that share scenario, model, training and seed have
 the same partition, initial model and batches, and the same cohorts unless their method chooses cohorts itself. What is
 left to check is that a space does not change the world beside the method, and that settings have the same seeds.
+
+Budgets are part of the world of those methods alone that plan with them.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.catalog import build_method
+from fedsweep.components.pacing import Pacing
 from fedsweep.sweeps.space import Trial, canonical, walk
 
 if TYPE_CHECKING:
@@ -20,12 +24,39 @@ _PRACTICE = ("training", "evaluation")
 # Where the data lie and how they come there changes no result.
 _PLACES = frozenset({"scenario.root", "scenario.download"})
 _SHOWN = 4
+_BUDGETS = "scenario.budgets"
+# Between what all must share and the budgets of a method that plans with them; JSON on one line has none.
+_BETWEEN = "\n"
 
 
 def world_of(config: Config) -> str:
-    """What trials must share to be compared, the seed apart; canonical JSON."""
+    """What trials must share to be compared, the seed apart; to be read by :func:`comparable`."""
     tree = config.tree()
-    return canonical({key: value for section in _WORLD for key, value in _flat(tree, section) if key not in _PLACES})
+    budgets = tree["scenario"].pop("budgets")
+    world = canonical({key: value for section in _WORLD for key, value in _flat(tree, section) if key not in _PLACES})
+    return f"{world}{_BETWEEN}{canonical(budgets)}" if plans_with_budgets(config) else world
+
+
+def comparable(worlds: Sequence[str]) -> list[list[int]]:
+    """Groups of those that may all be compared with each other; who knows no budgets is in the groups of all of them.
+
+    Args:
+        worlds: What :func:`world_of` gave.
+
+    Returns:
+        Indices into ``worlds``, ascending in each group.
+    """
+    found = []
+    for world in dict.fromkeys(worlds):
+        shared, between, _ = world.partition(_BETWEEN)
+        if between or not any(other.startswith(shared + _BETWEEN) for other in worlds):
+            found.append([place for place, other in enumerate(worlds) if other in (world, shared)])
+    return found
+
+
+def plans_with_budgets(config: Config) -> bool:
+    """Whether the method has two frequencies of its own, which budgets are compared with."""
+    return type(build_method(config).pacing).costs is not Pacing.costs
 
 
 def notes(trials: Sequence[Trial], configs: Sequence[Config]) -> list[str]:
@@ -36,8 +67,11 @@ def notes(trials: Sequence[Trial], configs: Sequence[Config]) -> list[str]:
         configs: Their resolved configurations, in the same order.
     """
     trees = [config.tree() for config in configs]
+    planning = [tree for tree, config in zip(trees, configs, strict=True) if plans_with_budgets(config)]
     said = []
-    if changed := _differing(trees, _WORLD):
+    changed = [key for key in _differing(trees, _WORLD) if not key.startswith(_BUDGETS)]
+    changed += [key for key in _differing(planning, _WORLD) if key.startswith(_BUDGETS)]
+    if changed:
         said.append(
             f"trials differ in {_listed(changed)}: these are different worlds, and only trials of the same world are"
             " compared with each other"

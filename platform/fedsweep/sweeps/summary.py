@@ -16,6 +16,7 @@ from fedsweep.results.settings import group_settings, remarks, report_runs
 from fedsweep.results.view import load_run
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import CONFIG
+from fedsweep.sweeps.fairness import comparable
 from fedsweep.sweeps.space import Trial, canonical
 from fedsweep.sweeps.sweep_folder import TABLE, SweepFolder
 
@@ -87,7 +88,7 @@ class Summary:
         modes: ``max`` or ``min`` for each.
         trials: In the order of the plan.
         settings: The best first.
-        differences: Between settings of one world, by the first metric; indices into ``settings``.
+        differences: Between settings that may be compared, by the first metric; indices into ``settings``.
         notes: What a reader must know.
     """
 
@@ -238,12 +239,14 @@ def _rank(value: float, mode: str) -> float:
 def _compare(
     settings: Sequence[SettingRow], by_seed: Mapping[tuple[str, str], Mapping[int | None, float]]
 ) -> list[Difference]:
-    found = []
-    for world in dict.fromkeys(setting.world for setting in settings):
-        places = [place for place, setting in enumerate(settings) if setting.world == world][:_MOST_COMPARED]
-        pairs = differences([by_seed[_key(settings[p])] for p in places])
-        found += [replace(d, first=places[d.first], second=places[d.second]) for d in pairs if d.pairs]
-    return found
+    found: dict[tuple[int, int], Difference] = {}
+    for group in comparable([setting.world for setting in settings]):
+        places = group[:_MOST_COMPARED]
+        for d in differences([by_seed[_key(settings[p])] for p in places]):
+            pair = places[d.first], places[d.second]
+            if d.pairs and pair not in found:
+                found[pair] = replace(d, first=pair[0], second=pair[1])
+    return list(found.values())
 
 
 def _remarks(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:

@@ -91,13 +91,11 @@ class Watcher(KeptHere, tune.Callback):
     # Tune calls these with keywords; ``info`` swallows those that are of no use here.
 
     def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        """See Ray Tune."""
         self._progress.began(self._name(trial))
 
     def on_trial_result(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any], **info: Any
     ) -> None:
-        """See Ray Tune."""
         name = self._name(trial)
         if result.get(FATAL_MARK):
             trial.max_failures = 0  # with the same seed it would fail in the same way
@@ -110,11 +108,9 @@ class Watcher(KeptHere, tune.Callback):
             self._tracker.round_done(known, record_of(result))
 
     def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        """See Ray Tune."""
         self._progress.retried(self._name(trial), cause_of(trial))
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        """See Ray Tune."""
         name, known = self._name(trial), self._known.get(self._name(trial))
         cause = cause_of(trial)
         if known is not None:

@@ -277,7 +277,7 @@ def _make_tracker(prepared: PreparedSweep) -> SweepTracker | None:
 
     tracker = SweepTracker(
         uri=prepared.uri,
-        experiment=prepared.config.tracking.experiment,
+        experiment=(prepared.config.given.get("tracking") or {}).get("experiment"),
         folder=prepared.folder.path,
         logged=prepared.folder.read_logged(),
         keep_logged=prepared.folder.write_logged,

@@ -7,6 +7,7 @@ import itertools
 import pickle
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedsweep.card import Limit
 from fedsweep.catalog import method_builder
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, LocalTerm
+from fedsweep.components.selection import UniformSelection
 from fedsweep.config.signatures import bind, describe
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
@@ -23,7 +25,7 @@ from fedsweep.errors import ConfigError, RunError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
-from fedsweep.method import SEAMS, FederatedMethod
+from fedsweep.method import SEAMS, FederatedMethod, MethodSettings
 from fedsweep.runs.state_codec import from_bytes, to_bytes
 from fedsweep.testing import costs, merges, parts
 from fedsweep.testing.fleets import SplitFleet
@@ -32,6 +34,7 @@ from fedsweep.testing.subject import (
     NormedNetwork,
     PlainNetwork,
     Subject,
+    fedavg_with,
     golden_problem,
     states_of,
     subject_of,
@@ -146,17 +149,17 @@ def limits_are_other_methods(subject: Subject) -> None:
     """With each limit's parameters the models are the other method's, on unequal and on equal clients."""
     for limit in subject.card.limits:
         for sizes in ((16,) * 6,) if limit.equal_sizes else (None, (16,) * 6):
-            _check_limit(subject, limit, {} if sizes is None else {"sizes": sizes})
+            _check_limit(subject, limit, sizes)
 
 
-def _check_limit(subject: Subject, limit: Limit, options: Mapping[str, Any]) -> None:
+def _check_limit(subject: Subject, limit: Limit, sizes: tuple[int, ...] | None) -> None:
     builder = method_builder(limit.of)
     own = subject.built({**subject.card.small, **limit.given})
     other = builder(**bind("method", limit.of, builder, limit.of_given))
     settings = own.settings if limit.equal_sizes else other.settings
-    found, expected = (
-        states_of(subject.world(method, **options))[-1].vector for method in (own, replace(other, settings=settings))
-    )
+    options = {} if sizes is None else {"sizes": sizes}
+    found = states_of(subject.world(own, **options))[-1].vector
+    expected = subject.end_of(replace(other, settings=settings), sizes)
     apart = float((found - expected).abs().max())
     _require(
         torch.equal(found, expected) if not limit.tolerance else apart <= limit.tolerance,
@@ -190,27 +193,28 @@ def it_is_alive(subject: Subject) -> None:
 # -- rough worlds ------------------------------------------------------------------------------------------------
 
 
-def _normed(subject: Subject) -> Experiment:
-    return subject.world(subject.method, build=NormedNetwork)
+def _rough(subject: Subject, **options: Any) -> Experiment:
+    # The second round is the first that begins with what a round left behind.
+    return subject.world(subject.method, **({"rounds": 2} | options))
 
 
 ROUGH: Mapping[str, Callable[[Subject], Experiment]] = {
-    "batch norm": _normed,
-    "a network that says nothing of itself": lambda s: s.world(s.method, build=PlainNetwork),
-    "one client a round": lambda s: s.world(s.method, cohort_size=1),
-    "one client in all": lambda s: s.world(s.method, num_clients=1, cohort_size=1, sizes=(96,)),
-    "clients of one or two samples": lambda s: s.world(s.method, sizes=(1, 2, 1, 2, 1, 2)),
-    "a class that nobody has": lambda s: s.world(s.method, **_without_a_class()),
-    "twenty times the steps": lambda s: s.world(s.method, local_epochs=40, cohort_size=2, rounds=1),
-    "averaged momentum": lambda s: s.world(s.method, optimizer=OptimizerSettings(momentum=0.9, keep="average")),
-    "kept momentum and weight decay": lambda s: s.world(
-        s.method, learning_rate=0.02, optimizer=OptimizerSettings(momentum=0.9, weight_decay=0.01, keep="persist")
+    "batch norm": lambda s: _rough(s, build=NormedNetwork),
+    "a network that says nothing of itself": lambda s: _rough(s, build=PlainNetwork),
+    "one client a round": lambda s: _rough(s, cohort_size=1),
+    "one client in all": lambda s: _rough(s, num_clients=1, cohort_size=1, sizes=(96,)),
+    "clients of one or two samples": lambda s: _rough(s, sizes=(1, 2, 1, 2, 1, 2)),
+    "a class that nobody has": lambda s: _rough(s, **_without_a_class()),
+    "ten times the steps": lambda s: _rough(s, local_epochs=20, cohort_size=2, rounds=1),
+    "averaged momentum": lambda s: _rough(s, optimizer=OptimizerSettings(momentum=0.9, keep="average")),
+    "kept momentum and weight decay": lambda s: _rough(
+        s, learning_rate=0.02, optimizer=OptimizerSettings(momentum=0.9, weight_decay=0.01, keep="persist")
     ),
-    "Adam on the clients": lambda s: s.world(s.method, learning_rate=0.01, optimizer=OptimizerSettings(name="adam")),
-    "float64": lambda s: s.world(s.method, double=True),
-    "no data on the server": lambda s: s.world(s.method, proxy=None, validation=None),
-    "no devices": lambda s: _without_devices(s.world(s.method)),
-    "a learning rate of 0": lambda s: s.world(s.method, learning_rate=0.0),
+    "Adam on the clients": lambda s: _rough(s, learning_rate=0.01, optimizer=OptimizerSettings(name="adam")),
+    "float64": lambda s: _rough(s, double=True),
+    "no data on the server": lambda s: _rough(s, proxy=None, validation=None),
+    "no devices": lambda s: _without_devices(_rough(s)),
+    "a learning rate of 0": lambda s: _rough(s, learning_rate=0.0),
 }
 # What a card may need, and the world that lacks it.
 LACKING = {
@@ -284,18 +288,25 @@ class _Seen(LocalTerm):
 
 def streams_are_fedavgs(subject: Subject) -> None:
     """Whatever the method draws, cohorts, steps and batches are those of FedAvg; who takes no step, takes none."""
-    plain = FederatedMethod(name="fedavg", source="", settings=subject.method.settings)
-    found, expected = _Seen(), _Seen()
-    states = [
-        states_of(subject.world(replace(method, terms=(*method.terms, seen))))[-1]
-        for method, seen in ((subject.method, found), (plain, expected))
-    ]
-    cohorts = [[r.cohort for r in state.records] for state in states]
-    default = type(subject.method.selection) is type(plain.selection)
-    _require(cohorts[0] == cohorts[1] or not default, f"cohorts are {cohorts[0]}, FedAvg's {cohorts[1]}")
-    if default and found.batches:
-        extra = set(found.batches) - set(expected.batches)
-        _require(not extra, f"{len(extra)} of {len(found.batches)} batches are not FedAvg's")
+    batches, cohorts = _seen(subject, subject.method)
+    expected, plain = _plain_seen(subject.method.settings)
+    default = type(subject.method.selection) is UniformSelection
+    _require(cohorts == plain or not default, f"cohorts are {cohorts}, FedAvg's {plain}")
+    if default and batches:
+        extra = batches - expected
+        _require(not extra, f"{len(extra)} of {len(batches)} batches are not FedAvg's")
+
+
+def _seen(subject: Subject, method: FederatedMethod) -> tuple[set[Any], list[Any]]:
+    """A run's batches and cohorts."""
+    seen = _Seen()
+    end = states_of(subject.world(replace(method, terms=(*method.terms, seen))))[-1]
+    return set(seen.batches), [record.cohort for record in end.records]
+
+
+@cache
+def _plain_seen(settings: MethodSettings) -> tuple[set[Any], list[Any]]:
+    return _seen(subject_of("fedavg"), fedavg_with(settings))
 
 
 def clients_names_do_not_matter(subject: Subject) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
 
 from torch import Tensor, nn
 
@@ -12,12 +13,12 @@ from fedsweep.engine.cost import CostModel
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.forecast import forecast
 from fedsweep.engine.plan import RoundPlan
-from fedsweep.method import FederatedMethod
+from fedsweep.method import FederatedMethod, MethodSettings
 from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.models.network import LinearHeadNetwork
 from fedsweep.models.unit_groups import UnitGroup, chain_groups
 from fedsweep.testing.fleets import FlopFleet, MeasuringFleet
-from fedsweep.testing.subject import Subject
+from fedsweep.testing.subject import Subject, fedavg_with, subject_of
 from fedsweep.testing.worlds import run_rounds
 
 _WIDTH, _DEPTH = 32, 6
@@ -100,17 +101,26 @@ class DeepNetwork(LinearHeadNetwork):
 
 def passes_are_those_that_torch_counts(subject: Subject) -> None:
     """What clients compute beside FedAvg's steps is in the column `flops`, within 5 % of what torch counts."""
-    plain = FederatedMethod(name="fedavg", source="", settings=subject.method.settings)
-    told, counted = [], []
-    for method in (subject.method, plain):
-        work = subject.world(method, build=DeepNetwork, cohort_size=6, rounds=2, batch_size=16)
-        fleet = FlopFleet(work)
-        state = run_rounds(Engine(work, fleet))
-        told.append(sum(record.flops - record.extra.get("server_flops", 0.0) for record in state.records[1:]))
-        counted.append(sum(flops for round, flops in fleet.flops.items() if round > 1))
-    ratios = told[0] / told[1], counted[0] / counted[1]
+    (told, counted), (plain_told, plain_counted) = (
+        _flops(subject, subject.method),
+        _plain_flops(subject.method.settings),
+    )
+    ratios = told / plain_told, counted / plain_counted
     if abs(ratios[0] - ratios[1]) > 0.05 * ratios[1]:
         raise AssertionError(
             f"from round 2 on clients compute {ratios[1]:.3f} times what FedAvg's do, but the column flops says"
             f" {ratios[0]:.3f}; correct the `passes` of its objective, terms or probes"
         )
+
+
+def _flops(subject: Subject, method: FederatedMethod) -> tuple[float, float]:
+    """Operations of round 2 as the column has them, and as torch counts them."""
+    work = subject.world(method, build=DeepNetwork, cohort_size=6, rounds=2, batch_size=16)
+    fleet = FlopFleet(work)
+    last = run_rounds(Engine(work, fleet)).records[-1]
+    return last.flops - last.extra.get("server_flops", 0.0), fleet.flops[2]
+
+
+@cache
+def _plain_flops(settings: MethodSettings) -> tuple[float, float]:
+    return _flops(subject_of("fedavg"), fedavg_with(settings))

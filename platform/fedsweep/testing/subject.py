@@ -17,7 +17,7 @@ from fedsweep.components.local import LocalStep, Objective
 from fedsweep.config.signatures import bind
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.method import FederatedMethod
+from fedsweep.method import FederatedMethod, MethodSettings
 from fedsweep.models.mlp import Mlp
 from fedsweep.models.network import LinearHeadNetwork
 from fedsweep.models.unit_groups import UnitGroup, chain_groups
@@ -124,7 +124,25 @@ class Subject:
     @cached_property
     def plain(self) -> tuple[RunState, ...]:
         """FedAvg's run in the same world, with what the method asks of the training section."""
-        return states_of(self.world(FederatedMethod(name="fedavg", source="", settings=self.method.settings)))
+        return _run_of(fedavg_with(self.method.settings), None)
+
+    def end_of(self, method: FederatedMethod, sizes: tuple[int, ...] | None) -> Tensor:
+        """The model of another method's run in this world, where clients may have other sizes."""
+        if "labelled proxy" in self.card.needs:
+            return states_of(self.world(method, **({} if sizes is None else {"sizes": sizes})))[-1].vector
+        return _run_of(method, sizes)[-1].vector
+
+
+def fedavg_with(settings: MethodSettings) -> FederatedMethod:
+    """FedAvg, with what another method asks of the training section."""
+    return FederatedMethod(name="fedavg", source="", settings=settings)
+
+
+# Many methods are compared with the same few runs.
+@cache
+def _run_of(method: FederatedMethod, sizes: tuple[int, ...] | None) -> tuple[RunState, ...]:
+    options = {} if sizes is None else {"sizes": sizes}
+    return states_of(subject_of("fedavg").world(method, **options))
 
 
 def states_of(experiment: Experiment) -> tuple[RunState, ...]:

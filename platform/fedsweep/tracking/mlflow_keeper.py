@@ -171,23 +171,18 @@ class KeptRun:
         self._keeper, self.run_id = keeper, run_id
 
     def log_params(self, config: Mapping[str, Any]) -> None:
-        """See :meth:`MlflowRun.log_params`."""
         self._keeper.call("log_params", dict(config))
 
     def log_dataset(self, config: Mapping[str, Any]) -> None:
-        """See :meth:`MlflowRun.log_dataset`."""
         self._keeper.call("log_dataset", dict(config))
 
     def log_points(self, points: Sequence[Point], tags: Mapping[str, str]) -> None:
-        """See :meth:`MlflowRun.log_points`."""
         self._keeper.call("log_points", [tuple(point) for point in points], dict(tags))
 
     def log_file(self, path: Path, *, into: str | None = None) -> None:
-        """See :meth:`MlflowRun.log_file`."""
         self._keeper.call("log_file", path, into=into)
 
     def end(self, status: str) -> None:
-        """See :meth:`MlflowRun.end`."""
         self._keeper.call("end", status)
 
 

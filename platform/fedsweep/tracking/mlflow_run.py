@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.errors import ResourceError
 from fedsweep.runs.files import TRACKING, atomic_write
-from fedsweep.tracking.mlflow_store import experiment_id, open_store, quiet_mlflow, redacted
+from fedsweep.tracking.mlflow_experiments import experiment_id, own_experiment
+from fedsweep.tracking.mlflow_store import open_store, quiet_mlflow, redacted, sqlite_path
 from fedsweep.tracking.points import Point
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ class MlflowRun:
     seen: dict[str, Counter[int]] = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, uri: str, *, experiment: str, name: str, tags: Mapping[str, str], folder: Path) -> MlflowRun:
+    def begin(cls, uri: str, *, experiment: str | None, name: str, tags: Mapping[str, str], folder: Path) -> MlflowRun:
         """Goes on with the run that the folder names, or makes one and leaves its ids there.
 
         Args:
             uri: The store's address, absolute.
-            experiment: The MLflow experiment; made where it is not there.
+            experiment: The MLflow experiment, made where it is not there; None: one that the run has to itself.
             name: The run's name.
             tags: The run's tags; ``mlflow.parentRunId`` makes it the child of another.
             folder: The run's folder; ``mlflow.json`` in it keeps the ids.
@@ -91,12 +92,24 @@ class MlflowRun:
                     params=set(found.data.params),
                     seen={key: _steps(client, found.info.run_id, key) for key in found.data.metrics},
                 )
+            experiment = experiment or own_experiment(client, name, uri=uri, folder=folder)
             where = experiment_id(client, experiment, uri=uri, folder=folder)
             own = _run_tags(tags, folder) | {_WRITER: writer}
             run_id = str(client.create_run(where, run_name=name, tags=own).info.run_id)
         ids = {"uri": redacted(uri), "experiment": experiment, "experiment_id": where, "run_id": run_id}
-        atomic_write(folder / TRACKING, f"{json.dumps(ids, indent=2)}\n".encode())
+        try:
+            atomic_write(folder / TRACKING, f"{json.dumps(ids, indent=2)}\n".encode())
+        except OSError:
+            with quiet_mlflow():
+                client.delete_run(run_id)  # nobody would find it again, and each further try make another
+            raise
         return cls(client=client, run_id=run_id, writer=writer)
+
+    def experiment(self) -> str:
+        """The name of the experiment that it is in."""
+        with quiet_mlflow():
+            where = self.client.get_run(self.run_id).info.experiment_id
+            return str(self.client.get_experiment(where).name)
 
     def log_params(self, config: Mapping[str, Any]) -> None:
         """Logs params that the run does not have yet; long values are cut and passwords blotted out."""
@@ -186,9 +199,10 @@ def note_complete(folder: Path) -> None:
 
 
 def is_complete(folder: Path, uri: str) -> bool:
-    """Whether the folder notes that this store has everything of the run."""
-    saved = _saved(folder)
-    return saved.get("uri") == redacted(uri) and saved.get(_COMPLETE) is True
+    """Whether the folder notes that this store has everything of the run, and the store was not removed since."""
+    saved, file = _saved(folder), sqlite_path(uri)
+    is_there = file is None or file.is_file()
+    return is_there and saved.get("uri") == redacted(uri) and saved.get(_COMPLETE) is True
 
 
 def key_text(text: str) -> str:

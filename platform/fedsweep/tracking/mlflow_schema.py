@@ -12,7 +12,7 @@ _REVISION = re.compile(r"^revision\b[^=\n]*=\s*[\"'](\w+)", re.MULTILINE)
 _FOLLOWS = re.compile(r"^down_revision\b[^=\n]*=\s*[\"'](\w+)", re.MULTILINE)
 
 
-def is_in_order(path: Path, experiment: str) -> bool:
+def is_in_order(path: Path, experiment: str | None) -> bool:
     """Whether that is certain; whatever is out of the ordinary is left to MLflow to judge."""
     ours = _schema_version()
     try:

@@ -25,12 +25,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.tracking.mlflow_schema import is_in_order
-from fedsweep.tracking.mlflow_view import save_view
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -41,7 +40,7 @@ PATIENCE_S = 3.0
 _CREATION_S = 120.0  # a fresh file takes 2 s; several processes may wait for one another
 _SQLITE = "sqlite:///"
 _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
-_OWN_STORES = ("databricks", "databricks-uc", "uc")
+OWN_STORES = ("databricks", "databricks-uc", "uc")
 _FILE_STORE = (
     "tracking.uri: {uri!r} is a file store, which MLflow no longer supports; use sqlite:////abs/mlflow.db, the address"
     " of an MLflow server, or none (`mlflow migrate-filestore` converts an old store)"
@@ -85,11 +84,11 @@ def resolve_uri(uri: str | None, *, out: Path) -> str | None:
         if not uri.startswith(_SQLITE) or path in ("", ":memory:"):
             raise ConfigError(f"tracking.uri: {uri!r} must name a file, as in sqlite:////abs/mlflow.db")
         return sqlite_uri(Path(path).absolute())
-    if scheme in (*_PORTS, "http", "https", *_OWN_STORES) or uri in _OWN_STORES:
+    if scheme in (*_PORTS, "http", "https", *OWN_STORES) or uri in OWN_STORES:
         return uri
     if scheme in ("", "file"):
         raise ConfigError(_FILE_STORE.format(uri=uri))
-    kinds = ", ".join(("sqlite", *_PORTS, "http", "https", *_OWN_STORES))
+    kinds = ", ".join(("sqlite", *_PORTS, "http", "https", *OWN_STORES))
     raise ConfigError(f"tracking.uri: {redacted(uri)!r} is of no known kind (known: {kinds}; null; none)")
 
 
@@ -123,12 +122,12 @@ def reason_of(error: Exception) -> str:
     return (telling or lines or [type(error).__name__])[0]
 
 
-def check_store(uri: str, *, experiment: str = "fedsweep") -> None:
+def check_store(uri: str, *, experiment: str | None = "fedsweep") -> None:
     """Makes sure, without writing anything, that a run can be tracked.
 
     Args:
         uri: An address from :func:`resolve_uri`.
-        experiment: The MLflow experiment.
+        experiment: The MLflow experiment; None: :func:`~fedsweep.tracking.mlflow_experiments.own_experiment` finds one.
 
     Raises:
         ResourceError: The store is not there, cannot be written, is not MLflow's, is of another version of MLflow,
@@ -146,7 +145,7 @@ def check_store(uri: str, *, experiment: str = "fedsweep") -> None:
         else:
             client = _client(uri)
         try:
-            found = client.get_experiment_by_name(experiment)
+            found = client.get_experiment_by_name(experiment) if experiment is not None else None
         except Exception as error:  # MLflow raises its own, SQLAlchemy's and requests' exceptions alike
             raise _unusable(uri, error) from error
     if found is not None and found.lifecycle_stage != "active":
@@ -156,7 +155,7 @@ def check_store(uri: str, *, experiment: str = "fedsweep") -> None:
         )
 
 
-def needs_mlflow(uri: str, *, experiment: str) -> bool:
+def needs_mlflow(uri: str, *, experiment: str | None) -> bool:
     """Whether only MLflow, which takes long to import, can tell that a run can be tracked.
 
     It need not where a sqlite file is still to be made, or has the installed MLflow's schema and no deleted experiment
@@ -164,7 +163,7 @@ def needs_mlflow(uri: str, *, experiment: str) -> bool:
 
     Args:
         uri: An address from :func:`resolve_uri`.
-        experiment: The MLflow experiment.
+        experiment: The MLflow experiment; None: any.
     """
     path = sqlite_path(uri)
     if path is None:
@@ -224,34 +223,6 @@ def _make(path: Path) -> None:
         new.unlink(missing_ok=True)
 
 
-def experiment_id(client: MlflowClient, name: str, *, uri: str, folder: Path) -> str:
-    """The experiment's id; it is created where it is not there yet.
-
-    Args:
-        client: A client of the store.
-        name: The experiment's name.
-        uri: The store's address.
-        folder: The run's folder; artifacts of a database without a server go to the folder above it.
-    """
-    found = client.get_experiment_by_name(name) or _made(client, name, uri=uri, folder=folder)
-    save_view(client, found)
-    return str(found.experiment_id)
-
-
-def _made(client: MlflowClient, name: str, *, uri: str, folder: Path) -> Any:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.create_experiment(name, artifact_location=_artifact_location(name, uri=uri, folder=folder))
-    except MlflowException:
-        # Another process may have been faster.
-        found = client.get_experiment_by_name(name)
-        if found is None:
-            raise
-        return found
-    return client.get_experiment_by_name(name)
-
-
 @contextmanager
 def quiet_mlflow() -> Iterator[None]:
     """Sets MLflow up for being called: no telemetry, bounded waits, no tracebacks on stderr."""
@@ -286,14 +257,6 @@ def _client(uri: str, *, named: str | None = None) -> MlflowClient:
 def _unusable(uri: str, error: Exception) -> ResourceError:
     way_out = "set tracking.uri to another store, or to none"
     return ResourceError(f"tracking.uri: the store {redacted(uri)} cannot be used: {reason_of(error)}; {way_out}")
-
-
-def _artifact_location(name: str, *, uri: str, folder: Path) -> str | None:
-    if uri.startswith(("http://", "https://", *_OWN_STORES)):
-        return None  # the server decides
-    path = sqlite_path(uri)
-    parent = folder.absolute().parent if path is None else path.parent
-    return str(parent / ARTIFACTS / quote(name, safe=" "))
 
 
 def _probe_sqlite(path: Path, patience_s: float) -> None:

@@ -70,7 +70,7 @@ class SweepTracker:
 
     Attributes:
         uri: The store, as :func:`~fedsweep.tracking.mlflow_store.resolve_uri` gives it.
-        experiment: The MLflow experiment.
+        experiment: The MLflow experiment; None: one that the sweep has to itself. One that goes on stays where it is.
         folder: The sweep's folder.
         logged: Names of the trial folders that the store has completely, from before.
         keep_logged: Called with those names as they become more.
@@ -78,7 +78,7 @@ class SweepTracker:
     """
 
     uri: str
-    experiment: str
+    experiment: str | None
     folder: Path
     logged: set[str]
     keep_logged: Callable[[list[str]], None]
@@ -103,6 +103,7 @@ class SweepTracker:
         """Begin the parent run, or go on with it, and the thread that writes."""
         own = {"fedsweep.kind": "sweep", **tags}
         self._parent = MlflowRun.begin(self.uri, experiment=self.experiment, name=name, tags=own, folder=self.folder)
+        self.experiment = self._parent.experiment()
         self._parent.log_params(telling(config))
         self._adopt_orphans()
         self._thread = threading.Thread(target=self._work, name="fedsweep-mlflow", daemon=True)
@@ -186,7 +187,7 @@ class SweepTracker:
     def _begun(self, trial: TrackedTrial, *, before: int | None) -> _Child:
         child = self._children.get(trial.folder.name)
         if child is None:
-            assert self._parent is not None
+            assert self._parent is not None and self.experiment is not None
             observer = MlflowObserver(
                 self.uri,
                 experiment=self.experiment,

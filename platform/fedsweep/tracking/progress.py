@@ -29,6 +29,7 @@ _PACE_ROUNDS = 10
 _SHOWN_ROUNDS = 5
 # In a pipe so many seconds pass at least between two lines on the same long work.
 _PLAIN_EVERY_S = 10.0
+_FIRST_ROUNDS = 10
 # What is waited for before the first round or after the last is told there once it has taken so many seconds.
 _PLAIN_WAIT_S = 3.0
 _HEADINGS = ("round", "accuracy", "best", "loss", "MB sent", "ratio", "s/round")
@@ -184,7 +185,9 @@ class QuietProgress(Progress):
 
 
 class PlainProgress(Progress):
-    """A line per round, on long work inside a round one every ten seconds, and on what is waited for if it takes long.
+    """Lines on rounds, on long work inside a round one every ten seconds, and on what is waited for if it takes long.
+
+    The first ten rounds have a line each, later ones at every tenth of the run and ten seconds after the last line.
 
     Args:
         file: Where to; by default standard output.
@@ -212,6 +215,10 @@ class PlainProgress(Progress):
         self.shows_message(f"{standing.name}: {standing.planned} rounds{standing.where}")
 
     def shows_round(self, standing: Standing, row: Mapping[str, str]) -> None:
+        done, planned = standing.done, max(1, standing.planned)
+        is_mark = done <= _FIRST_ROUNDS or 10 * done // planned > 10 * (done - 1) // planned
+        if not is_mark and self._clock() - self._spoke < _PLAIN_EVERY_S:
+            return
         width = len(str(standing.planned))
         self.shows_message(
             f"round {standing.done:{width}d}/{standing.planned}  accuracy {row['accuracy']} (best {row['best']})"

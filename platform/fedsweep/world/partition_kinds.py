@@ -67,7 +67,6 @@ class Classes(Partition):
     classes_per_client: int = 2
 
     def __post_init__(self) -> None:
-        """Check the range."""
         check_integer("classes_per_client", self.classes_per_client, low=1)
 
     def split(
@@ -227,7 +226,6 @@ class BalancedDirichlet(Partition):
     dirichlet_alpha: float
 
     def __post_init__(self) -> None:
-        """Check the range."""
         check_positive("dirichlet_alpha", self.dirichlet_alpha)
 
     def split(

@@ -34,7 +34,7 @@ def test_profiles_are_the_columns_of_the_specification() -> None:
         assert (synthesis.image_learning_rate, synthesis.label_learning_rate) == (0.05, 0.01)
         assert (synthesis.inner_rate, synthesis.inner_rate_learning_rate) == (0.04, 1e-5)
         assert (component.finetune_epochs, component.finetune_learning_rate) == (20, 1e-4)
-        assert (synthesis.average_target, synthesis.last_start, synthesis.batch) == (True, 50, None)
+        assert (synthesis.average_target, synthesis.last_start, synthesis.synthesis_batch) == (True, 50, None)
         assert component.finetune_batch == 256
     assert dynafed().weighting == Uniform()
     assert dynafed(weights="size").weighting == BySamples()

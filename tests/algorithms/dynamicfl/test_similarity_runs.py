@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from fedsweep.algorithms.dynamicfl.similarity import GradientSketch, SimilarityG
 from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed, dynamicfl
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.probes import LocalClient
-from fedsweep.engine.engine import Engine
 from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.experiment.experiment import Experiment
@@ -171,26 +169,12 @@ def test_wrong_options_and_places_are_refused() -> None:
         SimilarityGroup().choose(problem)
 
 
-@pytest.fixture(scope="module")
-def ray_module() -> Iterator[Any]:
-    from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
-
-    with ray_cluster(None, ClusterNeeds(actors=2)) as ray:
-        yield ray
-
-
 @pytest.mark.ray
-def test_two_actors_give_the_bits_of_one_process(ray_module: Any) -> None:
-    from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
+def test_two_actors_give_the_bits_of_one_process(pool: Any) -> None:
+    import ray_pool
 
     experiment = one_class_each(by_similarity(), rounds=4, build=linear_model)
-    expected = run_rounds(local_engine(experiment))
-    settings = FleetSettings(num_actors=2, name="similarity", options={"num_cpus": 1})
-    fleet = make_ray_fleet(experiment, ray_module.put(experiment), settings, print)
-    try:
-        found = run_rounds(Engine(experiment, fleet))
-    finally:
-        fleet.close()
+    expected, (found, _) = run_rounds(local_engine(experiment)), ray_pool.play(pool, experiment)
     assert isinstance(experiment.method.pacing, TwoSpeed)
     assert found.vector.numpy().tobytes() == expected.vector.numpy().tobytes()
     sketches = [state.components["pacing"]["features"].tobytes() for state in (found, expected)]

@@ -262,7 +262,7 @@ def test_score_probe_sends_one_number_per_maskable_unit() -> None:
     for name, units in units_of.items():
         model = build_model(name, input_shape=(3, 16, 16), num_classes=4, stream=stream(0, "m"))
         inputs = torch.randn(4, 3, 16, 16, generator=Stream((0, "x")).torch())
-        scores = UnitScores(max_samples=2).measure(client(model, inputs))["scores"]
+        scores = UnitScores(score_samples=2).measure(client(model, inputs))["scores"]
         assert scores.shape == (units,)
         assert 0 <= float(scores.min()) and float(scores.max()) <= 1
 

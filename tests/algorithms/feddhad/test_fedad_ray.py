@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
+from ray_pool import Pool, play
 from torch import Tensor, nn
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
@@ -15,11 +14,8 @@ from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.codec import Codec
-from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
-from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
@@ -28,21 +24,9 @@ from fedsweep.testing import local_engine, run_rounds, tiny_experiment, tiny_pic
 pytestmark = pytest.mark.ray
 
 
-@pytest.fixture(scope="module")
-def ray_module() -> Iterator[Any]:
-    with ray_cluster(None, ClusterNeeds(actors=2)) as ray:
-        yield ray
-
-
-def same_rounds_in_both(ray: Any, work: Experiment) -> RunState:
+def same_rounds_in_both(pool: Pool, work: Experiment) -> RunState:
     """The run on two actors, after a check against this process."""
-    expected = run_rounds(local_engine(work))
-    settings = FleetSettings(num_actors=2, name="feddhad", options={"num_cpus": 1})
-    fleet = make_ray_fleet(work, ray.put(work), settings, print)
-    try:
-        found = run_rounds(Engine(work, fleet))
-    finally:
-        fleet.close()
+    expected, (found, _) = run_rounds(local_engine(work)), play(pool, work)
     assert found.vector.numpy().tobytes() == expected.vector.numpy().tobytes()
     assert [(r.bytes_up, r.bytes_down, r.flops) for r in found.records] == [
         (r.bytes_up, r.bytes_down, r.flops) for r in expected.records
@@ -50,7 +34,7 @@ def same_rounds_in_both(ray: Any, work: Experiment) -> RunState:
     return found
 
 
-def test_two_actors_give_the_bits_of_one_process(ray_module: Any) -> None:
+def test_two_actors_give_the_bits_of_one_process(pool: Pool) -> None:
     def net() -> nn.Module:  # local: pickled by value
         from fedsweep.models.mlp import Mlp
 
@@ -61,11 +45,11 @@ def test_two_actors_give_the_bits_of_one_process(ray_module: Any) -> None:
     )
     momentum = OptimizerSettings(momentum=0.9, keep="persist")
     work = tiny_experiment(method, build=net, rounds=5, local_epochs=2, optimizer=momentum)
-    found = same_rounds_in_both(ray_module, work)
+    found = same_rounds_in_both(pool, work)
     assert min(r.fwd_macs_per_sample or 0 for r in found.records) < 144
 
 
-def test_codec_and_scaled_steps_give_the_bits_of_one_process(ray_module: Any) -> None:
+def test_codec_and_scaled_steps_give_the_bits_of_one_process(pool: Pool) -> None:
     """The largest fifth of a sub-model's move with error feedback, and what is rounded by chance to eight bits."""
 
     @dataclass(frozen=True, kw_only=True)
@@ -94,11 +78,11 @@ def test_codec_and_scaled_steps_give_the_bits_of_one_process(ray_module: Any) ->
     coded = FederatedMethod(name="coded", source="", codec=LargestInEightBits())
     method = merge(coded, fedad(base_rate=0.4, refresh=(1,), multiplier="incoming"))
     work = tiny_experiment(method, build=net, rounds=4, optimizer=OptimizerSettings(momentum=0.9, keep="persist"))
-    found = same_rounds_in_both(ray_module, work)
+    found = same_rounds_in_both(pool, work)
     assert found.records[-1].bytes_up < found.records[-1].bytes_down / 2
 
 
-def test_two_speed_rounds_of_a_transformer_give_the_bits_of_one_process(ray_module: Any) -> None:
+def test_two_speed_rounds_of_a_transformer_give_the_bits_of_one_process(pool: Pool) -> None:
     def net() -> nn.Module:
         from fedsweep.models.vit import VitTiny
 
@@ -115,6 +99,6 @@ def test_two_speed_rounds_of_a_transformer_give_the_bits_of_one_process(ray_modu
         learning_rate=1e-3,
         optimizer=OptimizerSettings(name="adam", keep="persist"),
     )
-    found = same_rounds_in_both(ray_module, work)
+    found = same_rounds_in_both(pool, work)
     assert [r.sync_points for r in found.records] == [2] * 3
     assert (found.records[-1].fwd_macs_per_sample or 0) < 0.9 * (found.records[0].fwd_macs_per_sample or 0)

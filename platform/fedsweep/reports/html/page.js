@@ -50,8 +50,15 @@ function figureOf(id) {
 
 const config = { responsive: true, displaylogo: false, modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
 
+// As it is looked at: a logarithmic axis says so in its title.
+function shownFigure(id) {
+  const figure = figureOf(id);
+  for (const axis of [figure.layout.xaxis, figure.layout.yaxis]) if (axis?.type === "log") axis.title.text += ", log scale";
+  return figure;
+}
+
 function draw(id) {
-  const { data, layout } = figureOf(id);
+  const { data, layout } = shownFigure(id);
   layout.dragmode = matchMedia("(pointer: coarse)").matches ? false : "zoom"; // a finger scrolls the page
   return Plotly.react(byId(id), data, layout, config);
 }
@@ -74,7 +81,7 @@ function csvOf({ data, layout }) {
 }
 
 function save(id, kind) {
-  const figure = figureOf(id);
+  const figure = kind === "svg" ? shownFigure(id) : figureOf(id);
   const layout = { ...figure.layout, showlegend: figure.data.length > 1 };
   if (kind === "svg") return Plotly.downloadImage({ data: figure.data, layout }, { format: "svg", width: 900, height: layout.height, filename: id });
   const href = URL.createObjectURL(new Blob([csvOf(figure)], { type: "text/csv" }));
