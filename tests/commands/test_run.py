@@ -50,6 +50,17 @@ def test_run_without_out_makes_a_folder_of_its_name_below_runs(config: Path, fed
     assert re.fullmatch(r"mine-\d{8}-\d{6}", folder.name)
 
 
+def test_a_name_that_is_none_for_a_folder(config: Path, fedsweep: Command) -> None:
+    assert fedsweep("run", config, "-q", "--set", 'name="a\\0\\x1b[31mb"', "--set", "training.rounds=1")[0] == 0
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.startswith("a[31mb-")
+    long = "x" * 10_000
+    for words in (["run", config, "--set", f"name={long}"], ["run", config, "--out", long], ["compare", long]):
+        code, _, err = fedsweep(*words)
+        assert code == 2 and "too long for a file's name" in err and len(err) < 500
+    assert [*Path("runs").iterdir()] == [folder]
+
+
 def test_the_last_of_two_settings_wins(config: Path, fedsweep: Command) -> None:
     settings = ["--set", "training.rounds=5", "--set", "training.rounds=1"]
     assert fedsweep("run", config, "-q", "--out", "run", *settings)[0] == 0
