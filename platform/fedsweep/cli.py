@@ -6,6 +6,7 @@ Importing this module loads typer and little else: each command imports what it 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -162,6 +163,8 @@ def explain(error: Exception) -> tuple[str, int]:
         return text, 2
     if isinstance(error, RunError):
         return text, 1
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # wherever it is met, somebody gave the name
+        return _shortened(f"{error.filename}: too long for a file's name; choose a shorter one"), 2
     # typer's own errors: their class moved between its releases, their methods did not.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         return _shortened(_usage(error)), 2

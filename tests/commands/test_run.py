@@ -50,6 +50,17 @@ def test_run_without_out_makes_a_folder_of_its_name_below_runs(config: Path, fed
     assert re.fullmatch(r"mine-\d{8}-\d{6}", folder.name)
 
 
+def test_a_name_that_is_none_for_a_folder(config: Path, fedsweep: Command) -> None:
+    assert fedsweep("run", config, "-q", "--set", 'name="a\\0\\x1b[31mb"', "--set", "training.rounds=1")[0] == 0
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.startswith("a[31mb-")
+    long = "x" * 10_000
+    for words in (["run", config, "--set", f"name={long}"], ["run", config, "--out", long], ["compare", long]):
+        code, _, err = fedsweep(*words)
+        assert code == 2 and "too long for a file's name" in err and len(err) < 500
+    assert [*Path("runs").iterdir()] == [folder]
+
+
 def test_the_last_of_two_settings_wins(config: Path, fedsweep: Command) -> None:
     settings = ["--set", "training.rounds=5", "--set", "training.rounds=1"]
     assert fedsweep("run", config, "-q", "--out", "run", *settings)[0] == 0
@@ -140,6 +151,12 @@ def test_dry_run_prints_a_loadable_configuration_with_a_forecast_and_writes_noth
     assert "local steps, all clients: 8" in forecast
     assert f"{2 * 2 * 2 * 4 * 26122:,} (communication ratio 0.5" in forecast
     assert "simulated time" in forecast and "memory per actor" in forecast
+
+
+def test_dry_run_of_more_than_any_machine_can_do_is_a_forecast(config: Path, fedsweep: Command) -> None:
+    endless = ["--set", "training.local_steps=null", "--set", f"training.local_epochs=1{'0' * 30}"]
+    code, out, err = fedsweep("run", config, "--dry-run", *endless)
+    assert (code, err) == (0, "") and "local steps, all clients: 143,999," in out  # 4 x 36 x 10^30
 
 
 def test_dry_run_forecasts_what_the_run_then_costs(config: Path, fedsweep: Command) -> None:

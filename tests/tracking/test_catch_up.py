@@ -134,6 +134,10 @@ def test_a_store_that_comes_back_gets_all(
     code, out = call(command, capsys)
     assert code == 0 and out.endswith("MLflow has everything of it\n")
     assert points(store) == whole
+    if kind == "deleted":  # once more, when it had everything
+        store.unlink()
+        assert "MLflow has everything of it now" in in_new_process(command, capsys)[1]
+        assert points(store) == whole
 
 
 def test_a_second_writer_takes_over_and_nothing_is_there_twice(store: Path, tmp_path: Path) -> None:

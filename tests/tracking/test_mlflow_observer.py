@@ -391,6 +391,15 @@ def test_a_points_batch_that_fails_is_not_taken_for_logged(store: Path, folder: 
     assert points(store, first, "lr") == [(1, 0.1)]
 
 
+def test_a_run_that_its_folder_cannot_name_is_not_left_in_the_store(store: Path, folder: Path) -> None:
+    (folder / "mlflow.json").mkdir()
+    for _ in range(2):
+        with pytest.raises(OSError, match="directory"):
+            MlflowRun.begin(sqlite_uri(store), experiment="fedsweep", name="run", tags={}, folder=folder)
+    client = open_store(sqlite_uri(store))
+    assert client.search_runs([item.experiment_id for item in client.search_experiments()]) == []
+
+
 def test_a_sweep_has_a_parent_run(store: Path, folder: Path, tmp_path: Path) -> None:
     parent = MlflowRun.begin(sqlite_uri(store), experiment="fedsweep", name="sweep", tags={}, folder=tmp_path)
     child = Watched(store, tags={"mlflow.parentRunId": parent.run_id}).start(folder)

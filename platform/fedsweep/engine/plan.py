@@ -181,7 +181,7 @@ class Planner:
             check_items(cohort, (int, np.integer), method.selection, "choose", when=f"in round {round}")
         if not set(cohort) <= set(available) or len(set(cohort)) < len(cohort):
             raise InvariantError(f"selection must give available clients, each once, but gave {cohort}")
-        work = {k: self._work(k, samples[k], classes.get(k)) for k in sorted(cohort)}
+        work = {k: self._work(k, int(samples[k]), classes.get(k)) for k in sorted(cohort)}
         return replace(context, cohort=tuple(work), drawn=cohort, work=work), chooser
 
     def _samples(self, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 def default_folder(config: Config) -> Path:
     """``runs/<name>-<timestamp>``, with a number behind it where that is taken."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    folder = Path("runs") / f"{config.name}-{stamp}"
+    name = "".join(character for character in config.name if character.isprintable())
+    name = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path("runs") / name
     number = 1
     while folder.exists():
         number += 1
-        folder = Path("runs") / f"{config.name}-{stamp}-{number}"
+        folder = Path("runs") / f"{name}-{number}"
     return folder

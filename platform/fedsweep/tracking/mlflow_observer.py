@@ -146,8 +146,11 @@ class MlflowObserver(Observer):
             self._keeper.close()
         if missing:
             where = f"the MLflow run {self.run_id or '(never begun)'} in {redacted(self._uri)}"
+            has = (
+                "" if status == "failed" else f" {self._info.folder} has everything, and"
+            )  # it may have failed at that
             self._warn(
-                f"{where} lacks {', '.join(missing)} ({self._trouble}); {self._info.folder} has everything, and"
+                f"{where} lacks {', '.join(missing)} ({self._trouble});{has}"
                 f" fedsweep sync {self._info.folder} logs what is missing"
             )
 

@@ -22,7 +22,7 @@ from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.errors import ResourceError
 from fedsweep.runs.files import TRACKING, atomic_write
 from fedsweep.tracking.mlflow_experiments import experiment_id, own_experiment
-from fedsweep.tracking.mlflow_store import open_store, quiet_mlflow, redacted
+from fedsweep.tracking.mlflow_store import open_store, quiet_mlflow, redacted, sqlite_path
 from fedsweep.tracking.points import Point
 
 if TYPE_CHECKING:
@@ -97,7 +97,12 @@ class MlflowRun:
             own = _run_tags(tags, folder) | {_WRITER: writer}
             run_id = str(client.create_run(where, run_name=name, tags=own).info.run_id)
         ids = {"uri": redacted(uri), "experiment": experiment, "experiment_id": where, "run_id": run_id}
-        atomic_write(folder / TRACKING, f"{json.dumps(ids, indent=2)}\n".encode())
+        try:
+            atomic_write(folder / TRACKING, f"{json.dumps(ids, indent=2)}\n".encode())
+        except OSError:
+            with quiet_mlflow():
+                client.delete_run(run_id)  # nobody would find it again, and each further try make another
+            raise
         return cls(client=client, run_id=run_id, writer=writer)
 
     def experiment(self) -> str:
@@ -194,9 +199,10 @@ def note_complete(folder: Path) -> None:
 
 
 def is_complete(folder: Path, uri: str) -> bool:
-    """Whether the folder notes that this store has everything of the run."""
-    saved = _saved(folder)
-    return saved.get("uri") == redacted(uri) and saved.get(_COMPLETE) is True
+    """Whether the folder notes that this store has everything of the run, and the store was not removed since."""
+    saved, file = _saved(folder), sqlite_path(uri)
+    is_there = file is None or file.is_file()
+    return is_there and saved.get("uri") == redacted(uri) and saved.get(_COMPLETE) is True
 
 
 def key_text(text: str) -> str:
