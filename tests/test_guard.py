@@ -34,8 +34,7 @@ def boom(*_: Any, **__: Any) -> Any:
 
 def faulty(component: Any, **hooks: Callable[..., Any]) -> Any:
     """The component with other hooks; they are no methods, so that they need not know what they are given."""
-    own: dict[str, Any] = {name: staticmethod(hook) for name, hook in hooks.items()}
-    own["plain"] = False  # of a solver: its step is not the optimiser's
+    own = {name: staticmethod(hook) for name, hook in hooks.items()}
     return type(f"Faulty{type(component).__name__}", (type(component),), own)()
 
 

@@ -15,10 +15,17 @@ class LocalSolver(ABC):
     """Takes one local step at a time.
 
     Class attributes:
-        plain: A step is one gradient and one step of the optimiser, so several clients' can be taken together.
+        plain: A step is one gradient and one step of the optimiser, so it may be taken otherwise to the same end:
+            several clients' together, or without this solver being asked. Not so, unless it says so again, for a class
+            with a ``step`` of its own.
     """
 
     plain: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **more: object) -> None:
+        super().__init_subclass__(**more)
+        if "step" in vars(cls):
+            cls.plain = bool(vars(cls).get("plain", False))
 
     @abstractmethod
     def step(self, optimizer: torch.optim.Optimizer, evaluate: Callable[[], Tensor]) -> Tensor:
