@@ -287,7 +287,7 @@ def problems(called: str, code: int, said: str, *, cpu_s: float, scratch: Path) 
     found = []
     # 1: verify says what differs; a resumed run says what it can't write.
     differs, resumed = called.startswith("verify") and "error: " not in said, called.startswith("resume")
-    is_said = differs or (resumed and "can't write" in said)
+    is_said = differs or (resumed and ("can't write" in said or "cannot be written" in said))
     if (code not in (0, 2) and not (code == 1 and is_said)) or "this is a bug" in said or "Traceback" in said:
         found.append(f"exit code {code}")
     lines = [line for line in said.splitlines() if line.startswith("error: ")]
