@@ -96,7 +96,7 @@ def test_what_is_wrong_is_said_before_ray_ends(
     happened: list[str] = []
 
     @contextmanager
-    def early_cluster(needs: object) -> Iterator[object]:
+    def early_cluster(needs: object, folder: Path) -> Iterator[object]:
         assert needs is not None
         try:
             yield SimpleNamespace(wait=lambda: happened.append("waited"))

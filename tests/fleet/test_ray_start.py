@@ -74,3 +74,15 @@ def test_an_end_asked_for_while_everything_starts_writes_nothing_and_leaves_noth
         assert process.wait(60) == 130
     assert [path.name for path in tmp_path.iterdir()] == []
     assert not list(Path("/tmp/ray").glob(f"session_*_{process.pid}"))
+
+
+def test_a_process_that_ray_ends_while_it_starts_has_a_last_word(tmp_path: Path) -> None:
+    program = (
+        "import os; from pathlib import Path; from fedsweep.fleet import ray_start\n"
+        "ray_start.ClusterStart = lambda needs, is_early: os._exit(1)  # as Ray does, from within C++\n"
+        "needs = ray_start.ClusterNeeds(actors=1, store_bytes=1)\n"
+        f"with ray_start.early_cluster(needs, Path({str(tmp_path)!r})): pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1 and "try again" in done.stderr

@@ -60,7 +60,7 @@ def _played(
     with (
         make_progress(quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress,
         kept(config, folder) as keeper,
-        early_cluster(None if dashboard else early_needs(config)) as begun,
+        early_cluster(None if dashboard else early_needs(config), folder) as begun,
     ):
         phases = Phases(began=process_began(), first="command", say=progress.waiting)
         phases.enter("libraries", "libraries")

@@ -51,10 +51,11 @@ def ray_cluster(
     Raises:
         ResourceError: No cluster there, or it can't hold the run.
     """
+    speaker = last_word(folder if begun is None else None)  # whoever began it early has one
     if begun is not None and not begun.holds(needs):
         begun.end()
         begun = None
-    with last_word(folder), _connected(address, needs, dashboard=dashboard, folder=folder, begun=begun) as ray:
+    with speaker, _connected(address, needs, dashboard=dashboard, folder=folder, begun=begun) as ray:
         yield ray
 
 

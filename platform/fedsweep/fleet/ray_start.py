@@ -14,13 +14,14 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from fedsweep.errors import ClusterLost, ResourceError
 from fedsweep.fleet.ray_leftovers import mark_new_sessions, own_sessions, remove_session, tell_kept
-from fedsweep.fleet.ray_watch import Attempt, StartWatch, unless_lost
+from fedsweep.fleet.ray_watch import Attempt, StartWatch, last_word, unless_lost
 from fedsweep.user_modules import worker_settings
 
 if TYPE_CHECKING:
@@ -176,22 +177,24 @@ def early_needs(config: Config) -> ClusterNeeds | None:
 
 
 @contextlib.contextmanager
-def early_cluster(needs: ClusterNeeds | None) -> Iterator[ClusterStart | None]:
+def early_cluster(needs: ClusterNeeds | None, folder: Path | None = None) -> Iterator[ClusterStart | None]:
     """A cluster that starts beside other work; ended afterwards unless :func:`ray_cluster` took it and ended it.
 
     Args:
         needs: What it must hold; None: there is none to start. Nor is there where this process has a cluster already.
+        folder: The run's, for a last word where Ray ends this process: it may do so as soon as it starts.
     """
     here = sys.modules.get("ray")
     if needs is None or (here is not None and here.is_initialized()):
         yield None
         return
-    begun = ClusterStart(needs, is_early=True)
-    try:
-        yield begun
-    finally:
-        if not begun.is_taken:
-            begun.end()
+    with last_word(folder):
+        begun = ClusterStart(needs, is_early=True)
+        try:
+            yield begun
+        finally:
+            if not begun.is_taken:
+                begun.end()
 
 
 def _begin(needs: ClusterNeeds, *, num_cpus: int, dashboard: bool, is_early: bool) -> Any:
