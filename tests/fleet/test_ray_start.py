@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
 
 from fedsweep.config.load import load_config
+from fedsweep.fleet import ray_start
 from fedsweep.fleet.ray_leftovers import own_sessions
 from fedsweep.fleet.ray_start import ClusterNeeds, ClusterStart, early_cluster, early_needs
 
@@ -86,3 +88,18 @@ def test_a_process_that_ray_ends_while_it_starts_has_a_last_word(tmp_path: Path)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1 and "try again" in done.stderr
+
+
+def test_somebody_speaks_for_a_run_before_its_cluster_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[object] = []
+
+    class Begun:
+        is_taken = True
+
+        def __init__(self, needs: ClusterNeeds, *, is_early: bool) -> None:
+            order.append("begun")
+
+    monkeypatch.setattr(ray_start, "last_word", lambda folder: order.append(folder) or nullcontext())
+    monkeypatch.setattr(ray_start, "ClusterStart", Begun)
+    with early_cluster(ClusterNeeds(actors=1, store_bytes=1), tmp_path):
+        assert order == [tmp_path, "begun"]
