@@ -83,11 +83,16 @@ def _copy(run: Path, target: Path) -> None:
     half = target.with_name(_HALF)
     try:
         shutil.rmtree(half, ignore_errors=True)
-        shutil.copytree(run, half, ignore=shutil.ignore_patterns(TRACKING), copy_function=_linked)
+        shutil.copytree(run, half, ignore=_left_out, copy_function=_linked)
         shutil.rmtree(target, ignore_errors=True)
         half.rename(target)
     except OSError as error:
         raise OutputError(f"{run} can't be copied to {target}: {error.strerror or error}") from error
+
+
+def _left_out(folder: str, names: list[str]) -> list[str]:
+    """Its ids in MLflow, which are not the new run's, and links: a foreign folder's may lead anywhere."""
+    return [name for name in names if name == TRACKING or os.path.islink(os.path.join(folder, name))]
 
 
 def _linked(source: str, target: str) -> None:
