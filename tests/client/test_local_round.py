@@ -270,8 +270,10 @@ def test_a_step_of_the_gradient_alone_has_the_bits_of_one_by_the_gradient_vector
 
 
 def test_who_needs_the_gradient_vector_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ModuleSlot, "descend", None)  # not callable
+    descents: list[object] = []
+    monkeypatch.setattr(ModuleSlot, "descend", lambda self, loss, *given: descents.append(given) or loss.detach())
     for optimizer in ({"momentum": 0.9}, {"weight_decay": 0.1}, {"clip_norm": 0.5}, {"name": "adam"}):
         settings = OptimizerSettings(**optimizer)  # type: ignore[arg-type]
         run_rounds(local_engine(tiny_experiment(fedavg(), rounds=1, optimizer=settings)))
     run_rounds(local_engine(tiny_experiment(scaffold(), rounds=1)))
+    assert descents == []

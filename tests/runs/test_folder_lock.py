@@ -75,8 +75,10 @@ def test_who_writes_along_outlives_the_driver(tmp_path: Path) -> None:
 def test_asking_again_in_one_thread_is_admitted(tmp_path: Path) -> None:
     with sole_writer(tmp_path), sole_writer(tmp_path):
         os.close(write_along(tmp_path))
+        assert (tmp_path / LOCK).exists()
+    assert not (tmp_path / LOCK).exists()
     with sole_writer(tmp_path):
-        pass
+        assert (tmp_path / LOCK).exists()
 
 
 def test_folder_that_nothing_came_into_goes_again(tmp_path: Path) -> None:

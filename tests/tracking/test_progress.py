@@ -227,14 +227,19 @@ def test_live_progress_fits_a_narrow_terminal() -> None:
 
 
 class Gone(io.StringIO):
+    tried = 0
+
     def write(self, text: str) -> int:
+        self.tried += 1
         raise BrokenPipeError
 
 
 def test_progress_goes_on_without_an_audience() -> None:
-    progress = PlainProgress(Gone())
+    file = Gone()
+    progress = PlainProgress(file)
     played(progress)
     progress.round_done(record(3))
+    assert file.tried > 0
 
 
 @pytest.mark.parametrize(
