@@ -146,9 +146,8 @@ class MlflowObserver(Observer):
             self._keeper.close()
         if missing:
             where = f"the MLflow run {self.run_id or '(never begun)'} in {redacted(self._uri)}"
-            has = (
-                "" if status == "failed" else f" {self._info.folder} has everything, and"
-            )  # it may have failed at that
+            # A run that failed may have done so at its folder.
+            has = "" if status == "failed" else f" {self._info.folder} has everything, and"
             self._warn(
                 f"{where} lacks {', '.join(missing)} ({self._trouble});{has}"
                 f" fedsweep sync {self._info.folder} logs what is missing"
