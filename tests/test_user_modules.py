@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -84,3 +85,11 @@ def test_the_working_folder_goes_to_the_end_wherever_it_stood(tmp_path: Path, mo
     monkeypatch.setattr(sys, "path", ["", "/a", str(tmp_path), "/b"])
     user_modules.look_here_last()
     assert sys.path == ["/a", "/b", str(tmp_path)]
+
+
+def test_worker_looks_there_last_and_collects_seldom(tmp_path: Path) -> None:
+    code = "import gc, sys; from fedsweep.user_modules import begin_worker; begin_worker()"
+    code += "; print(gc.isenabled(), gc.get_threshold()[0], sys.path[-1])"
+    given = {**os.environ, "FEDSWEEP_USER_FOLDERS": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=given, check=True)
+    assert done.stdout.split() == ["True", "50000", str(tmp_path)]

@@ -37,6 +37,7 @@ from fedsweep.commands import (
 from fedsweep.commands.interrupts import INTERRUPTED, interrupts
 from fedsweep.commands.options import examples
 from fedsweep.errors import InputError, RunError
+from fedsweep.garbage import collect_seldom
 from fedsweep.user_modules import look_here_last
 
 _DEBUG = "--debug"
@@ -115,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 done; 1 the run failed; 2 the input was wrong; 130 interrupted.
     """
     if argv is None:
+        collect_seldom()
         return _leave(main(sys.argv[1:]))
     words = list(argv)
     debug = _DEBUG in words

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedsweep.garbage import collect_seldom
+
 _VARIABLE = "FEDSWEEP_USER_FOLDERS"
 
 
@@ -19,8 +21,9 @@ def look_here_last() -> None:
     _look_last([os.getcwd()])
 
 
-def look_there_last() -> None:
-    """The same for the driver's folders in a worker of a cluster, before it has read anything of the run."""
+def begin_worker() -> None:
+    """A worker of a cluster, before it has read anything of the run, looks in the driver's folders last."""
+    collect_seldom()
     _look_last(os.environ.get(_VARIABLE, "").split(os.pathsep))
 
 
@@ -33,7 +36,7 @@ def worker_settings() -> dict[str, Any]:
 
     job = JobConfig()
     job._py_driver_sys_path = _Unchanged()
-    hook = f"{look_there_last.__module__}.{look_there_last.__name__}"
+    hook = f"{begin_worker.__module__}.{begin_worker.__name__}"
     variables: Mapping[str, str] = {_VARIABLE: os.pathsep.join(_driver_folders())}
     return {"job_config": job, "runtime_env": {"worker_process_setup_hook": hook, "env_vars": variables}}
 

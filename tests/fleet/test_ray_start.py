@@ -50,6 +50,9 @@ def test_an_early_cluster_that_nobody_takes_leaves_nothing() -> None:
             begun.wait()
             assert os.umask(0o022) == 0o022  # Ray's files are its user's alone, those of the run are not
             assert ray.is_initialized()
+            others = " ".join(argument for child in psutil.Process().children() for argument in child.cmdline()[:3])
+            assert "gcs_server" in others and "raylet" in others
+            assert not any(name in others for name in ("monitor.py", "dashboard.py"))  # seconds of two cores
             assert begun.holds(ClusterNeeds(actors=2, store_bytes=2**28))
             assert not begun.holds(ClusterNeeds(actors=2, store_bytes=2**29))
             assert not begun.holds(ClusterNeeds(actors=1, gpus_per_client=1.0, store_bytes=2**28))

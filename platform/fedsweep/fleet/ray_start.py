@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # Of the memory, as Ray's own default.
 _STORE_SHARE = 0.3
+# How a node starts the autoscaler, what watches logs for the driver, and the server below a dashboard.
+_NOT_NEEDED = ("start_monitor", "start_log_monitor", "start_api_server")
 _LOGGER = logging.getLogger("fedsweep")
 
 
@@ -201,7 +203,7 @@ def _begin(needs: ClusterNeeds, *, num_cpus: int, dashboard: bool, is_early: boo
     import ray
 
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else needs.store_bytes
-    with _on_loopback():
+    with _on_loopback(), contextlib.nullcontext() if dashboard else _only_what_is_needed():
         init: Any = ray.init
         return init(
             address="local",
@@ -228,6 +230,24 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def _only_what_is_needed() -> Iterator[None]:
+    """Ray starts a node without what serves a dashboard, an autoscaler and output passed on to the driver.
+
+    We ask for none of them; each is a Python process of its own, and ``ray.init`` waits for one.
+    """
+    from ray._private.node import Node
+
+    before = {name: vars(Node)[name] for name in _NOT_NEEDED if name in vars(Node)}
+    try:
+        for name in before:
+            setattr(Node, name, lambda self, **settings: None)
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(Node, name, method)
 
 
 def set_environment(*, joining: bool) -> None:

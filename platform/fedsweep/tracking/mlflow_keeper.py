@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ResourceError
+from fedsweep.garbage import collect_seldom
 from fedsweep.runs.folder_lock import write_along
 from fedsweep.tracking.mlflow_run import MlflowRun
 from fedsweep.tracking.mlflow_store import check_store, quiet_mlflow, reason_of, resolve_uri
@@ -220,6 +221,7 @@ def serve(handle: int) -> None:
         handle: Its end of the pipe.
     """
     warnings.simplefilter("ignore")
+    collect_seldom()
     pipe = Connection(handle)
     asked: queue.SimpleQueue[tuple[str, tuple[Any, ...], dict[str, Any]]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, asked), daemon=True).start()
