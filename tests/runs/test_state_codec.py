@@ -141,9 +141,10 @@ def test_a_damaged_tree_is_a_tree_or_a_data_error_but_never_anything_else(tree: 
     position = data.draw(st.integers(0, len(content) - 1))
     content[position] ^= data.draw(st.integers(1, 255))
     try:
-        from_bytes(bytes(content))
+        found = from_bytes(bytes(content))
     except DataError:
-        pass
+        return
+    assert same(from_bytes(to_bytes(found)), found)
 
 
 @settings(max_examples=100, deadline=None)
@@ -165,9 +166,10 @@ def test_a_damaged_tree_is_a_tree_or_a_data_error_but_never_anything_else(tree: 
 )
 def test_a_made_up_skeleton_is_a_tree_or_a_data_error(root: Any) -> None:
     try:
-        decode(json.dumps({"version": 1, "root": root}), {"0": torch.zeros(2)})
+        found = decode(json.dumps({"version": 1, "root": root}), {"0": torch.zeros(2)})
     except DataError:
-        pass
+        return
+    assert same(from_bytes(to_bytes(found)), found)
 
 
 @pytest.mark.parametrize("value", [True, 1, 1.0, np.int64(1), np.float64(1), np.bool_(True), "1"])
