@@ -2,7 +2,7 @@
 
 import sys
 
-from fedsweep.user_modules import look_here_last
+from fedsweep.processes import look_here_last
 
 if __name__ == "__main__":
     look_here_last()  # with -m Python puts the working folder first; nothing may be imported from there before

@@ -37,8 +37,7 @@ from fedsweep.commands import (
 from fedsweep.commands.interrupts import INTERRUPTED, interrupts
 from fedsweep.commands.options import examples
 from fedsweep.errors import InputError, RunError
-from fedsweep.garbage import collect_seldom
-from fedsweep.user_modules import look_here_last
+from fedsweep.processes import collect_seldom, look_here_last
 
 _DEBUG = "--debug"
 # Characters of a message; with "error: " it stays below 500.

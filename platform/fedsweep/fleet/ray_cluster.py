@@ -20,7 +20,7 @@ from fedsweep.errors import ClusterLost, InputError, ResourceError
 from fedsweep.fleet.ray_leftovers import keep_what_ray_says, marked_session, remove_session, tell_kept
 from fedsweep.fleet.ray_start import ClusterNeeds, ClusterStart, num_gpus_here, set_environment
 from fedsweep.fleet.ray_watch import last_word, unless_lost
-from fedsweep.user_modules import worker_settings
+from fedsweep.processes import worker_settings
 
 __all__ = ["ClusterNeeds", "check_fits", "check_gpus", "num_gpus_here", "ray_cluster"]
 

@@ -22,7 +22,7 @@ import psutil
 from fedsweep.errors import ClusterLost, ResourceError
 from fedsweep.fleet.ray_leftovers import mark_new_sessions, own_sessions, remove_session, tell_kept
 from fedsweep.fleet.ray_watch import Attempt, StartWatch, last_word, unless_lost
-from fedsweep.user_modules import worker_settings
+from fedsweep.processes import worker_settings
 
 if TYPE_CHECKING:
     from fedsweep.config.execution import Runtime

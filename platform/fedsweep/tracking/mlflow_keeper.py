@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ResourceError
-from fedsweep.garbage import collect_seldom
+from fedsweep.processes import collect_seldom
 from fedsweep.runs.folder_lock import write_along
 from fedsweep.tracking.mlflow_run import MlflowRun
 from fedsweep.tracking.mlflow_store import check_store, quiet_mlflow, reason_of, resolve_uri

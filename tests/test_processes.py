@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep import user_modules
+from fedsweep import processes
 from fedsweep.cli import main
 
 LIBRARIES = ("yaml", "jinja2", "pyarrow", "torch", "numpy", "ray", "rich", "typer", "pydantic", "safetensors", "mlflow")
@@ -48,7 +48,7 @@ def test_a_foreign_run_folder_runs_no_code(trapped: Path, tmp_path_factory: pyte
     assert main([*words, "--quiet"]) == 0
     shutil.copytree(elsewhere / "run", trapped, dirs_exist_ok=True)
     commands = [["compare", "."], ["report", ".", "--out", str(elsewhere / "page.html")]]
-    code = "from fedsweep.user_modules import look_here_last; look_here_last(); from fedsweep.cli import main;"
+    code = "from fedsweep.processes import look_here_last; look_here_last(); from fedsweep.cli import main;"
     code += f"assert [main(words) for words in {commands}] == [0, 0]"
     both = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=trapped, check=False)
     for done in (both, call("verify", ".", "-q", folder=trapped)):
@@ -83,12 +83,12 @@ def net(*, input_shape, num_classes):
 def test_the_working_folder_goes_to_the_end_wherever_it_stood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "/a", str(tmp_path), "/b"])
-    user_modules.look_here_last()
+    processes.look_here_last()
     assert sys.path == ["/a", "/b", str(tmp_path)]
 
 
 def test_worker_looks_there_last_and_collects_seldom(tmp_path: Path) -> None:
-    code = "import gc, sys; from fedsweep.user_modules import begin_worker; begin_worker()"
+    code = "import gc, sys; from fedsweep.processes import begin_worker; begin_worker()"
     code += "; print(gc.isenabled(), gc.get_threshold()[0], sys.path[-1])"
     given = {**os.environ, "FEDSWEEP_USER_FOLDERS": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=given, check=True)
