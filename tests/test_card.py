@@ -14,8 +14,8 @@ from fedsweep.algorithms.registry import METHODS
 from fedsweep.card import Card, Limit, card_of, parameters_of, takes, with_card
 from fedsweep.catalog import method_builder
 from fedsweep.cli import main
+from fedsweep.commands.parts.described import limit_text, method_facts, refused_merges
 from fedsweep.config.signatures import bind, describe
-from fedsweep.described import limit_text, method_facts, refused_merges
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 

@@ -34,8 +34,8 @@ from fedsweep.commands import (
     sweep,
     verify,
 )
-from fedsweep.commands.interrupts import INTERRUPTED, interrupts
-from fedsweep.commands.options import examples
+from fedsweep.commands.parts.interrupts import INTERRUPTED, interrupts
+from fedsweep.commands.parts.options import examples
 from fedsweep.errors import InputError, RunError
 from fedsweep.processes import collect_seldom, look_here_last
 

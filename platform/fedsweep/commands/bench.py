@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.commands.options import examples
+from fedsweep.commands.parts.options import examples
 from fedsweep.errors import ConfigError, DataError, OutputError, ResourceError, unknown_name
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def bench(
         _print_list()
         return
     from fedsweep.bench.setup import Request
-    from fedsweep.commands.output import note
+    from fedsweep.commands.parts.output import note
 
     chosen = _chosen(names or [], device)
     _check(chosen, scale=scale, rounds=rounds, root=root, json=json)
@@ -121,7 +121,7 @@ def _measure(chosen: list[SetUp], request: Request, *, json: Path | None, anyway
     """Measure, print and write; whether a figure that is judged is missed."""
     from fedsweep.bench.machine import MOST_LOAD_CPUS, load_of_others, machine_facts
     from fedsweep.bench.report import COLUMNS, row, tree, verdict
-    from fedsweep.commands.output import make_console, make_table
+    from fedsweep.commands.parts.output import make_console, make_table
 
     found: list[tuple[str, Figure]] = []
     loads: dict[str, float] = {}

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsweep.commands.named import KINDS, Named
-from fedsweep.commands.options import examples
+from fedsweep.commands.parts.named import KINDS, Named
+from fedsweep.commands.parts.options import examples
 from fedsweep.errors import ConfigError, unknown_name
 
 LIST_EXAMPLES = examples("fedsweep list methods", "fedsweep list presets")
@@ -97,7 +97,7 @@ def _print_json(name: str) -> None:
     import json
 
     from fedsweep.catalog import is_method
-    from fedsweep.described import method_facts
+    from fedsweep.commands.parts.described import method_facts
     from fedsweep.reproduce.formats import table_tree
     from fedsweep.reproduce.table_file import read_table
 
@@ -112,7 +112,7 @@ def _print_entry(kind: str, entry: Named) -> None:
     if entry.builder is not None:
         _print_builder(entry.builder(), entry)
     if entry.builder is not None and kind == "method":
-        from fedsweep.commands.executors import executors
+        from fedsweep.commands.parts.executors import executors
 
         print(f"executors: {executors(entry.builder())}")
     if text := entry.text():
@@ -120,7 +120,7 @@ def _print_entry(kind: str, entry: Named) -> None:
 
 
 def _print_builder(builder: Callable[..., Any], entry: Named) -> None:
-    from fedsweep.commands.output import make_console, make_table
+    from fedsweep.commands.parts.output import make_console, make_table
     from fedsweep.config.signatures import describe
 
     said = (inspect.getdoc(builder) or "").split("\n\nArgs:")[0].split("\n\nAttributes:")[0]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.commands.options import Overrides, Plot, examples
+from fedsweep.commands.parts.options import Overrides, Plot, examples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ def evaluate(
     on the client's share of the test set, too. Other data are scaled and normalised as the run's own are. [b]--set[/b]
     takes keys of scenario, evaluation and runtime.
     """
-    from fedsweep.commands.output import make_console, note
+    from fedsweep.commands.parts.output import make_console, note
     from fedsweep.driver.evaluation import evaluate as evaluate_model
     from fedsweep.figures.style import checked_path
 
@@ -90,7 +90,7 @@ def _print(found: Evaluated, console: Console) -> None:
 
 def _print_classes(found: Evaluated, console: Console) -> None:
     """A row for each true class, with its row of the confusion matrix."""
-    from fedsweep.commands.output import make_table
+    from fedsweep.commands.parts.output import make_table
 
     labels = [f"c{label}" for label in range(len(found.confusion))]
     names = ["name"] if found.class_names else []
@@ -105,7 +105,7 @@ def _print_classes(found: Evaluated, console: Console) -> None:
 
 def _print_confusions(found: Evaluated, console: Console) -> None:
     """The classes that are told worst, and what they are taken for most often."""
-    from fedsweep.commands.output import make_table
+    from fedsweep.commands.parts.output import make_table
 
     rows = sorted((row for row in found.classes() if row["samples"]), key=lambda row: row["accuracy"])
     table = make_table("class", "accuracy", "samples", "taken for", left=1)
@@ -120,7 +120,7 @@ def _print_confusions(found: Evaluated, console: Console) -> None:
 
 
 def _print_spread(figures: Mapping[str, float], console: Console) -> None:
-    from fedsweep.commands.output import make_table
+    from fedsweep.commands.parts.output import make_table
 
     table = make_table("over", "mean", "sd", "worst 10 %", "best 10 %")
     titles = {"class": "classes", "client": "clients, on their classes", "personal": "clients' own models"}

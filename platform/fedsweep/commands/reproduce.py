@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.commands.interrupts import INTERRUPTED
-from fedsweep.commands.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
-from fedsweep.commands.seeds import parse_seeds
+from fedsweep.commands.parts.interrupts import INTERRUPTED
+from fedsweep.commands.parts.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
+from fedsweep.commands.parts.seeds import parse_seeds
 from fedsweep.errors import ClusterLost, ConfigError, OutputError
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def _begun(folder: SweepFolder | None, *, given: Sequence[object], resume: bool)
 
 
 def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
-    from fedsweep.commands.output import note
-    from fedsweep.commands.trials import after_loss, run_trials, tell_interrupted
+    from fedsweep.commands.parts.output import note
+    from fedsweep.commands.parts.trials import after_loss, run_trials, tell_interrupted
 
     def run(prepared: PreparedSweep, going_on: bool) -> None:
         run_trials(
@@ -151,7 +151,7 @@ def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
 
 
 def _show(made: Reproduced, *, quiet: bool) -> int:
-    from fedsweep.commands.output import command, make_console, note
+    from fedsweep.commands.parts.output import command, make_console, note
     from fedsweep.reproduce.formats import print_grid
     from fedsweep.runs.find import find_runs
 
@@ -172,8 +172,8 @@ def _show(made: Reproduced, *, quiet: bool) -> int:
 
 
 def _print_dry(task: Task) -> None:
-    from fedsweep.commands.output import make_console, make_table
-    from fedsweep.commands.trials import print_trials
+    from fedsweep.commands.parts.output import make_console, make_table
+    from fedsweep.commands.parts.trials import print_trials
 
     found = task.found
     at = f"{found.table.name} at scale {found.request.scale}"

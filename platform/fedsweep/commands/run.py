@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedsweep.commands.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
+from fedsweep.commands.parts.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
 from fedsweep.errors import ConfigError
 
 EXAMPLES = examples(
@@ -54,7 +54,7 @@ def run(
             raise ConfigError("--rounds goes with --resume DIR; a new run takes --set training.rounds=N")
         settings = {"dry_run": dry_run, "overwrite": overwrite, "dashboard": dashboard, "quiet": quiet}
         if seeds is not None:
-            from fedsweep.commands.seeds import sweep_seeds
+            from fedsweep.commands.parts.seeds import sweep_seeds
 
             sweep_seeds(_named(config), overrides or [], seeds, out=out, **settings)
             return
@@ -83,7 +83,7 @@ def _run_new(
     dashboard: bool,
     quiet: bool,
 ) -> None:
-    from fedsweep.commands.playing import play
+    from fedsweep.commands.parts.playing import play
     from fedsweep.config.load import load_config
     from fedsweep.runs.default_folder import default_folder
 
@@ -92,7 +92,7 @@ def _run_new(
     if not dry_run:
         play(loaded, folder, overwrite=overwrite, dashboard=dashboard, quiet=quiet)
         return
-    from fedsweep.commands.forecast import print_forecast
+    from fedsweep.commands.parts.forecast import print_forecast
     from fedsweep.driver.backend import check_resources
     from fedsweep.driver.run import plan_run
     from fedsweep.runs.run_folder import RunFolder
@@ -108,7 +108,7 @@ def _run_new(
 
 
 def _resume(folder: Path, *, rounds: int | None, dashboard: bool, quiet: bool) -> None:
-    from fedsweep.commands.playing import play
+    from fedsweep.commands.parts.playing import play
     from fedsweep.driver.growth import grow
     from fedsweep.driver.run import resumable
 

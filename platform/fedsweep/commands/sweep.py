@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.commands.interrupts import INTERRUPTED
-from fedsweep.commands.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
+from fedsweep.commands.parts.interrupts import INTERRUPTED
+from fedsweep.commands.parts.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
 from fedsweep.errors import ClusterLost, ConfigError, OutputError
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ def begin(
         dashboard: Start Ray's dashboard.
         quiet: Without progress.
     """
-    from fedsweep.commands.output import note
-    from fedsweep.commands.trials import after_loss, run_trials, tell_interrupted
+    from fedsweep.commands.parts.output import note
+    from fedsweep.commands.parts.trials import after_loss, run_trials, tell_interrupted
     from fedsweep.sweeps.prepare import default_folder, prepare
     from fedsweep.sweeps.reuse import finished_in, take_over
     from fedsweep.sweeps.sweep_folder import SweepFolder
@@ -168,7 +168,7 @@ def _load(config: str | None, overrides: Sequence[str], folder: SweepFolder | No
 
 
 def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:
-    from fedsweep.commands.output import command, make_console
+    from fedsweep.commands.parts.output import command, make_console
     from fedsweep.reports.sweep_table import print_summary
 
     console = make_console()
@@ -185,7 +185,7 @@ def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:
 
 
 def _print_trials(prepared: PreparedSweep) -> None:
-    from fedsweep.commands.trials import print_trials
+    from fedsweep.commands.parts.trials import print_trials
     from fedsweep.driver.backend import reckoned_seconds
     from fedsweep.results.texts import seconds_text
     from fedsweep.sweeps.prepare import num_trials, trial_costs

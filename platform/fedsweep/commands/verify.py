@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsweep.commands.interrupts import is_interrupted
-from fedsweep.commands.options import Quiet, examples
+from fedsweep.commands.parts.interrupts import is_interrupted
+from fedsweep.commands.parts.options import Quiet, examples
 from fedsweep.errors import OutputError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def verify(
     Compared are the final model, every column of the rounds but times of the machine, the clients, what each of them
     sent and received, and accuracies by client. Exit code 1 where something differs.
     """
-    from fedsweep.commands.output import note
+    from fedsweep.commands.parts.output import note
     from fedsweep.runs.run_folder import TRAFFIC, RunFolder
 
     original = RunFolder(folder.expanduser().absolute())
@@ -78,7 +78,7 @@ def _finished(original: RunFolder) -> dict[str, Any]:
 
 
 def _play_again(original: RunFolder, again: RunFolder, *, quiet: bool) -> dict[str, Any]:
-    from fedsweep.commands.output import is_plain
+    from fedsweep.commands.parts.output import is_plain
     from fedsweep.config.load import load_config
     from fedsweep.driver.phases import Phases
     from fedsweep.driver.run import Launch, plan_run, run_plan

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedsweep.commands.interrupts import INTERRUPTED, is_interrupted
-from fedsweep.commands.output import command, is_plain, note
+from fedsweep.commands.parts.interrupts import INTERRUPTED, is_interrupted
+from fedsweep.commands.parts.output import command, is_plain, note
 from fedsweep.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedsweep.commands.interrupts import is_interrupted
+from fedsweep.commands.parts.interrupts import is_interrupted
 from fedsweep.errors import ClusterLost, RunError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def print_trials(entries: Sequence[Entry], *, heading: str, costs: Mapping[str, 
         heading: Of the column that has their labels.
         costs: What trials will cost, by their folders' names, where that is to be shown.
     """
-    from fedsweep.commands.output import make_console, make_table
+    from fedsweep.commands.parts.output import make_console, make_table
     from fedsweep.results.texts import bytes_text
 
     spent = [] if costs is None else ["steps", "bytes", "FLOPs"]
@@ -71,7 +71,7 @@ def run_trials(
         InputError: The folder, the cluster or a store can't be used.
         KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
     """
-    from fedsweep.commands.output import is_plain, note
+    from fedsweep.commands.parts.output import is_plain, note
     from fedsweep.sweeps.tuner import log_rest, run_sweep
     from fedsweep.tracking.sweep_progress import make_sweep_progress
 
@@ -93,7 +93,7 @@ def after_loss(error: ClusterLost, folder: SweepFolder, *words: str) -> RunError
         folder: Where the trials are.
         words: The command that it ended.
     """
-    from fedsweep.commands.output import command
+    from fedsweep.commands.parts.output import command
 
     way_on = f"go on with {command(*words, '--resume', '--out', folder.path)}" if folder.has_plan else "try again"
     return RunError(f"{error}, so no trial can go on by itself; {way_on}")
@@ -107,7 +107,7 @@ def tell_interrupted(folder: SweepFolder, *words: str, what: str) -> None:
         words: The command that was interrupted.
         what: What had not begun where nothing was written.
     """
-    from fedsweep.commands.output import command, note
+    from fedsweep.commands.parts.output import command, note
 
     if folder.has_plan:
         note(f"interrupted; this goes on with it: {command(*words, '--resume', '--out', folder.path)}")
