@@ -18,7 +18,7 @@ from fedsweep.algorithms.registry import METHODS
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.runs.state_codec import to_bytes
+from fedsweep.runs.checkpoints.state_codec import to_bytes
 from fedsweep.testing import Subject, run_rounds, subject_of
 
 pytestmark = pytest.mark.ray

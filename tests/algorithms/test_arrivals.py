@@ -26,7 +26,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.testing import (
     component_conforms,
     local_engine,

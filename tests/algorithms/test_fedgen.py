@@ -24,7 +24,7 @@ from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
 from fedsweep.records import SyncContext
-from fedsweep.runs.state_codec import from_bytes, to_bytes
+from fedsweep.runs.checkpoints.state_codec import from_bytes, to_bytes
 from fedsweep.streams import stream
 from fedsweep.testing import component_conforms, local_engine, play_round, run_rounds, tiny_data, tiny_experiment
 

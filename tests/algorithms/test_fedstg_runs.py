@@ -25,7 +25,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.experiment.schedules import HalfCosineWithDrops
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import RoundRecord
-from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 from fedsweep.trees import load_vector, model_vector
 from fedsweep.world.availability import AlwaysAvailable, Availability, CapabilityAvailability, ReplayAvailability

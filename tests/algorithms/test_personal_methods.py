@@ -15,7 +15,7 @@ from torch import nn
 import fedsweep
 from fedsweep.catalog import build_method
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.runs.state_codec import from_bytes, to_bytes
+from fedsweep.runs.checkpoints.state_codec import from_bytes, to_bytes
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 
 torch.set_num_threads(1)

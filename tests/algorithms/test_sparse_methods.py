@@ -30,7 +30,7 @@ from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
-from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.submodel import ElementMask
 from fedsweep.testing import (
     component_conforms,

@@ -17,7 +17,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.records import Payload
-from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.testing import tiny_experiment
 
 

@@ -22,7 +22,7 @@ from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import Payload
-from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.streams import Stream
 from fedsweep.submodel import ElementMask, PartOfModel
 from fedsweep.testing import (

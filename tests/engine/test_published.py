@@ -21,7 +21,7 @@ from fedsweep.method import FederatedMethod
 from fedsweep.models.mlp import Mlp
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, ServerContext, State, SyncContext
-from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.testing import GivenParts, local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.trees import ParamTree

@@ -11,8 +11,8 @@ import pytest
 
 from fedsweep.records import RoundRecord
 from fedsweep.reproduce.table_file import TableFile, read_table
-from fedsweep.runs.round_table import ROUND_COLUMNS
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 
 _NUMBERS = {"round": 1, "lr": 0.1, "bytes_up": 10, "bytes_down": 5, "cohort": (0,), "attendees": (0,), "extra": {}}
 _MAY_LACK = {column.name for column in ROUND_COLUMNS if column.nullable}

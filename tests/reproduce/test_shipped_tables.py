@@ -14,7 +14,7 @@ from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.formats import table_text
 from fedsweep.reproduce.table_file import TableFile, listed_tables, read_table, table_names
 from fedsweep.reproduce.table_sections import FULL, GAP_FIGURES, SCALES, SCRATCH
-from fedsweep.runs.round_table import ROUND_COLUMNS
+from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 
 # Beside the columns of rounds.parquet: keys of result.json, and what is made of a column.
 _OF_RESULTS = {"total_bytes", "best_test_accuracy", "registration_bytes", "peak_memory_mb", "rounds", "group_size"}

@@ -13,9 +13,9 @@ import torch
 from fedsweep.engine.state import RunState
 from fedsweep.records import State
 from fedsweep.runs import files
-from fedsweep.runs.checkpoint import CheckpointStore
-from fedsweep.runs.client_table import clients_table
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.runs.files import ObjectStore
+from fedsweep.runs.tables.clients import clients_table
 from fedsweep.testing import tiny_record
 from fedsweep.world.label_stats import js_divergence, kl_divergence, population
 
@@ -108,7 +108,7 @@ def test_divergences_of_many_clients_are_those_of_each() -> None:
 
 
 def test_divergences_are_computed_for_many_clients_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedsweep.runs import client_table
+    from fedsweep.runs.tables import clients as client_table
 
     calls: list[int] = []
 

@@ -23,8 +23,8 @@ from fedsweep.runs import facts
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.find import find_runs
-from fedsweep.runs.round_table import records_to_table, scalar_figures
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.tables.rounds import records_to_table, scalar_figures
 from fedsweep.testing import tiny_record
 
 torch.set_num_threads(1)

@@ -32,7 +32,7 @@ from fedsweep.experiment.experiment import Experiment, server_context, transform
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.models.initial import read_weights, weights_file, weights_vector
 from fedsweep.records import State
-from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.runs.run_folder import CHECKPOINTS, CONFIG, MODEL, RunFolder
 from fedsweep.trees import layout_of, load_vector
 from fedsweep.world.data.datasets import Dataset, load_dataset

@@ -10,10 +10,10 @@ from fedsweep.config.schema import Config
 from fedsweep.driver.run import plan_run, resumable
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.runs.earlier import read_earlier, write_earlier
+from fedsweep.runs.checkpoints.earlier import read_earlier, write_earlier
+from fedsweep.runs.checkpoints.state_codec import to_bytes
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
-from fedsweep.runs.state_codec import to_bytes
 from fedsweep.world.data.datasets import load_dataset
 
 # Sections that a plan for another number of rounds may change, with what each says to the user.

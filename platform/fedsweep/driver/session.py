@@ -21,14 +21,14 @@ from fedsweep.errors import MemoryLost, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
-from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoints.earlier import read_earlier
 from fedsweep.runs.component_pictures import write_pictures
-from fedsweep.runs.earlier import read_earlier
 from fedsweep.runs.facts import peak_memory_mb
 from fedsweep.runs.folder_guard import FolderGuard
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.tables.traffic import write_client_tables
 from fedsweep.runs.targets import targets_reached
-from fedsweep.runs.traffic_table import write_client_tables
 from fedsweep.world.replay import ScenarioTrace
 
 # rounds.parquet is rewritten at most this often between checkpoints.

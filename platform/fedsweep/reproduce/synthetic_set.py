@@ -28,7 +28,7 @@ from fedsweep.engine.evaluator import Evaluator
 from fedsweep.errors import DataError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment, transformed
-from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.streams import stream
 

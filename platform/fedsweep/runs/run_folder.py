@@ -24,11 +24,11 @@ from fedsweep.bounded import MOST_TEXT_BYTES, open_regular, parse_json, read_reg
 from fedsweep.errors import OutputError
 from fedsweep.fleet.ray_leftovers import RAY_LOG
 from fedsweep.records import RoundRecord
-from fedsweep.runs.client_table import clients_table
+from fedsweep.runs.checkpoints.earlier import EARLIER
 from fedsweep.runs.door_files import clear_doors
-from fedsweep.runs.earlier import EARLIER
-from fedsweep.runs.round_table import check_round_table, records_to_table, table_to_records
-from fedsweep.runs.table_bounds import MOST_CLIENT_ROWS, MOST_TABLE_BYTES, check_table_size
+from fedsweep.runs.tables.bounds import MOST_CLIENT_ROWS, MOST_TABLE_BYTES, check_table_size
+from fedsweep.runs.tables.clients import clients_table
+from fedsweep.runs.tables.rounds import check_round_table, records_to_table, table_to_records
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -146,7 +146,7 @@ class RunFolder:
             label_counts: Samples per client and class [N, C].
             budget_values: What each affords in a round, in values [N]; None (also a single one): no limit.
             devices: Figures of the simulated devices [N] by name, any of
-                :data:`~fedsweep.runs.client_table.DEVICE_FIGURES`.
+                :data:`~fedsweep.runs.tables.clients.DEVICE_FIGURES`.
 
         Raises:
             InvariantError: Lengths differ, or a device figure is unknown.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedsweep.errors import ConfigError, unknown_name
-from fedsweep.runs.round_table import ROUND_COLUMNS
+from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.trial import EXTRA
 

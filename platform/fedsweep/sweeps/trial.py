@@ -20,8 +20,8 @@ from fedsweep.errors import ClientJobError, InputError, InvariantError
 from fedsweep.records import RoundRecord
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.links import check_no_link
-from fedsweep.runs.round_table import ROUND_COLUMNS, scalar_figures
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.tables.rounds import ROUND_COLUMNS, scalar_figures
 from fedsweep.tracking.doors import further_doors
 
 if TYPE_CHECKING:

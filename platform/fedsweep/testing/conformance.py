@@ -26,7 +26,7 @@ from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import SEAMS, FederatedMethod, MethodSettings
-from fedsweep.runs.state_codec import from_bytes, to_bytes
+from fedsweep.runs.checkpoints.state_codec import from_bytes, to_bytes
 from fedsweep.testing import costs, merges, parts
 from fedsweep.testing.fleets import SplitFleet
 from fedsweep.testing.subject import (

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.runs.round_table import scalar_figures
+from fedsweep.runs.tables.rounds import scalar_figures
 from fedsweep.runs.targets import Crossing, TargetWatch, target_key
 from fedsweep.tracking.points import Point
 

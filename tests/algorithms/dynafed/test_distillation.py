@@ -14,7 +14,7 @@ from fedsweep.algorithms.dynafed.distillation import TrajectoryDistillation, dyn
 from fedsweep.errors import ConfigError, RunError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ServerContext, State, SyncContext
-from fedsweep.runs.state_codec import from_bytes, to_bytes
+from fedsweep.runs.checkpoints.state_codec import from_bytes, to_bytes
 from fedsweep.streams import Stream
 from fedsweep.testing import component_conforms, linear_model, tiny_data
 from fedsweep.trees import layout_of, model_vector

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsweep.algorithms.dynafed.distillation import TrajectoryDistillation, dynafed
 from fedsweep.errors import ConfigError
 from fedsweep.records import ServerContext, State, SyncContext
-from fedsweep.runs.state_codec import from_bytes, to_bytes
+from fedsweep.runs.checkpoints.state_codec import from_bytes, to_bytes
 from fedsweep.streams import Stream
 from fedsweep.testing import tiny_data
 from fedsweep.trees import layout_of, model_vector

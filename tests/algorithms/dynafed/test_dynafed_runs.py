@@ -20,8 +20,8 @@ from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import State, SyncContext
-from fedsweep.runs.checkpoint import CheckpointStore
-from fedsweep.runs.state_codec import to_bytes
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoints.state_codec import to_bytes
 from fedsweep.streams import Stream
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 

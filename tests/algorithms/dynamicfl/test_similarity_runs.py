@@ -20,7 +20,7 @@ from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
-from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.streams import stream
 from fedsweep.testing import linear_model, local_engine, run_rounds, tiny_experiment
 from fedsweep.world.budgets import BudgetPlan, DynamicBudget, FixedBudget

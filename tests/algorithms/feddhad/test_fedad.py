@@ -24,7 +24,7 @@ from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.mlp import Mlp
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, SyncContext
-from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.testing import (

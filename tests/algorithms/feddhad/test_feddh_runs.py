@@ -16,7 +16,7 @@ from fedsweep.algorithms.feddhad.label_estimates import estimated_shares
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.engine.state import RunState
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.runs.checkpoint import CheckpointStore
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 
 torch.set_num_threads(1)

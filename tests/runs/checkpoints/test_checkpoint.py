@@ -24,8 +24,8 @@ from fedsweep.errors import ConfigError, InvariantError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.records import RoundRecord, State
-from fedsweep.runs.checkpoint import CheckpointStore, Loaded
-from fedsweep.runs.state_codec import to_bytes
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore, Loaded
+from fedsweep.runs.checkpoints.state_codec import to_bytes
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment, tiny_record
 
 torch.set_num_threads(1)

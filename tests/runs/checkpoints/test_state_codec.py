@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import nn
 
 from fedsweep.errors import DataError, InvariantError
-from fedsweep.runs.state_codec import decode, encode, from_bytes, to_bytes
+from fedsweep.runs.checkpoints.state_codec import decode, encode, from_bytes, to_bytes
 
 TORCH_TYPES = [
     torch.float64,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from fedsweep.errors import InvariantError
-from fedsweep.runs.arrow_columns import list_column, number_column
+from fedsweep.runs.tables.arrow_columns import list_column, number_column
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_no_column_imports_pandas() -> None:
     code = """
 import io, sys
 import pyarrow as pa, pyarrow.parquet as pq
-from fedsweep.runs.arrow_columns import list_column, number_column
+from fedsweep.runs.tables.arrow_columns import list_column, number_column
 columns = [number_column([1, None], pa.int64()), list_column([(1,), None], pa.list_(pa.float64()))]
 pq.write_table(pa.Table.from_arrays(columns, names=["a", "b"]), io.BytesIO())
 print("pandas" in sys.modules)

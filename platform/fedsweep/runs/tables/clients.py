@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsweep.errors import InvariantError
-from fedsweep.runs.arrow_columns import list_column, number_column
+from fedsweep.runs.tables.arrow_columns import list_column, number_column
 from fedsweep.world.label_stats import js_divergence, kl_divergence, population
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.records import State
-from fedsweep.runs.checkpoint import CheckpointStore, Loaded
-from fedsweep.runs.record_codec import pack
-from fedsweep.runs.state_codec import to_bytes
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore, Loaded
+from fedsweep.runs.checkpoints.record_codec import pack
+from fedsweep.runs.checkpoints.state_codec import to_bytes
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 
 torch.set_num_threads(1)

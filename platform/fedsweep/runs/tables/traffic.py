@@ -12,8 +12,8 @@ from fedsweep.engine.cost import registration_sizes
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import RoundRecord, Traffic
-from fedsweep.runs.accuracy_table import accuracy_table
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.tables.client_accuracy import accuracy_table
 from fedsweep.submodel import Direction
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedsweep.errors import InvariantError, OutputError
 from fedsweep.records import RoundRecord, late_fields
-from fedsweep.runs.arrow_columns import list_column, number_column
+from fedsweep.runs.tables.arrow_columns import list_column, number_column
 
 if TYPE_CHECKING:
     import pyarrow as pa

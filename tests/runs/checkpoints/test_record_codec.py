@@ -9,7 +9,7 @@ import torch
 
 from fedsweep.errors import DataError, InvariantError
 from fedsweep.records import late_field
-from fedsweep.runs.record_codec import pack, unpack
+from fedsweep.runs.checkpoints.record_codec import pack, unpack
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,8 @@ from fedsweep.client.messages import Handle
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, DataError, OutputError, RunError
 from fedsweep.records import RoundRecord, State
+from fedsweep.runs.checkpoints.record_codec import pack, unpack
+from fedsweep.runs.checkpoints.state_codec import from_bytes, to_bytes
 from fedsweep.runs.files import (
     ObjectRef,
     ObjectStore,
@@ -31,8 +33,6 @@ from fedsweep.runs.files import (
     sync_folder,
     write_durably,
 )
-from fedsweep.runs.record_codec import pack, unpack
-from fedsweep.runs.state_codec import from_bytes, to_bytes
 
 _FORMAT = "fedsweep checkpoint"
 _VERSION = 1
