@@ -87,7 +87,7 @@ def sweep(
     from fedsweep.sweeps.reuse import finished_in, take_over
     from fedsweep.sweeps.sweep_folder import SweepFolder
     from fedsweep.sweeps.tuner import run_sweep
-    from fedsweep.tracking.sweep_progress import SweepProgress
+    from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
     loaded = config if isinstance(config, Config) else load_config(config, overrides)
     folder = SweepFolder(Path(out) if out is not None else sweep_folder(loaded))

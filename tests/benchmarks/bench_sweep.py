@@ -21,7 +21,7 @@ from fedsweep.sweeps.prepare import make_entry, prepare
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.sweep_folder import SweepFolder
 from fedsweep.sweeps.tuner import run_sweep
-from fedsweep.tracking.sweep_progress import SweepProgress
+from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
 TARGET = 1.25
 

@@ -226,7 +226,7 @@ def test_run_that_gets_a_sigterm_goes_on_to_the_same_model(backend: str, config:
 
 SLOW = """
 import time
-import fedsweep.tracking.progress as progress
+import fedsweep.tracking.terminal.run_progress as progress
 
 shows_round = progress.PlainProgress.shows_round
 

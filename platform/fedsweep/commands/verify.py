@@ -82,7 +82,7 @@ def _play_again(original: RunFolder, again: RunFolder, *, quiet: bool) -> dict[s
     from fedsweep.config.load import load_config
     from fedsweep.driver.phases import Phases
     from fedsweep.driver.run import Launch, plan_run, run_plan
-    from fedsweep.tracking.progress import make_progress
+    from fedsweep.tracking.terminal.run_progress import make_progress
 
     with make_progress(quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress:
         phases = Phases(say=progress.waiting)

@@ -155,7 +155,7 @@ class Task:
 
     def _run(self, prepared: PreparedSweep, going_on: bool) -> None:
         from fedsweep.sweeps.tuner import log_rest, run_sweep
-        from fedsweep.tracking.sweep_progress import SweepProgress
+        from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
         if going_on and prepared.is_done:
             log_rest(prepared)

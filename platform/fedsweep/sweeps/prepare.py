@@ -28,7 +28,7 @@ from fedsweep.sweeps.resources import Share, trial_actors
 from fedsweep.sweeps.space import Trial, check_space, draw, is_listed, label_of, list_trials, make_trial, space_keys
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.trial import TrialSpec
-from fedsweep.tracking.doors import further_doors
+from fedsweep.tracking.doors.registry import further_doors
 from fedsweep.tracking.mlflow_store import NO_TRACKING, resolve_uri
 from fedsweep.world.data.datasets import Dataset, load_dataset
 

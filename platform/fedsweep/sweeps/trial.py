@@ -22,7 +22,7 @@ from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.links import check_no_link
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS, scalar_figures
-from fedsweep.tracking.doors import further_doors
+from fedsweep.tracking.doors.registry import further_doors
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config

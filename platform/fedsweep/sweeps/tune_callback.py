@@ -21,7 +21,7 @@ from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.trainable import FATAL_MARK, SPEC, place_of
 from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FINISHED, MESSAGES, record_of
 from fedsweep.tracking.mlflow_sweep import SweepTracker, TrackedTrial
-from fedsweep.tracking.sweep_progress import SweepProgress
+from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial as TuneTrial

@@ -26,7 +26,7 @@ from fedsweep.sweeps.space import TRIAL, is_listed, label_of, make_trial
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
 from fedsweep.sweeps.sweep_folder import PLAN, SUMMARY, TABLE, TUNE, with_trial
 from fedsweep.sweeps.tune_callback import KeptHere
-from fedsweep.tracking.sweep_progress import SweepProgress
+from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
 if TYPE_CHECKING:
     from ray.tune import ResultGrid

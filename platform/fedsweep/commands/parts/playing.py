@@ -50,7 +50,7 @@ def _played(
     from fedsweep.driver.phases import Phases, process_began
     from fedsweep.fleet.ray_start import early_cluster, early_needs
     from fedsweep.tracking.mlflow_keeper import kept
-    from fedsweep.tracking.progress import make_progress
+    from fedsweep.tracking.terminal.run_progress import make_progress
 
     if not resume and folder.exists():  # or Ray would be up before it is refused
         from fedsweep.runs.run_folder import RunFolder

@@ -73,7 +73,7 @@ def run_trials(
     """
     from fedsweep.commands.parts.output import is_plain, note
     from fedsweep.sweeps.tuner import log_rest, run_sweep
-    from fedsweep.tracking.sweep_progress import make_sweep_progress
+    from fedsweep.tracking.terminal.sweep_progress import make_sweep_progress
 
     if going_on and prepared.is_done:
         note(

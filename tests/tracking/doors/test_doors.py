@@ -18,7 +18,7 @@ from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
-from fedsweep.tracking.doors import DOORS, Sheltered, further_doors
+from fedsweep.tracking.doors.registry import DOORS, Sheltered, further_doors
 from fedsweep.tracking.rows import telling
 
 CONFIG = {"name": "run", "seed": 0, "method.name": "fedavg", "training.lr": 0.5, "tracking.uri": "none"}

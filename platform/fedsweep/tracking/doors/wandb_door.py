@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.door_files import ID_PREFIX, offline_runs
-from fedsweep.tracking.doors import missing
+from fedsweep.tracking.doors.registry import missing
 from fedsweep.tracking.rows import RowMaker, telling
 
 if TYPE_CHECKING:

@@ -25,19 +25,19 @@ _LOGGER = logging.getLogger("fedsweep")
 
 
 def _tensorboard(config: Config, folder: Path) -> Observer:
-    from fedsweep.tracking.tensorboard_door import TensorBoardDoor
+    from fedsweep.tracking.doors.tensorboard_door import TensorBoardDoor
 
     return TensorBoardDoor()
 
 
 def _wandb(config: Config, folder: Path) -> Observer:
-    from fedsweep.tracking.wandb_door import WandbDoor
+    from fedsweep.tracking.doors.wandb_door import WandbDoor
 
     return WandbDoor(project=config.tracking.experiment)
 
 
 def _csv(config: Config, folder: Path) -> Observer:
-    from fedsweep.tracking.csv_door import CsvDoor
+    from fedsweep.tracking.doors.csv_door import CsvDoor
 
     return CsvDoor()
 

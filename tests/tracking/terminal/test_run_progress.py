@@ -13,7 +13,14 @@ from rich.console import Console
 from fedsweep.driver.observers import RunInfo
 from fedsweep.records import RoundRecord
 from fedsweep.testing import tiny_record
-from fedsweep.tracking.progress import LiveProgress, PlainProgress, Progress, QuietProgress, Standing, make_progress
+from fedsweep.tracking.terminal.run_progress import (
+    LiveProgress,
+    PlainProgress,
+    Progress,
+    QuietProgress,
+    Standing,
+    make_progress,
+)
 
 ESCAPE = "\x1b"
 
