@@ -257,7 +257,7 @@ def test_the_presets_of_the_comparison_differ_in_the_method_alone() -> None:
 
 def test_the_comparisons_table_has_the_presets_methods() -> None:
     from fedsweep.reproduce.cells import cells_of
-    from fedsweep.reproduce.table_file import read_table
+    from fedsweep.reproduce.definition.table_file import read_table
 
     cells = cells_of(read_table("drift/table1"), "small", columns="IID pools")
     assert [cell.row.lower() for cell in cells] == list(METHODS)

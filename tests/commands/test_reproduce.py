@@ -15,8 +15,8 @@ from fedsweep.cli import main
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce import reproduction as running
 from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.grid import Grid, GridCell, summed_up
-from fedsweep.reproduce.table_file import TableFile
+from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.measured.grid import Grid, GridCell, summed_up
 
 Command = Callable[..., tuple[int, str, str]]
 TABLE = """

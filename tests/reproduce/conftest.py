@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedsweep.records import RoundRecord
-from fedsweep.reproduce.table_file import TableFile, read_table
+from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 

@@ -8,7 +8,7 @@ import pytest
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen_rows, standing_of
-from fedsweep.reproduce.table_file import TableFile, read_table
+from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.sweeps.trainable import overlaid
 
 Changed = Callable[[str, str], Path]

@@ -14,9 +14,9 @@ from fedsweep.catalog import resolve
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce.cell_texts import notes
 from fedsweep.reproduce.cells import cells_of
-from fedsweep.reproduce.grid import measured, summed_up, value_of
-from fedsweep.reproduce.table_file import TableFile, read_table, table_names
-from fedsweep.reproduce.table_sections import Measure
+from fedsweep.reproduce.definition.sections import Measure
+from fedsweep.reproduce.definition.table_file import TableFile, read_table, table_names
+from fedsweep.reproduce.measured.grid import measured, summed_up, value_of
 from fedsweep.results.view import load_run
 
 NAMES = [name for name in table_names() if name.startswith("feddhad/")]

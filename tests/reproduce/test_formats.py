@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedsweep.reproduce.cells import cells_of
+from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.reproduce.formats import as_html, as_latex, as_markdown, as_text, html_fragment
-from fedsweep.reproduce.grid import Grid, GridCell, Measured, setting_of
-from fedsweep.reproduce.table_file import TableFile, read_table
+from fedsweep.reproduce.measured.grid import Grid, GridCell, Measured, setting_of
 
 Changed = Callable[[str, str], Path]
 

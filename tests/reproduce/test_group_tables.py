@@ -15,14 +15,14 @@ from matplotlib.figure import Figure
 
 from fedsweep.algorithms.dynamicfl.chooser import GroupProblem
 from fedsweep.errors import ConfigError, ResourceError
-from fedsweep.reproduce import figures_groups
 from fedsweep.reproduce import group_tables as groups_kind
 from fedsweep.reproduce.cells import cells_of
-from fedsweep.reproduce.grid import Grid
+from fedsweep.reproduce.definition.sections import Measure
+from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.figures import of_groups
 from fedsweep.reproduce.group_tables import run_kind
 from fedsweep.reproduce.kinds import runner_of
-from fedsweep.reproduce.table_file import TableFile
-from fedsweep.reproduce.table_sections import Measure
+from fedsweep.reproduce.measured.grid import Grid
 from fedsweep.world.label_stats import kl_divergence
 
 HAS_GENETIC = importlib.util.find_spec("sko") is not None
@@ -192,13 +192,13 @@ def test_pictures_have_a_panel_per_column_and_a_line_per_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Figure] = []
-    save = figures_groups.save_both
+    save = of_groups.save_both
 
     def keep(figure: Figure, stem: Path) -> list[Path]:
         drawn.append(figure)
         return save(figure, stem)
 
-    monkeypatch.setattr(figures_groups, "save_both", keep)
+    monkeypatch.setattr(of_groups, "save_both", keep)
     run(table("dynacomm", "random", groups={"active": [7, 9]}), tmp_path)
     names = sorted(path.name for path in (tmp_path / "figures").iterdir())
     assert names == ["kl-by-size.pdf", "kl-by-size.png", "seconds-by-size.pdf", "seconds-by-size.png"]

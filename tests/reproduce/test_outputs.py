@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from fedsweep.errors import OutputError
+from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.formats import as_text
-from fedsweep.reproduce.grid import Grid, GridCell, Measured
+from fedsweep.reproduce.measured.grid import Grid, GridCell, Measured
 from fedsweep.reproduce.outputs import MEASURED, has_outputs, read_grid, remove_outputs, write_outputs
-from fedsweep.reproduce.table_file import TableFile
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 
 from fedsweep.catalog import resolve
 from fedsweep.reproduce.cells import cells_of
+from fedsweep.reproduce.definition.sections import FULL, GAP_FIGURES, SCALES, SCRATCH
+from fedsweep.reproduce.definition.table_file import TableFile, listed_tables, read_table, table_names
 from fedsweep.reproduce.formats import table_text
-from fedsweep.reproduce.table_file import TableFile, listed_tables, read_table, table_names
-from fedsweep.reproduce.table_sections import FULL, GAP_FIGURES, SCALES, SCRATCH
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 
 # Beside the columns of rounds.parquet: keys of result.json, and what is made of a column.

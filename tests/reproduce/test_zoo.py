@@ -11,7 +11,7 @@ import pytest
 from fedsweep.algorithms.registry import METHODS
 from fedsweep.models.registry import build_model
 from fedsweep.reproduce.cells import Cell, cells_of
-from fedsweep.reproduce.table_file import read_table
+from fedsweep.reproduce.definition.table_file import read_table
 from fedsweep.streams import Stream
 
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "zoo.md"

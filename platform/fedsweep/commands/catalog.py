@@ -98,8 +98,8 @@ def _print_json(name: str) -> None:
 
     from fedsweep.catalog import is_method
     from fedsweep.commands.parts.described import method_facts
+    from fedsweep.reproduce.definition.table_file import read_table
     from fedsweep.reproduce.formats import table_tree
-    from fedsweep.reproduce.table_file import read_table
 
     tree = method_facts(name).tree() if is_method(name) else table_tree(read_table(name))
     print(json.dumps(tree, indent=1, ensure_ascii=False))

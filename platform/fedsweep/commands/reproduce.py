@@ -89,8 +89,8 @@ def reproduce(
     Every row, column and seed is a run, and the runs are trials of one sweep. The table is printed and written as
     text, Markdown, LaTeX, HTML and JSON. The exit code is 1 where a cell failed; the rest is shown all the same.
     """
+    from fedsweep.reproduce.definition.table_file import read_table
     from fedsweep.reproduce.reproduction import TableRequest
-    from fedsweep.reproduce.table_file import read_table
     from fedsweep.reproduce.task import begin
     from fedsweep.sweeps.sweep_folder import SweepFolder
 

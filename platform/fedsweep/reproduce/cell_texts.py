@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsweep.reproduce.claims import findings
-from fedsweep.reproduce.grid import Grid, GridCell, Measured, deviates, is_comparable, lies_within
-from fedsweep.reproduce.table_sections import FULL, NEVER, NOT_GIVEN, Measure
+from fedsweep.reproduce.definition.sections import FULL, NEVER, NOT_GIVEN, Measure
+from fedsweep.reproduce.measured.claims import findings
+from fedsweep.reproduce.measured.grid import Grid, GridCell, Measured, deviates, is_comparable, lies_within
 from fedsweep.results.curves import FIGURES
 from fedsweep.results.texts import clean
 

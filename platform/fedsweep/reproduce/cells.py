@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedsweep.config.load import load_config
 from fedsweep.config.overrides import apply_overrides, parse_override, set_value
 from fedsweep.errors import ConfigError, InputError, unknown_name
-from fedsweep.reproduce.table_file import TableFile
-from fedsweep.reproduce.table_sections import FULL
+from fedsweep.reproduce.definition.sections import FULL
+from fedsweep.reproduce.definition.table_file import TableFile
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config

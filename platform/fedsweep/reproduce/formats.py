@@ -15,9 +15,9 @@ from urllib.parse import quote
 from fedsweep.catalog import resolve
 from fedsweep.reproduce.cell_texts import Heading, caption, cell_text, headings, label_of, notes, setting_line
 from fedsweep.reproduce.cells import cells_of, chosen_columns, chosen_rows
-from fedsweep.reproduce.grid import Grid
-from fedsweep.reproduce.table_file import TableFile
-from fedsweep.reproduce.table_sections import FULL, SCALES, Column, Measure, Row
+from fedsweep.reproduce.definition.sections import FULL, SCALES, Column, Measure, Row
+from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.measured.grid import Grid
 from fedsweep.results.texts import clean
 
 if TYPE_CHECKING:

@@ -39,11 +39,11 @@ from fedsweep.config.base import Count, Section
 from fedsweep.errors import ConfigError, OutputError, ResourceError, unknown_name
 from fedsweep.experiment.build import build_world
 from fedsweep.reproduce.cells import Cell, standing_of
-from fedsweep.reproduce.costs import label_data
-from fedsweep.reproduce.figures_groups import Choices, draw_choices
-from fedsweep.reproduce.grid import Grid, GridCell, setting_of, summed_up
-from fedsweep.reproduce.table_file import TableFile
-from fedsweep.reproduce.table_sections import Measure
+from fedsweep.reproduce.definition.sections import Measure
+from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.figures.of_groups import Choices, draw_choices
+from fedsweep.reproduce.measured.costs import label_data
+from fedsweep.reproduce.measured.grid import Grid, GridCell, setting_of, summed_up
 from fedsweep.runs.files import atomic_write
 from fedsweep.streams import Stream, stream
 from fedsweep.world.label_stats import population

@@ -13,9 +13,9 @@
     quiet: bool               whether to leave progress out; progress goes to standard error
 
 which raises an InputError before anything is computed where the input is wrong, and gives a cell's failure as a problem
-in its :class:`~fedsweep.reproduce.grid.GridCell`. ``rows`` and ``columns`` of the grid are those that it has cells
-for; the caller shows missing ones beside them. :func:`~fedsweep.reproduce.grid.summed_up` makes a measure from one
-value per seed, :func:`~fedsweep.reproduce.grid.setting_of` the grid's ``setting``.
+in its :class:`~fedsweep.reproduce.measured.grid.GridCell`. ``rows`` and ``columns`` of the grid are those that it has
+cells for; the caller shows missing ones beside them. :func:`~fedsweep.reproduce.measured.grid.summed_up` makes a
+measure from one value per seed, :func:`~fedsweep.reproduce.measured.grid.setting_of` the grid's ``setting``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Protocol, cast
 
 from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.grid import Grid
-from fedsweep.reproduce.table_file import TableFile
+from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.measured.grid import Grid
 
 RUNS = "runs"
 # Module by kind; imported when a table of that kind is measured.

@@ -14,10 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 from fedsweep import __version__
 from fedsweep.bounded import parse_json, read_regular
 from fedsweep.errors import ConfigError, OutputError
-from fedsweep.reproduce.claims import findings
+from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.formats import FORMS, as_html
-from fedsweep.reproduce.grid import Grid, GridCell, deviates, lies_within
-from fedsweep.reproduce.table_file import TableFile
+from fedsweep.reproduce.measured.claims import findings
+from fedsweep.reproduce.measured.grid import Grid, GridCell, deviates, lies_within
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.find import find_runs
 

@@ -14,9 +14,9 @@ from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, InputError, OutputError
 from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen_columns, chosen_rows
-from fedsweep.reproduce.grid import FINISHED, Grid, measured, view_of
+from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.reproduce.kinds import RUNS, runner_of
-from fedsweep.reproduce.table_file import TableFile, read_table
+from fedsweep.reproduce.measured.grid import FINISHED, Grid, measured, view_of
 from fedsweep.runs.find import find_runs
 from fedsweep.sweeps.space import Trial, canonical
 

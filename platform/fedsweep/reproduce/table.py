@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce.formats import FORMS, html_fragment
-from fedsweep.reproduce.grid import Grid
+from fedsweep.reproduce.measured.grid import Grid
 from fedsweep.reproduce.outputs import read_grid
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
-from fedsweep.reproduce.grid import Grid
+from fedsweep.reproduce.definition.table_file import read_table
 from fedsweep.reproduce.kinds import RUNS
+from fedsweep.reproduce.measured.grid import Grid
 from fedsweep.reproduce.outputs import FIGURES, MEASURED, has_outputs, remove_outputs, write_outputs
 from fedsweep.reproduce.reproduction import (
     Reproduction,
@@ -26,7 +27,6 @@ from fedsweep.reproduce.reproduction import (
     reproduction,
 )
 from fedsweep.reproduce.table import Table
-from fedsweep.reproduce.table_file import read_table
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -242,7 +242,7 @@ def _check_costs(found: Reproduction, folder: SweepFolder) -> None:
 
 
 def _costs(found: Reproduction, said: Callable[[str], None]) -> Grid:
-    from fedsweep.reproduce.costs import costs_grid
+    from fedsweep.reproduce.measured.costs import costs_grid
 
     scale, rows, columns = found.request.scale, found.rows, found.columns
     return costs_grid(found.table, found.cells, scale=scale, rows=rows, columns=columns, done=said)
@@ -252,7 +252,7 @@ def _drawn(found: Reproduction, folder: Path) -> tuple[list[Path], list[str]]:
     """The table's pictures; and which could not be drawn, and why."""
     if not found.table.figures:
         return [], []
-    from fedsweep.reproduce.figures import draw
+    from fedsweep.reproduce.figures.of_table import draw
 
     runs = finished_runs(found, folder)
     pictures: list[Path] = []

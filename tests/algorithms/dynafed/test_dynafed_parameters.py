@@ -12,7 +12,7 @@ from fedsweep.config import load_config
 from fedsweep.config.presets import list_presets
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
-from fedsweep.reproduce.table_file import has_table
+from fedsweep.reproduce.definition.table_file import has_table
 
 _FOUND = [preset for preset in list_presets() if preset.name.startswith("dynafed/")]
 PRESETS = [preset.name for preset in _FOUND if not has_table(preset.path)]

@@ -9,7 +9,7 @@ from fedsweep.catalog import build_method
 from fedsweep.config import load_config
 from fedsweep.config.schema import Config
 from fedsweep.reproduce.cells import Cell, cells_of
-from fedsweep.reproduce.table_file import TableFile, read_table, table_names
+from fedsweep.reproduce.definition.table_file import TableFile, read_table, table_names
 
 NAMES = [
     *(f"dynafed/table{number}" for number in range(1, 7)),

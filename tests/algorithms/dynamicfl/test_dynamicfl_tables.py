@@ -14,8 +14,8 @@ from fedsweep.engine.forecast import check_first_round
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.reproduce.cells import Cell, cells_of
-from fedsweep.reproduce.table_file import TableFile, read_table, table_names
-from fedsweep.reproduce.table_sections import FULL, SCALES
+from fedsweep.reproduce.definition.sections import FULL, SCALES
+from fedsweep.reproduce.definition.table_file import TableFile, read_table, table_names
 
 TABLES = [f"table{n}" for n in (1, 2, 3, 4, *range(9, 23))]
 CURVES = [f"figure{n}" for n in (3, *range(21, 25), *range(26, 30), *range(31, 34))]

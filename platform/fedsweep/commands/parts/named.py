@@ -128,7 +128,7 @@ def _presets() -> list[Named]:
 
 
 def _tables() -> list[Named]:
-    from fedsweep.reproduce.table_file import listed_tables
+    from fedsweep.reproduce.definition.table_file import listed_tables
 
     return [
         Named(name=preset.name, summary=preset.summary, source=source, text=_bound(_table_text, preset.name))
@@ -137,8 +137,8 @@ def _tables() -> list[Named]:
 
 
 def _table_text(name: str) -> str:
+    from fedsweep.reproduce.definition.table_file import read_table
     from fedsweep.reproduce.formats import table_text
-    from fedsweep.reproduce.table_file import read_table
 
     return table_text(read_table(name))
 

@@ -19,8 +19,8 @@ from fedsweep.figures.style import (
     save_both,
     scale_axes,
 )
-from fedsweep.reproduce.table_file import TableFile
-from fedsweep.reproduce.table_sections import FigureSpec
+from fedsweep.reproduce.definition.sections import FigureSpec
+from fedsweep.reproduce.definition.table_file import TableFile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,8 @@ from typing import Any
 
 from fedsweep.errors import InputError
 from fedsweep.reproduce.cells import Cell, Standing, standing_of
-from fedsweep.reproduce.table_file import TableFile
-from fedsweep.reproduce.table_sections import GAP_FIGURES, NEVER, NOT_GIVEN, SCRATCH, Measure, Row
+from fedsweep.reproduce.definition.sections import GAP_FIGURES, NEVER, NOT_GIVEN, SCRATCH, Measure, Row
+from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.results.seed_statistics import estimate, finite
 from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.run_folder import CONFIG
@@ -198,11 +198,11 @@ def value_of(run: RunView, measure: Measure) -> float | None:
         InputError: It takes the run's model or data, which are damaged or not there.
     """
     if measure.of in GAP_FIGURES:
-        from fedsweep.reproduce.loss_gap import gaps_of
+        from fedsweep.reproduce.measured.loss_gap import gaps_of
 
         return gaps_of(run.folder).figures()[measure.of]
     if measure.of == SCRATCH:
-        from fedsweep.reproduce.synthetic_set import scratch_accuracy
+        from fedsweep.reproduce.measured.synthetic_set import scratch_accuracy
 
         return scratch_accuracy(run.folder)
     if measure.target is not None or measure.over == AT_BEST:

@@ -40,7 +40,7 @@ from fedsweep.results.view import RunView
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedsweep.reproduce.scene import Scene
+    from fedsweep.reproduce.figures.scene import Scene
 
 Shown = TypeVar("Shown")
 

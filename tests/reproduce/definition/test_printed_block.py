@@ -9,7 +9,7 @@ import pytest
 
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce.cells import cells_of
-from fedsweep.reproduce.table_file import TableFile, read_table
+from fedsweep.reproduce.definition.table_file import TableFile, read_table
 
 Changed = Callable[[str, str], Path]
 OLD = "printed:\n    FedAvg: {even: {accuracy: [70.0, 0.5], cost: 0.5}, K=2: {cost: 0.9}}"

@@ -1,7 +1,7 @@
 """Pictures of tables, as PNG and PDF: what a ``figures:`` entry of a table's file names.
 
 ``scatter``, ``bars`` and ``lines`` show a cell as a point, a bar or a point on a line; the kinds of
-:mod:`fedsweep.reproduce.figures_runs` show rounds. A kind is a function of a :class:`Scene` that returns the figure.
+:mod:`fedsweep.reproduce.figures.of_runs` show rounds. A kind is a function of a :class:`Scene` that returns the figure.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fedsweep.figures.style import (
 )
 from fedsweep.reproduce.cell_texts import label_of
 from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.table_file import TableFile
-from fedsweep.reproduce.table_sections import FigureSpec, Measure
+from fedsweep.reproduce.definition.sections import FigureSpec, Measure
+from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.results.view import RunView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-from fedsweep.reproduce.scene import Scene, scene_of
+from fedsweep.reproduce.figures.scene import Scene, scene_of
 
 _BAR_ROOM = 0.8
 _LONG_NAMES = 40
@@ -76,14 +76,14 @@ def draw(
         ConfigError: The entry asks for what its kind does not have, or no run has what it shows.
         InputError: A run's file is damaged, or a file can't be written.
     """
-    from fedsweep.reproduce import figures_models, figures_runs
+    from fedsweep.reproduce.figures import of_models, of_runs
 
     kinds: Mapping[str, Callable[[Scene], Figure]] = {
         "scatter": _scatter,
         "bars": _bars,
         "lines": _lines,
-        **figures_runs.KINDS,
-        **figures_models.KINDS,
+        **of_runs.KINDS,
+        **of_models.KINDS,
     }
     scene = scene_of(figure, table, cells=cells, runs=runs)
     if not scene.columns:

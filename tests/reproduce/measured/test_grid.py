@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 
 from fedsweep.reproduce.cells import cells_of
-from fedsweep.reproduce.grid import Grid, GridCell, Measured, deviates, lies_within, measured, summed_up, value_of
-from fedsweep.reproduce.table_file import TableFile
-from fedsweep.reproduce.table_sections import Measure
+from fedsweep.reproduce.definition.sections import Measure
+from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.measured.grid import (
+    Grid,
+    GridCell,
+    Measured,
+    deviates,
+    lies_within,
+    measured,
+    summed_up,
+    value_of,
+)
 from fedsweep.results.view import load_run
 
 MakeRun = Callable[..., Path]

@@ -17,9 +17,9 @@ SCALES: tuple[ScaleName, ...] = ("smoke", "small", "full")
 FULL: ScaleName = "full"
 # What the paper prints where a target was not reached, and where it gives no figure.
 NEVER, NOT_GIVEN = "never", "N/A"
-# Figures that a finished run's model has to be tested for, see :mod:`fedsweep.reproduce.loss_gap`.
+# Figures that a finished run's model has to be tested for, see :mod:`fedsweep.reproduce.measured.loss_gap`.
 GAP_FIGURES = ("gap_pearson", "gap_r2", "gap_spearman")
-# And for its synthetic set, see :mod:`fedsweep.reproduce.synthetic_set`.
+# And for its synthetic set, see :mod:`fedsweep.reproduce.measured.synthetic_set`.
 SCRATCH = "scratch_accuracy"
 
 FigureKind = Literal[

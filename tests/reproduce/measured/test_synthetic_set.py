@@ -11,10 +11,10 @@ import fedsweep
 from fedsweep.config.load import load_config
 from fedsweep.errors import DataError
 from fedsweep.reproduce.cells import cells_of
-from fedsweep.reproduce.figures import draw
-from fedsweep.reproduce.grid import value_of
-from fedsweep.reproduce.synthetic_set import client_losses, scratch_accuracy, synthetic_set
-from fedsweep.reproduce.table_file import read_table
+from fedsweep.reproduce.definition.table_file import read_table
+from fedsweep.reproduce.figures.of_table import draw
+from fedsweep.reproduce.measured.grid import value_of
+from fedsweep.reproduce.measured.synthetic_set import client_losses, scratch_accuracy, synthetic_set
 from fedsweep.results.view import load_run
 
 TEXT = """

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from fedsweep.errors import ConfigError
-from fedsweep.reproduce.claims import findings
+from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.reproduce.formats import as_text
-from fedsweep.reproduce.grid import Grid, GridCell
-from fedsweep.reproduce.table_file import TableFile, read_table
+from fedsweep.reproduce.measured.claims import findings
+from fedsweep.reproduce.measured.grid import Grid, GridCell
 
 Changed = Callable[[str, str], Path]
 SEEDS = range(5)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsweep.errors import unknown_name
-from fedsweep.reproduce.table_sections import NEVER, NOT_GIVEN
+from fedsweep.reproduce.definition.sections import NEVER, NOT_GIVEN
 
 _CUT = ("rows", "columns", "measures")
 

@@ -23,8 +23,8 @@ from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.reproduce.cells import Cell, standing_of
-from fedsweep.reproduce.grid import Grid, GridCell, setting_of, summed_up, value_of
-from fedsweep.reproduce.table_file import TableFile
+from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.measured.grid import Grid, GridCell, setting_of, summed_up, value_of
 from fedsweep.results.view import RunView
 from fedsweep.world.data.datasets import Dataset, load_dataset
 

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from fedsweep.errors import ConfigError
 from fedsweep.figures.style import Look, legend_below, line_handle, looks, name_axes, panels
-from fedsweep.reproduce.figures_runs import first_runs
+from fedsweep.reproduce.figures.of_runs import first_runs
 from fedsweep.runs.run_folder import PICTURES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedsweep.reproduce.scene import Scene
+    from fedsweep.reproduce.figures.scene import Scene
 
 _STAGES = 4
 
 
 def _loss_gap(scene: Scene) -> Figure:
     """A point for each client: how far its labels are from the population's, and its loss from that at its optimum."""
-    from fedsweep.reproduce.loss_gap import gaps_of
+    from fedsweep.reproduce.measured.loss_gap import gaps_of
 
     found = first_runs(scene, lambda run: gaps_of(run.folder), "clients")
     figure, every = panels(list(found), title=scene.spec.title)
@@ -35,7 +35,7 @@ def _loss_gap(scene: Scene) -> Figure:
 
 def _client_losses(scene: Scene) -> Figure:
     """Clients' losses on their own samples: their own models in local training, then the global one in fine-tuning."""
-    from fedsweep.reproduce.synthetic_set import client_losses
+    from fedsweep.reproduce.measured.synthetic_set import client_losses
 
     found = first_runs(scene, lambda run: client_losses(run.folder), "clients")
     figure, every = panels(list(found), title=scene.spec.title)

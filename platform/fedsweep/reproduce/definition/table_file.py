@@ -18,8 +18,8 @@ from fedsweep.config.base import Section, Text
 from fedsweep.config.includes import read_whole
 from fedsweep.config.presets import Preset, find_preset, list_presets
 from fedsweep.errors import ConfigError, unknown_name
-from fedsweep.reproduce.printed_block import cut, parse_block
-from fedsweep.reproduce.table_sections import (
+from fedsweep.reproduce.definition.printed_block import cut, parse_block
+from fedsweep.reproduce.definition.sections import (
     FULL,
     SCALES,
     Claim,

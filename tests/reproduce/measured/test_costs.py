@@ -15,13 +15,13 @@ from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.experiment.build import build_experiment, build_world
 from fedsweep.reproduce.cell_texts import cell_text, headings, notes
 from fedsweep.reproduce.cells import cells_of
-from fedsweep.reproduce.costs import (
+from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.measured.costs import (
     costs_grid,
     label_data,
     planned_view,
     why_unknown,
 )
-from fedsweep.reproduce.table_file import TableFile
 from fedsweep.results.view import RunView, load_run
 from fedsweep.world.data.record import Dataset
 

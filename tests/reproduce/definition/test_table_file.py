@@ -7,7 +7,7 @@ import pytest
 
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
-from fedsweep.reproduce.table_file import TableFile, has_table, read_table, table_names
+from fedsweep.reproduce.definition.table_file import TableFile, has_table, read_table, table_names
 
 Changed = Callable[[str, str], Path]
 

@@ -15,9 +15,9 @@ from fedsweep.figures.style import (
 )
 from fedsweep.reproduce.cell_texts import label_of
 from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.grid import Measured, summed_up, value_of
-from fedsweep.reproduce.table_file import TableFile
-from fedsweep.reproduce.table_sections import FigureSpec, Measure
+from fedsweep.reproduce.definition.sections import FigureSpec, Measure
+from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.measured.grid import Measured, summed_up, value_of
 from fedsweep.results.view import RunView
 
 _OVER: Mapping[str, str] = {"test_accuracy": "best", "comm_ratio": "mean", "kl_divergence": "mean", "comm_cost": "mean"}

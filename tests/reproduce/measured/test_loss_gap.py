@@ -16,11 +16,11 @@ import fedsweep
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce.cells import Cell, cells_of
-from fedsweep.reproduce.figures_models import KINDS
-from fedsweep.reproduce.grid import measured
-from fedsweep.reproduce.loss_gap import ClientGaps, client_gaps, correlation, gaps_of, own_optimum
-from fedsweep.reproduce.scene import scene_of
-from fedsweep.reproduce.table_file import TableFile, read_table
+from fedsweep.reproduce.definition.table_file import TableFile, read_table
+from fedsweep.reproduce.figures.of_models import KINDS
+from fedsweep.reproduce.figures.scene import scene_of
+from fedsweep.reproduce.measured.grid import measured
+from fedsweep.reproduce.measured.loss_gap import ClientGaps, client_gaps, correlation, gaps_of, own_optimum
 from fedsweep.results.view import load_run
 from fedsweep.testing import tiny_experiment
 

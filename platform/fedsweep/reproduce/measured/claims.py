@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from fedsweep.reproduce.grid import Grid
-from fedsweep.reproduce.table_sections import Claim
+from fedsweep.reproduce.definition.sections import Claim
+from fedsweep.reproduce.measured.grid import Grid
 from fedsweep.results.seed_statistics import Difference, differences
 
 Verdict = Literal["shown", "not shown", "contradicted"]
