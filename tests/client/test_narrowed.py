@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, Objective
-from fedsweep.models.fedstg_cnn import FedstgCnn
+from fedsweep.models.networks.fedstg_cnn import FedstgCnn
 from fedsweep.models.slicing import ordered_kept
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
 from fedsweep.submodel import FULL_MODEL, SubModel

@@ -18,9 +18,9 @@ from fedsweep.components.pacing import FixedInterval
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
-from fedsweep.models.lenet import LeNet5
-from fedsweep.models.mlp import Mlp
 from fedsweep.models.network import Network
+from fedsweep.models.networks.lenet import LeNet5
+from fedsweep.models.networks.mlp import Mlp
 from fedsweep.models.registry import build_model
 from fedsweep.models.slicing import attach_unit_scales, ordered_kept
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import torch
 
-from fedsweep.models.convnet import ConvNet3
-from fedsweep.models.feddhad_cnn import FeddhadCnn
-from fedsweep.models.fedstg_cnn import FedstgCnn
-from fedsweep.models.lenet import Cnn, LeNet5
-from fedsweep.models.mlp import Mlp
 from fedsweep.models.network import InputShape, Network
+from fedsweep.models.networks.convnet import ConvNet3
+from fedsweep.models.networks.feddhad_cnn import FeddhadCnn
+from fedsweep.models.networks.fedstg_cnn import FedstgCnn
+from fedsweep.models.networks.lenet import Cnn, LeNet5
+from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.resnet import FeddhadResNet18, ResNet18
+from fedsweep.models.networks.vgg import Vgg11
+from fedsweep.models.networks.vit import VitTiny
 from fedsweep.models.pixels_last import gains_by_pixels_last
-from fedsweep.models.resnet import FeddhadResNet18, ResNet18
 from fedsweep.models.user_network import adopt
-from fedsweep.models.vgg import Vgg11
-from fedsweep.models.vit import VitTiny
 from fedsweep.plugins import find_plugin
 from fedsweep.streams import Stream
 

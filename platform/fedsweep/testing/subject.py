@@ -18,8 +18,8 @@ from fedsweep.config.signatures import bind
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, MethodSettings
-from fedsweep.models.mlp import Mlp
 from fedsweep.models.network import LinearHeadNetwork
+from fedsweep.models.networks.mlp import Mlp
 from fedsweep.models.unit_groups import UnitGroup, chain_groups
 from fedsweep.testing.worlds import local_engine, run_rounds, tiny_data, tiny_device, tiny_experiment, with_devices
 

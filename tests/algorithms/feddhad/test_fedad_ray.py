@@ -36,7 +36,7 @@ def same_rounds_in_both(pool: Pool, work: Experiment) -> RunState:
 
 def test_two_actors_give_the_bits_of_one_process(pool: Pool) -> None:
     def net() -> nn.Module:  # local: pickled by value
-        from fedsweep.models.mlp import Mlp
+        from fedsweep.models.networks.mlp import Mlp
 
         return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 
@@ -71,7 +71,7 @@ def test_codec_and_scaled_steps_give_the_bits_of_one_process(pool: Pool) -> None
             return move
 
     def net() -> nn.Module:
-        from fedsweep.models.mlp import Mlp
+        from fedsweep.models.networks.mlp import Mlp
 
         return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 
@@ -84,7 +84,7 @@ def test_codec_and_scaled_steps_give_the_bits_of_one_process(pool: Pool) -> None
 
 def test_two_speed_rounds_of_a_transformer_give_the_bits_of_one_process(pool: Pool) -> None:
     def net() -> nn.Module:
-        from fedsweep.models.vit import VitTiny
+        from fedsweep.models.networks.vit import VitTiny
 
         return VitTiny(input_shape=(1, 8, 8), num_classes=10, depth=2, width=16)
 

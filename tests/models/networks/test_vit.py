@@ -11,10 +11,10 @@ from fedsweep.errors import ConfigError
 from fedsweep.models.attention import SelfAttention
 from fedsweep.models.cost import fwd_macs_per_sample
 from fedsweep.models.network import InputShape, Network
+from fedsweep.models.networks.vit import patch_side
 from fedsweep.models.registry import build_model
 from fedsweep.models.slicing import kept_index
 from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.models.vit import patch_side
 from fedsweep.streams import Stream
 
 torch.set_num_threads(1)

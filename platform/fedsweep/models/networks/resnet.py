@@ -11,8 +11,8 @@ from typing import cast, final
 
 from torch import Tensor, nn
 
-from fedsweep.models.lenet import initialise_as_dynamicfl
 from fedsweep.models.network import InputShape, LinearHeadNetwork, require_size
+from fedsweep.models.networks.lenet import initialise_as_dynamicfl
 from fedsweep.models.unit_groups import UnitGroup, unit_group
 
 _WIDTHS = (64, 128, 256, 512)
