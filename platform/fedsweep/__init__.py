@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fedsweep.world.devices import DeviceFleet
     from fedsweep.world.drift import Drift
     from fedsweep.world.feature_skew import FeatureSkew
-    from fedsweep.world.partition_base import Partition
+    from fedsweep.world.partitions.base import Partition
     from fedsweep.world.stragglers import StragglerPolicy
     from fedsweep.world.transforms import Transform
 
@@ -107,7 +107,7 @@ _HOME = {
     "MethodSettings": "fedsweep.method",
     "Network": "fedsweep.models.network",
     "Observer": "fedsweep.driver.observers",
-    "Partition": "fedsweep.world.partition_base",
+    "Partition": "fedsweep.world.partitions.base",
     "ResourceError": "fedsweep.errors",
     "Result": "fedsweep.study",
     "Results": "fedsweep.study",

@@ -79,8 +79,8 @@ class Table:
 TABLES: Mapping[str, Table] = {
     "scenario.partition": Table(
         word="partition",
-        builders="fedsweep.world.partitions:PARTITIONS",
-        gives="fedsweep.world.partition_base:Partition",
+        builders="fedsweep.world.partitions.registry:PARTITIONS",
+        gives="fedsweep.world.partitions.base:Partition",
     ),
     "scenario.feature_skew": Table(
         word="skew",

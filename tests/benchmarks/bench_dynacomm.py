@@ -23,7 +23,7 @@ from fedsweep.algorithms.dynamicfl.search import ExhaustiveGroup, GeneticGroup
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.streams import stream
 from fedsweep.world.label_stats import label_counts, population
-from fedsweep.world.partitions import Dirichlet
+from fedsweep.world.partitions.registry import Dirichlet
 
 SIZES = ((10, 10), (20, 10), (30, 10), (20, 100), (30, 100), (100, 10), (100, 100))
 COHORTS = 3

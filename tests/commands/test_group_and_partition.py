@@ -47,7 +47,7 @@ def test_partition_of_ones_own_from_the_working_directory(config: Path, fedsweep
     code = """
         from dataclasses import dataclass
         import numpy as np
-        from fedsweep.world.partitions import Partition
+        from fedsweep.world.partitions.registry import Partition
 
         @dataclass(frozen=True, kw_only=True)
         class Blocks(Partition):

@@ -14,7 +14,7 @@ from fedsweep.algorithms.dynamicfl.scores import LabelDivergence, group_divergen
 from fedsweep.errors import ConfigError
 from fedsweep.streams import stream
 from fedsweep.world.label_stats import kl_divergence, label_counts, population
-from fedsweep.world.partitions import Classes, Dirichlet, Partition
+from fedsweep.world.partitions.registry import Classes, Dirichlet, Partition
 
 WORKED = np.array([[6, 0, 0], [0, 4, 2], [1, 1, 8], [3, 3, 0], [0, 0, 5]])
 # The printed optima of the worked example, by size.

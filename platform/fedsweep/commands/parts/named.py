@@ -100,7 +100,7 @@ def _models() -> list[Named]:
 
 
 def _partitions() -> list[Named]:
-    from fedsweep.world.partitions import PARTITIONS
+    from fedsweep.world.partitions.registry import PARTITIONS
 
     return [
         Named(

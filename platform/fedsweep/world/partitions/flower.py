@@ -12,8 +12,8 @@ import numpy as np
 
 from fedsweep.errors import ConfigError, DataError, ResourceError, unknown_name
 from fedsweep.streams import Stream
-from fedsweep.world.partition_base import Partition, check_enough, without_empty
-from fedsweep.world.partition_draws import Indices
+from fedsweep.world.partitions.base import Partition, check_enough, without_empty
+from fedsweep.world.partitions.draws import Indices
 
 
 @dataclass(frozen=True, kw_only=True)

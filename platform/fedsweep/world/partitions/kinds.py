@@ -9,8 +9,8 @@ import numpy as np
 
 from fedsweep.errors import ConfigError, DataError
 from fedsweep.streams import Stream
-from fedsweep.world.partition_base import Partition, check_enough, check_integer, check_positive, without_empty
-from fedsweep.world.partition_draws import (
+from fedsweep.world.partitions.base import Partition, check_enough, check_integer, check_positive, without_empty
+from fedsweep.world.partitions.draws import (
     Floats,
     Indices,
     cut,

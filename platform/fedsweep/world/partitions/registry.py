@@ -16,10 +16,10 @@ import numpy as np
 from fedsweep.errors import ConfigError
 from fedsweep.plugins import call_builder, find_plugin
 from fedsweep.streams import Stream
-from fedsweep.world.partition_base import Partition, check_parts, check_positive
-from fedsweep.world.partition_draws import Floats, Indices, cut
-from fedsweep.world.partition_flwr import FlowerDatasets
-from fedsweep.world.partition_kinds import IID, BalancedDirichlet, Classes, Dirichlet, Quantity, Writer
+from fedsweep.world.partitions.base import Partition, check_parts, check_positive
+from fedsweep.world.partitions.draws import Floats, Indices, cut
+from fedsweep.world.partitions.flower import FlowerDatasets
+from fedsweep.world.partitions.kinds import IID, BalancedDirichlet, Classes, Dirichlet, Quantity, Writer
 
 __all__ = [
     "IID",

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsweep.errors import ConfigError, DataError, InvariantError
 from fedsweep.streams import Stream
-from fedsweep.world.partition_draws import Indices
+from fedsweep.world.partitions.draws import Indices
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from fedsweep.catalog import bind_spec
 from fedsweep.errors import ConfigError, DataError, InvariantError
 from fedsweep.streams import stream
 from fedsweep.world.label_stats import label_counts
-from fedsweep.world.partition_draws import doubly_stochastic, log_dirichlet, repaired
-from fedsweep.world.partitions import PARTITIONS, Partition, check_parts
+from fedsweep.world.partitions.draws import doubly_stochastic, log_dirichlet, repaired
+from fedsweep.world.partitions.registry import PARTITIONS, Partition, check_parts
 
 SPECS: list[dict[str, Any]] = [
     {"kind": "iid"},
@@ -248,7 +248,7 @@ def test_a_partition_of_one_s_own_is_built_by_reference(tmp_path: Path, monkeypa
     (tmp_path / "own_partition_module.py").write_text(
         "from dataclasses import dataclass\n"
         "import numpy as np\n"
-        "from fedsweep.world.partitions import Partition\n"
+        "from fedsweep import Partition\n"
         "@dataclass(frozen=True, kw_only=True)\n"
         "class Stripes(Partition):\n"
         "    width: int = 1\n"
