@@ -15,7 +15,7 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.pacing import Pacing
 from fedsweep.components.submodels import SubModelPolicy
-from fedsweep.engine.forecast import forecast
+from fedsweep.engine.foresight.forecast import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment

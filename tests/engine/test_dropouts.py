@@ -17,7 +17,7 @@ from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.pacing import Pacing
 from fedsweep.components.selection import Selection
 from fedsweep.engine.dropouts import close_round
-from fedsweep.engine.forecast import check_first_round, forecast
+from fedsweep.engine.foresight.forecast import check_first_round, forecast
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment

@@ -13,7 +13,7 @@ from fedsweep.components.local import CrossEntropy, LocalTerm
 from fedsweep.components.pacing import FixedInterval
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.components.refinement import Refinement
-from fedsweep.engine.forecast import forecast
+from fedsweep.engine.foresight.forecast import forecast
 from fedsweep.method import FederatedMethod
 from fedsweep.records import Payload, RoundRecord, State
 from fedsweep.testing import local_engine, run_rounds, tiny_device, tiny_experiment, with_devices

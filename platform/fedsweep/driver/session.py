@@ -15,8 +15,8 @@ from typing import Any
 
 from fedsweep.driver.news import Audience, Bulletin, News
 from fedsweep.engine.engine import Engine
+from fedsweep.engine.foresight.turns import happened
 from fedsweep.engine.state import RunState
-from fedsweep.engine.turns import happened
 from fedsweep.errors import MemoryLost, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet

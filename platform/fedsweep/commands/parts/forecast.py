@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 def print_forecast(plan: Plan) -> None:
     """The resolved configuration, and the forecast as comments: together still a configuration file."""
-    from fedsweep.engine.forecast import forecast
-    from fedsweep.engine.lane_trial import executor_in_words
+    from fedsweep.engine.foresight.forecast import forecast
+    from fedsweep.engine.foresight.lane_trial import executor_in_words
 
     cost = forecast(plan.experiment, num_actors=max(1, plan.num_actors))
     about = "" if cost.exact else "about "

@@ -9,12 +9,12 @@ from fractions import Fraction
 from itertools import islice
 
 from fedsweep.client.messages import Tally
-from fedsweep.engine.beside import Beside, Formula
 from fedsweep.engine.cost import CostModel, registration_bytes
+from fedsweep.engine.foresight.beside import Beside, Formula
+from fedsweep.engine.foresight.turns import foreseen
 from fedsweep.engine.plan import Planner, RoundPlan, alike
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
-from fedsweep.engine.turns import foreseen
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import guarded, hook_of
