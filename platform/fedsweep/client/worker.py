@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.flat_module import ModuleSlot
-from fedsweep.client.lane import Taken
-from fedsweep.client.lanes import Lanes
+from fedsweep.client.lanes.grouping import Lanes
+from fedsweep.client.lanes.lane import Taken
 from fedsweep.client.local_round import LocalRound
 from fedsweep.client.messages import ClientSide, Inquiry, RoundTotals, Segment, SegmentReply, Turn
 from fedsweep.client.shards import ClientTests, Shard, TrainingData

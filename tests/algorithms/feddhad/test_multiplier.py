@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.dropout_rates import rates_of_round
 from fedsweep.algorithms.feddhad.fedad import AdaptiveDropout, fedad
-from fedsweep.client.lanes import why_alone
+from fedsweep.client.lanes.grouping import why_alone
 from fedsweep.client.messages import ClientSide
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import CrossEntropy

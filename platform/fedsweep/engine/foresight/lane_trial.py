@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedsweep.client.lanes import alone, why_alone
+from fedsweep.client.lanes.grouping import alone, why_alone
 from fedsweep.client.messages import LaneSettings
 from fedsweep.engine.engine import Engine
 from fedsweep.experiment.experiment import Experiment, client_side

@@ -16,8 +16,8 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.catalog import build_method
-from fedsweep.client.lane_step import Tile
-from fedsweep.client.lanes import lanes_that_fit
+from fedsweep.client.lanes.grouping import lanes_that_fit
+from fedsweep.client.lanes.tile import Tile
 from fedsweep.client.messages import Handle, LaneSettings, Segment, SegmentReply
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Memory

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fedsweep.client.lane import TENSOR, Lane
-from fedsweep.client.lane_draws import LaneDraws, drawn_shapes
-from fedsweep.client.lane_optimizer import LaneOptimizer
+from fedsweep.client.lanes.draws import LaneDraws, drawn_shapes
+from fedsweep.client.lanes.lane import TENSOR, Lane
+from fedsweep.client.lanes.optimizer import LaneOptimizer
 from fedsweep.client.messages import ClientSide
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, Memory
 from fedsweep.streams import Stream

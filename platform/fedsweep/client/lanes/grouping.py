@@ -12,8 +12,8 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import nn
 
-from fedsweep.client.lane import Lane, Taken
-from fedsweep.client.lane_step import Tile, has_own
+from fedsweep.client.lanes.lane import Lane, Taken
+from fedsweep.client.lanes.tile import Tile, has_own
 from fedsweep.client.messages import ClientSide, LaneSettings
 from fedsweep.submodel import SubModel
 
