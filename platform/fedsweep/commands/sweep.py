@@ -127,7 +127,8 @@ def begin(
         note(text)
     reused = finished_in(reuse, prepared)
     if reuse:
-        note(f"{len(reused)} of {len(prepared.unfinished)} trials to run have finished there and are taken over")
+        are = "would be" if dry_run else "are"
+        note(f"{len(reused)} of {len(prepared.unfinished)} trials to run have finished there and {are} taken over")
     if dry_run:
         _print_trials(prepared)
         return

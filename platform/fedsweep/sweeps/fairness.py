@@ -10,6 +10,7 @@ Budgets are part of the world of those methods alone that plan with them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.catalog import build_method
@@ -25,33 +26,41 @@ _PRACTICE = ("training", "evaluation")
 _PLACES = frozenset({"scenario.root", "scenario.download"})
 _SHOWN = 4
 _BUDGETS = "scenario.budgets"
-# Between what all must share and the budgets of a method that plans with them; JSON on one line has none.
-_BETWEEN = "\n"
 
 
-def world_of(config: Config) -> str:
-    """What trials must share to be compared, the seed apart; to be read by :func:`comparable`."""
+@dataclass(frozen=True, kw_only=True)
+class TrialWorld:
+    """What trials must share to be compared, the seed apart.
+
+    Attributes:
+        shared: What all of them must share.
+        budgets: What those must share besides whose methods plan with budgets; None: its method does not.
+    """
+
+    shared: str
+    budgets: str | None
+
+
+def world_of(config: Config) -> TrialWorld:
+    """The world of a trial with this configuration."""
     tree = config.tree()
     budgets = tree["scenario"].pop("budgets")
-    world = canonical({key: value for section in _WORLD for key, value in _flat(tree, section) if key not in _PLACES})
-    return f"{world}{_BETWEEN}{canonical(budgets)}" if plans_with_budgets(config) else world
+    shared = canonical({key: value for section in _WORLD for key, value in _flat(tree, section) if key not in _PLACES})
+    return TrialWorld(shared=shared, budgets=canonical(budgets) if plans_with_budgets(config) else None)
 
 
-def comparable(worlds: Sequence[str]) -> list[list[int]]:
+def comparable(worlds: Sequence[TrialWorld]) -> list[list[int]]:
     """Groups of those that may all be compared with each other; who knows no budgets is in the groups of all of them.
-
-    Args:
-        worlds: What :func:`world_of` gave.
 
     Returns:
         Indices into ``worlds``, ascending in each group.
     """
-    found = []
-    for world in dict.fromkeys(worlds):
-        shared, between, _ = world.partition(_BETWEEN)
-        if between or not any(other.startswith(shared + _BETWEEN) for other in worlds):
-            found.append([place for place, other in enumerate(worlds) if other in (world, shared)])
-    return found
+    with_budgets = {world.shared for world in worlds if world.budgets is not None}
+    return [
+        [place for place, other in enumerate(worlds) if other in (world, replace(world, budgets=None))]
+        for world in dict.fromkeys(worlds)
+        if world.budgets is not None or world.shared not in with_budgets
+    ]
 
 
 def plans_with_budgets(config: Config) -> bool:

@@ -23,7 +23,7 @@ from fedsweep.runs.links import check_no_link
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.sweeps.combinations import check_combination, check_metrics
 from fedsweep.sweeps.extend import extension
-from fedsweep.sweeps.fairness import notes, world_of
+from fedsweep.sweeps.fairness import TrialWorld, notes, world_of
 from fedsweep.sweeps.resources import Share, trial_actors
 from fedsweep.sweeps.space import Trial, check_space, draw, is_listed, label_of, list_trials, make_trial, space_keys
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
@@ -275,7 +275,7 @@ def shared_hash(config: Config) -> str:
     return f"pbt-{config.hash()}"
 
 
-def worlds(entries: Sequence[Entry]) -> list[str]:
+def worlds(entries: Sequence[Entry]) -> list[TrialWorld]:
     """What each trial must share with another to be compared."""
     return [world_of(entry.config) for entry in entries]
 

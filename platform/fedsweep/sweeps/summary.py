@@ -16,7 +16,7 @@ from fedsweep.results.settings import group_settings, remarks, report_runs
 from fedsweep.results.view import load_run
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import CONFIG
-from fedsweep.sweeps.fairness import comparable
+from fedsweep.sweeps.fairness import TrialWorld, comparable
 from fedsweep.sweeps.space import Trial, canonical
 from fedsweep.sweeps.sweep_folder import TABLE, SweepFolder
 
@@ -37,7 +37,7 @@ class TrialRow:
 
     Attributes:
         trial: Which one.
-        world: What it must share with another trial to be compared; see :func:`~fedsweep.sweeps.fairness.world_of`.
+        world: What it must share with another trial to be compared; see :func:`~fedsweep.sweeps.fairness.comparable`.
         status: ``finished``, ``failed``, ``killed``, ``unfinished``, or ``missing`` where it never began.
         stopped_by: Why it ended.
         reason: Why it failed.
@@ -47,7 +47,7 @@ class TrialRow:
     """
 
     trial: Trial
-    world: str
+    world: TrialWorld
     status: str
     stopped_by: str | None
     reason: str | None
@@ -71,7 +71,7 @@ class SettingRow:
     """
 
     label: str
-    world: str
+    world: TrialWorld
     values: Mapping[str, Any]
     seeds: tuple[int | None, ...]
     failed: int
@@ -115,7 +115,12 @@ class Summary:
 
 
 def summarise(
-    folder: SweepFolder, trials: Sequence[Trial], worlds: Sequence[str], *, config: Config, notes: Iterable[str] = ()
+    folder: SweepFolder,
+    trials: Sequence[Trial],
+    worlds: Sequence[TrialWorld],
+    *,
+    config: Config,
+    notes: Iterable[str] = (),
 ) -> Summary:
     """Read all run folders and put together what they say.
 
@@ -130,7 +135,7 @@ def summarise(
     metrics = (metric,) if isinstance(metric, str) else tuple(metric)
     modes = (mode,) if isinstance(mode, str) else tuple(mode)
     rows = tuple(_trial_row(folder, t, w, config=config, metrics=metrics) for t, w in zip(trials, worlds, strict=True))
-    groups: dict[tuple[str, str], list[TrialRow]] = {}
+    groups: dict[tuple[TrialWorld, str], list[TrialRow]] = {}
     for row in rows:
         groups.setdefault((row.world, row.trial.setting), []).append(row)
     settings = [_setting(found) for found in groups.values()]
@@ -178,7 +183,9 @@ def write_summary(folder: SweepFolder, summary: Summary) -> None:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def _trial_row(folder: SweepFolder, trial: Trial, world: str, *, config: Config, metrics: Sequence[str]) -> TrialRow:
+def _trial_row(
+    folder: SweepFolder, trial: Trial, world: TrialWorld, *, config: Config, metrics: Sequence[str]
+) -> TrialRow:
     path = folder.trial_path(trial)
     seed = trial.seed if trial.seed is not None else config.seed
     status, reason, view = _MISSING, None, None
@@ -219,7 +226,7 @@ def _setting(rows: Sequence[TrialRow]) -> SettingRow:
     )
 
 
-def _key(row: TrialRow | SettingRow) -> tuple[str, str]:
+def _key(row: TrialRow | SettingRow) -> tuple[TrialWorld, str]:
     values = row.trial.setting if isinstance(row, TrialRow) else canonical(dict(row.values))
     return row.world, values
 
@@ -237,7 +244,7 @@ def _rank(value: float, mode: str) -> float:
 
 
 def _compare(
-    settings: Sequence[SettingRow], by_seed: Mapping[tuple[str, str], Mapping[int | None, float]]
+    settings: Sequence[SettingRow], by_seed: Mapping[tuple[TrialWorld, str], Mapping[int | None, float]]
 ) -> list[Difference]:
     found: dict[tuple[int, int], Difference] = {}
     for group in comparable([setting.world for setting in settings]):
@@ -257,7 +264,7 @@ def _remarks(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:
 
 def _cohort_notes(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:
     """Trials of one world and seed that met other clients or another split than the first of them."""
-    first: dict[tuple[str, int | None], tuple[TrialRow, Any, Any]] = {}
+    first: dict[tuple[TrialWorld, int | None], tuple[TrialRow, Any, Any]] = {}
     split, cohorts = [], []
     for row in rows:
         if row.status != "finished":
