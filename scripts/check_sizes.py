@@ -1,5 +1,7 @@
 """Functions stay small: at most 40 lines of code and 6 parameters, constructors and builders apart; modules 400 lines.
 
+A folder of the package holds at most 17 modules.
+
 A builder turns parameters that a user names into a value: a method's builder, a command of the command line.
 """
 
@@ -7,22 +9,30 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parent.parent
 _MOST_LINES, _MOST_PARAMETERS, _MOST_OF_A_MODULE, _MOST_OF_A_COMMAND = 40, 6, 400, 200
+_MOST_IN_A_FOLDER = 17
 
 
 def main() -> int:
     """Print what is too large; returns the exit code."""
-    found = [text for path in _modules() for text in _too_large(path)]
-    print("\n".join(found) or "no function or module is too large")
+    found = [*(text for path in _modules() for text in _too_large(path)), *_too_full(_ROOT / "platform/fedsweep")]
+    print("\n".join(found) or "no function, module or folder is too large")
     return 1 if found else 0
 
 
 def _modules() -> list[Path]:
     return sorted(path for folder in ("platform/fedsweep", "algorithms") for path in (_ROOT / folder).rglob("*.py"))
+
+
+def _too_full(package: Path) -> Iterator[str]:
+    for folder, count in sorted(Counter(path.parent for path in package.rglob("*.py")).items()):
+        if count > _MOST_IN_A_FOLDER:
+            yield f"{folder.relative_to(_ROOT).as_posix()}: {count} modules, at most {_MOST_IN_A_FOLDER}"
 
 
 def _too_large(path: Path) -> Iterator[str]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import platform
+import re
 import subprocess
 import sys
 import tomllib
@@ -123,6 +124,27 @@ def test_packages_list_equals_the_folders_on_disk() -> None:
 @pytest.mark.parametrize("folder", [SOURCES, ALGORITHMS], ids=label)
 def test_each_folder_with_modules_is_a_package(folder: Path) -> None:
     assert {path.parent for path in folder.rglob("*.py")} == {path.parent for path in folder.rglob("__init__.py")}
+
+
+def drawn_in_the_architecture() -> Iterator[Path]:
+    """The files and folders of the drawing: each stands two columns to the right of the folder that it lies in."""
+    drawing = (ROOT / "docs" / "architecture.md").read_text().split("## Layout")[1].split("```")[1]
+    above = [ROOT, ROOT, ROOT]
+    for line in drawing.splitlines():
+        level = (len(line) - len(line.lstrip())) // 2
+        names = [
+            word for word in re.split(r",? ", re.split(r"\s{2,}", line.strip())[0]) if re.search(r"(/|\.py)$", word)
+        ]
+        if level < len(above) and names:
+            yield from (above[level] / name for name in names)
+            above[level + 1 :] = [above[level] / names[0]] * (len(above) - level - 1)
+
+
+def test_the_architectures_drawing_is_the_layout() -> None:
+    drawn = set(drawn_in_the_architecture())
+    assert [label(path) for path in sorted(drawn) if not path.exists()] == []
+    assert {path.parent for path in modules()} - drawn == set()
+    assert set(SOURCES.glob("[a-z]*.py")) - drawn == set()
 
 
 def test_presets_are_data_and_never_imported() -> None:
