@@ -18,6 +18,7 @@ from fedsweep.reports.sweep_table import print_summary
 from fedsweep.reproduce.formats import as_text
 from fedsweep.reproduce.reproduction import Reproduction, TableRequest, measured_grid, reproduction
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.sweeps.fairness import TrialWorld
 from fedsweep.sweeps.summary import summarise
 from fedsweep.sweeps.sweep_folder import SweepFolder
 from fedsweep.testing import tiny_record
@@ -79,7 +80,9 @@ def test_the_same_folder_has_the_same_figures_everywhere(found: Reproduction, tm
     compared = printed(lambda console: print_settings(compared_runs([out]), console)).splitlines()
     report = build_report(find_sources([str(out)], uri=None))
     page = re.sub(r"<[^>]+>", " ", render(report, made=datetime.now(UTC)))
-    summary = summarise(SweepFolder(out), list(found.by_key.values()), ["w"] * 6, config=found.config)
+    summary = summarise(
+        SweepFolder(out), list(found.by_key.values()), [TrialWorld(shared="w", budgets=None)] * 6, config=found.config
+    )
     sweep = printed(lambda console: print_summary(summary, console))
     grid = measured_grid(found, out)
     table = as_text(grid)
