@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedsweep import cli
 from fedsweep.cli import main
@@ -114,6 +115,20 @@ def test_messages_are_short_and_printable() -> None:
     said, _ = cli.explain(ConfigError("the rule, " + "\x1b[31m" * 1000 + ", the way out"))
     assert len(said) < 500 and said.isprintable()
     assert said.startswith("the rule") and said.endswith("the way out")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to"),
+        RuntimeError("x: can't allocate memory: y"),
+    ],
+)
+def test_want_of_memory_is_no_bug(error: Exception) -> None:
+    said, code = cli.explain(error)
+    assert said.startswith("not enough memory (") and "bug" not in said and code == 1
+    assert "this is a bug" in cli.explain(RuntimeError("something else"))[0]
 
 
 def test_explain_keeps_the_exit_codes_of_the_interface() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fedsweep.errors import ConfigError
 from fedsweep.models.network import InputShape, Network
 from fedsweep.models.networks.convnet import ConvNet3
 from fedsweep.models.networks.feddhad_cnn import FeddhadCnn
@@ -83,13 +84,26 @@ def build_model(name: str, *, input_shape: InputShape, num_classes: int, stream:
         ConfigError: Where the name or the input's size is wrong, or one's own module does not fit.
     """
     builder = MODELS[name].builder if name in MODELS else find_plugin("model", name, MODELS)
-    with _seeded(stream):
+    with _seeded(stream), _within_memory(name, options):
         model = builder(input_shape=input_shape, num_classes=num_classes, **options)
         if name not in MODELS:
             return adopt(model, name=name, input_shape=input_shape, num_classes=num_classes)
     network = typing.cast(Network, model)
     network.pixels_last = gains_by_pixels_last(network)
     return network
+
+
+@contextmanager
+def _within_memory(name: str, options: Mapping[str, object]) -> Iterator[None]:
+    """A network that no memory holds is no bug; torch says so by errors of several kinds, known by their text alone."""
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        text = str(error).strip().partition("\n")[0]
+        if "can't allocate memory" not in text and "overflow" not in text.lower():
+            raise
+        given = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
+        raise ConfigError(f"the model {name} ({given}) is too large to be made: {text}") from error
 
 
 @contextmanager
