@@ -294,6 +294,18 @@ def test_a_schedule_is_asked_for_every_round_before_the_run() -> None:
         check_first_round(replace(experiment, training=training))
 
 
+def test_rounds_without_end_are_not_all_asked_for() -> None:
+    experiment = tiny_experiment(fedavg(), rounds=10**30)
+    asked: list[int] = []
+
+    def schedule(round: int) -> float:
+        asked.append(round)
+        return 0.1
+
+    check_first_round(replace(experiment, training=replace(experiment.training, schedule=schedule)))
+    assert asked[:100_000] == [*range(1, 100_000), 10**30]
+
+
 def test_a_builder_that_fails_is_told_with_its_line() -> None:
     with pytest.raises(ConfigError, match=rf"partition 'mine' cannot be built \(boom {HERE}: ZeroDivisionError"):
         call_builder("partition", "mine", boom, gives=object)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import islice
+from itertools import chain, islice
 
 from fedsweep.client.messages import Tally
 from fedsweep.engine.cost import CostModel, registration_bytes
@@ -21,6 +21,8 @@ from fedsweep.guard import guarded, hook_of
 from fedsweep.models.cost import BYTES_PER_VALUE
 
 _PLANNED = 50
+# So many rounds have their rate looked at before the first, and the last one: nobody waits for those of 10^30.
+_MOST_RATES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,8 @@ def check_first_round(experiment: Experiment) -> None:
 
 def _check_schedule(experiment: Experiment) -> None:
     schedule: Callable[[int], object] = experiment.training.schedule
-    for round in range(1, experiment.training.rounds + 1):
+    last = experiment.training.rounds
+    for round in chain(range(1, min(last, _MOST_RATES)), [last]):
         rate = schedule(round)
         if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
             raise ConfigError(
