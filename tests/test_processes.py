@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import gc
 import shutil
 import subprocess
 import sys
@@ -87,9 +87,13 @@ def test_the_working_folder_goes_to_the_end_wherever_it_stood(tmp_path: Path, mo
     assert sys.path == ["/a", "/b", str(tmp_path)]
 
 
-def test_worker_looks_there_last_and_collects_seldom(tmp_path: Path) -> None:
-    code = "import gc, sys; from fedsweep.processes import begin_worker; begin_worker()"
-    code += "; print(gc.isenabled(), gc.get_threshold()[0], sys.path[-1])"
-    given = {**os.environ, "FEDSWEEP_USER_FOLDERS": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=given, check=True)
-    assert done.stdout.split() == ["True", "50000", str(tmp_path)]
+def test_worker_looks_there_last_and_collects_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSWEEP_USER_FOLDERS", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before = gc.get_threshold()
+    try:
+        processes.begin_worker()
+        assert sys.path[-1] == str(tmp_path) and str(tmp_path) not in sys.path[:-1]
+        assert gc.isenabled() and gc.get_threshold() == (50_000, *before[1:])
+    finally:
+        gc.set_threshold(*before)

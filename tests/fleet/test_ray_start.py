@@ -106,3 +106,19 @@ def test_somebody_speaks_for_a_run_before_its_cluster_is_begun(tmp_path: Path, m
     monkeypatch.setattr(ray_start, "ClusterStart", Begun)
     with early_cluster(ClusterNeeds(actors=1, store_bytes=1), tmp_path):
         assert order == [tmp_path, "begun"]
+
+
+@pytest.mark.parametrize("dashboard", [False, True])
+def test_what_serves_a_dashboard_is_started_with_it_alone(dashboard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray._private.node import Node
+
+    names = ("start_monitor", "start_log_monitor", "start_api_server")
+    before = [vars(Node)[name] for name in names]
+    seen: list[list[object]] = []
+    monkeypatch.setattr(ray, "init", lambda **settings: seen.append([vars(Node)[name] for name in names]))
+    needs = ClusterNeeds(actors=1, store_bytes=1)
+    ray_start._begin(needs, num_cpus=1, dashboard=dashboard, is_early=True)
+    (then,) = seen
+    assert [now is old for now, old in zip(then, before, strict=True)] == [dashboard] * 3
+    assert [vars(Node)[name] for name in names] == before
