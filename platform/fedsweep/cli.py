@@ -36,7 +36,7 @@ from fedsweep.commands import (
 )
 from fedsweep.commands.parts.interrupts import INTERRUPTED, interrupts
 from fedsweep.commands.parts.options import examples
-from fedsweep.errors import InputError, RunError
+from fedsweep.errors import InputError, RunError, lacks_memory
 from fedsweep.processes import collect_seldom, look_here_last
 
 _DEBUG = "--debug"
@@ -170,18 +170,9 @@ def explain(error: Exception) -> tuple[str, int]:
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         return _shortened(_usage(error)), 2
     first = _shortened(str(error).strip().partition("\n")[0])
-    if _is_out_of_memory(error):
+    if lacks_memory(error):
         return f"not enough memory ({first or 'asked by Python'}); a smaller model, batch or data set takes less", 1
     return f"{type(error).__name__}: {first}; this is a bug: {_DEBUG} shows the traceback", 1
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Python's own error, torch's for a GPU, or torch's for the machine's memory, which is known by its text alone."""
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
-    )
 
 
 def _shortened(text: str) -> str:

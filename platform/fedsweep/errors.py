@@ -128,3 +128,12 @@ def _nearest(name: str, names: list[str]) -> list[str]:
     ends = [known for known in names if known.lower().rpartition(".")[2] == wanted]
     close = difflib.get_close_matches(name.lower(), lower, n=_NEAREST, cutoff=0.5)
     return list(dict.fromkeys([*ends, *(lower[word] for word in close)]))[:_NEAREST]
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether it is Python's own error, torch's for a GPU, or torch's for the machine, known by its text alone."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ConfigError, lacks_memory
 from fedsweep.models.network import InputShape, Network
 from fedsweep.models.networks.convnet import ConvNet3
 from fedsweep.models.networks.feddhad_cnn import FeddhadCnn
@@ -42,6 +42,9 @@ class ModelEntry:
     summary: str
     source: str
 
+
+# How torch says of a size that it is beyond any memory.
+_TOO_LARGE = ("Overflow when unpacking", "Storage size calculation overflowed")
 
 MODELS: Mapping[str, ModelEntry] = {
     "mlp": ModelEntry(builder=Mlp, summary="two hidden layers of 128, any input size", source="DynaFed"),
@@ -95,12 +98,12 @@ def build_model(name: str, *, input_shape: InputShape, num_classes: int, stream:
 
 @contextmanager
 def _within_memory(name: str, options: Mapping[str, object]) -> Iterator[None]:
-    """A network that no memory holds is no bug; torch says so by errors of several kinds, known by their text alone."""
+    """A network that no memory holds is no bug."""
     try:
         yield
     except (RuntimeError, TypeError) as error:
         text = str(error).strip().partition("\n")[0]
-        if "can't allocate memory" not in text and "overflow" not in text.lower():
+        if not lacks_memory(error) and not any(said in text for said in _TOO_LARGE):
             raise
         given = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
         raise ConfigError(f"the model {name} ({given}) is too large to be made: {text}") from error
