@@ -150,7 +150,7 @@ def test_wrong_names_and_options_are_explained(name: str, options: dict[str, Any
         build(name, **options)
 
 
-@pytest.mark.parametrize("width", [30_000_000, 10**12, 2**62, 2**63])
+@pytest.mark.parametrize("width", [10**12, 2**62, 2**63])
 def test_network_that_no_memory_holds_is_refused_in_one_line(width: int) -> None:
     with pytest.raises(ConfigError, match=rf"the model mlp \(hidden_width={width}\) is too large to be made: "):
         build("mlp", hidden_width=width)
