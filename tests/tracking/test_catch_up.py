@@ -19,9 +19,8 @@ from fedsweep.errors import ResourceError
 from fedsweep.records import RoundRecord
 from fedsweep.tracking import mlflow_observer
 from fedsweep.tracking.mlflow_observer import MlflowObserver
-from fedsweep.tracking.mlflow_run import MlflowRun
+from fedsweep.tracking.mlflow_run import MlflowRun, Point
 from fedsweep.tracking.mlflow_store import sqlite_uri
-from fedsweep.tracking.points import Point
 
 TINY = """
 name: tiny

@@ -30,8 +30,7 @@ def ui(
 ) -> None:
     """Open the MLflow pages on 127.0.0.1 over a local store; Ctrl-C ends them."""
     from fedsweep.tracking.mlflow_store import local_store, resolve_uri, sqlite_path
-    from fedsweep.tracking.mlflow_view import pages_address
-    from fedsweep.tracking.ui import ui_command
+    from fedsweep.tracking.mlflow_view import pages_address, ui_command
 
     store = resolve_uri(uri, out=local_store()) or "none"
     command, environment = ui_command(store, port)
@@ -58,7 +57,7 @@ def sync(
     """Log to MLflow what a run could not: its store was gone, locked or full. Each point is logged once."""
     from fedsweep.catalog import resolve
     from fedsweep.driver.run import resumable
-    from fedsweep.tracking.catch_up import catch_up
+    from fedsweep.tracking.mlflow_observer import catch_up
 
     folder = folder.expanduser().absolute()
     if (folder / "sweep.json").exists():

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.errors import ResourceError
 from fedsweep.processes import collect_seldom
 from fedsweep.runs.folder_lock import write_along
-from fedsweep.tracking.mlflow_run import MlflowRun
+from fedsweep.tracking.mlflow_run import MlflowRun, Point
 from fedsweep.tracking.mlflow_store import check_store, quiet_mlflow, reason_of, resolve_uri
-from fedsweep.tracking.points import Point
 
 if TYPE_CHECKING:
     from pathlib import Path

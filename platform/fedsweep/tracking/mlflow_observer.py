@@ -1,4 +1,4 @@
-"""An experiment in MLflow: its rounds as they come, its files in the end.
+"""An experiment in MLflow: its rounds as they come, its files in the end, and afterwards what the store lacks of it.
 
 Nothing that happens to the store once a run has started ends the run: rounds are kept and tried again, the first
 trouble is said once, and what is missing in the end is said in one line.
@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.driver.observers import Observer, RunInfo
+from fedsweep.driver.observers import Observer, RunInfo, run_tags
+from fedsweep.errors import OutputError
+from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import (
     CLIENT_ACCURACY,
     CLIENTS,
@@ -26,13 +28,25 @@ from fedsweep.runs.run_folder import (
     ROUNDS,
     SCENARIO,
     TRAFFIC,
+    RunFolder,
 )
 from fedsweep.tracking.mlflow_keeper import KeptRun, MlflowKeeper
-from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, key_text, note_complete
-from fedsweep.tracking.mlflow_store import PATIENCE_S, check_store, needs_mlflow, probe_store, reason_of, redacted
+from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, is_complete, key_text, note_complete
+from fedsweep.tracking.mlflow_store import (
+    PATIENCE_S,
+    check_store,
+    needs_mlflow,
+    probe_store,
+    reason_of,
+    redacted,
+    resolve_uri,
+)
 from fedsweep.tracking.rows import Row, RowMaker, telling
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedsweep.config.schema import Config
     from fedsweep.records import RoundRecord
 
 _ARTIFACTS = (CONFIG, RESULT, MODEL, ROUNDS, CLIENTS, CLIENT_ACCURACY, TRAFFIC, SCENARIO)
@@ -256,3 +270,53 @@ class MlflowObserver(Observer):
 @dataclass
 class _Outcome:
     ok: bool = False
+
+
+def catch_up(folder: Path, config: Config) -> tuple[str, bool]:
+    """Log what the store lacks.
+
+    Args:
+        folder: The folder of a run that has ended.
+        config: Its configuration, resolved.
+
+    Returns:
+        What was done, in words, and whether nothing is missing now.
+
+    Raises:
+        ResourceError: The store cannot be used.
+        OutputError: The folder has no result, or a damaged one; or another process writes it.
+    """
+    uri = resolve_uri(config.tracking.uri, out=folder)
+    if uri is None:
+        return "nothing is tracked (tracking.uri is none)", True
+    if is_complete(folder, uri):
+        return "MLflow has everything of it", True
+    if (folder.parent / "sweep.json").exists():
+        return f"fedsweep sweep --resume --out {folder.parent} logs what MLflow lacks of it", False
+    with sole_writer(folder):
+        observer = MlflowObserver(uri, experiment=config.tracking.experiment)
+        _log_ended(folder, config, observer)
+    if not observer.is_complete:
+        return "MLflow still lacks some of it", False
+    return "MLflow has everything of it now", True
+
+
+def _log_ended(folder: Path, config: Config, observer: MlflowObserver) -> None:
+    run = RunFolder(folder)
+    if not run.has_result():
+        raise OutputError(f"{folder}: the run has not ended; go on with fedsweep run --resume {folder}")
+    result = run.read_result()
+    records = run.read_rounds() if run.has_rounds() else []
+    observer.check()
+    observer.started(
+        RunInfo(
+            name=config.name,
+            folder=folder,
+            config=config.flat(),
+            tags=run_tags(config, method=str(result.get("method", "unknown")), git_commit=result.get("git_commit")),
+            planned_rounds=config.training.rounds,
+            records=records,
+            targets=config.evaluation.targets,
+        )
+    )
+    observer.finished(result["status"], result)

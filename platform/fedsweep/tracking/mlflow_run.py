@@ -1,11 +1,13 @@
 """One run in an MLflow store, by its id: begun or gone on with, described, fed with metrics, ended.
 
-It serves experiments, through the observer, and sweeps, as the parent of their trials' runs.
+It serves experiments, through the observer, and sweeps, as the parent of their trials' runs. The process that writes
+for a run may have no torch, so nothing here imports it.
 """
 
 from __future__ import annotations
 
 import getpass
+import itertools
 import json
 import os
 import re
@@ -16,14 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.errors import ResourceError
 from fedsweep.runs.files import TRACKING, atomic_write
-from fedsweep.tracking.mlflow_experiments import experiment_id, own_experiment
-from fedsweep.tracking.mlflow_store import open_store, quiet_mlflow, redacted, sqlite_path
-from fedsweep.tracking.points import Point
+from fedsweep.tracking.mlflow_store import ARTIFACTS, OWN_STORES, open_store, quiet_mlflow, redacted, sqlite_path
+from fedsweep.tracking.mlflow_view import save_view
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -39,7 +41,18 @@ _WRITER = "fedsweep.writer"
 _COMPLETE = "complete"
 # What a data set's content does not depend on.
 _PLACES = ("scenario.root", "scenario.download")
+# A tag: the folder of the sweep that has the experiment to itself.
+_SWEEP = "fedsweep.sweep"
 _Item = TypeVar("_Item")
+
+
+class Point(NamedTuple):
+    """One value of a metric; ``timestamp_ms`` is Unix time in milliseconds."""
+
+    key: str
+    value: float
+    timestamp_ms: int
+    step: int
 
 
 @dataclass(kw_only=True)
@@ -92,8 +105,8 @@ class MlflowRun:
                     params=set(found.data.params),
                     seen={key: _steps(client, found.info.run_id, key) for key in found.data.metrics},
                 )
-            experiment = experiment or own_experiment(client, name, uri=uri, folder=folder)
-            where = experiment_id(client, experiment, uri=uri, folder=folder)
+            experiment = experiment or _own_experiment(client, name, uri=uri, folder=folder)
+            where = _experiment_id(client, experiment, uri=uri, folder=folder)
             own = _run_tags(tags, folder) | {_WRITER: writer}
             run_id = str(client.create_run(where, run_name=name, tags=own).info.run_id)
         ids = {"uri": redacted(uri), "experiment": experiment, "experiment_id": where, "run_id": run_id}
@@ -267,3 +280,49 @@ def _steps(client: MlflowClient, run_id: str, key: str) -> Counter[int]:
 def _parts(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def _experiment_id(client: MlflowClient, name: str, *, uri: str, folder: Path) -> str:
+    """The experiment's id; it is created where it is not there yet."""
+    found = client.get_experiment_by_name(name) or _made(client, name, uri=uri, folder=folder)
+    save_view(client, found)
+    return str(found.experiment_id)
+
+
+def _own_experiment(client: MlflowClient, name: str, *, uri: str, folder: Path) -> str:
+    """The name of the experiment that a sweep, known by its folder, has to itself; it is created if need be.
+
+    It has the sweep's name. Where another sweep, single runs or a deleted experiment have that, the folder's name
+    stands behind it.
+    """
+    mark = str(folder.absolute())
+    numbered = (f"{name} ({folder.name} {number})" for number in itertools.count(2))
+    for wanted in itertools.chain((name, f"{name} ({folder.name})"), numbered):
+        found = client.get_experiment_by_name(wanted)
+        found = found or _made(client, wanted, uri=uri, folder=folder, tags={_SWEEP: mark})
+        if found.lifecycle_stage == "active" and found.tags.get(_SWEEP) == mark:
+            return wanted
+    raise AssertionError("numbers never end")
+
+
+def _made(client: MlflowClient, name: str, *, uri: str, folder: Path, tags: Mapping[str, str] | None = None) -> Any:
+    from mlflow.exceptions import MlflowException
+
+    location = _artifact_location(name, uri=uri, folder=folder)
+    try:
+        client.create_experiment(name, artifact_location=location, tags=dict(tags or {}))
+    except MlflowException:
+        # Another process may have been faster.
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            raise
+        return found
+    return client.get_experiment_by_name(name)
+
+
+def _artifact_location(name: str, *, uri: str, folder: Path) -> str | None:
+    if uri.startswith(("http://", "https://", *OWN_STORES)):
+        return None  # the server decides
+    path = sqlite_path(uri)
+    parent = folder.absolute().parent if path is None else path.parent
+    return str(parent / ARTIFACTS / quote(name, safe=" "))

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import glob
 import http.client
+import importlib.util
 import logging
 import os
 import re
@@ -29,7 +30,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from fedsweep.errors import ConfigError, ResourceError
-from fedsweep.tracking.mlflow_schema import is_in_order
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -54,6 +54,9 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "GIT_PYTHON_REFRESH": "quiet",
 }
+# In MLflow's migrations: what each is called, and which it follows.
+_REVISION = re.compile(r"^revision\b[^=\n]*=\s*[\"'](\w+)", re.MULTILINE)
+_FOLLOWS = re.compile(r"^down_revision\b[^=\n]*=\s*[\"'](\w+)", re.MULTILINE)
 # They write tracebacks and retries of what is reported in one line anyway.
 _CHATTY = ("mlflow.store.db.utils", "alembic", "urllib3.connectionpool")
 
@@ -127,7 +130,7 @@ def check_store(uri: str, *, experiment: str | None = "fedsweep") -> None:
 
     Args:
         uri: An address from :func:`resolve_uri`.
-        experiment: The MLflow experiment; None: :func:`~fedsweep.tracking.mlflow_experiments.own_experiment` finds one.
+        experiment: The MLflow experiment; None: any.
 
     Raises:
         ResourceError: The store is not there, cannot be written, is not MLflow's, is of another version of MLflow,
@@ -168,7 +171,34 @@ def needs_mlflow(uri: str, *, experiment: str | None) -> bool:
     path = sqlite_path(uri)
     if path is None:
         return True
-    return _has_tables(path) and not is_in_order(path, experiment)
+    return _has_tables(path) and not _is_in_order(path, experiment)
+
+
+def _is_in_order(path: Path, experiment: str | None) -> bool:
+    """Whether a sqlite store certainly is; whatever is out of the ordinary is left to MLflow to judge."""
+    ours = _schema_version()
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            theirs = [row[0] for row in connection.execute("SELECT version_num FROM alembic_version")]
+            deleted = "SELECT count(*) FROM experiments WHERE name = ? AND lifecycle_stage <> 'active'"
+            return theirs == [ours] and connection.execute(deleted, (experiment,)).fetchone() == (0,)
+    except sqlite3.Error:
+        return False
+
+
+def _schema_version() -> str | None:
+    """The newest migration of the installed MLflow, which no other one follows; None where that is not clear."""
+    package = importlib.util.find_spec("mlflow")
+    places = [] if package is None else package.submodule_search_locations or []
+    texts = [
+        file.read_text(encoding="utf-8")
+        for place in places
+        for file in Path(place).glob("store/db_migrations/versions/*.py")
+    ]
+    all_of_them = {found[1] for text in texts if (found := _REVISION.search(text))}
+    followed = {found[1] for text in texts if (found := _FOLLOWS.search(text))}
+    newest = all_of_them - followed
+    return newest.pop() if len(newest) == 1 else None
 
 
 def probe_store(uri: str, *, patience_s: float = PATIENCE_S) -> None:

@@ -21,9 +21,8 @@ from fedsweep.errors import FedsweepError
 from fedsweep.runs.files import TRACKING, atomic_write
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.tracking.mlflow_observer import MlflowObserver
-from fedsweep.tracking.mlflow_run import MlflowRun
+from fedsweep.tracking.mlflow_run import MlflowRun, Point
 from fedsweep.tracking.mlflow_store import check_store, probe_store, quiet_mlflow, reason_of, redacted
-from fedsweep.tracking.points import Point
 from fedsweep.tracking.rows import telling
 
 if TYPE_CHECKING:

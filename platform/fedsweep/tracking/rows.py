@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.runs.tables.rounds import scalar_figures
 from fedsweep.runs.targets import Crossing, TargetWatch, target_key
-from fedsweep.tracking.points import Point
+from fedsweep.tracking.mlflow_run import Point
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord

@@ -66,7 +66,7 @@ def _played(
         phases.enter("libraries", "libraries")
         from fedsweep.catalog import resolve
         from fedsweep.driver.run import Launch, plan_run, run_plan
-        from fedsweep.tracking.factory import make_observers
+        from fedsweep.tracking.doors.registry import make_observers
 
         with told_before_ray_ends(begun):
             config = resolve(config)  # names and parameters need no Ray to be wrong

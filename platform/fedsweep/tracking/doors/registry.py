@@ -1,4 +1,4 @@
-"""The doors through which a run goes out beside MLflow: TensorBoard, Weights & Biases, CSV, and those of users.
+"""Who watches a run: pictures, MLflow, and the further doors: TensorBoard, Weights & Biases, CSV, those of users.
 
 A door, MLflow's too, is an :class:`~fedsweep.driver.observers.Observer`. What it writes, it writes anew from the first
 round when a run goes on, or it knows what it has: no point is there twice.
@@ -6,6 +6,7 @@ round when a run goes on, or it knows what it has: no point is there twice.
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,11 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.errors import ConfigError, FedsweepError, ResourceError
+from fedsweep.figures.observer import PictureObserver
 from fedsweep.plugins import call_builder, find_plugin
+from fedsweep.tracking.mlflow_observer import MlflowObserver
+from fedsweep.tracking.mlflow_store import resolve_uri
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
     from fedsweep.records import RoundRecord
+    from fedsweep.tracking.mlflow_keeper import MlflowKeeper
 
     MakeDoor = Callable[[Config, Path], Observer]
 
@@ -43,6 +48,22 @@ def _csv(config: Config, folder: Path) -> Observer:
 
 
 DOORS: Mapping[str, MakeDoor] = {"tensorboard": _tensorboard, "wandb": _wandb, "csv": _csv}
+
+
+def make_observers(config: Config, folder: Path, *, keeper: MlflowKeeper | None = None) -> list[Observer]:
+    """The observers of a run, in the order in which they must learn of its end: MLflow logs what was drawn.
+
+    Args:
+        config: Its configuration.
+        folder: Its folder.
+        keeper: Writes to MLflow; None: this process does.
+
+    Raises:
+        ConfigError: ``tracking.uri`` names no usable store, or ``tracking.also`` a door that is not there.
+    """
+    uri = resolve_uri(config.tracking.uri, out=folder)
+    tracking = [] if uri is None else [MlflowObserver(uri, experiment=config.tracking.experiment, keeper=keeper)]
+    return [PictureObserver(), *tracking, *further_doors(config, folder)]
 
 
 def further_doors(config: Config, folder: Path) -> list[Observer]:
@@ -124,17 +145,22 @@ class Sheltered(Observer):
             )
 
 
-def missing(library: str, *, extra: str, error: ImportError) -> ResourceError:
-    """What to raise where a door's library cannot be imported.
+def imported(module: str, *, extra: str) -> Any:
+    """A door's library.
 
     Args:
-        library: Its name.
-        extra: The extra of this package that installs it.
-        error: What importing it raised.
+        module: What of it is needed.
+        extra: The extra of this package that installs it; called like the door.
+
+    Raises:
+        ResourceError: It cannot be imported.
     """
-    return ResourceError(
-        f"tracking.also: {library} can't be imported ({error}); install fedsweep[{extra}], or leave {library} out"
-    )
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ResourceError(
+            f"tracking.also: {extra} can't be imported ({error}); install fedsweep[{extra}], or leave {extra} out"
+        ) from error
 
 
 def _words(error: Exception) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.door_files import EVENTS_SUFFIX, TENSORBOARD, event_files
-from fedsweep.tracking.doors.registry import missing
+from fedsweep.tracking.doors.registry import imported
 from fedsweep.tracking.rows import RowMaker, telling
 
 if TYPE_CHECKING:
@@ -89,12 +89,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _writer_class() -> type[SummaryWriter]:
-    try:
-        with _quiet():
-            from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise missing("tensorboard", extra="tensorboard", error=error) from error
-    return SummaryWriter
+    with _quiet():
+        return imported("torch.utils.tensorboard", extra="tensorboard").SummaryWriter  # type: ignore[no-any-return]
 
 
 def _plain(value: Any) -> Any:

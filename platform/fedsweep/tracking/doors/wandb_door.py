@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.door_files import ID_PREFIX, offline_runs
-from fedsweep.tracking.doors.registry import missing
+from fedsweep.tracking.doors.registry import imported
 from fedsweep.tracking.rows import RowMaker, telling
 
 if TYPE_CHECKING:
@@ -45,10 +45,10 @@ class WandbDoor(Observer):
         self._maker = RowMaker()
 
     def check(self) -> None:
-        _library()
+        imported("wandb", extra="wandb")
 
     def started(self, info: RunInfo) -> None:
-        wandb = _library()
+        wandb = imported("wandb", extra="wandb")
         self._maker = RowMaker(info.targets)
         self._run = wandb.init(
             project=self._project,
@@ -80,14 +80,6 @@ class WandbDoor(Observer):
             return
         self._run.summary["status"] = status
         self._run.finish(exit_code=0 if status == "finished" else 1)
-
-
-def _library() -> Any:
-    try:
-        import wandb
-    except ImportError as error:
-        raise missing("wandb", extra="wandb", error=error) from error
-    return wandb
 
 
 def _cleared(folder: Path) -> str | None:

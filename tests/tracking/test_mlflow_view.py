@@ -17,8 +17,7 @@ import pytest
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.tracking.mlflow_run import MlflowRun
 from fedsweep.tracking.mlflow_store import sqlite_uri
-from fedsweep.tracking.mlflow_view import SETTING, pages_address
-from fedsweep.tracking.ui import ui_command
+from fedsweep.tracking.mlflow_view import SETTING, pages_address, ui_command
 
 
 def test_the_pages_are_for_this_machine_alone(store: Path) -> None:
