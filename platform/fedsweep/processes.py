@@ -8,10 +8,12 @@ Libraries of some hundred thousand objects are no place to look for unreachable 
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 _VARIABLE = "FEDSWEEP_USER_FOLDERS"
@@ -47,6 +49,20 @@ def worker_settings() -> dict[str, Any]:
     hook = f"{begin_worker.__module__}.{begin_worker.__name__}"
     variables: Mapping[str, str] = {_VARIABLE: os.pathsep.join(_driver_folders())}
     return {"job_config": job, "runtime_env": {"worker_process_setup_hook": hook, "env_vars": variables}}
+
+
+@contextlib.contextmanager
+def silenced(*names: str) -> Iterator[None]:
+    """Loggers that say nothing for a while, since what they tell of is reported otherwise or does not apply here."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _driver_folders() -> list[str]:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from fedsweep.driver.observers import RunInfo
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 from fedsweep.tracking.mlflow_store import check_store, open_store, sqlite_uri
-from fedsweep.tracking.mlflow_sweep import SweepTracker, TrackedTrial
+from fedsweep.tracking.mlflow_sweep import SweepTracker
 
 
 def record(round: int, *, trial: int = 0, timestamp_ms: int = 0) -> RoundRecord:
@@ -27,16 +28,16 @@ def record(round: int, *, trial: int = 0, timestamp_ms: int = 0) -> RoundRecord:
     )
 
 
-def trial(folder: Path, number: int) -> TrackedTrial:
+def trial(folder: Path, number: int) -> RunInfo:
     path = folder / f"{number:04d}-seed={number}"
     if not path.is_dir():
         RunFolder.create(path, overwrite=False).write_config("scenario: {}\nmethod: {}\n")
-    return TrackedTrial(
+    return RunInfo(
         name="s seed", folder=path, config={"seed": number}, tags={"fedsweep.method": "fedavg"}, planned_rounds=20
     )
 
 
-def finished(one: TrackedTrial, rounds: int, *, timestamp_ms: int = 0) -> None:
+def finished(one: RunInfo, rounds: int, *, timestamp_ms: int = 0) -> None:
     run = RunFolder(one.folder)
     run.write_rounds([record(k, timestamp_ms=timestamp_ms) for k in range(1, rounds + 1)])
     run.write_result({"status": "finished", "rounds": rounds})
@@ -85,7 +86,7 @@ def steps(store: Path, key: str) -> Counter[tuple[str, int]]:
         return Counter((Path(folder).name, step) for folder, step in found)
 
 
-def expected(trials: list[TrackedTrial], rounds: int) -> Counter[tuple[str, int]]:
+def expected(trials: list[RunInfo], rounds: int) -> Counter[tuple[str, int]]:
     return Counter((t.folder.name, k) for t in trials for k in range(1, rounds + 1))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import tune
 
-from fedsweep.driver.observers import run_tags
+from fedsweep.driver.observers import RunInfo, run_tags
 from fedsweep.errors import OutputError
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.folder_lock import sole_writer
@@ -20,7 +20,7 @@ from fedsweep.sweeps.prepare import Entry, method_name
 from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.trainable import FATAL_MARK, SPEC, place_of
 from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FINISHED, MESSAGES, record_of
-from fedsweep.tracking.mlflow_sweep import SweepTracker, TrackedTrial
+from fedsweep.tracking.mlflow_sweep import SweepTracker
 from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _NODE_DIED = ("its node has died", "NodeDiedError")
 _PROCESS_DIED = ("The actor died", "The actor is dead", "is unavailable: ", "ActorDiedError", "ActorUnavailableError")
 
 
-def tracked(entry: Entry, *, folder: Any, sweep: str) -> TrackedTrial:
+def tracked(entry: Entry, *, folder: Any, sweep: str) -> RunInfo:
     """A trial as the tracking store shall know it."""
     config = entry.config
     tags = {
@@ -45,7 +45,7 @@ def tracked(entry: Entry, *, folder: Any, sweep: str) -> TrackedTrial:
         "fedsweep.trial": str(entry.trial.number),
     }
     seed = entry.trial.seed
-    return TrackedTrial(
+    return RunInfo(
         name=config.name if seed is None else f"{config.name} seed={seed}",
         folder=folder.trial_path(entry.trial),
         config=config.flat(),
@@ -82,9 +82,9 @@ class Watcher(KeptHere, tune.Callback):
 
     def __init__(self, progress: SweepProgress, tracker: SweepTracker | None, *, names: Sequence[str] = ()) -> None:
         self._progress, self._tracker, self._names = progress, tracker, names
-        self._known: dict[str, TrackedTrial] = {}
+        self._known: dict[str, RunInfo] = {}
 
-    def add(self, trial: TrackedTrial) -> None:
+    def add(self, trial: RunInfo) -> None:
         """A trial may come."""
         self._known[trial.folder.name] = trial
 
@@ -154,13 +154,13 @@ def cause_in(text: str) -> str:
     return _MODULE.sub("", lines[-1]) if lines else "unknown; Ray's logs may say more"
 
 
-def _note_failure(trial: TrackedTrial, cause: str) -> None:
+def _note_failure(trial: RunInfo, cause: str) -> None:
     """A process that died could not write how the trial ended."""
     with contextlib.suppress(OutputError), sole_writer(trial.folder):
         _write_failure(trial, cause)
 
 
-def _write_failure(trial: TrackedTrial, cause: str) -> None:
+def _write_failure(trial: RunInfo, cause: str) -> None:
     run = RunFolder(trial.folder)
     try:
         said: Mapping[str, Any] = run.read_result() if run.has_result() else {}

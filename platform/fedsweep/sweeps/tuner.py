@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import threading
 import time
@@ -19,6 +18,7 @@ from fedsweep.config.schema import Config
 from fedsweep.driver.run import present_umask
 from fedsweep.fleet.ray_cluster import ray_cluster
 from fedsweep.fleet.ray_watch import unless_lost
+from fedsweep.processes import silenced
 from fedsweep.runs.facts import run_facts
 from fedsweep.sweeps.prepare import Entry, PreparedSweep, make_entry, worlds
 from fedsweep.sweeps.resources import check_shares, largest
@@ -92,7 +92,7 @@ def run_sweep(
     with (
         prepared.writing(),
         ray_cluster(config.runtime.address, needs, dashboard=dashboard, folder=prepared.folder.path) as ray,
-        _quiet_tune(),
+        silenced("ray.tune", "ray.train", "ray"),  # Tune's own tables and advice, of which nothing applies here
     ):
         check_shares(unless_lost(ray.nodes), shares)
         if not resume:
@@ -314,17 +314,3 @@ def _tracking(prepared: PreparedSweep, tracker: SweepTracker | None) -> Iterator
             figures=ending.summary.headline if ending.summary is not None else {},
             timestamp_ms=int(time.time() * 1000),
         )
-
-
-@contextlib.contextmanager
-def _quiet_tune() -> Iterator[None]:
-    """Without Tune's own tables and advice, of which nothing applies here."""
-    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -8,6 +8,7 @@ with the process that started it, however that ends: then the pipe between them 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import queue
@@ -16,14 +17,14 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ResourceError
 from fedsweep.processes import collect_seldom
 from fedsweep.runs.folder_lock import write_along
-from fedsweep.tracking.mlflow_run import MlflowRun, Point
+from fedsweep.tracking.mlflow_run import MlflowRun
 from fedsweep.tracking.mlflow_store import check_store, quiet_mlflow, reason_of, resolve_uri
 
 if TYPE_CHECKING:
@@ -141,8 +142,7 @@ class MlflowKeeper:
         return ResourceError(f"the process that writes to MLflow is gone (exit code {self._process.returncode})")
 
 
-@contextlib.contextmanager
-def kept(config: Config, folder: Path) -> Iterator[MlflowKeeper | None]:
+def kept(config: Config, folder: Path) -> AbstractContextManager[MlflowKeeper | None]:
     """A keeper for a run that is to begin, ended afterwards; None where nothing is tracked, or MLflow is here already.
 
     Args:
@@ -153,10 +153,8 @@ def kept(config: Config, folder: Path) -> Iterator[MlflowKeeper | None]:
         ConfigError: ``tracking.uri`` names no usable store.
     """
     if resolve_uri(config.tracking.uri, out=folder) is None or "mlflow" in sys.modules:
-        yield None
-        return
-    with MlflowKeeper() as keeper:
-        yield keeper
+        return contextlib.nullcontext()
+    return MlflowKeeper()
 
 
 class KeptRun:
@@ -170,20 +168,8 @@ class KeptRun:
     def __init__(self, keeper: MlflowKeeper, run_id: str) -> None:
         self._keeper, self.run_id = keeper, run_id
 
-    def log_params(self, config: Mapping[str, Any]) -> None:
-        self._keeper.call("log_params", dict(config))
-
-    def log_dataset(self, config: Mapping[str, Any]) -> None:
-        self._keeper.call("log_dataset", dict(config))
-
-    def log_points(self, points: Sequence[Point], tags: Mapping[str, str]) -> None:
-        self._keeper.call("log_points", [tuple(point) for point in points], dict(tags))
-
-    def log_file(self, path: Path, *, into: str | None = None) -> None:
-        self._keeper.call("log_file", path, into=into)
-
-    def end(self, status: str) -> None:
-        self._keeper.call("end", status)
+    def __getattr__(self, name: str) -> Any:
+        return functools.partial(self._keeper.call, name)
 
 
 class _Served:
@@ -204,10 +190,6 @@ class _Served:
         write_along(options["folder"])  # until this process ends: whoever goes on with the run waits for it
         self._run = MlflowRun.begin(uri, **options)
         return self._run.run_id
-
-    def log_points(self, points: Sequence[tuple[str, float, int, int]], tags: Mapping[str, str]) -> None:
-        assert self._run is not None
-        self._run.log_points([Point(*point) for point in points], tags)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._run, name)

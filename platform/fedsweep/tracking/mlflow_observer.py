@@ -10,9 +10,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo, run_tags
@@ -124,8 +122,8 @@ class MlflowObserver(Observer):
         if self._keeper is None:
             self._flush(patience_s=PATIENCE_S)
         else:
-            with self._guarded():  # what is wrong, the first flush finds out
-                self._keeper.ask("begin", self._uri, **self._description(info))
+            # What is wrong, the first flush finds out.
+            self._tried(self._keeper.ask, "begin", self._uri, **self._description(info))
 
     def round_done(self, record: RoundRecord) -> None:
         self._keep(record)
@@ -153,9 +151,7 @@ class MlflowObserver(Observer):
         else:
             missing += self._end(self._run, self._info, status)
         if not missing:
-            with self._guarded():
-                note_complete(self._info.folder)
-                self._complete = True
+            self._complete = self._tried(note_complete, self._info.folder)
         if self._keeper is not None:
             self._keeper.close()
         if missing:
@@ -175,18 +171,17 @@ class MlflowObserver(Observer):
         if self._info is None:
             return False
         began = self._clock()
-        with self._guarded() as outcome:
-            probe_store(self._uri, patience_s=patience_s)
-            self._write(self._info)
+        ok = self._tried(self._write, self._info, patience_s=patience_s)
         now = self._clock()
-        self._failing = not outcome.ok
-        self._next_try = now + (self._flush_s if outcome.ok else max(self._flush_s, _BACK_OFF * (now - began)))
-        if not outcome.ok and not self._warned:
+        self._failing = not ok
+        self._next_try = now + (self._flush_s if ok else max(self._flush_s, _BACK_OFF * (now - began)))
+        if not ok and not self._warned:
             self._warned = True
             self._warn(f"MLflow: {self._trouble}; training goes on, and logging is tried again")
-        return outcome.ok
+        return ok
 
-    def _write(self, info: RunInfo) -> None:
+    def _write(self, info: RunInfo, *, patience_s: float) -> None:
+        probe_store(self._uri, patience_s=patience_s)
         run = self._begun(info)
         if not self._described:
             run.log_params(telling(info.config))
@@ -235,20 +230,8 @@ class MlflowObserver(Observer):
 
     def _end(self, run: MlflowRun | KeptRun, info: RunInfo, status: str) -> list[str]:
         """Logs the files and ends the run; returns what could not be done."""
-        missing = []
-        with self._guarded() as files:
-            for path in (info.folder / name for name in _ARTIFACTS):
-                if path.is_file():
-                    run.log_file(path)
-            for path in sorted((info.folder / PICTURES).glob("*.png")):
-                run.log_file(path, into=PICTURES)
-        if not files.ok:
-            missing.append("some of its files")
-        with self._guarded() as ended:
-            run.end(status)
-        if not ended.ok:
-            missing.append("its status")
-        return missing
+        missing = [] if self._tried(_log_files, run, info.folder) else ["some of its files"]
+        return missing if self._tried(run.end, status) else [*missing, "its status"]
 
     def _missing_rounds(self) -> list[str]:
         if not self._pending:
@@ -256,20 +239,22 @@ class MlflowObserver(Observer):
         first, last = self._pending[0].record.round, self._pending[-1].record.round
         return [f"round {first}" if first == last else f"rounds {first} to {last}"]
 
-    @contextmanager
-    def _guarded(self) -> Iterator[_Outcome]:
-        """Remembers trouble instead of raising it: MLflow raises its own, SQLAlchemy's, requests' and OS errors."""
-        outcome = _Outcome()
+    def _tried(self, call: Callable[..., object], *arguments: Any, **options: Any) -> bool:
+        """Whether a call went well; trouble (MLflow's own, SQLAlchemy's, requests', the system's) is remembered."""
         try:
-            yield outcome
-            outcome.ok = True
+            call(*arguments, **options)
         except Exception as error:
             self._trouble = reason_of(error)
+            return False
+        return True
 
 
-@dataclass
-class _Outcome:
-    ok: bool = False
+def _log_files(run: MlflowRun | KeptRun, folder: Path) -> None:
+    for path in (folder / name for name in _ARTIFACTS):
+        if path.is_file():
+            run.log_file(path)
+    for path in sorted((folder / PICTURES).glob("*.png")):
+        run.log_file(path, into=PICTURES)
 
 
 def catch_up(folder: Path, config: Config) -> tuple[str, bool]:

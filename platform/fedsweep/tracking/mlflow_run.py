@@ -14,11 +14,11 @@ import re
 import socket
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
@@ -43,7 +43,6 @@ _COMPLETE = "complete"
 _PLACES = ("scenario.root", "scenario.download")
 # A tag: the folder of the sweep that has the experiment to itself.
 _SWEEP = "fedsweep.sweep"
-_Item = TypeVar("_Item")
 
 
 class Point(NamedTuple):
@@ -93,25 +92,22 @@ class MlflowRun:
             saved = _saved_id(folder, uri)
             found = _find(client, saved) if saved else None
             if found is not None:
-                client.set_tag(
-                    found.info.run_id, _WRITER, writer
-                )  # first: from now on nobody else adds to what is read
-                client.update_run(found.info.run_id, status="RUNNING")
-                _note(folder, complete=False)
-                return cls(
-                    client=client,
-                    run_id=found.info.run_id,
-                    writer=writer,
-                    params=set(found.data.params),
-                    seen={key: _steps(client, found.info.run_id, key) for key in found.data.metrics},
-                )
+                run_id = found.info.run_id
+                client.set_tag(run_id, _WRITER, writer)  # first: from now on nobody else adds to what is read
+                client.update_run(run_id, status="RUNNING")
+                note_complete(folder, complete=False)
+                seen = {
+                    key: Counter(metric.step for metric in client.get_metric_history(run_id, key))
+                    for key in found.data.metrics
+                }
+                return cls(client=client, run_id=run_id, writer=writer, params=set(found.data.params), seen=seen)
             experiment = experiment or _own_experiment(client, name, uri=uri, folder=folder)
             where = _experiment_id(client, experiment, uri=uri, folder=folder)
             own = _run_tags(tags, folder) | {_WRITER: writer}
             run_id = str(client.create_run(where, run_name=name, tags=own).info.run_id)
         ids = {"uri": redacted(uri), "experiment": experiment, "experiment_id": where, "run_id": run_id}
         try:
-            atomic_write(folder / TRACKING, f"{json.dumps(ids, indent=2)}\n".encode())
+            save_ids(folder, ids)
         except OSError:
             with quiet_mlflow():
                 client.delete_run(run_id)  # nobody would find it again, and each further try make another
@@ -130,7 +126,8 @@ class MlflowRun:
 
         texts = {key_text(key): redacted(_value_text(value))[:_VALUE_CHARACTERS] for key, value in config.items()}
         fresh = [Param(key, text) for key, text in texts.items() if key not in self.params]
-        for part in _parts(fresh, _ITEMS_PER_BATCH):
+        for start in range(0, len(fresh), _ITEMS_PER_BATCH):
+            part = fresh[start : start + _ITEMS_PER_BATCH]
             with quiet_mlflow():
                 self.client.log_batch(self.run_id, params=part)
             self.params.update(param.key for param in part)
@@ -206,9 +203,14 @@ class MlflowRun:
         return True
 
 
-def note_complete(folder: Path) -> None:
-    """Note in a run's folder that its store has everything of it."""
-    _note(folder, complete=True)
+def note_complete(folder: Path, *, complete: bool = True) -> None:
+    """Note in a run's folder whether its store has everything of it."""
+    save_ids(folder, {**_saved(folder), _COMPLETE: complete})
+
+
+def save_ids(folder: Path, ids: Mapping[str, Any]) -> None:
+    """Note in a run's folder where the store has it."""
+    atomic_write(folder / TRACKING, f"{json.dumps(ids, indent=2)}\n".encode())
 
 
 def is_complete(folder: Path, uri: str) -> bool:
@@ -256,11 +258,6 @@ def _saved(folder: Path) -> dict[str, Any]:
     return saved if isinstance(saved, dict) else {}
 
 
-def _note(folder: Path, *, complete: bool) -> None:
-    saved = {**_saved(folder), _COMPLETE: complete}
-    atomic_write(folder / TRACKING, f"{json.dumps(saved, indent=2)}\n".encode())
-
-
 def _find(client: MlflowClient, run_id: str) -> Run | None:
     from mlflow.exceptions import MlflowException
 
@@ -271,15 +268,6 @@ def _find(client: MlflowClient, run_id: str) -> Run | None:
             return None
         raise
     return found if found.info.lifecycle_stage == "active" else None
-
-
-def _steps(client: MlflowClient, run_id: str, key: str) -> Counter[int]:
-    return Counter(metric.step for metric in client.get_metric_history(run_id, key))
-
-
-def _parts(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
 
 
 def _experiment_id(client: MlflowClient, name: str, *, uri: str, folder: Path) -> str:

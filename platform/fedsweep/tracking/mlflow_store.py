@@ -13,7 +13,6 @@ import fcntl
 import glob
 import http.client
 import importlib.util
-import logging
 import os
 import re
 import socket
@@ -30,6 +29,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from fedsweep.errors import ConfigError, ResourceError
+from fedsweep.processes import silenced
+from fedsweep.runs.folder_lock import try_lock
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -258,17 +259,9 @@ def quiet_mlflow() -> Iterator[None]:
     """Sets MLflow up for being called: no telemetry, bounded waits, no tracebacks on stderr."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    loggers = [logging.getLogger(name) for name in _CHATTY]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # between MLflow and its dependencies
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with silenced(*_CHATTY), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # between MLflow and its dependencies
+        yield
 
 
 def _client(uri: str, *, named: str | None = None) -> MlflowClient:
@@ -365,18 +358,10 @@ def _locked(path: Path, *, create: bool) -> Iterator[None]:
     handle = os.open(lock, os.O_RDONLY | (os.O_CREAT if create else 0), 0o666)
     try:
         deadline = time.monotonic() + _CREATION_S
-        while not _try_lock(handle):
+        while not try_lock(handle, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
                 raise ResourceError(f"{lock}: another process has held this lock for {_CREATION_S:.0f} s; end it")
             time.sleep(0.05)
         yield
     finally:
         os.close(handle)
-
-
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

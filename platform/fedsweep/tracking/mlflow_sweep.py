@@ -7,21 +7,20 @@ has them all in the end. A round goes by its number, so none is logged twice.
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import RunInfo
 from fedsweep.errors import FedsweepError
-from fedsweep.runs.files import TRACKING, atomic_write
+from fedsweep.runs.files import TRACKING
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.tracking.mlflow_observer import MlflowObserver
-from fedsweep.tracking.mlflow_run import MlflowRun, Point
+from fedsweep.tracking.mlflow_run import MlflowRun, Point, save_ids
 from fedsweep.tracking.mlflow_store import check_store, probe_store, quiet_mlflow, reason_of, redacted
 from fedsweep.tracking.rows import telling
 
@@ -36,31 +35,11 @@ _SHORT_PATIENCE_S = 0.5
 _LOGGER = logging.getLogger("fedsweep")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackedTrial:
-    """A trial as the store shall know it.
-
-    Attributes:
-        name: The child run's name.
-        folder: The trial's run folder.
-        config: Its resolved configuration, flat.
-        tags: Short facts by name.
-        planned_rounds: Rounds that it is planned for.
-    """
-
-    name: str
-    folder: Path
-    config: Mapping[str, Any]
-    tags: Mapping[str, str]
-    planned_rounds: int
-
-
 @dataclass
 class _Child:
-    trial: TrackedTrial
+    trial: RunInfo
     observer: MlflowObserver
     logged_round: int = 0
-    is_begun: bool = False
 
 
 @dataclass(kw_only=True)
@@ -108,17 +87,17 @@ class SweepTracker:
         self._thread = threading.Thread(target=self._work, name="fedsweep-mlflow", daemon=True)
         self._thread.start()
 
-    def round_done(self, trial: TrackedTrial, record: RoundRecord) -> None:
+    def round_done(self, trial: RunInfo, record: RoundRecord) -> None:
         """The driver has heard of a round; returns at once."""
         self._events.put((self._log_round, (trial, record)))
 
-    def trial_done(self, trial: TrackedTrial) -> None:
+    def trial_done(self, trial: RunInfo) -> None:
         """A trial's folder is complete; returns at once."""
         self._events.put((self._finish, (trial,)))
 
     def finish(
         self,
-        trials: Iterable[TrackedTrial],
+        trials: Iterable[RunInfo],
         *,
         status: str,
         files: Iterable[Path] = (),
@@ -156,7 +135,7 @@ class SweepTracker:
             except Exception as error:  # the store's own, SQLAlchemy's, requests': none of them may end a sweep
                 self._troubles.append(reason_of(error))
 
-    def _log_round(self, trial: TrackedTrial, record: RoundRecord) -> None:
+    def _log_round(self, trial: RunInfo, record: RoundRecord) -> None:
         if trial.folder.name in self.logged:
             return
         child = self._begun(trial, before=record.round)
@@ -167,7 +146,7 @@ class SweepTracker:
         child.observer.round_done(record)
         child.logged_round = record.round
 
-    def _finish(self, trial: TrackedTrial) -> None:
+    def _finish(self, trial: RunInfo) -> None:
         name = trial.folder.name
         run = RunFolder(trial.folder)
         if name in self.logged or not (trial.folder / CONFIG).is_file():
@@ -183,7 +162,7 @@ class SweepTracker:
             self.logged.add(name)
             self.keep_logged(sorted(self.logged))
 
-    def _begun(self, trial: TrackedTrial, *, before: int | None) -> _Child:
+    def _begun(self, trial: RunInfo, *, before: int | None) -> _Child:
         child = self._children.get(trial.folder.name)
         if child is None:
             assert self._parent is not None and self.experiment is not None
@@ -197,16 +176,7 @@ class SweepTracker:
             child = self._children[trial.folder.name] = _Child(trial, observer)
             records = self._records(trial, after=0, before=before)
             child.logged_round = records[-1].round if records else 0
-            observer.started(
-                RunInfo(
-                    name=trial.name,
-                    folder=trial.folder,
-                    config=trial.config,
-                    tags=trial.tags,
-                    planned_rounds=trial.planned_rounds,
-                    records=records,
-                )
-            )
+            observer.started(replace(trial, records=records))
         return child
 
     def _catch_up(self, child: _Child, *, before: int | None) -> None:
@@ -215,7 +185,7 @@ class SweepTracker:
             child.logged_round = record.round
 
     @staticmethod
-    def _records(trial: TrackedTrial, *, after: int, before: int | None) -> list[RoundRecord]:
+    def _records(trial: RunInfo, *, after: int, before: int | None) -> list[RoundRecord]:
         run = RunFolder(trial.folder)
         if not run.has_rounds() or before == after + 1:
             return []
@@ -252,8 +222,6 @@ class SweepTracker:
                     return
 
     def _note_id(self, folder: Path, run_id: str, experiment_id: str) -> None:
-        path = folder / TRACKING
-        if folder.parent != self.folder.absolute() or not folder.is_dir() or path.exists():
-            return
-        ids = {"uri": redacted(self.uri), "experiment": self.experiment, "experiment_id": experiment_id}
-        atomic_write(path, f"{json.dumps({**ids, 'run_id': run_id}, indent=2)}\n".encode())
+        if folder.parent == self.folder.absolute() and folder.is_dir() and not (folder / TRACKING).exists():
+            ids = {"uri": redacted(self.uri), "experiment": self.experiment, "experiment_id": experiment_id}
+            save_ids(folder, {**ids, "run_id": run_id})

@@ -8,8 +8,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -79,8 +78,7 @@ class Standing:
     @property
     def left(self) -> str:
         """Time to the last planned round, as h:mm:ss."""
-        seconds = round(self.pace * max(0, self.planned - self.done))
-        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+        return _duration(self.pace * max(0, self.planned - self.done))
 
 
 class Progress(Observer):
@@ -91,22 +89,19 @@ class Progress(Observer):
 
     def __init__(self) -> None:
         self._standing: Standing | None = None
-        self._has_audience = True
 
     def __enter__(self) -> Progress:
-        with self._audience():
+        with contextlib.suppress(OSError):
             self.opened()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._audience():
+    def __exit__(self, *unused: object) -> None:
+        with contextlib.suppress(OSError):
             self.closed()
 
     def started(self, info: RunInfo) -> None:
         self._standing = Standing(info.name, info.planned_rounds, info.backend)
-        with self._audience():
+        with contextlib.suppress(OSError):
             self.shows_start(self._standing)
         for record in info.records:
             self._standing.add(record)
@@ -114,27 +109,24 @@ class Progress(Observer):
     def round_done(self, record: RoundRecord) -> None:
         if self._standing is not None:
             row = self._standing.add(record)
-            with self._audience():
+            with contextlib.suppress(OSError):
                 self.shows_round(self._standing, row)
-
-    def checkpointed(self, round: int) -> None:
-        del round
 
     def waiting(self, text: str) -> None:
         """Something is waited for before the first round or after the last; a few words."""
-        with self._audience():
+        with contextlib.suppress(OSError):
             self.shows_waiting(text)
 
     def message(self, text: str) -> None:
-        with self._audience():
+        with contextlib.suppress(OSError):
             self.shows_message(text)
 
     def working(self, text: str) -> None:
-        with self._audience():
+        with contextlib.suppress(OSError):
             self.shows_working(text)
 
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
-        with self._audience():
+        with contextlib.suppress(OSError):
             self.closed()
 
     def opened(self) -> None:
@@ -164,17 +156,6 @@ class Progress(Observer):
     @abstractmethod
     def shows_message(self, text: str) -> None:
         """A sentence for the user."""
-
-    @contextlib.contextmanager
-    def _audience(self) -> Iterator[None]:
-        if self._has_audience:
-            try:
-                yield
-            except OSError:
-                self._has_audience = False
-        else:
-            with contextlib.suppress(OSError):
-                yield
 
 
 class QuietProgress(Progress):
@@ -308,12 +289,11 @@ class LiveProgress(Progress):
 
     def _bar(self, standing: Standing) -> RenderableType:
         line = Table.grid(padding=(0, 1))
-        passed = round(self._clock() - self._began)
         line.add_row(
             standing.name,
             ProgressBar(total=standing.planned, completed=standing.done, width=30),
             f"{standing.done}/{standing.planned}",
-            f"{passed // 3600}:{passed // 60 % 60:02d}:{passed % 60:02d}",
+            _duration(self._clock() - self._began),
             f"{standing.left} left",
         )
         return line
@@ -332,6 +312,11 @@ def make_progress(*, quiet: bool, plain: bool, is_interrupted: Callable[[], bool
     if plain:
         return PlainProgress()
     return LiveProgress(Console(), is_interrupted=is_interrupted)
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def _figure(value: float | None, form: str) -> str:

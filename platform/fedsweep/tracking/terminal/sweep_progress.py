@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -69,9 +68,7 @@ class SweepProgress:
         self.opened()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *unused: object) -> None:
         self.closed()
 
     def planned(self, total: int) -> None:
