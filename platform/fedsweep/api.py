@@ -82,7 +82,6 @@ def sweep(
         InputError: Something is wrong or not there; nothing was written.
         KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
     """
-    from fedsweep.sweeps.prepare import default_folder as sweep_folder
     from fedsweep.sweeps.prepare import prepare
     from fedsweep.sweeps.reuse import finished_in, take_over
     from fedsweep.sweeps.sweep_folder import SweepFolder
@@ -90,7 +89,7 @@ def sweep(
     from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
     loaded = config if isinstance(config, Config) else load_config(config, overrides)
-    folder = SweepFolder(Path(out) if out is not None else sweep_folder(loaded))
+    folder = SweepFolder(Path(out) if out is not None else default_folder(loaded))
     resume = resume and folder.has_plan and not extend
     if resume:
         folder.check_same(loaded.given)
@@ -103,7 +102,7 @@ def sweep(
     if reused := finished_in(map(Path, reuse), prepared):
         take_over(prepared, reused, begun=begun, overwrite=False)
         begun = True
-    return _with_results(run_sweep(prepared, SweepProgress(), resume=begun).grid, folder.path)
+    return _with_results(run_sweep(prepared, SweepProgress(), resume=begun)[0], folder.path)
 
 
 def _with_results(grid: ResultGrid, folder: Path) -> ResultGrid:

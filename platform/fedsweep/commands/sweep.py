@@ -114,7 +114,8 @@ def begin(
     """
     from fedsweep.commands.parts.output import note
     from fedsweep.commands.parts.trials import after_loss, run_trials, tell_interrupted
-    from fedsweep.sweeps.prepare import default_folder, prepare
+    from fedsweep.runs.default_folder import default_folder
+    from fedsweep.sweeps.prepare import prepare
     from fedsweep.sweeps.reuse import finished_in, take_over
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -189,11 +190,11 @@ def _print_trials(prepared: PreparedSweep) -> None:
     from fedsweep.commands.parts.trials import print_trials
     from fedsweep.driver.backend import reckoned_seconds
     from fedsweep.results.texts import seconds_text
-    from fedsweep.sweeps.prepare import num_trials, trial_costs
+    from fedsweep.sweeps.prepare import trial_costs
 
     costs = trial_costs(prepared)
     print_trials(prepared.entries or prepared.samples, heading="trial", costs=costs)
-    total = num_trials(prepared.config)
     each = sum(map(reckoned_seconds, costs.values())) / max(1, len(costs))
     proposed = "" if prepared.entries else "; those above are examples of what the search may propose"
-    print(f"{total} trials, about {seconds_text(total * each)} of training on one core{proposed}")
+    about = seconds_text(prepared.total * each)
+    print(f"{prepared.total} trials, about {about} of training on one core{proposed}")

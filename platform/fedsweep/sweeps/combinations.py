@@ -12,38 +12,21 @@ from fedsweep.sweeps.trial import EXTRA
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
 
-METRICS = tuple(
-    dict.fromkeys(
-        [
-            *(c.name for c in ROUND_COLUMNS if c.is_scalar and c.name != "timestamp_ms"),
-            "best_test_accuracy",
-            "total_bytes",
-        ]
-    )
-)
-
-
-def check_metrics(config: Config) -> None:
-    """Refuse a metric that no run has.
-
-    Raises:
-        ConfigError: There is none of that name; the message gives the nearest.
-    """
-    metric = config.sweep.metric
-    for name in (metric,) if isinstance(metric, str) else metric:
-        if name not in METRICS and not name.startswith(f"{EXTRA}/"):
-            raise ConfigError(
-                f"sweep.metric: {unknown_name('metric', name, METRICS)}; a method's own figures are {EXTRA}/NAME"
-            )
+_METRICS = (*(c.name for c in ROUND_COLUMNS if c.is_scalar and c.name != "timestamp_ms"), "best_test_accuracy")
 
 
 def check_combination(config: Config) -> None:
-    """Refuse a scheduler that does not go with the metric, the resource or the space.
+    """Refuse a metric that no run has, or a scheduler that does not go with the metric, the resource or the space.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: There is no metric of that name; the message gives the nearest. Or the scheduler does not go.
     """
     sweep = config.sweep
+    for name in (sweep.metric,) if isinstance(sweep.metric, str) else sweep.metric:
+        if name not in _METRICS and not name.startswith(f"{EXTRA}/"):
+            raise ConfigError(
+                f"sweep.metric: {unknown_name('metric', name, _METRICS)}; a method's own figures are {EXTRA}/NAME"
+            )
     if isinstance(sweep.metric, list) and sweep.scheduler is not None:
         raise ConfigError(
             f"sweep.scheduler={sweep.scheduler} goes by one metric, but sweep.metric lists {len(sweep.metric)}; leave"

@@ -9,6 +9,7 @@ Budgets are part of the world of those methods alone that plan with them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -45,8 +46,9 @@ def world_of(config: Config) -> TrialWorld:
     """The world of a trial with this configuration."""
     tree = config.tree()
     budgets = tree["scenario"].pop("budgets")
-    shared = canonical({key: value for section in _WORLD for key, value in _flat(tree, section) if key not in _PLACES})
-    return TrialWorld(shared=shared, budgets=canonical(budgets) if plans_with_budgets(config) else None)
+    return TrialWorld(
+        shared=canonical(_flat(tree, _WORLD)), budgets=canonical(budgets) if plans_with_budgets(config) else None
+    )
 
 
 def comparable(worlds: Sequence[TrialWorld]) -> list[list[int]]:
@@ -121,19 +123,16 @@ def _seeds(found: set[int | None]) -> str:
     return ", ".join(str(seed) for seed in sorted(found, key=str))
 
 
-def _flat(tree: Mapping[str, Any], section: str) -> list[tuple[str, Any]]:
-    return list(walk({section: tree[section]}))
+def _flat(tree: Mapping[str, Any], sections: Sequence[str]) -> dict[str, str]:
+    """What these sections say, by dotted key, each value as its canonical text."""
+    found = walk({section: tree[section] for section in sections})
+    return {key: canonical(value) for key, value in found if key not in _PLACES}
 
 
 def _differing(trees: Sequence[Mapping[str, Any]], sections: Sequence[str]) -> list[str]:
     """Keys that are not there in all trees with one value."""
-    values: dict[str, list[str]] = {}
-    for tree in trees:
-        for key, value in (pair for section in sections for pair in _flat(tree, section)):
-            values.setdefault(key, []).append(canonical(value))
-    return [
-        key for key, found in values.items() if key not in _PLACES and (len(set(found)) > 1 or len(found) < len(trees))
-    ]
+    flat = [_flat(tree, sections) for tree in trees]
+    return [key for key in dict.fromkeys(itertools.chain(*flat)) if len({one.get(key) for one in flat}) > 1]
 
 
 def _listed(keys: Sequence[str]) -> str:

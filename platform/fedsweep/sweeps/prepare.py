@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.catalog import resolve
@@ -21,11 +22,11 @@ from fedsweep.experiment.checks import check_experiment
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.links import check_no_link
 from fedsweep.runs.run_folder import CONFIG
-from fedsweep.sweeps.combinations import check_combination, check_metrics
-from fedsweep.sweeps.extend import extension
-from fedsweep.sweeps.fairness import TrialWorld, notes, world_of
+from fedsweep.sweeps.combinations import check_combination
+from fedsweep.sweeps.fairness import notes
 from fedsweep.sweeps.resources import Share, trial_actors
-from fedsweep.sweeps.space import Trial, check_space, draw, is_listed, label_of, list_trials, make_trial, space_keys
+from fedsweep.sweeps.reuse import extended
+from fedsweep.sweeps.space import Trial, check_space, draw, label_of, list_trials, make_trial, space_keys
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.trial import TrialSpec
 from fedsweep.tracking.doors.registry import further_doors
@@ -56,11 +57,6 @@ class Entry:
     asked: Config
     config: Config
     share: Share
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The trial's configuration as plain mappings, for its process."""
-        return self.config.tree()
 
 
 @dataclass(kw_only=True)
@@ -100,7 +96,7 @@ class PreparedSweep:
     @property
     def total(self) -> int:
         """Trials of the whole sweep."""
-        return len(self.plan.trials) if is_listed(self.config) else num_trials(self.config)
+        return self.config.sweep.samples if self.config.sweep.search == "optuna" else len(self.plan.trials)
 
     @property
     def unfinished(self) -> list[Entry]:
@@ -138,10 +134,11 @@ class PreparedSweep:
         """A trial as its process gets it."""
         spec = TrialSpec(
             folder=self.folder.trial_path(entry.trial),
-            given=entry.given,
+            given=entry.config.tree(),
             metrics=self.metrics,
             resource=self.config.sweep.resource,
-            config_hash=shared_hash(self.config) if self.config.sweep.scheduler == "pbt" else None,
+            # Trials that exchange checkpoints have one name for them.
+            config_hash=f"pbt-{self.config.hash()}" if self.config.sweep.scheduler == "pbt" else None,
         )
         done = self.folder.has_finished(entry.trial)
         share = Share.of_reader() if done else entry.share
@@ -153,14 +150,8 @@ class PreparedSweep:
         path = self.folder.trial_path(entry.trial) / CONFIG
         if not path.is_file():
             return dict(entry.trial.values)
-        found: dict[str, Any] = {}
         tree = load_config(path).tree()
-        for key in entry.trial.values:
-            place: Any = tree
-            for part in key.split("."):
-                place = place[part]
-            found[key] = place
-        return found
+        return {key: functools.reduce(operator.getitem, key.split("."), tree) for key in entry.trial.values}
 
 
 def prepare(
@@ -186,7 +177,6 @@ def prepare(
     """
     if trials is None:
         check_space(config)
-    check_metrics(config)
     check_combination(config)
     uri = resolve_uri(config.tracking.uri, out=folder.path)
     for door in further_doors(config, folder.path):
@@ -195,20 +185,18 @@ def prepare(
         (t, None) for t in _planned_trials(config, folder, resume=resume)
     ]
     entries = [make_entry(config, trial, uri=uri, loaded=loaded) for trial, loaded in listed]
-    beside: tuple[str, ...] = ()
-    told = ""
     if extend:
-        found = extension(config, folder, [(entry.trial, entry.asked) for entry in entries])
-        entries = [replace(entry, trial=trial) for entry, trial in zip(entries, found.trials, strict=True)]
-        beside, told = found.beside, found.told
-    elif resume:
-        beside = folder.read_plan().beside
+        plan, told = extended(config, folder, [(entry.trial, entry.asked) for entry in entries])
+        entries = [replace(entry, trial=trial) for entry, trial in zip(entries, plan.trials, strict=True)]
+    else:
+        beside = folder.read_plan().beside if resume else ()
+        plan, told = SweepPlan(given=config.given, trials=tuple(e.trial for e in entries), beside=beside), ""
     samples = entries or [make_entry(config, trial, uri=uri) for trial in _sample_trials(config)]
     datasets, full = _check_trials(config, samples)
     return PreparedSweep(
         config=config,
         folder=folder,
-        plan=SweepPlan(given=config.given, trials=tuple(entry.trial for entry in entries), beside=beside),
+        plan=plan,
         entries=entries,
         datasets=datasets,
         notes=notes([e.trial for e in samples], [e.config for e in samples]) if trials is None else [],
@@ -263,21 +251,6 @@ def dataset_key(config: Config) -> str:
     """Names the data set that a configuration asks for."""
     scenario = config.scenario
     return f"{scenario.dataset}|{scenario.root}|{scenario.image_size}"
-
-
-def num_trials(config: Config) -> int:
-    """Trials of the whole sweep."""
-    return len(list_trials(config)) if config.sweep.search != "optuna" else config.sweep.samples
-
-
-def shared_hash(config: Config) -> str:
-    """One name for the checkpoints of all trials, where these exchange them."""
-    return f"pbt-{config.hash()}"
-
-
-def worlds(entries: Sequence[Entry]) -> list[TrialWorld]:
-    """What each trial must share with another to be compared."""
-    return [world_of(entry.config) for entry in entries]
 
 
 # -- configurations of trials ------------------------------------------------------------------------------------------
@@ -360,10 +333,3 @@ def trial_costs(prepared: PreparedSweep) -> dict[str, Forecast]:
         entry.trial.folder: forecast(plan_run(entry.asked, prepared.datasets[dataset_key(entry.config)]).experiment)
         for entry in (prepared.entries or prepared.samples)[:_CHECKED_SETTINGS]
     }
-
-
-def default_folder(config: Config) -> Path:
-    """``runs/<name>-<timestamp>``, as for a single run."""
-    from fedsweep.runs.default_folder import default_folder as folder_of_run
-
-    return folder_of_run(config)

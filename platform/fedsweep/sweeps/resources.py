@@ -14,8 +14,6 @@ from fedsweep.errors import ResourceError
 from fedsweep.fleet.ray_cluster import ClusterNeeds, check_fits
 
 if TYPE_CHECKING:
-    from ray.tune import PlacementGroupFactory
-
     from fedsweep.config.schema import Config
 
 # A bundle must hold something; where a server reserves no CPU it holds this much memory.
@@ -88,13 +86,6 @@ def trial_actors(config: Config) -> int:
     if runtime.backend == "local" or (runtime.backend == "auto" and asked == 1):
         return 0
     return asked
-
-
-def group_factory(share: Share) -> PlacementGroupFactory:
-    """The share as Ray Tune takes it: all bundles or none, near each other where there is room."""
-    from ray.tune import PlacementGroupFactory
-
-    return PlacementGroupFactory(share.bundles, strategy="PACK")
 
 
 def check_shares(nodes: Sequence[dict[str, Any]], shares: Sequence[Share]) -> None:

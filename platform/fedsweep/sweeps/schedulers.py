@@ -50,7 +50,9 @@ def make_scheduler(config: Config, *, full: float) -> TrialScheduler | None:
     if kind == "median":
         return MedianStoppingRule(time_attr=RESOURCE, grace_period=max(1, full * _MEDIAN_GRACE), min_samples_required=3)
     if kind == "pbt":
-        space = {key: pbt_domain(config.sweep.space[key]) for key in space_keys(config)}
+        entries = {key: config.sweep.space[key] for key in space_keys(config)}
+        # It draws values anew or moves them a little.
+        space = {key: [*entry.values] if entry.kind == "choice" else _domain(entry) for key, entry in entries.items()}
         return PopulationBasedTraining(
             time_attr=RESOURCE,
             perturbation_interval=max(1.0, full / _PBT_INTERVALS),
@@ -58,11 +60,6 @@ def make_scheduler(config: Config, *, full: float) -> TrialScheduler | None:
             log_config=False,
         )
     return None
-
-
-def pbt_domain(entry: SpaceEntry) -> Any:
-    """An entry's values for a scheduler that draws them anew or moves them a little."""
-    return list(entry.values) if entry.kind == "choice" else _domain(entry)
 
 
 def _domain(entry: SpaceEntry) -> Any:
@@ -82,12 +79,7 @@ def decoded(config: Config, proposed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_optuna(config: Config, folder: Path) -> Searcher:
-    """Optuna's search, with a study that lasts in a file of the sweep's folder.
-
-    Raises:
-        ResourceError: Optuna is not installed.
-    """
-    check_optuna()
+    """Optuna's search, with a study that lasts in a file of the sweep's folder; see :func:`check_optuna`."""
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
     from ray.tune.search.optuna import OptunaSearch

@@ -15,7 +15,7 @@ from fedsweep.results.seed_statistics import Difference, Estimate, differences, 
 from fedsweep.results.settings import group_settings, remarks, report_runs
 from fedsweep.results.view import load_run
 from fedsweep.runs.files import atomic_write
-from fedsweep.runs.run_folder import CONFIG
+from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.sweeps.fairness import TrialWorld, comparable
 from fedsweep.sweeps.space import Trial, canonical
 from fedsweep.sweeps.sweep_folder import TABLE, SweepFolder
@@ -105,6 +105,12 @@ class Summary:
         return [row for row in self.trials if row.status != "finished"]
 
     @property
+    def differences_by_label(self) -> list[dict[str, Any]]:
+        """The differences as ``summary.json`` has them: settings by their labels, null for what is no number."""
+        labels = [setting.label for setting in self.settings]
+        return [{**_plain(asdict(d)), "first": labels[d.first], "second": labels[d.second]} for d in self.differences]
+
+    @property
     def headline(self) -> dict[str, float]:
         """The best setting's means, and how many trials there are, by name; empty without any."""
         if not self.settings:
@@ -138,41 +144,31 @@ def summarise(
     groups: dict[tuple[TrialWorld, str], list[TrialRow]] = {}
     for row in rows:
         groups.setdefault((row.world, row.trial.setting), []).append(row)
-    settings = [_setting(found) for found in groups.values()]
-    settings.sort(key=lambda setting: _rank(setting.figures[metrics[0]].mean, modes[0]))
-    by_seed = {_key(found[0]): _figures_by_seed(found, metrics[0]) for found in groups.values()}
+    found = [(_setting(group), _figures_by_seed(group, metrics[0])) for group in groups.values()]
+    found.sort(key=lambda pair: _rank(pair[0].figures[metrics[0]].mean, modes[0]))
+    settings = [setting for setting, _ in found]
     return Summary(
         metrics=metrics,
         modes=modes,
         trials=rows,
         settings=tuple(settings),
-        differences=tuple(_compare(settings, by_seed)),
+        differences=tuple(_compare(settings, [by_seed for _, by_seed in found])),
         notes=(*notes, *_cohort_notes(folder, rows), *_remarks(folder, rows)),
     )
 
 
 def write_summary(folder: SweepFolder, summary: Summary) -> None:
     """``summary.json``, and ``summary.parquet`` with a row per trial."""
+    worlds = list(dict.fromkeys(s.world for s in summary.settings))
     settings = [
-        {
-            **asdict(s),
-            "world": _world_number(summary, s),
-            "figures": {k: _plain(asdict(v)) for k, v in s.figures.items()},
-        }
+        {**asdict(s), "world": worlds.index(s.world), "figures": {k: _plain(asdict(v)) for k, v in s.figures.items()}}
         for s in summary.settings
     ]
     folder.write_summary(
         {
             "metrics": dict(zip(summary.metrics, summary.modes, strict=True)),
             "settings": settings,
-            "differences": [
-                {
-                    **_plain(asdict(d)),
-                    "first": summary.settings[d.first].label,
-                    "second": summary.settings[d.second].label,
-                }
-                for d in summary.differences
-            ],
+            "differences": summary.differences_by_label,
             "trials": [_trial_json(row) for row in summary.trials],
             "notes": list(summary.notes),
         }
@@ -196,7 +192,7 @@ def _trial_row(
             reason = view.result.get("reason")
         except InputError as error:
             status, reason = "failed", str(error)
-    names = dict.fromkeys((*metrics, *_ALWAYS, *_ALSO))
+    figures = {name: view.figure(name) if view else None for name in (*metrics, *_ALWAYS, *_ALSO)}
     return TrialRow(
         trial=trial,
         world=world,
@@ -204,13 +200,9 @@ def _trial_row(
         stopped_by=view.result.get("stopped_by") if view else None,
         reason=reason,
         rounds=len(view.column("round")) if view else 0,
-        figures={name: _or_nan(view.figure(name) if view else None) for name in names},
+        figures={name: math.nan if value is None else value for name, value in figures.items()},
         seed=seed,
     )
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _setting(rows: Sequence[TrialRow]) -> SettingRow:
@@ -226,11 +218,6 @@ def _setting(rows: Sequence[TrialRow]) -> SettingRow:
     )
 
 
-def _key(row: TrialRow | SettingRow) -> tuple[TrialWorld, str]:
-    values = row.trial.setting if isinstance(row, TrialRow) else canonical(dict(row.values))
-    return row.world, values
-
-
 def _figures_by_seed(rows: Sequence[TrialRow], metric: str) -> dict[int | None, float]:
     # A trial that a scheduler ended did not train as long as the others: nothing to pair.
     whole = [row for row in rows if row.status == "finished" and row.stopped_by != "scheduler"]
@@ -243,13 +230,11 @@ def _rank(value: float, mode: str) -> float:
     return -value if mode == "max" else value
 
 
-def _compare(
-    settings: Sequence[SettingRow], by_seed: Mapping[tuple[TrialWorld, str], Mapping[int | None, float]]
-) -> list[Difference]:
+def _compare(settings: Sequence[SettingRow], by_seed: Sequence[Mapping[int | None, float]]) -> list[Difference]:
     found: dict[tuple[int, int], Difference] = {}
     for group in comparable([setting.world for setting in settings]):
         places = group[:_MOST_COMPARED]
-        for d in differences([by_seed[_key(settings[p])] for p in places]):
+        for d in differences([by_seed[place] for place in places]):
             pair = places[d.first], places[d.second]
             if d.pairs and pair not in found:
                 found[pair] = replace(d, first=pair[0], second=pair[1])
@@ -270,7 +255,7 @@ def _cohort_notes(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:
         if row.status != "finished":
             continue
         view = load_run(folder.trial_path(row.trial))
-        counts = _label_counts(folder, row)
+        counts = RunFolder(view.folder).read_clients().column("label_counts").to_pylist()
         key = (row.world, row.seed)
         if key not in first:
             first[key] = (row, view.column("cohort"), counts)
@@ -291,22 +276,12 @@ def _cohort_notes(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:
     return said
 
 
-def _label_counts(folder: SweepFolder, row: TrialRow) -> Any:
-    from fedsweep.runs.run_folder import RunFolder
-
-    return RunFolder(folder.trial_path(row.trial)).read_clients().column("label_counts").to_pylist()
-
-
 def _some(labels: Sequence[str]) -> str:
     names = list(dict.fromkeys(labels))
     return "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
-
-
-def _world_number(summary: Summary, setting: SettingRow) -> int:
-    return list(dict.fromkeys(s.world for s in summary.settings)).index(setting.world)
 
 
 def _plain(figures: Mapping[str, Any]) -> dict[str, Any]:

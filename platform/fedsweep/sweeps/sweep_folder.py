@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +108,7 @@ class SweepFolder:
     def extend(self, plan: SweepPlan, *, config_yaml: str) -> None:
         """Go on by another plan and its configuration."""
         self.write_plan(plan)
-        try:
-            atomic_write(self.path / CONFIG, config_yaml.encode())
-        except OSError as error:
-            raise OutputError(f"{self.path / CONFIG}: cannot be written: {error.strerror or error}") from error
+        self._write(CONFIG, config_yaml)
 
     def withdraw(self) -> None:
         """Undo :meth:`create`; a folder that holds more stays."""
@@ -128,7 +125,7 @@ class SweepFolder:
         ]
         body = {"format": _FORMAT, "version": _VERSION, "fedsweep": __version__, "given": plan.given, "trials": trials}
         more = {"request": dict(plan.request), "beside": list(plan.beside)}
-        self._write(PLAN, body | {key: value for key, value in more.items() if value})
+        self._write(PLAN, _json(body | {key: value for key, value in more.items() if value}))
 
     def read_plan(self) -> SweepPlan:
         """The plan.
@@ -180,15 +177,11 @@ class SweepFolder:
 
     def has_finished(self, trial: Trial) -> bool:
         """Whether a trial has run to its end."""
-        return self.status(trial) == "finished"
-
-    def status(self, trial: Trial) -> str | None:
-        """``finished``, ``failed`` or ``killed``; None where the folder does not say."""
         run = RunFolder(self.trial_path(trial))
         try:
-            return str(run.read_result()["status"]) if run.has_result() else None
+            return run.has_result() and str(run.read_result()["status"]) == "finished"
         except FedsweepError:
-            return None
+            return False
 
     # -- what is logged already --------------------------------------------------------------------------------------
 
@@ -202,15 +195,15 @@ class SweepFolder:
 
     def write_logged(self, folders: Sequence[str]) -> None:
         """Replace the list of those folders."""
-        self._write(LOGGED, sorted(folders))
+        self._write(LOGGED, _json(sorted(folders)))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace the summary."""
-        self._write(SUMMARY, summary)
+        self._write(SUMMARY, _json(summary))
 
-    def _write(self, name: str, body: Any) -> None:
+    def _write(self, name: str, text: str) -> None:
         try:
-            atomic_write(self.path / name, f"{json.dumps(body, indent=1, ensure_ascii=False)}\n".encode())
+            atomic_write(self.path / name, text.encode())
         except OSError as error:
             raise OutputError(f"{self.path / name}: cannot be written: {error.strerror or error}") from error
 
@@ -226,9 +219,8 @@ class SweepFolder:
             (self.path / name).unlink(missing_ok=True)
 
 
-def with_trial(plan: SweepPlan, trial: Trial) -> SweepPlan:
-    """The plan with one more trial."""
-    return replace(plan, trials=(*plan.trials, trial))
+def _json(body: Any) -> str:
+    return f"{json.dumps(body, indent=1, ensure_ascii=False)}\n"
 
 
 def _without_place(given: Mapping[str, Any]) -> dict[str, Any]:

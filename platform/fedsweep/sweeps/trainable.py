@@ -30,9 +30,9 @@ from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_metrics import RayMetrics
 from fedsweep.runs.facts import run_facts, tell_commit
 from fedsweep.sweeps.prepare import dataset_key, method_name
-from fedsweep.sweeps.resources import Share, group_factory
+from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.space import TRIAL
-from fedsweep.sweeps.trial import ActiveTrial, TrialSpec, is_fatal
+from fedsweep.sweeps.trial import FATAL, ActiveTrial, TrialSpec
 
 SPEC, SHARE, VALUES = "spec", "share", "values"
 FATAL_MARK = "fatal"
@@ -82,7 +82,8 @@ class SweepTrial(tune.Trainable):
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """The bundles that this trial reserves."""
-        return group_factory(Share(**config[TRIAL][SHARE]))
+        # All bundles or none, near each other where there is room.
+        return tune.PlacementGroupFactory(Share(**config[TRIAL][SHARE]).bundles, strategy="PACK")
 
     def step(self) -> dict[str, Any]:
         """A round."""
@@ -93,7 +94,7 @@ class SweepTrial(tune.Trainable):
             self._show(report)
             return report
         except Exception as error:
-            if not is_fatal(error):
+            if not isinstance(error, FATAL):
                 raise
             # One more report, so that the driver knows that trying again is no use; then the error itself.
             self._failure = error

@@ -278,8 +278,3 @@ def record_of(report: Mapping[str, Any]) -> RoundRecord:
         values[column.name] = int(found) if column.kind == "int" and found is not None else found
     extra = {name: value for name, value in report.get(EXTRA, {}).items() if name not in carried}
     return RoundRecord(**values, extra=extra)
-
-
-def is_fatal(error: BaseException) -> bool:
-    """Whether a trial that failed so would fail so again."""
-    return isinstance(error, FATAL)

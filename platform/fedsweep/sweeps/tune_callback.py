@@ -156,19 +156,11 @@ def cause_in(text: str) -> str:
 
 def _note_failure(trial: RunInfo, cause: str) -> None:
     """A process that died could not write how the trial ended."""
-    with contextlib.suppress(OutputError), sole_writer(trial.folder):
-        _write_failure(trial, cause)
-
-
-def _write_failure(trial: RunInfo, cause: str) -> None:
     run = RunFolder(trial.folder)
-    try:
-        said: Mapping[str, Any] = run.read_result() if run.has_result() else {}
-    except ValueError:
-        said = {}
-    if said.get("status") == "failed":
-        return
-    trial.folder.mkdir(parents=True, exist_ok=True)
-    if (trial.folder / CONFIG).is_file():
-        rounds = len(run.read_rounds()) if run.has_rounds() else 0
-        run.write_result({"status": "failed", "reason": cause, "rounds": rounds, "ended_s": int(time.time())})
+    with contextlib.suppress(OutputError), sole_writer(trial.folder):
+        said: Mapping[str, Any] = {}
+        with contextlib.suppress(ValueError):
+            said = run.read_result() if run.has_result() else {}
+        if said.get("status") != "failed" and (trial.folder / CONFIG).is_file():
+            rounds = len(run.read_rounds()) if run.has_rounds() else 0
+            run.write_result({"status": "failed", "reason": cause, "rounds": rounds, "ended_s": int(time.time())})

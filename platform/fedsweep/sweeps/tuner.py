@@ -5,26 +5,26 @@ Tune's own way of resuming is not used: it unpickles its state, which lags behin
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedsweep.config.schema import Config
 from fedsweep.driver.run import present_umask
 from fedsweep.fleet.ray_cluster import ray_cluster
 from fedsweep.fleet.ray_watch import unless_lost
 from fedsweep.processes import silenced
 from fedsweep.runs.facts import run_facts
-from fedsweep.sweeps.prepare import Entry, PreparedSweep, make_entry, worlds
+from fedsweep.runs.run_folder import CONFIG
+from fedsweep.sweeps.fairness import world_of
+from fedsweep.sweeps.prepare import Entry, PreparedSweep, make_entry
 from fedsweep.sweeps.resources import check_shares, largest
-from fedsweep.sweeps.space import TRIAL, is_listed, label_of, make_trial
+from fedsweep.sweeps.space import TRIAL, label_of, make_trial
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
-from fedsweep.sweeps.sweep_folder import PLAN, SUMMARY, TABLE, TUNE, with_trial
+from fedsweep.sweeps.sweep_folder import PLAN, SUMMARY, TABLE, TUNE
 from fedsweep.sweeps.tune_callback import KeptHere
 from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
@@ -36,25 +36,13 @@ if TYPE_CHECKING:
 
 # A trial whose process died, or whose disk was full, is tried so many times more.
 RETRIES = 2
+_Grid = TypeVar("_Grid")
 _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints a table whatever it is told
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_WARN_THRESHOLD_S": "30",
     "TUNE_GLOBAL_CHECKPOINT_S": "60",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What a sweep came to.
-
-    Attributes:
-        grid: Ray Tune's results, one per trial, with ``metrics`` as of its last round.
-        summary: What was found.
-    """
-
-    grid: ResultGrid
-    summary: Summary
 
 
 def run_sweep(
@@ -64,7 +52,7 @@ def run_sweep(
     resume: bool = False,
     overwrite: bool = False,
     dashboard: bool = False,
-) -> Outcome:
+) -> tuple[ResultGrid, Summary]:
     """Run what is left of a sweep, then summarise all of it.
 
     Args:
@@ -73,6 +61,9 @@ def run_sweep(
         resume: Its folder holds the plan already.
         overwrite: Remove an earlier sweep from the folder.
         dashboard: Start Ray's dashboard on 127.0.0.1, where a cluster is started here.
+
+    Returns:
+        Ray Tune's results, one per trial, with ``metrics`` as of its last round; and what was found.
 
     Raises:
         InputError: The folder, the cluster or a store can't be used; nothing was written.
@@ -97,17 +88,14 @@ def run_sweep(
         check_shares(unless_lost(ray.nodes), shares)
         if not resume:
             prepared.folder.create(prepared.plan, config_yaml=config.to_yaml(), overwrite=overwrite)
-        with _tracking(prepared, tracker) as ending:
-            grid = _tune(prepared, progress, tracker)
-            summary = conclude(prepared)
-            ending.summary = summary
-    return Outcome(grid=grid, summary=summary)
+        return _tracked(prepared, tracker, lambda: (_tune(prepared, progress, tracker), _conclude(prepared)))
 
 
-def conclude(prepared: PreparedSweep) -> Summary:
+def _conclude(prepared: PreparedSweep) -> Summary:
     """Summarise the folder as it is, and write that down."""
     trials = [entry.trial for entry in prepared.entries]
-    summary = summarise(prepared.folder, trials, worlds(prepared.entries), config=prepared.config, notes=prepared.notes)
+    worlds = [world_of(entry.config) for entry in prepared.entries]
+    summary = summarise(prepared.folder, trials, worlds, config=prepared.config, notes=prepared.notes)
     write_summary(prepared.folder, summary)
     return summary
 
@@ -116,13 +104,10 @@ def log_rest(prepared: PreparedSweep) -> Summary:
     """A sweep of which nothing is left to run: its summary, and what the tracking store lacks of it."""
     with prepared.writing():
         tracker = _make_tracker(prepared)
-        summary = conclude(prepared)
-        names = {entry.trial.folder for entry in prepared.entries}
-        if tracker is not None and names <= tracker.logged:
+        summary = _conclude(prepared)
+        if tracker is None or {entry.trial.folder for entry in prepared.entries} <= tracker.logged:
             return summary
-        with _tracking(prepared, tracker) as ending:
-            ending.summary = summary
-        return summary
+        return _tracked(prepared, tracker, lambda: (None, summary))[1]
 
 
 # -- Ray Tune ----------------------------------------------------------------------------------------------------------
@@ -158,8 +143,15 @@ def _make_tuner(
     from ray import tune
     from ray.tune.logger import JsonLoggerCallback
 
-    search, space, count = _proposals(prepared, watcher, progress=progress)
-    own = [entry["spec"] for entry in space[TRIAL]["grid_search"]] if _exchanges_checkpoints(prepared.config) else []
+    search, count = None, 1
+    space: dict[str, Any] = {}
+    own: list[dict[str, Any]] = []
+    if prepared.config.sweep.search == "optuna":
+        search, count = _search(prepared, watcher, progress=progress)
+    else:
+        described = [prepared.describe(entry) for entry in prepared.in_order]
+        space = {TRIAL: tune.grid_search(described)}
+        own = [one["spec"] for one in described] if prepared.config.sweep.scheduler == "pbt" else []
     return tune.Tuner(
         _trainable(prepared, own),
         param_space=space,
@@ -173,23 +165,6 @@ def _make_tuner(
             verbose=0,
         ),
     )
-
-
-def _exchanges_checkpoints(config: Config) -> bool:
-    return config.sweep.scheduler == "pbt"
-
-
-def _proposals(
-    prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgress
-) -> tuple[Any, dict[str, Any], int]:
-    """Where Tune gets its trials from: a search, or a list as its space; and how many samples it draws."""
-    from ray import tune
-
-    if is_listed(prepared.config) or _exchanges_checkpoints(prepared.config):
-        described = [prepared.describe(entry) for entry in prepared.in_order]
-        return None, {TRIAL: tune.grid_search(described)}, 1
-    search, count = _search(prepared, watcher, progress=progress)
-    return search, {}, count
 
 
 def _trainable(prepared: PreparedSweep, own: Sequence[Mapping[str, Any]]) -> Any:
@@ -239,7 +214,7 @@ def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgres
         trial = make_trial(config, len(prepared.entries) + 1, values, label=label_of(config, values))
         entry = make_entry(config, trial, uri=prepared.uri)
         prepared.entries.append(entry)
-        prepared.plan = with_trial(prepared.plan, trial)
+        prepared.plan = replace(prepared.plan, trials=(*prepared.plan.trials, trial))
         prepared.folder.write_plan(prepared.plan)
         _announce(prepared, entry, watcher=watcher, progress=progress)
         return prepared.describe(entry)
@@ -265,11 +240,6 @@ def _make_stopper(interrupted: threading.Event) -> Any:
 # -- surroundings ------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Ending:
-    summary: Summary | None = None
-
-
 def _make_tracker(prepared: PreparedSweep) -> SweepTracker | None:
     if prepared.uri is None:
         return None
@@ -286,23 +256,21 @@ def _make_tracker(prepared: PreparedSweep) -> SweepTracker | None:
     return tracker
 
 
-@contextlib.contextmanager
-def _tracking(prepared: PreparedSweep, tracker: SweepTracker | None) -> Iterator[_Ending]:
-    """The parent run from beginning to end, however the sweep ends."""
-    from fedsweep.runs.run_folder import CONFIG
-
-    ending = _Ending()
+def _tracked(
+    prepared: PreparedSweep, tracker: SweepTracker | None, work: Callable[[], tuple[_Grid, Summary]]
+) -> tuple[_Grid, Summary]:
+    """Work inside the parent run, which is there from beginning to end, however the work ends."""
     if tracker is None:
-        yield ending
-        return
+        return work()
     from fedsweep.sweeps.tune_callback import tracked
 
     config = prepared.config
     tracker.start(name=config.name, config=config.flat(), tags={"fedsweep.config_hash": config.hash()})
-    status = "failed"
+    status, summary = "failed", None
     try:
-        yield ending
-        status = "failed" if ending.summary is not None and ending.summary.failed else "finished"
+        grid, summary = work()
+        status = "failed" if summary.failed else "finished"
+        return grid, summary
     except KeyboardInterrupt:
         status = "killed"
         raise
@@ -311,6 +279,6 @@ def _tracking(prepared: PreparedSweep, tracker: SweepTracker | None) -> Iterator
             [tracked(entry, folder=prepared.folder, sweep=config.name) for entry in prepared.entries],
             status=status,
             files=[prepared.folder.path / name for name in (CONFIG, PLAN, SUMMARY, TABLE)],
-            figures=ending.summary.headline if ending.summary is not None else {},
+            figures=summary.headline if summary is not None else {},
             timestamp_ms=int(time.time() * 1000),
         )

@@ -82,7 +82,7 @@ def run_trials(
         return log_rest(prepared)
     progress = make_sweep_progress(prepared.metrics[0], quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted)
     with progress:
-        return run_sweep(prepared, progress, resume=going_on, overwrite=overwrite, dashboard=dashboard).summary
+        return run_sweep(prepared, progress, resume=going_on, overwrite=overwrite, dashboard=dashboard)[1]
 
 
 def after_loss(error: ClusterLost, folder: SweepFolder, *words: str) -> RunError:
