@@ -6,8 +6,8 @@ from typing import Any
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.sweeps.fairness import comparable, notes, world_of
+from fedsweep.sweeps.prepare import overlaid
 from fedsweep.sweeps.space import Trial, list_trials
-from fedsweep.sweeps.trainable import overlaid
 
 METHODS = {"grid": [{"name": "fedavg"}, {"name": "fedprox", "mu": 0.1}]}
 

@@ -6,8 +6,8 @@ import pytest
 
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
+from fedsweep.sweeps.prepare import overlaid
 from fedsweep.sweeps.space import check_space, list_trials, short_names
-from fedsweep.sweeps.trainable import overlaid
 
 
 def listed(space: dict[str, Any], **sweep: Any) -> list[dict[str, Any]]:

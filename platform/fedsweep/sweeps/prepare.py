@@ -253,15 +253,20 @@ def dataset_key(config: Config) -> str:
     return f"{scenario.dataset}|{scenario.root}|{scenario.image_size}"
 
 
+def overlaid(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as given, with other values for some dotted keys."""
+    tree = apply_overrides(given, ())
+    for key, value in values.items():
+        set_value(tree, key, value=copy.deepcopy(value))
+    return tree
+
+
 # -- configurations of trials ------------------------------------------------------------------------------------------
 
 
 def _given(config: Config, trial: Trial, *, uri: str | None) -> dict[str, Any]:
     """The sweep's configuration with the trial's values, without the sweep itself, and with a name of its own."""
-    tree = apply_overrides(config.given, ())
-    tree.pop("sweep", None)
-    for key, value in trial.values.items():
-        set_value(tree, key, value=copy.deepcopy(value))
+    tree = overlaid({key: value for key, value in config.given.items() if key != "sweep"}, trial.values)
     if "name" not in trial.values:
         tree["name"] = _name(config, trial)
     tree["tracking"] = {**(tree.get("tracking") or {}), "uri": uri or NO_TRACKING}

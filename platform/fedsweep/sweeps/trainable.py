@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,15 +20,14 @@ from ray import tune
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.schema import Config
-from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
-from fedsweep.driver.run import Plan, Session, open_session
-from fedsweep.driver.session import RunSession, SessionSettings
+from fedsweep.driver.ray_session import make_ray_fleet
+from fedsweep.driver.run import Plan, Session, fleet_settings, open_session, session_settings
+from fedsweep.driver.session import RunSession
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_metrics import RayMetrics
-from fedsweep.runs.facts import run_facts, tell_commit
-from fedsweep.sweeps.prepare import dataset_key, method_name
+from fedsweep.runs.facts import tell_commit
+from fedsweep.sweeps.prepare import dataset_key, method_name, overlaid
 from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.trial import FATAL, ActiveTrial, TrialSpec
@@ -175,38 +173,17 @@ def place_of(trial_id: str) -> int:
     return int(trial_id.rsplit("_", 1)[1])
 
 
-def overlaid(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as given, with other values for some dotted keys."""
-    tree = apply_overrides(given, ())
-    for key, value in values.items():
-        set_value(tree, key, value=value)
-    return tree
-
-
 @contextlib.contextmanager
 def session_in_group(plan: Plan, folder: Path) -> Iterator[Session]:
     """A session in this process, with client actors in the bundles of the trial's placement group."""
     torch.set_num_threads(1)  # as everywhere else: how many there are shows in the bits
-    facts = {**run_facts(), "backend": "ray", "client_actors": plan.num_actors}
-    session = RunSession(
-        plan.experiment,
-        lambda warn: _fleet_in_group(plan, warn),
-        SessionSettings(
-            folder=folder,
-            checkpoint_every=plan.config.checkpoint.every,
-            checkpoint_keep=plan.config.checkpoint.keep,
-            facts=facts,
-        ),
-    )
-    try:
+    session = RunSession(plan.experiment, lambda warn: _fleet_in_group(plan, warn), session_settings(plan, folder))
+    with contextlib.closing(session):
         yield session
-    finally:
-        session.close()
 
 
 def _fleet_in_group(plan: Plan, warn: Any) -> Fleet:
     group: Any = get_current_placement_group()
-    runtime = plan.config.runtime
 
     def options(index: int) -> dict[str, Any]:
         place = PlacementGroupSchedulingStrategy(
@@ -214,9 +191,4 @@ def _fleet_in_group(plan: Plan, warn: Any) -> Fleet:
         )
         return {"scheduling_strategy": place}
 
-    settings = FleetSettings(
-        num_actors=plan.num_actors,
-        name=f"{plan.config.name}-{uuid.uuid4().hex[:6]}",
-        options={"num_cpus": runtime.cpus_per_client, "num_gpus": runtime.gpus_per_client},
-    )
-    return make_ray_fleet(plan.experiment, ray.put(plan.experiment), settings, warn, options)
+    return make_ray_fleet(plan.experiment, ray.put(plan.experiment), fleet_settings(plan), warn, options)
