@@ -22,11 +22,19 @@ from fedsweep.experiment.checks import check_experiment
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.links import check_no_link
 from fedsweep.runs.run_folder import CONFIG
-from fedsweep.sweeps.combinations import check_combination
 from fedsweep.sweeps.fairness import notes
 from fedsweep.sweeps.resources import Share, trial_actors
 from fedsweep.sweeps.reuse import extended
-from fedsweep.sweeps.space import Trial, check_space, draw, label_of, list_trials, make_trial, space_keys
+from fedsweep.sweeps.space import (
+    Trial,
+    check_combination,
+    check_space,
+    draw,
+    label_of,
+    list_trials,
+    make_trial,
+    space_keys,
+)
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.trial import TrialSpec
 from fedsweep.tracking.doors.registry import further_doors
@@ -141,7 +149,7 @@ class PreparedSweep:
             config_hash=f"pbt-{self.config.hash()}" if self.config.sweep.scheduler == "pbt" else None,
         )
         done = self.folder.has_finished(entry.trial)
-        share = Share.of_reader() if done else entry.share
+        share = Share(actors=0) if done else entry.share  # one that has finished before only says so
         values = self._moved_values(entry) if spec.config_hash else dict(entry.trial.values)
         return {"spec": vars(spec).copy(), "share": asdict(share), "values": values}
 
@@ -289,11 +297,8 @@ def _backend(config: Config) -> dict[str, Any]:
 
 def _sample_trials(config: Config) -> list[Trial]:
     """Points of a space that only a search will go through, to check it by."""
-    space, keys = config.sweep.space, space_keys(config)
-    points = [
-        {k: draw(space[k], seed=config.seed, key=k, sample=number) for k in keys}
-        for number in range(1, _SAMPLE_DRAWS + 1)
-    ]
+    keys = space_keys(config)
+    points = [{key: draw(config, key, sample=number) for key in keys} for number in range(1, _SAMPLE_DRAWS + 1)]
     return [make_trial(config, n, values, label=label_of(config, values)) for n, values in enumerate(points, start=1)]
 
 

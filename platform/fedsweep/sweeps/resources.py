@@ -33,10 +33,10 @@ class Share:
     """
 
     actors: int
-    cpus_per_client: float
-    gpus_per_client: float
-    cpus_per_server: float
-    gpus_per_server: float
+    cpus_per_client: float = 1.0
+    gpus_per_client: float = 0.0
+    cpus_per_server: float = 0.0
+    gpus_per_server: float = 0.0
 
     @classmethod
     def of(cls, config: Config) -> Share:
@@ -49,11 +49,6 @@ class Share:
             cpus_per_server=runtime.cpus_per_server,
             gpus_per_server=runtime.gpus_per_server,
         )
-
-    @classmethod
-    def of_reader(cls) -> Share:
-        """The share of a trial that has finished before and only says so."""
-        return cls(actors=0, cpus_per_client=1.0, gpus_per_client=0.0, cpus_per_server=0.0, gpus_per_server=0.0)
 
     @property
     def bundles(self) -> list[dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Which trials a sweep has: the space as a list, the same for the same configuration, and as Ray Tune's domains."""
+"""Which trials a sweep has, the same for the same configuration, and what goes together in its section."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.results.names import method_label, value_text
+from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 from fedsweep.streams import stream
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
-    from fedsweep.config.sweep import SpaceEntry
 
 SEED = "seed"
 # Where a trial stands in what Ray Tune calls its configuration.
 TRIAL = "trial"
+# Before the name of a figure of a method's own.
+EXTRA = "extra"
+_METRICS = (*(c.name for c in ROUND_COLUMNS if c.is_scalar and c.name != "timestamp_ms"), "best_test_accuracy")
 _LABEL_CHARACTERS = 90
 _METHOD = "method"
 
@@ -162,6 +165,47 @@ def _check_settings(config: Config) -> None:
                 )
 
 
+def check_combination(config: Config) -> None:
+    """Refuse a metric that no run has, or a scheduler that does not go with the metric, the resource or the space.
+
+    Raises:
+        ConfigError: There is no metric of that name; the message gives the nearest. Or the scheduler does not go.
+    """
+    sweep = config.sweep
+    for name in (sweep.metric,) if isinstance(sweep.metric, str) else sweep.metric:
+        if name not in _METRICS and not name.startswith(f"{EXTRA}/"):
+            raise ConfigError(
+                f"sweep.metric: {unknown_name('metric', name, _METRICS)}; a method's own figures are {EXTRA}/NAME"
+            )
+    if isinstance(sweep.metric, list) and sweep.scheduler is not None:
+        raise ConfigError(
+            f"sweep.scheduler={sweep.scheduler} goes by one metric, but sweep.metric lists {len(sweep.metric)}; leave"
+            " one"
+        )
+    if sweep.scheduler is not None and sweep.resource == "sim_time_s" and config.scenario.devices is None:
+        raise ConfigError(
+            "sweep.resource=sim_time_s rations virtual seconds, but without scenario.devices there are none; set a"
+            " fleet of devices or another resource"
+        )
+    if sweep.scheduler == "pbt":
+        _check_pbt(config)
+
+
+def _check_pbt(config: Config) -> None:
+    if config.sweep.search == "optuna":
+        raise ConfigError("sweep.scheduler=pbt proposes values itself, so it goes with no sweep.search; leave one out")
+    for key, entry in config.sweep.space.items():
+        changes_shape = key.split(".")[0] not in ("training", "method") or key in ("method", "training")
+        if changes_shape or entry.kind == "grid":
+            found = "a grid" if entry.kind == "grid" else "something else"
+            raise ConfigError(
+                "sweep.scheduler=pbt changes values while trials run, so it goes with drawn parameters below training"
+                f" and method, but sweep.space.{key} is {found}; use choice, uniform, loguniform or randint"
+            )
+    if len(list_trials(config)) < 2:
+        raise ConfigError(f"sweep.scheduler=pbt needs several trials, but sweep.samples={config.sweep.samples}")
+
+
 def list_trials(config: Config) -> list[Trial]:
     """The trials of a space without search, in their order: each setting with ``samples`` draws, each with the grid.
 
@@ -176,7 +220,7 @@ def list_trials(config: Config) -> list[Trial]:
     for name, fixed in named or [(None, {})]:
         ahead = {key: fixed[key] for key in sorted(fixed, key=lambda key: key.count("."))}
         for sample in range(config.sweep.samples):
-            draws = {key: draw(space[key], seed=config.seed, key=key, sample=sample) for key in drawn}
+            draws = {key: draw(config, key, sample=sample) for key in drawn}
             for cell in itertools.product(*(space[key].values for key in gridded)):
                 chosen = draws | dict(zip(gridded, cell, strict=True))
                 values = {key: chosen[key] for key in keys}
@@ -185,16 +229,10 @@ def list_trials(config: Config) -> list[Trial]:
     return [make_trial(config, n, values, label=label) for n, (values, label) in enumerate(points.values(), start=1)]
 
 
-def draw(entry: SpaceEntry, *, seed: int, key: str, sample: int) -> Any:
-    """One value of an entry that is no grid.
-
-    Args:
-        entry: The entry.
-        seed: The sweep's.
-        key: The varied key; each has draws of its own.
-        sample: Which draw, from 0.
-    """
-    generator = stream(seed, "sweep").child(key, sample).numpy()
+def draw(config: Config, key: str, *, sample: int) -> Any:
+    """One value of a varied key that is no grid; ``sample`` says which draw, from 0. Each key has draws of its own."""
+    entry = config.sweep.space[key]
+    generator = stream(config.seed, "sweep").child(key, sample).numpy()
     if entry.kind == "choice":
         return entry.values[int(generator.integers(len(entry.values)))]
     low, high = entry.values

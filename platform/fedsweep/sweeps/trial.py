@@ -22,6 +22,7 @@ from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.links import check_no_link
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS, scalar_figures
+from fedsweep.sweeps.space import EXTRA
 from fedsweep.tracking.doors.registry import further_doors
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ ENDED_BY_SCHEDULER = ".ended-by-scheduler"
 BY_SCHEDULER = "scheduler"
 # They come again at each try, with the same seed.
 FATAL = (InputError, ClientJobError, InvariantError)
-EXTRA = "extra"
 # Tune says that a trial is done also where it ended it itself; this says that the trial came to its own end.
 FINISHED = "finished"
 # What the user should know of a round: that a client actor was replaced, say.

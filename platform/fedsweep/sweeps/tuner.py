@@ -26,6 +26,7 @@ from fedsweep.sweeps.space import TRIAL, label_of, make_trial
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
 from fedsweep.sweeps.sweep_folder import PLAN, SUMMARY, TABLE, TUNE
 from fedsweep.sweeps.tune_callback import KeptHere
+from fedsweep.tracking.mlflow_store import check_store
 from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
 if TYPE_CHECKING:
@@ -245,15 +246,15 @@ def _make_tracker(prepared: PreparedSweep) -> SweepTracker | None:
         return None
     from fedsweep.tracking.mlflow_sweep import SweepTracker
 
-    tracker = SweepTracker(
+    experiment = (prepared.config.given.get("tracking") or {}).get("experiment")
+    check_store(prepared.uri, experiment=experiment)
+    return SweepTracker(
         uri=prepared.uri,
-        experiment=(prepared.config.given.get("tracking") or {}).get("experiment"),
+        experiment=experiment,
         folder=prepared.folder.path,
         logged=prepared.folder.read_logged(),
         keep_logged=prepared.folder.write_logged,
     )
-    tracker.check()
-    return tracker
 
 
 def _tracked(

@@ -116,12 +116,9 @@ class MlflowKeeper:
 
     def call(self, name: str, /, *arguments: Any, **options: Any) -> Any:
         """Ask and wait; answers that nobody took before are dropped."""
-        while self._owed:
+        while self._owed and not self.is_lost:
             with contextlib.suppress(ResourceError):
                 self.answer()
-                continue
-            if self.is_lost:
-                break
         self.ask(name, *arguments, **options)
         return self.answer()
 

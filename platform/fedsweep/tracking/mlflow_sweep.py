@@ -21,7 +21,7 @@ from fedsweep.runs.files import TRACKING
 from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_run import MlflowRun, Point, save_ids
-from fedsweep.tracking.mlflow_store import check_store, probe_store, quiet_mlflow, reason_of, redacted
+from fedsweep.tracking.mlflow_store import probe_store, quiet_mlflow, reason_of, redacted
 from fedsweep.tracking.rows import telling
 
 if TYPE_CHECKING:
@@ -68,14 +68,6 @@ class SweepTracker:
     _parent: MlflowRun | None = field(default=None, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _troubles: list[str] = field(default_factory=list, init=False)
-
-    def check(self) -> None:
-        """Make sure, without writing, that the store can be used.
-
-        Raises:
-            ResourceError: It cannot.
-        """
-        check_store(self.uri, experiment=self.experiment)
 
     def start(self, *, name: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Begin the parent run, or go on with it, and the thread that writes."""

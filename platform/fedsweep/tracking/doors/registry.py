@@ -6,7 +6,6 @@ round when a run goes on, or it knows what it has: no point is there twice.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,9 @@ from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.errors import ConfigError, FedsweepError, ResourceError
 from fedsweep.figures.observer import PictureObserver
 from fedsweep.plugins import call_builder, find_plugin
+from fedsweep.tracking.doors.csv_door import CsvDoor
+from fedsweep.tracking.doors.tensorboard_door import TensorBoardDoor
+from fedsweep.tracking.doors.wandb_door import WandbDoor
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_store import resolve_uri
 
@@ -29,25 +31,11 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("fedsweep")
 
 
-def _tensorboard(config: Config, folder: Path) -> Observer:
-    from fedsweep.tracking.doors.tensorboard_door import TensorBoardDoor
-
-    return TensorBoardDoor()
-
-
-def _wandb(config: Config, folder: Path) -> Observer:
-    from fedsweep.tracking.doors.wandb_door import WandbDoor
-
-    return WandbDoor(project=config.tracking.experiment)
-
-
-def _csv(config: Config, folder: Path) -> Observer:
-    from fedsweep.tracking.doors.csv_door import CsvDoor
-
-    return CsvDoor()
-
-
-DOORS: Mapping[str, MakeDoor] = {"tensorboard": _tensorboard, "wandb": _wandb, "csv": _csv}
+DOORS: Mapping[str, MakeDoor] = {
+    "tensorboard": lambda config, folder: TensorBoardDoor(),
+    "wandb": lambda config, folder: WandbDoor(project=config.tracking.experiment),
+    "csv": lambda config, folder: CsvDoor(),
+}
 
 
 def make_observers(config: Config, folder: Path, *, keeper: MlflowKeeper | None = None) -> list[Observer]:
@@ -143,24 +131,6 @@ class Sheltered(Observer):
             self._warn(
                 f"{self._name}: {_words(error)}; it is left out from here on, and the run's folder has everything"
             )
-
-
-def imported(module: str, *, extra: str) -> Any:
-    """A door's library.
-
-    Args:
-        module: What of it is needed.
-        extra: The extra of this package that installs it; called like the door.
-
-    Raises:
-        ResourceError: It cannot be imported.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ResourceError(
-            f"tracking.also: {extra} can't be imported ({error}); install fedsweep[{extra}], or leave {extra} out"
-        ) from error
 
 
 def _words(error: Exception) -> str:

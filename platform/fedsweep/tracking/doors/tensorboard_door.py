@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.door_files import EVENTS_SUFFIX, TENSORBOARD, event_files
-from fedsweep.tracking.doors.registry import imported
-from fedsweep.tracking.rows import RowMaker, telling
+from fedsweep.tracking.rows import RowMaker, imported, telling
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.door_files import ID_PREFIX, offline_runs
-from fedsweep.tracking.doors.registry import imported
-from fedsweep.tracking.rows import RowMaker, telling
+from fedsweep.tracking.rows import RowMaker, imported, telling
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -71,9 +70,6 @@ class WandbDoor(Observer):
         crossed = {point.key: point.value for point in row.points() if point.key.startswith("target/")}
         row_time = {"round": record.round, "_timestamp": record.timestamp_ms / 1000}
         self._run.log({**row.figures(), **crossed, **row_time}, step=record.round)
-
-    def checkpointed(self, round: int) -> None:
-        return  # it writes in a process of its own
 
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
         if self._run is None:

@@ -131,27 +131,21 @@ class Progress(Observer):
 
     def opened(self) -> None:
         """The run is being prepared."""
-        return
 
     def closed(self) -> None:
         """Nothing more comes; may be said twice."""
-        return
 
     def shows_waiting(self, text: str) -> None:
         """What is waited for before the first round or after the last."""
-        return
 
     def shows_start(self, standing: Standing) -> None:
         """The first round begins."""
-        return
 
     def shows_round(self, standing: Standing, row: Mapping[str, str]) -> None:
         """A round is done."""
-        return
 
     def shows_working(self, text: str) -> None:
         """How far long work inside a round is."""
-        return
 
     @abstractmethod
     def shows_message(self, text: str) -> None:
