@@ -35,7 +35,6 @@ from fedsweep.runs.run_folder import RunFolder
 from fedsweep.world.data.datasets import load_dataset
 
 if TYPE_CHECKING:
-    from fedsweep.driver.ray_session import FleetSettings
     from fedsweep.fleet.ray_start import ClusterStart
     from fedsweep.world.data.datasets import Dataset
 
@@ -121,7 +120,13 @@ def plan_run(
 @contextlib.contextmanager
 def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
     """The session of a run, on the backend that the plan names; ended afterwards."""
-    settings = session_settings(plan, folder)
+    settings = SessionSettings(
+        folder=folder,
+        checkpoint_every=plan.config.checkpoint.every,
+        checkpoint_keep=plan.config.checkpoint.keep,
+        facts={**run_facts(), "backend": "ray" if plan.num_actors else "local", "client_actors": plan.num_actors or 1},
+        umask=present_umask(),
+    )
     if not plan.num_actors:
         with one_thread():
             yield RunSession(plan.experiment, lambda warn: LocalFleet(plan.experiment), settings)
@@ -133,39 +138,20 @@ def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
             yield session
 
 
-def session_settings(plan: Plan, folder: Path) -> SessionSettings:
-    """Where a planned run's session writes, and what its result says of where it runs."""
-    return SessionSettings(
-        folder=folder,
-        checkpoint_every=plan.config.checkpoint.every,
-        checkpoint_keep=plan.config.checkpoint.keep,
-        facts={**run_facts(), "backend": "ray" if plan.num_actors else "local", "client_actors": plan.num_actors or 1},
-        umask=present_umask(),
-    )
-
-
-def fleet_settings(plan: Plan) -> FleetSettings:
-    """How a planned run's client actors are made, under names that are new each time."""
-    from fedsweep.driver.ray_session import FleetSettings
-
-    runtime = plan.config.runtime
-    return FleetSettings(
-        num_actors=plan.num_actors,
-        name=f"{plan.config.name}-{uuid.uuid4().hex[:6]}",
-        options={"num_cpus": runtime.cpus_per_client, "num_gpus": runtime.gpus_per_client},
-    )
-
-
 @contextlib.contextmanager
 def _remote_session(plan: Plan, settings: SessionSettings) -> Iterator[Session]:
-    from fedsweep.driver.ray_session import RemoteSession
+    from fedsweep.driver.ray_session import FleetSettings, RemoteSession
     from fedsweep.fleet.ray_watch import unless_lost
 
     runtime = plan.config.runtime
     make = functools.partial(
         RemoteSession,
         plan.experiment,
-        fleet=fleet_settings(plan),
+        fleet=FleetSettings(
+            num_actors=plan.num_actors,
+            name=f"{plan.config.name}-{uuid.uuid4().hex[:6]}",
+            options={"num_cpus": runtime.cpus_per_client, "num_gpus": runtime.gpus_per_client},
+        ),
         settings=settings,
         options={"num_cpus": runtime.cpus_per_server, "num_gpus": runtime.gpus_per_server},
     )

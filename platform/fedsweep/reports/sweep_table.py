@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,10 @@ def _figure_text(value: float, name: str) -> str:
 
 
 def _difference_lines(summary: Summary) -> list[str]:
-    differences = summary.differences_by_label
+    differences = [
+        {**asdict(d), "first": summary.settings[d.first].label, "second": summary.settings[d.second].label}
+        for d in summary.differences
+    ]
     return verdict_lines(differences, summary.metrics[0], summary.modes[0], num_settings=len(summary.settings))
 
 

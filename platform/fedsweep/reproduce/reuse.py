@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fedsweep.catalog import resolve
+from fedsweep.config.load import load_config
 from fedsweep.errors import FedsweepError
 from fedsweep.runs.facts import run_facts
-from fedsweep.sweeps.reuse import finished_key
+from fedsweep.runs.run_folder import CONFIG, RunFolder
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
 if TYPE_CHECKING:
@@ -30,11 +32,10 @@ def finished_elsewhere(found: Reproduction, folder: SweepFolder) -> dict[Path, P
     """
     wanted = {key: folder.trial_path(t) for key, t in found.by_key.items() if not folder.has_finished(t)}
     runs: dict[Path, Path] = {}
-    facts = run_facts()
+    here = run_facts()
     for run, key in _runs_beside(folder.path):
-        if key in wanted and wanted[key] not in runs:
-            if finished_key(run, versions=facts["versions"], git_commit=facts["git_commit"]) == key:
-                runs[wanted[key]] = run
+        if key in wanted and wanted[key] not in runs and _is_that_run(run, key, here):
+            runs[wanted[key]] = run
     return runs
 
 
@@ -54,3 +55,16 @@ def _runs_beside(path: Path) -> Iterator[tuple[Path, str]]:
         for trial in plan.trials:
             if isinstance(keys, Mapping) and trial.folder in keys:
                 yield folder.trial_path(trial), str(keys[trial.folder])
+
+
+def _is_that_run(run: Path, key: str, here: Mapping[str, Any]) -> bool:
+    """Whether a folder holds a finished run of the configuration with that hash, made by the software that is here."""
+    kept = RunFolder(run)
+    try:
+        if run.is_symlink() or not kept.has_result():
+            return False
+        result = kept.read_result()
+        alike = all(result.get(name) == here[name] for name in ("versions", "git_commit"))
+        return bool(result["status"] == "finished" and alike and resolve(load_config(run / CONFIG)).hash() == key)
+    except (FedsweepError, KeyError):
+        return False

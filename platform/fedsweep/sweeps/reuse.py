@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
@@ -120,19 +120,13 @@ def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> dict[Path, P
     return runs
 
 
-def finished_key(run: Path, **made_by: Any) -> str | None:
-    """The hash of a finished run's configuration; None where it has not finished or can't be read.
-
-    Args:
-        run: Its folder.
-        made_by: What its result must say besides.
-    """
-    kept, wanted = RunFolder(run), {"status": "finished", **made_by}
+def finished_key(run: Path) -> str | None:
+    """The hash of a finished run's configuration; None where it has not finished or can't be read."""
+    kept = RunFolder(run)
     try:
-        result = {} if run.is_symlink() or not kept.has_result() else kept.read_result()
-        is_it = all(result.get(name) == value for name, value in wanted.items())
-        return resolve(load_config(run / CONFIG)).hash() if is_it else None
-    except FedsweepError:
+        done = not run.is_symlink() and kept.has_result() and kept.read_result()["status"] == "finished"
+        return resolve(load_config(run / CONFIG)).hash() if done else None
+    except (FedsweepError, KeyError):
         return None
 
 

@@ -105,12 +105,6 @@ class Summary:
         return [row for row in self.trials if row.status != "finished"]
 
     @property
-    def differences_by_label(self) -> list[dict[str, Any]]:
-        """The differences as ``summary.json`` has them: settings by their labels, null for what is no number."""
-        labels = [setting.label for setting in self.settings]
-        return [{**_plain(asdict(d)), "first": labels[d.first], "second": labels[d.second]} for d in self.differences]
-
-    @property
     def headline(self) -> dict[str, float]:
         """The best setting's means, and how many trials there are, by name; empty without any."""
         if not self.settings:
@@ -159,6 +153,7 @@ def summarise(
 
 def write_summary(folder: SweepFolder, summary: Summary) -> None:
     """``summary.json``, and ``summary.parquet`` with a row per trial."""
+    labels = [setting.label for setting in summary.settings]
     worlds = list(dict.fromkeys(s.world for s in summary.settings))
     settings = [
         {**asdict(s), "world": worlds.index(s.world), "figures": {k: _plain(asdict(v)) for k, v in s.figures.items()}}
@@ -168,7 +163,9 @@ def write_summary(folder: SweepFolder, summary: Summary) -> None:
         {
             "metrics": dict(zip(summary.metrics, summary.modes, strict=True)),
             "settings": settings,
-            "differences": summary.differences_by_label,
+            "differences": [
+                {**_plain(asdict(d)), "first": labels[d.first], "second": labels[d.second]} for d in summary.differences
+            ],
             "trials": [_trial_json(row) for row in summary.trials],
             "notes": list(summary.notes),
         }
