@@ -26,7 +26,7 @@ def entry_of(tiny: Callable[..., dict[str, Any]]) -> Callable[..., Entry]:
 
 
 def trial_of(entry: Entry, folder: Path, **more: Any) -> ActiveTrial:
-    return ActiveTrial(TrialSpec(folder=folder, given=entry.given, **{"metrics": ("test_accuracy",), **more}))
+    return ActiveTrial(TrialSpec(folder=folder, given=entry.config.tree(), **{"metrics": ("test_accuracy",), **more}))
 
 
 def played(trial: ActiveTrial) -> list[dict[str, Any]]:
@@ -125,7 +125,7 @@ def test_a_finished_trial_only_says_its_last_round_again(tmp_path: Path, entry_o
 
 def test_a_trial_that_cannot_begin_leaves_the_reason(tmp_path: Path, entry_of: Callable[..., Entry]) -> None:
     entry = entry_of({"seed": {"grid": [3]}})
-    given = {**entry.given, "method": {"name": "fedprox", "muu": 1.0}}
+    given = {**entry.config.tree(), "method": {"name": "fedprox", "muu": 1.0}}
     trial = ActiveTrial(TrialSpec(folder=tmp_path / "t", given=given, metrics=("test_accuracy",)))
     with pytest.raises(ValueError, match="muu"):
         trial.step()
