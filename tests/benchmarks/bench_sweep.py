@@ -53,11 +53,11 @@ def plain(tree: dict[str, Any], folder: str, part: int, ready: Any, go: Any) -> 
     """Half of the trials, one after the other."""
     config = load_config(tree)
     entries = [make_entry(config, trial, uri=None) for trial in list_trials(config)][part::2]
-    plan_run(load_config(entries[0].given))
+    plan_run(load_config(entries[0].config.tree()))
     ready.release()
     go.wait()
     for entry in entries:
-        run_plan(plan_run(load_config(entry.given)), Path(folder) / entry.trial.folder)
+        run_plan(plan_run(load_config(entry.config.tree())), Path(folder) / entry.trial.folder)
 
 
 def plain_seconds(tree: dict[str, Any], folder: str) -> tuple[float, float]:
