@@ -73,9 +73,7 @@ def plans_with_budgets(config: Config) -> bool:
 def notes(trials: Sequence[Trial], configs: Sequence[Config]) -> list[str]:
     """What a reader of the comparison must know; nothing where trials differ in method and seed alone.
 
-    Args:
-        trials: The sweep's trials.
-        configs: Their resolved configurations, in the same order.
+    The trials' resolved configurations are in the same order.
     """
     trees = [config.tree() for config in configs]
     planning = [tree for tree, config in zip(trees, configs, strict=True) if plans_with_budgets(config)]

@@ -30,7 +30,6 @@ from fedsweep.sweeps.space import (
     check_combination,
     check_space,
     draw,
-    label_of,
     list_trials,
     make_trial,
     space_keys,
@@ -222,13 +221,9 @@ def _planned_trials(config: Config, folder: SweepFolder, *, resume: bool) -> tup
 
 
 def make_entry(config: Config, trial: Trial, *, uri: str | None, loaded: Config | None = None) -> Entry:
-    """A trial with its configuration: loaded and bound once.
+    """A trial of a sweep with its configuration: loaded and bound once.
 
-    Args:
-        config: The sweep's.
-        trial: Which one.
-        uri: The tracking store, or None.
-        loaded: Its configuration but for name and tracking, where that is loaded already.
+    It may be loaded already, but for name and tracking.
 
     Raises:
         ConfigError: Its values are wrong; the message names the trial.
@@ -299,7 +294,7 @@ def _sample_trials(config: Config) -> list[Trial]:
     """Points of a space that only a search will go through, to check it by."""
     keys = space_keys(config)
     points = [{key: draw(config, key, sample=number) for key in keys} for number in range(1, _SAMPLE_DRAWS + 1)]
-    return [make_trial(config, n, values, label=label_of(config, values)) for n, values in enumerate(points, start=1)]
+    return [make_trial(config, n, values) for n, values in enumerate(points, start=1)]
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------

@@ -30,12 +30,7 @@ STUDY_FILE = "optuna.log"
 
 
 def make_scheduler(config: Config, *, full: float) -> TrialScheduler | None:
-    """The scheduler that a sweep asks for.
-
-    Args:
-        config: The sweep's.
-        full: What a whole trial spends of the resource.
-    """
+    """The scheduler that a sweep asks for, given what a whole trial spends of the resource."""
     kind = config.sweep.scheduler
     full = max(full, 1.0)
     if kind == "asha":

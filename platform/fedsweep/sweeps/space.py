@@ -61,15 +61,16 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def make_trial(config: Config, number: int, values: Mapping[str, Any], *, label: str) -> Trial:
-    """A trial with the name of its folder, which follows from number, label and seed.
+def make_trial(config: Config, number: int, values: Mapping[str, Any], *, setting: str | None = None) -> Trial:
+    """A trial, called by what it varies; where that is the seed alone, by its method.
 
     Args:
         config: The sweep's.
         number: From 1.
         values: Dotted key -> value.
-        label: What it is called; where the sweep varies the seed alone, and this is empty, by its method.
+        setting: The name of its setting, where the sweep lists some.
     """
+    label = _label(config, values, setting)
     parts = [label] if label else []
     if SEED in values:
         parts.append(f"seed={values[SEED]}")
@@ -82,17 +83,12 @@ def make_trial(config: Config, number: int, values: Mapping[str, Any], *, label:
     )
 
 
-def label_of(config: Config, values: Mapping[str, Any], *, setting: str | None = None) -> str:
-    """What a trial is called: by the user's name for its setting, then by what the space varies, without the seed.
-
-    Args:
-        config: The sweep's.
-        values: What the space gave the trial.
-        setting: The name of its setting, where the sweep lists some.
-    """
+def _label(config: Config, values: Mapping[str, Any], setting: str | None) -> str:
+    """The user's name for the trial's setting, then what the space varies, without the seed."""
     names = short_names(space_keys(config))
     parts = [] if setting is None else [setting]
-    for key, value in values.items():
+    for key in names:
+        value = values[key]
         if key == _METHOD and isinstance(value, Mapping):
             others = config.sweep.space[key].values if config.sweep.space[key].kind in ("grid", "choice") else ()
             parts.append(method_label(value, among=[other for other in others if isinstance(other, Mapping)]))
@@ -216,17 +212,16 @@ def list_trials(config: Config) -> list[Trial]:
     gridded = [key for key in keys if space[key].kind == "grid"]
     drawn = [key for key in keys if space[key].kind != "grid"]
     named: list[tuple[str | None, Mapping[str, Any]]] = [(s.name, s.set) for s in config.sweep.settings]
-    points: dict[str, tuple[dict[str, Any], str]] = {}
+    points: dict[str, tuple[dict[str, Any], str | None]] = {}
     for name, fixed in named or [(None, {})]:
         ahead = {key: fixed[key] for key in sorted(fixed, key=lambda key: key.count("."))}
         for sample in range(config.sweep.samples):
             draws = {key: draw(config, key, sample=sample) for key in drawn}
             for cell in itertools.product(*(space[key].values for key in gridded)):
                 chosen = draws | dict(zip(gridded, cell, strict=True))
-                values = {key: chosen[key] for key in keys}
-                label = label_of(config, values, setting=name)
-                points.setdefault(canonical(ahead | values), (ahead | values, label))
-    return [make_trial(config, n, values, label=label) for n, (values, label) in enumerate(points.values(), start=1)]
+                values = ahead | {key: chosen[key] for key in keys}
+                points.setdefault(canonical(values), (values, name))
+    return [make_trial(config, n, values, setting=name) for n, (values, name) in enumerate(points.values(), start=1)]
 
 
 def draw(config: Config, key: str, *, sample: int) -> Any:

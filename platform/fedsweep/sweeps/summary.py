@@ -122,14 +122,9 @@ def summarise(
     config: Config,
     notes: Iterable[str] = (),
 ) -> Summary:
-    """Read all run folders and put together what they say.
+    """Read all run folders and put together what they say, after notes that are known beforehand.
 
-    Args:
-        folder: The sweep's.
-        trials: Its trials.
-        worlds: What each must share with another to be compared.
-        config: The sweep's configuration.
-        notes: What is known beforehand.
+    There is a world for each trial, in the same order: what it must share with another to be compared.
     """
     metric, mode = config.sweep.metric, config.sweep.mode
     metrics = (metric,) if isinstance(metric, str) else tuple(metric)

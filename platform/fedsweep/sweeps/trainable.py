@@ -40,11 +40,7 @@ _CHECKPOINTS = "checkpoints"
 
 
 class References:
-    """Object references that reach a trial as references, so that it fetches what it needs.
-
-    Args:
-        by_key: Data sets by :func:`~fedsweep.sweeps.prepare.dataset_key`.
-    """
+    """Data sets by :func:`dataset_key`, as references that reach a trial as such, so that it fetches what it needs."""
 
     def __init__(self, by_key: Mapping[str, Any]) -> None:
         self.by_key = dict(by_key)

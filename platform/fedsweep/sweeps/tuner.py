@@ -22,12 +22,12 @@ from fedsweep.runs.run_folder import CONFIG
 from fedsweep.sweeps.fairness import world_of
 from fedsweep.sweeps.prepare import Entry, PreparedSweep, make_entry
 from fedsweep.sweeps.resources import check_shares, largest
-from fedsweep.sweeps.space import TRIAL, label_of, make_trial
+from fedsweep.sweeps.space import TRIAL, make_trial
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
 from fedsweep.sweeps.sweep_folder import PLAN, SUMMARY, TABLE, TUNE
 from fedsweep.sweeps.tune_callback import KeptHere
 from fedsweep.tracking.mlflow_store import check_store
-from fedsweep.tracking.terminal.sweep_progress import SweepProgress
+from fedsweep.tracking.terminal.sweep_progress import SweepProgress, TrialState
 
 if TYPE_CHECKING:
     from ray.tune import ResultGrid
@@ -134,8 +134,12 @@ def _announce(prepared: PreparedSweep, entry: Entry, *, watcher: Watcher, progre
 
     trial = entry.trial
     watcher.add(tracked(entry, folder=prepared.folder, sweep=prepared.config.name))
-    status = "finished" if prepared.folder.has_finished(trial) else "waiting"
-    progress.add(trial.folder, label=trial.label, seed=trial.seed, rounds=entry.config.training.rounds, status=status)
+    done, rounds = prepared.folder.has_finished(trial), entry.config.training.rounds
+    status = "finished" if done else "waiting"
+    progress.add(
+        trial.folder,
+        TrialState(label=trial.label, seed=trial.seed, planned=rounds, status=status, was_there=done),
+    )
 
 
 def _make_tuner(
@@ -211,8 +215,7 @@ def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgres
     config = prepared.config
 
     def make(proposed: Mapping[str, Any]) -> dict[str, Any]:
-        values = decoded(config, proposed)
-        trial = make_trial(config, len(prepared.entries) + 1, values, label=label_of(config, values))
+        trial = make_trial(config, len(prepared.entries) + 1, decoded(config, proposed))
         entry = make_entry(config, trial, uri=prepared.uri)
         prepared.entries.append(entry)
         prepared.plan = replace(prepared.plan, trials=(*prepared.plan.trials, trial))

@@ -142,10 +142,6 @@ class MlflowKeeper:
 def kept(config: Config, folder: Path) -> AbstractContextManager[MlflowKeeper | None]:
     """A keeper for a run that is to begin, ended afterwards; None where nothing is tracked, or MLflow is here already.
 
-    Args:
-        config: The run's configuration.
-        folder: Its folder.
-
     Raises:
         ConfigError: ``tracking.uri`` names no usable store.
     """
@@ -155,12 +151,7 @@ def kept(config: Config, folder: Path) -> AbstractContextManager[MlflowKeeper | 
 
 
 class KeptRun:
-    """A run in a store, as :class:`~fedsweep.tracking.mlflow_run.MlflowRun`, but written by a keeper.
-
-    Args:
-        keeper: It.
-        run_id: The run's id.
-    """
+    """A run in a store, as :class:`~fedsweep.tracking.mlflow_run.MlflowRun`, but written by a keeper."""
 
     def __init__(self, keeper: MlflowKeeper, run_id: str) -> None:
         self._keeper, self.run_id = keeper, run_id
@@ -193,11 +184,7 @@ class _Served:
 
 
 def serve(handle: int) -> None:
-    """The process's own side.
-
-    Args:
-        handle: Its end of the pipe.
-    """
+    """The process's own side; the handle is its end of the pipe."""
     warnings.simplefilter("ignore")
     collect_seldom()
     pipe = Connection(handle)

@@ -133,11 +133,7 @@ class MlflowRun:
             self.params.update(param.key for param in part)
 
     def log_dataset(self, config: Mapping[str, Any]) -> None:
-        """Logs the scenario as the run's input: the same world, the same digest.
-
-        Args:
-            config: The resolved configuration, flat.
-        """
+        """Logs the scenario of a flat, resolved configuration as the run's input: the same world, the same digest."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         world = {k: v for k, v in sorted(config.items()) if k.startswith("scenario.") and k not in _PLACES}
@@ -180,11 +176,7 @@ class MlflowRun:
             self.client.log_artifact(self.run_id, str(path), into)
 
     def end(self, status: str) -> None:
-        """Ends the run.
-
-        Args:
-            status: ``finished``, ``failed`` or ``killed``.
-        """
+        """Ends the run: ``finished``, ``failed`` or ``killed``."""
         self._check_writer()
         with quiet_mlflow():
             self.client.set_terminated(self.run_id, _STATUSES[status])

@@ -24,23 +24,13 @@ _TAGS = (SETTING, "fedsweep.method", "fedsweep.dataset", "fedsweep.seed")
 
 
 def save_view(client: MlflowClient, experiment: Any) -> None:
-    """Leave the view in an experiment where it is not there yet.
-
-    Args:
-        client: A client of its store.
-        experiment: MLflow's record of it.
-    """
+    """Leave the view in an experiment, given as MLflow's record of it, where it is not there yet."""
     if experiment.tags.get(_TAG) != _view():
         client.set_experiment_tag(experiment.experiment_id, _TAG, _view())
 
 
 def pages_address(port: int, path: Path) -> str:
-    """The address that opens on the runs of the experiment that was written last.
-
-    Args:
-        port: Where the pages are served, on this machine.
-        path: The store's file.
-    """
+    """The address, on this machine, that opens on the runs of the experiment that was written last."""
     home = f"http://127.0.0.1:{port}"
     with (
         contextlib.suppress(sqlite3.Error),

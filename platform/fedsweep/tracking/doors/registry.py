@@ -41,10 +41,7 @@ DOORS: Mapping[str, MakeDoor] = {
 def make_observers(config: Config, folder: Path, *, keeper: MlflowKeeper | None = None) -> list[Observer]:
     """The observers of a run, in the order in which they must learn of its end: MLflow logs what was drawn.
 
-    Args:
-        config: Its configuration.
-        folder: Its folder.
-        keeper: Writes to MLflow; None: this process does.
+    Without a keeper, this process writes to MLflow.
 
     Raises:
         ConfigError: ``tracking.uri`` names no usable store, or ``tracking.also`` a door that is not there.
@@ -55,11 +52,7 @@ def make_observers(config: Config, folder: Path, *, keeper: MlflowKeeper | None 
 
 
 def further_doors(config: Config, folder: Path) -> list[Observer]:
-    """The doors of ``tracking.also``, in its order.
-
-    Args:
-        config: The run's configuration.
-        folder: The run's folder.
+    """The doors of a run by ``tracking.also``, in its order.
 
     Raises:
         ConfigError: There is no such door, or it cannot be made.

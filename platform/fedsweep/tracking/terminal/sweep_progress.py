@@ -75,20 +75,10 @@ class SweepProgress:
         """How many trials there will be."""
         self._total = total
 
-    def add(self, name: str, *, label: str, seed: int | None, rounds: int, status: str = _WAITING) -> None:
-        """A trial is known.
-
-        Args:
-            name: Its folder's name.
-            label: Its values.
-            seed: Its seed, where the sweep varies it.
-            rounds: Planned.
-            status: Where it stands.
-        """
+    def add(self, name: str, state: TrialState) -> None:
+        """A trial, by its folder's name, is known."""
         with self._lock:
-            self._trials[name] = TrialState(
-                label=label, seed=seed, planned=rounds, status=status, was_there=status == "finished"
-            )
+            self._trials[name] = state
 
     def began(self, name: str) -> None:
         """A trial has a process."""
@@ -114,13 +104,7 @@ class SweepProgress:
         self.say(f"{self._named(name)}: {cause}; it goes on from its last checkpoint")
 
     def ended(self, name: str, status: str, remark: str | None) -> None:
-        """A trial is over.
-
-        Args:
-            name: Its folder's name.
-            status: ``finished`` or ``failed``.
-            remark: Why, where there is something to say.
-        """
+        """A trial is over, ``finished`` or ``failed``; the remark says why where there is something to say."""
         self._change(name, status=status)
 
     def say(self, text: str) -> None:
