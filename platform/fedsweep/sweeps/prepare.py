@@ -23,17 +23,9 @@ from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.links import check_no_link
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.sweeps.fairness import notes
-from fedsweep.sweeps.resources import Share, trial_actors
+from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.reuse import extended
-from fedsweep.sweeps.space import (
-    Trial,
-    check_combination,
-    check_space,
-    draw,
-    list_trials,
-    make_trial,
-    space_keys,
-)
+from fedsweep.sweeps.space import Trial, check_combination, check_space, draw, list_trials, make_trial, space_keys
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 from fedsweep.sweeps.trial import TrialSpec
 from fedsweep.tracking.doors.registry import further_doors
@@ -236,9 +228,9 @@ def make_entry(config: Config, trial: Trial, *, uri: str | None, loaded: Config 
             name = loaded.name if "name" in trial.values else _name(config, trial)
             asked = loaded.model_copy(update={"name": name, "tracking": tracking, "sweep": Sweep()})
         asked = resolve(asked)
-        here = Runtime.model_validate({**asked.runtime.model_dump(), **_backend(asked)})
-        config = asked.model_copy(update={"runtime": here})
-        return Entry(trial=trial, asked=asked, config=config, share=Share.of(asked))
+        share = Share.of(asked)
+        here = Runtime.model_validate({**asked.runtime.model_dump(), **_backend(asked, share.actors)})
+        return Entry(trial=trial, asked=asked, config=asked.model_copy(update={"runtime": here}), share=share)
     except InputError as error:
         raise type(error)(f"trial {trial.number} ({trial.label}): {error}") from None
 
@@ -280,9 +272,8 @@ def _name(config: Config, trial: Trial) -> str:
     return f"{config.name} {trial.label}".replace("/", "_").replace("\\", "_") if trial.label else config.name
 
 
-def _backend(config: Config) -> dict[str, Any]:
+def _backend(config: Config, actors: int) -> dict[str, Any]:
     """Where the trial's own process computes: it is on the cluster already."""
-    actors = trial_actors(config)
     if actors:
         return {"backend": "ray", "client_actors": actors}
     # What is reserved and not computed on is the cluster's affair: without it the trial is a run for any machine.

@@ -40,10 +40,16 @@ class Share:
 
     @classmethod
     def of(cls, config: Config) -> Share:
-        """The share of a trial with this configuration."""
+        """The share of a trial with this configuration.
+
+        With ``backend: auto`` its clients run in its own process unless several actors are asked for; with
+        ``backend: ray`` there is at least one.
+        """
         runtime = config.runtime
+        asked = runtime.client_actors if isinstance(runtime.client_actors, int) else 1
+        in_process = runtime.backend == "local" or (runtime.backend == "auto" and asked == 1)
         return cls(
-            actors=trial_actors(config),
+            actors=0 if in_process else asked,
             cpus_per_client=runtime.cpus_per_client,
             gpus_per_client=runtime.gpus_per_client,
             cpus_per_server=runtime.cpus_per_server,
@@ -69,18 +75,6 @@ class Share:
             return ClusterNeeds(**asdict(self))
         cpus, gpus = self.bundles[0]["CPU"], self.bundles[0].get("GPU", 0.0)
         return ClusterNeeds(actors=1, cpus_per_client=cpus, gpus_per_client=gpus)
-
-
-def trial_actors(config: Config) -> int:
-    """Client actors of a trial; 0: its clients run in its own process.
-
-    With ``backend: auto`` that is so unless several actors are asked for; with ``backend: ray`` there is at least one.
-    """
-    runtime = config.runtime
-    asked = runtime.client_actors if isinstance(runtime.client_actors, int) else 1
-    if runtime.backend == "local" or (runtime.backend == "auto" and asked == 1):
-        return 0
-    return asked
 
 
 def check_shares(nodes: Sequence[dict[str, Any]], shares: Sequence[Share]) -> None:

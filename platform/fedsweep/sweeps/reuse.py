@@ -90,13 +90,9 @@ def _number(name: str) -> int:
 
 
 def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> dict[Path, Path]:
-    """Folders of trials that are left -> runs below the places that have finished with the same configuration.
+    """Folders of trials that are left -> runs, at or below the places, that finished with the same configuration.
 
     Configurations are compared resolved, but for what changes no result.
-
-    Args:
-        places: Run folders, or folders with runs below them.
-        prepared: The sweep.
 
     Raises:
         ConfigError: There are places, but the trials are not known beforehand.

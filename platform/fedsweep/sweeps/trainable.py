@@ -39,20 +39,13 @@ Specs = Sequence[Mapping[str, Any]]
 _CHECKPOINTS = "checkpoints"
 
 
-class References:
-    """Data sets by :func:`dataset_key`, as references that reach a trial as such, so that it fetches what it needs."""
-
-    def __init__(self, by_key: Mapping[str, Any]) -> None:
-        self.by_key = dict(by_key)
-
-
 class SweepTrial(tune.Trainable):
     """Plays the trial that its configuration describes under ``trial``: ``spec``, ``share`` and ``values``."""
 
     def setup(
         self,
         config: dict[str, Any],
-        datasets: References | None = None,
+        datasets: Mapping[str, Any] | None = None,
         umask: int = 0o077,
         git_commit: str | None = None,
         specs: Specs = (),
@@ -61,7 +54,7 @@ class SweepTrial(tune.Trainable):
 
         Args:
             config: See the class.
-            datasets: Those that are loaded already.
+            datasets: References to those that are loaded already, by :func:`~fedsweep.sweeps.prepare.dataset_key`.
             umask: The driver's.
             git_commit: That of the driver's folder.
             specs: Where a scheduler copies configurations from trial to trial: each trial's own, in their order.
@@ -70,7 +63,7 @@ class SweepTrial(tune.Trainable):
         tell_commit(git_commit)
         self._specs = specs
         self._metrics: RayMetrics | None = None
-        self._datasets = datasets or References({})
+        self._datasets = datasets or {}
         self._failure: Exception | None = None
         self._active = self._begin(config)
 
@@ -161,7 +154,7 @@ class SweepTrial(tune.Trainable):
         return ActiveTrial(spec, self._find_dataset, open_session if not share.actors else session_in_group)
 
     def _find_dataset(self, config: Config) -> Any:
-        reference = self._datasets.by_key.get(dataset_key(config))
+        reference = self._datasets.get(dataset_key(config))
         return None if reference is None else ray.get(reference)
 
 

@@ -195,7 +195,6 @@ class ActiveTrial:
         return {}
 
     def _write_early_failure(self, reason: str | None) -> None:
-        self._spec.folder.mkdir(parents=True, exist_ok=True)
         if not (self._spec.folder / "config.yaml").is_file():
             self._folder.write_config(load_config(self._spec.given).to_yaml())
         self._folder.write_result({"status": "failed", "reason": reason, "rounds": 0})

@@ -177,12 +177,13 @@ def _trainable(prepared: PreparedSweep, own: Sequence[Mapping[str, Any]]) -> Any
     import ray
     from ray import tune
 
-    from fedsweep.sweeps.trainable import References, SweepTrial
+    from fedsweep.sweeps.trainable import SweepTrial
 
+    # In a mapping they reach a trial as references, so that it fetches what it needs.
     datasets = {key: ray.put(dataset) for key, dataset in prepared.datasets.items()}
     # Ray's processes start in a folder and with a umask of their own; trials are the user's, from where this runs.
     here = {"umask": present_umask(), "git_commit": run_facts()["git_commit"]}
-    made = tune.with_parameters(SweepTrial, datasets=References(datasets), specs=own, **here)
+    made = tune.with_parameters(SweepTrial, datasets=datasets, specs=own, **here)
     made.__name__, made.__qualname__ = SweepTrial.__name__, SweepTrial.__qualname__
     return made
 

@@ -60,7 +60,6 @@ class MlflowObserver(Observer):
     Args:
         uri: The store, as :func:`~fedsweep.tracking.mlflow_store.resolve_uri` gives it.
         experiment: The MLflow experiment.
-        tags: Further tags; ``mlflow.parentRunId`` makes the run a child.
         flush_s: Rounds are written at least this many seconds apart, and at checkpoints.
         final_patience_s: How long the end of a run may wait for a store that is gone or locked.
         warn: Takes what the user should know, in one line.
@@ -75,14 +74,13 @@ class MlflowObserver(Observer):
         uri: str,
         *,
         experiment: str,
-        tags: Mapping[str, str] | None = None,
         keeper: MlflowKeeper | None = None,
         flush_s: float = 2.0,
         final_patience_s: float = 10.0,
         warn: Callable[[str], None] = _LOGGER.warning,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._uri, self._experiment, self._tags = uri, experiment, dict(tags or {})
+        self._uri, self._experiment = uri, experiment
         self._flush_s, self._final_patience_s = flush_s, final_patience_s
         self._warn, self._clock = warn, clock
         self._info: RunInfo | None = None
@@ -214,8 +212,7 @@ class MlflowObserver(Observer):
 
     def _description(self, info: RunInfo) -> dict[str, Any]:
         """What a run in the store is begun with."""
-        tags = {**info.tags, **self._tags}
-        return {"experiment": self._experiment, "name": info.name, "tags": tags, "folder": info.folder}
+        return {"experiment": self._experiment, "name": info.name, "tags": dict(info.tags), "folder": info.folder}
 
     def _next_rows(self) -> list[Row]:
         """The oldest pending rounds that fit one batch, at least one."""
@@ -258,11 +255,7 @@ def _log_files(run: MlflowRun | KeptRun, folder: Path) -> None:
 
 
 def catch_up(folder: Path, config: Config) -> tuple[str, bool]:
-    """Log what the store lacks.
-
-    Args:
-        folder: The folder of a run that has ended.
-        config: Its configuration, resolved.
+    """Log what the store lacks of a run that has ended, given its resolved configuration.
 
     Returns:
         What was done, in words, and whether nothing is missing now.

@@ -163,11 +163,7 @@ def needs_mlflow(uri: str, *, experiment: str | None) -> bool:
     """Whether only MLflow, which takes long to import, can tell that a run can be tracked.
 
     It need not where a sqlite file is still to be made, or has the installed MLflow's schema and no deleted experiment
-    of that name.
-
-    Args:
-        uri: An address from :func:`resolve_uri`.
-        experiment: The MLflow experiment; None: any.
+    of that name; see :func:`check_store`.
     """
     path = sqlite_path(uri)
     if path is None:
@@ -203,11 +199,7 @@ def _schema_version() -> str | None:
 
 
 def probe_store(uri: str, *, patience_s: float = PATIENCE_S) -> None:
-    """Sees whether a store can be written right now.
-
-    Args:
-        uri: An address from :func:`resolve_uri`.
-        patience_s: Seconds to wait for a lock or an answer.
+    """Sees whether a store can be written right now, waiting so many seconds for a lock or an answer.
 
     Raises:
         ResourceError: It cannot, in one line.

@@ -161,14 +161,14 @@ class SweepTracker:
             observer = MlflowObserver(
                 self.uri,
                 experiment=self.experiment,
-                tags={PARENT_TAG: self._parent.run_id},
                 final_patience_s=_PATIENCE_S,
                 warn=self._troubles.append,
             )
             child = self._children[trial.folder.name] = _Child(trial, observer)
             records = self._records(trial, after=0, before=before)
             child.logged_round = records[-1].round if records else 0
-            observer.started(replace(trial, records=records))
+            tags = {**trial.tags, PARENT_TAG: self._parent.run_id}
+            observer.started(replace(trial, records=records, tags=tags))
         return child
 
     def _catch_up(self, child: _Child, *, before: int | None) -> None:

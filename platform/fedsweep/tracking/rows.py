@@ -108,10 +108,7 @@ class RowMaker:
 def telling(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that say what a run is: the world, the method and how it trains, and what else is not as by default.
 
-    Where a run is kept says nothing, nor does a key that is null or empty.
-
-    Args:
-        config: A resolved configuration, flat, under dotted names.
+    Where a run is kept says nothing, nor does a key that is null or empty. The configuration is resolved and flat.
     """
     defaults = _defaults()
     return {

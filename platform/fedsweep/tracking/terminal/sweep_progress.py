@@ -158,13 +158,7 @@ class PlainSweepProgress(SweepProgress):
 
 
 class LiveSweepProgress(SweepProgress):
-    """A table of the trials that run or ended last, drawn in place.
-
-    Args:
-        console: A terminal.
-        metric: What is shown of a trial.
-        is_interrupted: Whether the user has asked for the end.
-    """
+    """A table of the trials that run or ended last, drawn in place."""
 
     def __init__(self, console: Console, metric: str, *, is_interrupted: Callable[[], bool] = lambda: False) -> None:
         super().__init__(metric)
@@ -213,14 +207,7 @@ def _figure(value: float, form: str) -> str:
 def make_sweep_progress(
     metric: str, *, quiet: bool, plain: bool, is_interrupted: Callable[[], bool] = lambda: False
 ) -> SweepProgress:
-    """What suits a command's output.
-
-    Args:
-        metric: What is shown of a trial.
-        quiet: Messages alone.
-        plain: Lines; otherwise a live table, for terminals.
-        is_interrupted: Whether the user has asked for the end.
-    """
+    """What suits a command's output, as :func:`~fedsweep.tracking.terminal.run_progress.make_progress` for a run."""
     if quiet:
         return SweepProgress(metric)
     if plain:
