@@ -139,7 +139,7 @@ def test_points_carry_the_rounds_time(store: Path, folder: Path) -> None:
 def test_configuration_and_facts_become_params_tags_and_an_input(store: Path, folder: Path) -> None:
     config = CONFIG | {f"key{n}": n for n in range(250)} | {"long": "x" * 7000, "model.init_from": "mysql://u:pw@h/db"}
     config |= {"empty": "", "listed": [1, None], "odd[key]": True, "../a//b/": 1, "/": 2}
-    observer = Watched(store, tags={"mlflow.parentRunId": "p"}).start(folder, config=config)
+    observer = Watched(store).start(folder, config=config, tags={**TAGS, "mlflow.parentRunId": "p"})
     _, run = stored(store, observer)
     params = run.data.params
     assert set(config) - {"scenario.root", "odd[key]", "../a//b/", "/"} == set(params) - {"odd_key_", "a/b", "_"}
@@ -402,7 +402,7 @@ def test_a_run_that_its_folder_cannot_name_is_not_left_in_the_store(store: Path,
 
 def test_a_sweep_has_a_parent_run(store: Path, folder: Path, tmp_path: Path) -> None:
     parent = MlflowRun.begin(sqlite_uri(store), experiment="fedsweep", name="sweep", tags={}, folder=tmp_path)
-    child = Watched(store, tags={"mlflow.parentRunId": parent.run_id}).start(folder)
+    child = Watched(store).start(folder, tags={"mlflow.parentRunId": parent.run_id})
     child.finished("finished", {})
     parent.end("finished")
     client, run = stored(store, child)
