@@ -98,7 +98,8 @@ def build_report(found: Found) -> Report:
     accuracies = [setting.over_seeds("test_accuracy") for setting in settings]
     curves = [setting.curve.accuracy_by_bytes() if setting.curve else [] for setting in settings]
     order = interesting_first(
-        {index: run.test_accuracy for index, run in enumerate(runs)}, [setting.runs for setting in settings]
+        {index: run.view.figure("test_accuracy") for index, run in enumerate(runs)},
+        [setting.runs for setting in settings],
     )
     maps = client_maps([run.view for run in runs], order)
     configs = config_table([runs[setting.runs[0]].flat for setting in settings])
@@ -112,7 +113,7 @@ def build_report(found: Found) -> Report:
         *remarks(runs, settings),
         *maps.notes,
     )
-    front = pareto_front([_point(s.total_bytes, s.accuracy) for s in settings])
+    front = pareto_front([_point(s.figure("total_bytes"), s.figure("test_accuracy")) for s in settings])
     return Report(
         runs=tuple(runs),
         settings=tuple(settings),
@@ -153,8 +154,13 @@ def _ranked(
     runs: Sequence[ReportRun], settings: Sequence[Setting]
 ) -> tuple[list[ReportRun], list[Setting], list[Look]]:
     """The runs by short names; the settings, the most accurate first; and looks that their rank has no part in."""
-    pairs = list(zip(settings, setting_looks([runs[setting.runs[0]].method for setting in settings]), strict=True))
-    pairs.sort(key=lambda pair: (pair[0].accuracy is None, -(pair[0].accuracy or 0.0)))
+
+    def rank(pair: tuple[Setting, Look]) -> tuple[bool, float]:
+        accuracy = pair[0].figure("test_accuracy")
+        return accuracy is None, -(accuracy or 0.0)
+
+    looks = setting_looks([runs[setting.runs[0]].method for setting in settings])
+    pairs = sorted(zip(settings, looks, strict=True), key=rank)
     return shortly_called(runs), [setting for setting, _ in pairs], [look for _, look in pairs]
 
 

@@ -157,6 +157,7 @@ def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
         plotly=Markup(plotly),
         plotly_file=PLOTLY,
         drawn=_DRAWN,
+        has_time=any(run.view.figure("sim_time_s") is not None for run in report.runs),
         data=Markup(_embedded(page_data(report))),
         swatches=[(f"c{look.colour[1:]}", SYMBOLS[look.marker][1]) for look in report.looks],
         setting_of={index: place for place, setting in enumerate(report.settings) for index in setting.runs},

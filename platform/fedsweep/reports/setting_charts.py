@@ -214,8 +214,8 @@ def front_chart(
     means = [
         _End(
             meta=_meta(s.label, place, _MEANS),
-            cost=s.total_bytes or 0,
-            accuracy=s.accuracy,
+            cost=s.figure("total_bytes") or 0,
+            accuracy=s.figure("test_accuracy"),
             faint=all(runs[i].status != "finished" for i in s.counted),
         )
         for place, s in enumerate(settings)
@@ -223,8 +223,8 @@ def front_chart(
     ends = [
         _End(
             meta=_meta(run_name(run, is_one_of_many=has_seeds), place, _RUNS),
-            cost=run.total_bytes or 0,
-            accuracy=run.test_accuracy,
+            cost=run.view.figure("total_bytes") or 0,
+            accuracy=run.view.figure("test_accuracy"),
             faint=run.status != "finished",
         )
         for place, setting in enumerate(settings)

@@ -57,7 +57,7 @@ def settings_as(runs: Sequence[ReportRun], form: str) -> str:
     settings = group_settings(runs)
     if form == "csv":
         return _as_csv(runs, settings)
-    shown = [figure for figure in FIGURES if any(finite(s.over_seeds(figure.name).mean) is not None for s in settings)]
+    shown = [figure for figure in FIGURES if any(s.figure(figure.name) is not None for s in settings)]
     seeds = sorted({len(setting.counted) for setting in settings})
     counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     notes = [f"{_EVERY_SEED}; {counts} seeds a setting", *remarks(runs, settings)]
@@ -93,11 +93,12 @@ def _as_markdown(settings: Sequence[Setting], shown: Sequence[Figure], notes: Se
 
 def _as_latex(settings: Sequence[Setting], shown: Sequence[Figure], notes: Sequence[str]) -> str:
     """For booktabs; the greatest accuracy of the table is bold."""
-    best = max((s.accuracy for s in settings if s.accuracy is not None), default=None)
+    accuracies = [setting.figure("test_accuracy") for setting in settings]
+    best = max((accuracy for accuracy in accuracies if accuracy is not None), default=None)
     rows = []
-    for setting in settings:
+    for setting, accuracy in zip(settings, accuracies, strict=True):
         cells = [latex_text(cell).replace("±", r"$\pm$") for cell in _cells(setting, shown)]
-        if cells and setting.accuracy is not None and setting.accuracy == best and len(settings) > 1:
+        if cells and accuracy is not None and accuracy == best and len(settings) > 1:
             cells[0] = rf"\textbf{{{cells[0]}}}"
         rows.append(" & ".join([latex_text(setting.label), *cells]) + r" \\")
     headings = " & ".join(["Setting", *(latex_text(figure.heading) for figure in shown)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from fedsweep.catalog import merged_title
@@ -13,7 +12,7 @@ from fedsweep.errors import InputError
 from fedsweep.results.config_table import flat_config, setting_key
 from fedsweep.results.curves import Curve, curve_of, mean_curve
 from fedsweep.results.names import without_shared_start
-from fedsweep.results.seed_statistics import Estimate, estimate, finite
+from fedsweep.results.seed_statistics import Estimate, estimate, finite, mean
 from fedsweep.results.texts import clean
 from fedsweep.results.view import RunView, run_labels
 
@@ -74,41 +73,6 @@ class ReportRun:
         """Rounds done."""
         return len(self.curve.rounds)
 
-    @property
-    def test_accuracy(self) -> float | None:
-        """The last one known, 0..1."""
-        return self.view.figure("test_accuracy")
-
-    @property
-    def best_test_accuracy(self) -> float | None:
-        """The best one, 0..1."""
-        return self.view.figure("best_test_accuracy")
-
-    @property
-    def total_bytes(self) -> float | None:
-        """Bytes both ways, registration apart."""
-        return self.view.figure("total_bytes")
-
-    @property
-    def comm_ratio(self) -> float | None:
-        """Mean communication ratio."""
-        return self.view.figure("comm_ratio")
-
-    @property
-    def sim_time_s(self) -> float | None:
-        """Virtual seconds."""
-        return self.view.figure("sim_time_s")
-
-    @property
-    def wall_time_s(self) -> float | None:
-        """Seconds of all rounds, evaluation included."""
-        return self.view.figure("wall_time_s")
-
-    @property
-    def round_time_s(self) -> float | None:
-        """Seconds a round, evaluation included: the median of all but the first."""
-        return self.view.figure("round_time_s")
-
     def fact(self, key: str) -> str:
         """What ``result.json`` says of the software or the files; empty where it says nothing."""
         return clean(self.view.result.get(key) or "")
@@ -149,30 +113,14 @@ class Setting:
         """
         return estimate(view.figure(name) for view in self.views)
 
-    @cached_property
-    def accuracy(self) -> float | None:
-        """Mean of the last test accuracies."""
-        return finite(self.over_seeds("test_accuracy").mean)
+    def figure(self, name: str) -> float | None:
+        """The mean of a figure over the counted runs that have it; None where none has.
 
-    @cached_property
-    def accuracy_sd(self) -> float | None:
-        """Their sample standard deviation; None below two."""
-        return finite(self.over_seeds("test_accuracy").sd)
-
-    @cached_property
-    def best_accuracy(self) -> float | None:
-        """Mean of the best test accuracies."""
-        return finite(self.over_seeds("best_test_accuracy").mean)
-
-    @cached_property
-    def total_bytes(self) -> float | None:
-        """Mean of the bytes."""
-        return finite(self.over_seeds("total_bytes").mean)
-
-    @cached_property
-    def sim_time_s(self) -> float | None:
-        """Mean of the virtual seconds."""
-        return finite(self.over_seeds("sim_time_s").mean)
+        Args:
+            name: As for :meth:`over_seeds`.
+        """
+        known = [value for view in self.views if (value := view.figure(name)) is not None]
+        return mean(known) if known else None
 
 
 @dataclass(frozen=True, kw_only=True)
