@@ -39,7 +39,7 @@ def compared_runs(folders: Iterable[str | Path]) -> list[ReportRun]:
     """
     runs, bad = report_runs(load_runs(folders))
     if bad:
-        raise OutputError(bad[0][1])
+        raise OutputError(bad[0])
     return runs
 
 

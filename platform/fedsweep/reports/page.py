@@ -23,8 +23,7 @@ from fedsweep.errors import OutputError
 from fedsweep.reports.charts import SYMBOLS
 from fedsweep.reports.contents import Report, build_report
 from fedsweep.reports.setting_charts import run_name
-from fedsweep.reports.sources import find_sources
-from fedsweep.reports.tables import command_again
+from fedsweep.reports.sources import command_again, find_sources
 from fedsweep.results.settings import ReportRun
 from fedsweep.results.texts import bytes_text, clean, seconds_text
 from fedsweep.runs.files import atomic_write
@@ -171,7 +170,7 @@ def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
         odd_versions=[_odd(run.versions, versions) for run in report.runs],
         commands=[shlex.join(["fedsweep", "run", str(run.folder / CONFIG)]) for run in report.runs],
         sweep_commands=[(path, command_again(path)) for path in report.sweeps],
-        tables=[(table.title, Markup(table.fragment)) for table in report.tables],
+        tables=[(title, Markup(fragment)) for title, fragment in report.tables],
         fedsweep_version=__version__,
     )
 

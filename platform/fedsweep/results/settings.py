@@ -148,20 +148,20 @@ class TargetRow:
     flops: float | None
 
 
-def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[tuple[Path, str]]]:
-    """The runs as a report shows them, and the folders and reasons of those that it cannot show.
+def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[str]]:
+    """The runs as a report shows them, and why it cannot show others.
 
     Args:
         views: What the folders hold.
     """
     good: list[tuple[RunView, Mapping[str, str]]] = []
-    bad: list[tuple[Path, str]] = []
+    bad: list[str] = []
     for view in views:
         # First of all: what is nested without end must not be put into words.
         try:
             flat = flat_config(view.config)
         except InputError as error:
-            bad.append((view.folder, f"{view.folder}: {error}"))
+            bad.append(f"{view.folder}: {error}")
             continue
         good.append((view, {clean(key): clean(value, longest=_LONGEST_REASON) for key, value in flat.items()}))
     labels = run_labels([view for view, _ in good], with_seeds=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 _LONGEST_TEXT = 200
@@ -13,6 +14,11 @@ def clean(value: Any, *, longest: int = _LONGEST_TEXT) -> str:
     """Any value as one line of printable characters; what is too long is cut."""
     text = "".join(character if character.isprintable() else " " for character in str(value)[: longest + 1])
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """Names with commas between; of more than ``most`` the first, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def bytes_text(count: float | None) -> str:

@@ -191,14 +191,27 @@ def load_runs(folders: Iterable[str | Path]) -> list[RunView]:
         OutputError: One of the folders does not exist or holds no run.
         InputError: A run's file is damaged.
     """
+    return [load_run(folder) for folder in once(run for folder in folders for run in runs_below(folder)).values()]
+
+
+def runs_below(folder: str | Path) -> list[Path]:
+    """The run folders that a folder is or holds.
+
+    Raises:
+        OutputError: It does not exist or holds no run.
+    """
+    runs = find_runs(folder)
+    if not runs:
+        raise OutputError(f"{folder}: neither a run's folder nor one with runs below it (a run has a {CONFIG})")
+    return runs
+
+
+def once(folders: Iterable[Path]) -> dict[Path, Path]:
+    """Each folder once, as it was called first, by where it really lies."""
     found: dict[Path, Path] = {}
     for folder in folders:
-        runs = find_runs(folder)
-        if not runs:
-            raise OutputError(f"{folder}: neither a run's folder nor one with runs below it (a run has a {CONFIG})")
-        for run in runs:
-            found.setdefault(run.resolve(), run)
-    return [load_run(folder) for folder in found.values()]
+        found.setdefault(folder.resolve(), folder)
+    return found
 
 
 def run_labels(runs: Sequence[RunView], *, with_seeds: bool = True) -> list[str]:
