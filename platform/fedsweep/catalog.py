@@ -247,7 +247,9 @@ def resolve(config: Config) -> Config:
         ConfigError: A name or a parameter is unknown, or a value is of the wrong type.
         DataError: The file of the model's initial values can't be read.
     """
-    found = {key: bound(config, key) for key in _RESOLVED}
+    # A schedule and a transform have no parameters beside those that the schema knows.
+    known = [key for key, table in TABLES.items() if table.word not in ("schedule", "transform")]
+    found = {key: bound(config, key) for key in known}
     changes = {
         key: {"merge": [part.spec() for part in item]} if isinstance(item, tuple) else item.spec()
         for key, item in found.items()
@@ -338,20 +340,6 @@ def method_builder(name: str) -> Callable[..., FederatedMethod]:
         ConfigError: There is no such method; the message names the nearest one.
     """
     return TABLES["method"].builder(name)
-
-
-# A transform and a schedule have no parameters beside those that the schema knows.
-_RESOLVED = (
-    "scenario.partition",
-    "scenario.feature_skew",
-    "scenario.drift",
-    "scenario.availability",
-    "scenario.budgets",
-    "scenario.devices",
-    "scenario.devices.stragglers",
-    "model",
-    "method",
-)
 
 
 def _section(config: Config, key: str) -> Mapping[str, Any] | None:

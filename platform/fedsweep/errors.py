@@ -20,6 +20,7 @@ A message states the rule, the values seen, and the way out.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable
 
 _MOST_LISTED, _NEAREST = 40, 3
@@ -76,11 +77,10 @@ class ClientJobError(RunError):
         return f"client {self.client} failed in round {self.round}, local step {self.step}: {self.reason}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_client_job_error, (self.client, self.round, self.step, self.reason))
-
-
-def _rebuild_client_job_error(client: int, round: int, step: int, reason: str) -> ClientJobError:
-    return ClientJobError(client=client, round=round, step=step, reason=reason)
+        rebuild = functools.partial(
+            ClientJobError, client=self.client, round=self.round, step=self.step, reason=self.reason
+        )
+        return rebuild, ()
 
 
 class ComponentError(RunError):
