@@ -6,7 +6,6 @@ import importlib
 import os
 import platform
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from fedsweep.commands.parts.options import examples
 
 EXAMPLES = examples("fedsweep doctor", "fedsweep doctor --clear")
 
-_OLDEST_PYTHON = (3, 11)
 _LEAST_DISK_GB, _LEAST_SHM_MB = 1.0, 200
 # The main job, small: a few clients, two rounds.
 _TINY = {
@@ -65,8 +63,6 @@ def doctor(
 
 
 def _python() -> str:
-    if sys.version_info < _OLDEST_PYTHON:
-        raise Problem(f"{platform.python_version()} is too old; install 3.11 or newer")
     return f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} CPUs"
 
 

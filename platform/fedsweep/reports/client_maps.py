@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsweep.errors import InputError, OutputError
-from fedsweep.figures.groups import COHORT, GROUP_LOOKS, HIGH, group_labels_of, has_group
+from fedsweep.errors import InputError
+from fedsweep.figures.groups import COHORT, GROUP_LOOKS, HIGH, counts_of, group_labels_of, has_group
 from fedsweep.figures.scenario import PART_LOOKS, shown_clients
 from fedsweep.figures.scenario_arrays import Part, class_shares_of
 from fedsweep.figures.style import INK
 from fedsweep.reports.charts import PERCENT, Chart, Scale, drawn, ids, map_chart, span, tint
 from fedsweep.results.view import RunView
-from fedsweep.runs.run_folder import CLIENTS, RunFolder
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Scatter
@@ -79,7 +78,7 @@ def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
             left_out += 1
             continue
         try:
-            counts_NC = _label_counts(runs[index])
+            counts_NC = counts_of(runs[index])
         except InputError as error:
             maps.notes.append(str(error))
             counts_NC = None
@@ -338,23 +337,6 @@ def _group_traces(level: int, shares_RC: np.ndarray, *, shift: float) -> Iterato
 def _short(values: np.ndarray) -> list[float]:
     found: list[float] = np.round(values, 4).tolist()
     return found
-
-
-def _label_counts(run: RunView) -> np.ndarray | None:
-    """Samples per client and class [N, C]; None where the run has no such file yet.
-
-    Raises:
-        OutputError: The file is damaged or holds something else.
-    """
-    path = run.folder / CLIENTS
-    if not path.is_file():
-        return None
-    rows = RunFolder(run.folder).read_clients().column("label_counts").to_pylist()
-    if not rows or not rows[0] or not all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows):
-        raise OutputError(f"{path}: label_counts must be lists of one length")
-    if not all(type(count) is int and 0 <= count < 2**53 for row in rows for count in row):
-        raise OutputError(f"{path}: label_counts must hold whole numbers from 0 on")
-    return np.array(rows, dtype=np.int64)
 
 
 def _summed(cells: np.ndarray, step: int) -> np.ndarray:

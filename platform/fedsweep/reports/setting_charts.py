@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -212,26 +212,20 @@ def front_chart(
     """
     has_seeds = len(runs) > len(settings)
     means = [
-        _End(
-            meta=_meta(s.label, place, _MEANS),
-            cost=s.figure("total_bytes") or 0,
-            accuracy=s.figure("test_accuracy"),
-            faint=all(runs[i].status != "finished" for i in s.counted),
-        )
+        end
         for place, s in enumerate(settings)
+        for end in _end(s.label, place, _MEANS, s.figure, faint=all(runs[i].status != "finished" for i in s.counted))
     ]
     ends = [
-        _End(
-            meta=_meta(run_name(run, is_one_of_many=has_seeds), place, _RUNS),
-            cost=run.view.figure("total_bytes") or 0,
-            accuracy=run.view.figure("test_accuracy"),
-            faint=run.status != "finished",
-        )
+        end
         for place, setting in enumerate(settings)
         for run in (runs[i] for i in setting.runs)
-        if run.status != "failed"
+        if has_seeds and run.status != "failed"
+        for end in _end(
+            run_name(run, is_one_of_many=True), place, _RUNS, run.view.figure, faint=run.status != "finished"
+        )
     ]
-    shown = [e for e in means if e.is_known], [e for e in ends if e.is_known and has_seeds]
+    shown = means, ends
     traces = [trace for group in shown for trace in _with_front(group, looks, accuracies)]
     sent = [end.cost for group in shown for end in group]
     if not sent:
@@ -252,26 +246,27 @@ def front_chart(
 class _End:
     """Where a run or the mean of a setting ended."""
 
-    meta: Mapping[str, Any]
+    label: str
+    setting: int
+    kind: str
     cost: float
-    accuracy: float | None
+    accuracy: float
     faint: bool
 
-    @property
-    def is_known(self) -> bool:
-        return bool(self.cost) and self.accuracy is not None
 
-    @property
-    def setting(self) -> int:
-        return int(self.meta["setting"])
+def _end(label: str, setting: int, kind: str, figure: Callable[[str], float | None], *, faint: bool) -> Iterator[_End]:
+    """Nothing where it sent nothing or was not tested."""
+    cost, accuracy = figure("total_bytes"), figure("test_accuracy")
+    if cost and accuracy is not None:
+        yield _End(label=label, setting=setting, kind=kind, cost=cost, accuracy=accuracy, faint=faint)
 
 
 def _with_front(ends: Sequence[_End], looks: Sequence[Look], accuracies: Sequence[Estimate]) -> Iterator[Scatter]:
-    front = [ends[place] for place in pareto_front([(end.cost, end.accuracy or 0.0) for end in ends])]
+    front = [ends[place] for place in pareto_front([(end.cost, end.accuracy) for end in ends])]
     if not front:
         return
     yield _front_line(front)
-    has_intervals = front[0].meta["kind"] == _MEANS
+    has_intervals = front[0].kind == _MEANS
     steps = unsure_steps([end.setting for end in front], accuracies) if has_intervals else []
     doubtful = {dearer for _, dearer in steps}
     for end in ends:
@@ -283,13 +278,13 @@ def _point(end: _End, look: Look, *, hollow: bool, error: Estimate | None) -> Sc
     import plotly.graph_objects as go
 
     known = error is not None and not math.isnan(error.low)
-    text = f"{100 * (end.accuracy or 0.0):.2f} %, {bytes_text(end.cost)}"
+    text = f"{100 * end.accuracy:.2f} %, {bytes_text(end.cost)}"
     if error is not None and known:
         text += f"<br>95 % interval {100 * error.low:.2f} to {100 * error.high:.2f} %, {error.count} seeds"
     symbol = SYMBOLS[look.marker][0] + ("-open" if hollow else "")
     edge = {"width": 1.5, "color": look.colour if hollow else "#FFFFFF"}
     return go.Scatter(
-        name=wrapped(end.meta["label"]),
+        name=wrapped(end.label),
         mode="markers",
         opacity=0.4 if end.faint else 1.0,
         x=[short(end.cost)],
@@ -305,7 +300,7 @@ def _point(end: _End, look: Look, *, hollow: bool, error: Estimate | None) -> Sc
         else None,
         text=text,
         hovertemplate="%{fullData.name}<br>%{text}<extra></extra>",
-        meta=dict(end.meta),
+        meta=_meta(end.label, end.setting, end.kind),
     )
 
 
@@ -319,5 +314,5 @@ def _front_line(front: Sequence[_End]) -> Scatter:
         y=[short(end.accuracy) for end in front],
         line={"color": INK, "width": 1, "dash": "dot", "shape": "hv"},
         hoverinfo="skip",
-        meta={"label": "Pareto front", "setting": None, "kind": front[0].meta["kind"]},
+        meta={"label": "Pareto front", "setting": None, "kind": front[0].kind},
     )

@@ -32,7 +32,12 @@ def print_summary(summary: Summary, console: Console) -> None:
     for setting in summary.settings:
         table.add_row(*_cells(setting, summary.metrics))
     console.print(table)
-    for line in (*_difference_lines(summary), *map(_failure_line, summary.failed), *_note_lines(summary)):
+    differences = [
+        {**asdict(d), "first": summary.settings[d.first].label, "second": summary.settings[d.second].label}
+        for d in summary.differences
+    ]
+    verdict = verdict_lines(differences, summary.metrics[0], summary.modes[0], num_settings=len(summary.settings))
+    for line in (*verdict, *map(_failure_line, summary.failed), *(f"note: {text}" for text in summary.notes)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -59,14 +64,6 @@ def _estimate_text(found: Estimate, name: str) -> str:
 
 def _figure_text(value: float, name: str) -> str:
     return f"{value:.4f}" if name in _SHARES else f"{value:.4g}"
-
-
-def _difference_lines(summary: Summary) -> list[str]:
-    differences = [
-        {**asdict(d), "first": summary.settings[d.first].label, "second": summary.settings[d.second].label}
-        for d in summary.differences
-    ]
-    return verdict_lines(differences, summary.metrics[0], summary.modes[0], num_settings=len(summary.settings))
 
 
 def verdict_lines(differences: Sequence[Mapping[str, Any]], metric: str, mode: str, *, num_settings: int) -> list[str]:
@@ -118,7 +115,3 @@ def _difference_text(difference: Mapping[str, Any], metric: str, mode: str) -> s
 def _failure_line(row: TrialRow) -> str:
     seed = "" if row.seed is None else f" (seed {row.seed})"
     return f"{row.status}: {row.trial.label}{seed}, round {row.rounds}: {row.reason or 'no reason is known'}"
-
-
-def _note_lines(summary: Summary) -> list[str]:
-    return [f"note: {text}" for text in summary.notes]
