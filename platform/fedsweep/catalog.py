@@ -289,11 +289,7 @@ def build_method(spec: Mapping[str, Any] | Config) -> FederatedMethod:
 
 
 def method_cards(config: Config) -> tuple[tuple[Card, Mapping[str, Any]], ...]:
-    """The cards of a configuration's methods, each with the method's parameters; those that have one.
-
-    Args:
-        config: A loaded configuration.
-    """
+    """The cards of a loaded configuration's methods, each with the method's parameters; those that have one."""
     found = bound(config, "method")
     parts = found if isinstance(found, tuple) else (found,)
     cards = ((card_of(part.builder), part.parameters) for part in parts)
@@ -317,11 +313,7 @@ def method_titles() -> tuple[str, ...]:
 
 
 def merged_title(names: Sequence[str]) -> str:
-    """What methods that are merged are called together.
-
-    Args:
-        names: One or more.
-    """
+    """What one or more methods that are merged are called together."""
     for entry in TABLES["method"].names().values():
         if entry.merges and sorted(entry.merges) == sorted(names):
             return str(entry.title)

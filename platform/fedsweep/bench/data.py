@@ -14,12 +14,7 @@ _NUM_TEST = 1000
 
 
 def data_for(name: str, request: Request) -> tuple[Dataset, str]:
-    """A data set and what to call it.
-
-    Args:
-        name: ``"cifar10"`` or ``"mnist"``.
-        request: Says where it may lie.
-    """
+    """The data set ``"cifar10"`` or ``"mnist"``, or noise of its shape where it is not there, and what to call it."""
     if is_present(name, root=request.root):
         return load_dataset(name, root=request.root, download=False), name
     return noise(name), f"noise shaped like {name}"
@@ -51,11 +46,6 @@ def noise(name: str, *, samples: int | None = None) -> Dataset:
 
 
 def noise_like_mnist(*, root: str, download: bool) -> Dataset:
-    """For ``scenario.dataset``, where MNIST is not at hand.
-
-    Args:
-        root: Not read.
-        download: Nothing is fetched.
-    """
+    """For ``scenario.dataset``, where MNIST is not at hand; nothing is read or fetched."""
     del root, download
     return noise("mnist")

@@ -17,11 +17,7 @@ _LOOK_S, _LOOKS = 1.0, 3
 
 
 def machine_facts(device: str) -> dict[str, Any]:
-    """CPU, cores, memory, torch's threads, versions, commit and GPU, as they go into the JSON.
-
-    Args:
-        device: What is measured on.
-    """
+    """CPU, cores, memory, torch's threads, versions, commit and GPU, as they go into the JSON."""
     import psutil
     import torch
 

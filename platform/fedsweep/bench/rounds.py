@@ -87,24 +87,13 @@ def playing(plan: Plan) -> Iterator[Player]:
 
 
 def beside(plain: Callable[[int], float], plan: Plan, request: Request, *, rounds: int, **told: Any) -> Figure:
-    """Rounds of a run against those of a plain loop, in turns.
-
-    Args:
-        plain: Plays so many rounds; returns its seconds.
-        plan: The run.
-        request: Says how often.
-        rounds: In a measurement.
-        told: The figure's other fields.
-    """
+    """Rounds of a run in turns with those of a plain loop, which returns its seconds; ``told`` is the figure's."""
     with playing(plan) as ours:
         return in_turns(lambda: ours.play(rounds), lambda: plain(rounds), request.repeats, **told)
 
 
 def whole_command(given: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
     """``fedsweep run`` in a process of its own and an empty folder: its seconds, and what ``result.json`` holds.
-
-    Args:
-        given: The configuration.
 
     Raises:
         RunError: It failed.

@@ -20,14 +20,7 @@ _ACTORS: Mapping[str, Any] = {"backend": "ray", "client_actors": 2, "device": "c
 
 
 def planned(dataset: Dataset, *, method: Mapping[str, Any], steps: int, runtime: Mapping[str, Any]) -> Plan:
-    """A run on LeNet-5.
-
-    Args:
-        dataset: CIFAR-10, or noise of its shape.
-        method: The section of that name.
-        steps: Of each client in a round.
-        runtime: The section of that name.
-    """
+    """A run on LeNet-5 with CIFAR-10, or noise of its shape; each client takes ``steps`` in a round."""
     training = {"cohort_size": 10, "local_steps": steps, "batch_size": 10, "optimizer": {"name": "sgd", "lr": 0.01}}
     given = {
         "scenario": {"clients": 100},

@@ -94,13 +94,7 @@ def _play_again(original: RunFolder, again: RunFolder, *, quiet: bool) -> dict[s
 def differences(
     original: RunFolder, again: RunFolder, *, results: tuple[Mapping[str, Any], Mapping[str, Any]]
 ) -> list[str]:
-    """What differs between two runs of one configuration, a line each; empty where they are the same.
-
-    Args:
-        original: A finished run.
-        again: The other.
-        results: What their ``result.json`` hold.
-    """
+    """What differs between two runs of one configuration and their ``result.json``, a line each."""
     from fedsweep.runs.run_folder import CLIENT_ACCURACY, TRAFFIC
 
     there, here = results

@@ -93,12 +93,7 @@ def _position(items: list[Any], part: str, *, key: str) -> int:
 
 
 def join(old: dict[str, Any], new: Mapping[str, Any]) -> None:
-    """Lays a mapping over another, in place, by the rules of :func:`set_value`.
-
-    Args:
-        old: What is there; changed.
-        new: What goes over it.
-    """
+    """Lays a new mapping over the old one, in place, by the rules of :func:`set_value`."""
     for name, value in new.items():
         before = old.get(name)
         if isinstance(before, dict) and isinstance(value, dict) and not _SELECTORS & value.keys():

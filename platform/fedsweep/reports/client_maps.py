@@ -65,12 +65,7 @@ class ClientMaps:
 
 
 def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
-    """The charts of the runs' clients, as many as a page has room for.
-
-    Args:
-        runs: All runs.
-        order: Indices of the runs, the most interesting first.
-    """
+    """The charts of the runs' clients, as many as a page has room for; ``order`` has the most interesting first."""
     maps = ClientMaps()
     left_out = 0
     for index in order:
@@ -345,12 +340,7 @@ def _summed(cells: np.ndarray, step: int) -> np.ndarray:
 
 
 def interesting_first(accuracies: Mapping[int, float | None], settings: Sequence[Sequence[int]]) -> list[int]:
-    """Indices of runs: the best of each setting first, then the second best of each, and so on.
-
-    Args:
-        accuracies: Of each run.
-        settings: Indices of each setting's runs.
-    """
+    """Indices of runs: the best of each setting first, then the second best of each, and so on."""
 
     def rank(index: int) -> float:
         value = accuracies[index]

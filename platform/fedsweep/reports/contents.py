@@ -84,9 +84,6 @@ class Report:
 def build_report(found: Found) -> Report:
     """Puts together what a page shows.
 
-    Args:
-        found: The runs.
-
     Raises:
         OutputError: None of the runs can be shown.
     """

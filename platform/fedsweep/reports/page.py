@@ -130,13 +130,7 @@ def check_script(path: Path, *, overwrite: bool) -> None:
 
 
 def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
-    """The page's text.
-
-    Args:
-        report: What it shows.
-        made: When, in UTC.
-        script: See :func:`write_report`.
-    """
+    """The page's text, which says when it was ``made``, in UTC; for ``script`` see :func:`write_report`."""
     from markupsafe import Markup
 
     environment = _environment()

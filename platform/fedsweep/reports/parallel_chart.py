@@ -28,11 +28,6 @@ def parallel_chart(settings: Sequence[Setting], looks: Sequence[Look], configs: 
     """A line for each setting through what varies and what came of it; None where nothing does.
 
     Plotly's own parallel coordinates need WebGL and a page that may compile scripts; lines on one plane do not.
-
-    Args:
-        settings: The settings.
-        looks: A look for each.
-        configs: Their configurations, side by side.
     """
     if len(settings) < 2 or not configs.differing:
         return None

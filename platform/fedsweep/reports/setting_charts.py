@@ -32,13 +32,7 @@ _MEANS, _RUNS, _ALWAYS = "mean", "run", "both"
 
 
 def curve_chart(runs: Sequence[ReportRun], settings: Sequence[Setting], looks: Sequence[Look]) -> Chart | None:
-    """Figures by round, bytes or time: means over seeds with bands, or each run; None where nothing was measured.
-
-    Args:
-        runs: All runs.
-        settings: Their settings.
-        looks: A look for each setting.
-    """
+    """Figures by round, bytes or time: means over seeds with bands, or each run; None where nothing was measured."""
     names = [name for name in FIGURES if any(name in run.curve.figures for run in runs)]
     if not names:
         return None
@@ -99,12 +93,7 @@ def _lines(runs: Sequence[ReportRun], place: int, setting: Setting, look: Look) 
 
 
 def run_name(run: ReportRun, *, is_one_of_many: bool) -> str:
-    """What a run is called beside others.
-
-    Args:
-        run: The run.
-        is_one_of_many: Whether its setting has more than one.
-    """
+    """What a run is called beside others; with its seed where it is one of many of its setting."""
     seed = f", seed {run.view.seed}" if is_one_of_many else ""
     return run.label + seed + ("" if run.status == "finished" else f" ({run.status})")
 
@@ -202,13 +191,7 @@ def front_chart(
     """Test accuracy against bytes with the Pareto front, by setting or by run; None where nothing was measured.
 
     Points off the front are hollow, and so are means on it that the cheaper neighbour's seeds don't tell apart; faint
-    are those that did not finish.
-
-    Args:
-        runs: All runs; those that failed have no point.
-        settings: Their settings.
-        looks: A look for each setting.
-        accuracies: Each setting's test accuracy over its seeds.
+    are those that did not finish. Runs that failed have no point.
     """
     has_seeds = len(runs) > len(settings)
     means = [

@@ -46,13 +46,9 @@ FIGURES = (
 
 
 def settings_as(runs: Sequence[ReportRun], form: str) -> str:
-    """The settings' table in one of :data:`FORMATS`, without ``text``.
+    """The table of all runs' settings in one of :data:`FORMATS`, but not as ``text``.
 
     Columns of which no setting has anything are left out, but in CSV, where figures are in SI units and unrounded.
-
-    Args:
-        runs: All runs.
-        form: ``md``, ``latex`` or ``csv``.
     """
     settings = group_settings(runs)
     if form == "csv":
@@ -126,12 +122,7 @@ def _as_csv(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> str:
 
 
 def setting_row(runs: Sequence[ReportRun], setting: Setting) -> dict[str, Any]:
-    """A setting's figures by column, in SI units and unrounded; None where there is none.
-
-    Args:
-        runs: All runs.
-        setting: One of theirs.
-    """
+    """A setting's figures by column, in SI units and unrounded; None where there is none."""
     row: dict[str, Any] = {"setting": setting.label, "method": runs[setting.runs[0]].method}
     row |= {"seeds": len(setting.counted), "failed": setting.failed}
     for figure in FIGURES:

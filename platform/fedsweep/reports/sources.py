@@ -146,13 +146,9 @@ def _sweep_notes(sweep: Path, folders: dict[Path, Path]) -> list[str]:
 
 
 def reported_tables(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], list[str]]:
-    """A caption and HTML, in which every text that was read is escaped, for each folder that has a paper's table.
+    """A caption and HTML, in which every text that was read is escaped, for each sweep that made a paper's table.
 
-    Args:
-        folders: Sweeps' folders.
-
-    Returns:
-        These, and what is wrong with tables that cannot be read.
+    Beside these, what is wrong with tables that cannot be read.
     """
     from fedsweep.reproduce.cell_texts import caption
     from fedsweep.reproduce.formats import html_fragment

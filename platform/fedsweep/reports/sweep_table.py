@@ -67,13 +67,9 @@ def _figure_text(value: float, name: str) -> str:
 
 
 def verdict_lines(differences: Sequence[Mapping[str, Any]], metric: str, mode: str, *, num_settings: int) -> list[str]:
-    """Which differences between settings are more than chance, in lines.
+    """Which differences between settings, as ``summary.json`` has them, are more than chance, in lines.
 
-    Args:
-        differences: As ``summary.json`` has them.
-        metric: What was compared.
-        mode: ``max`` or ``min``.
-        num_settings: How many settings there are.
+    The mode is ``max`` or ``min``.
     """
     known = [d for d in differences if d["p_value"] is not None and not math.isnan(d["p_value"])]
     if not known:
@@ -88,11 +84,7 @@ def verdict_lines(differences: Sequence[Mapping[str, Any]], metric: str, mode: s
 
 
 def read_verdict(folder: Path) -> list[str]:
-    """:func:`verdict_lines` of a sweep's folder; none where it has no summary, or one that cannot be read.
-
-    Args:
-        folder: The sweep's.
-    """
+    """:func:`verdict_lines` of a sweep's folder; none where it has no summary, or one that cannot be read."""
     from fedsweep.sweeps.sweep_folder import SUMMARY
 
     try:

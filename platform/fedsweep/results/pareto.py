@@ -37,10 +37,7 @@ def pareto_front(points: Sequence[tuple[float, float] | None]) -> list[int]:
     not beat each other.
 
     Args:
-        points: Cost and accuracy of each; None for one that takes no part.
-
-    Returns:
-        Indices into ``points``.
+        points: Cost and accuracy of each; None for one that takes no part. Indices into these come back.
     """
     known = [(cost, -accuracy, index) for index, point in enumerate(points) if point for cost, accuracy in [point]]
     front: list[int] = []
@@ -70,10 +67,6 @@ def reached(curve: Sequence[tuple[float, float]], budget: float) -> tuple[float,
     """The last evaluation within a budget: bytes sent by then, and the accuracy; None where there is none.
 
     It is the last one, not the best one: picking the best would be choosing by the test set.
-
-    Args:
-        curve: Bytes and accuracy, ascending in bytes.
-        budget: In bytes.
     """
     within = [point for point in curve if point[0] <= budget]
     return within[-1] if within else None

@@ -98,11 +98,7 @@ def estimate(values: Iterable[float | None]) -> Estimate:
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """Percentile interval of the mean.
-
-    Args:
-        values: At least two.
-    """
+    """Percentile interval of the mean of at least two values."""
     from scipy.stats import bootstrap as resample
 
     # Not keyed by the run: a report of a sweep's folder must print the sweep's own interval.

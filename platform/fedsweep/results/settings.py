@@ -106,19 +106,11 @@ class Setting:
     curve: Curve | None
 
     def over_seeds(self, name: str) -> Estimate:
-        """A figure over the counted runs.
-
-        Args:
-            name: As :meth:`~fedsweep.results.view.RunView.figure` knows it.
-        """
+        """A figure, as :meth:`~fedsweep.results.view.RunView.figure` knows it, over the counted runs."""
         return estimate(view.figure(name) for view in self.views)
 
     def figure(self, name: str) -> float | None:
-        """The mean of a figure over the counted runs that have it; None where none has.
-
-        Args:
-            name: As for :meth:`over_seeds`.
-        """
+        """The mean alone of :meth:`over_seeds`; None where no counted run has the figure."""
         known = [value for view in self.views if (value := view.figure(name)) is not None]
         return mean(known) if known else None
 
@@ -149,11 +141,7 @@ class TargetRow:
 
 
 def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[str]]:
-    """The runs as a report shows them, and why it cannot show others.
-
-    Args:
-        views: What the folders hold.
-    """
+    """The runs as a report shows them, and why it cannot show others."""
     good: list[tuple[RunView, Mapping[str, str]]] = []
     bad: list[str] = []
     for view in views:
@@ -191,12 +179,7 @@ def group_settings(runs: Sequence[ReportRun]) -> list[Setting]:
 
 
 def remarks(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> list[str]:
-    """What turned into something simpler without a word: what runs said at their end, and settings with equal models.
-
-    Args:
-        runs: All runs.
-        settings: Their settings.
-    """
+    """What became something simpler without a word: what runs said at their end, and settings with equal models."""
     said: dict[str, None] = {}
     found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for setting in settings:

@@ -111,11 +111,7 @@ def limit_text(limit: Limit) -> str:
 
 
 def refused_merges(method: FederatedMethod) -> dict[str, tuple[str, ...]]:
-    """Why a method can't be merged with some of the registered ones at their defaults, and which those are.
-
-    Args:
-        method: The method.
-    """
+    """Why a method can't be merged with some of the registered ones at their defaults, and which those are."""
     found: dict[str, tuple[str, ...]] = {}
     for other in TABLES["method"].names():
         if other == method.name:
