@@ -10,7 +10,7 @@ from fedsweep.config import yaml12
 from fedsweep.config.sweep import SPACE_KINDS
 from fedsweep.errors import ConfigError
 
-_SELECTORS = frozenset({"name", "kind", "merge"})
+SELECTORS = frozenset({"name", "kind", "merge"})
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -96,7 +96,7 @@ def join(old: dict[str, Any], new: Mapping[str, Any]) -> None:
     """Lays a new mapping over the old one, in place, by the rules of :func:`set_value`."""
     for name, value in new.items():
         before = old.get(name)
-        if isinstance(before, dict) and isinstance(value, dict) and not _SELECTORS & value.keys():
+        if isinstance(before, dict) and isinstance(value, dict) and not SELECTORS & value.keys():
             join(before, value)
         else:
             old[name] = copy.deepcopy(value)

@@ -60,11 +60,7 @@ def settings_as(runs: Sequence[ReportRun], form: str) -> str:
     return (_as_latex if form == "latex" else _as_markdown)(settings, shown, notes)
 
 
-def _cells(setting: Setting, shown: Sequence[Figure], *, plus_minus: str = "±") -> list[str]:
-    return [_cell(setting.over_seeds(figure.name), figure, plus_minus) for figure in shown]
-
-
-def _cell(found: Estimate, figure: Figure, plus_minus: str) -> str:
+def _cell(found: Estimate, figure: Figure) -> str:
     mean, sd, low, high = (finite(value) for value in (found.mean, found.sd, found.low, found.high))
     if mean is None:
         return MISSING
@@ -75,7 +71,7 @@ def _cell(found: Estimate, figure: Figure, plus_minus: str) -> str:
     if not figure.has_spread or sd is None:
         return number(mean)
     interval = "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
-    return f"{number(mean)} {plus_minus} {number(sd)}{interval}"
+    return f"{number(mean)} ± {number(sd)}{interval}"
 
 
 def _as_markdown(settings: Sequence[Setting], shown: Sequence[Figure], notes: Sequence[str]) -> str:
@@ -83,7 +79,10 @@ def _as_markdown(settings: Sequence[Setting], shown: Sequence[Figure], notes: Se
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     head = [line(["Setting", *(figure.heading for figure in shown)]), "|---" + "|---:" * len(shown) + "|"]
-    rows = [line([setting.label, *_cells(setting, shown)]) for setting in settings]
+    rows = [
+        line([setting.label, *(_cell(setting.over_seeds(figure.name), figure) for figure in shown)])
+        for setting in settings
+    ]
     return "\n".join([*head, *rows, "", *notes])
 
 
@@ -93,7 +92,8 @@ def _as_latex(settings: Sequence[Setting], shown: Sequence[Figure], notes: Seque
     best = max((accuracy for accuracy in accuracies if accuracy is not None), default=None)
     rows = []
     for setting, accuracy in zip(settings, accuracies, strict=True):
-        cells = [latex_text(cell).replace("±", r"$\pm$") for cell in _cells(setting, shown)]
+        found = (_cell(setting.over_seeds(figure.name), figure) for figure in shown)
+        cells = [latex_text(cell).replace("±", r"$\pm$") for cell in found]
         if cells and accuracy is not None and accuracy == best and len(settings) > 1:
             cells[0] = rf"\textbf{{{cells[0]}}}"
         rows.append(" & ".join([latex_text(setting.label), *cells]) + r" \\")

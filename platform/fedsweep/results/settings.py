@@ -152,7 +152,7 @@ def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[str]]:
             bad.append(f"{view.folder}: {error}")
             continue
         good.append((view, {clean(key): clean(value, longest=_LONGEST_REASON) for key, value in flat.items()}))
-    labels = run_labels([view for view, _ in good], with_seeds=False)
+    labels = run_labels([view for view, _ in good])
     runs = [
         ReportRun(view=view, label=clean(label), flat=flat, curve=curve_of(view))
         for (view, flat), label in zip(good, labels, strict=True)

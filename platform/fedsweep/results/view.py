@@ -214,26 +214,11 @@ def once(folders: Iterable[Path]) -> dict[Path, Path]:
     return found
 
 
-def run_labels(runs: Sequence[RunView], *, with_seeds: bool = True) -> list[str]:
-    """A label for each run: its name, with what is needed to tell it from the others.
-
-    Args:
-        runs: The runs.
-        with_seeds: Write a seed that tells runs apart into the label; otherwise it stands elsewhere.
-    """
-    if with_seeds:
-        labels = [run.name for run in runs]
-        labels = _told_apart(labels, keys=labels, longer=[f"{run.name} (seed {run.seed})" for run in runs])
-        keys: list[object] = list(labels)
-    else:
-        labels = [run.name for run in runs]
-        keys = [(run.name, run.seed) for run in runs]
-    if len(set(keys)) < len(keys):
-        above = commonpath([run.folder.resolve() for run in runs])
-        places = [str(run.folder.resolve().relative_to(above)) for run in runs]
-        labels = _told_apart(labels, keys=keys, longer=places)
-    return labels
-
-
-def _told_apart(labels: Sequence[str], *, keys: Sequence[object], longer: Sequence[str]) -> list[str]:
-    return [more if keys.count(key) > 1 else label for label, key, more in zip(labels, keys, longer, strict=True)]
+def run_labels(runs: Sequence[RunView]) -> list[str]:
+    """A label for each run: its name; its place among the folders where another run has its name and seed, too."""
+    keys = [(run.name, run.seed) for run in runs]
+    if len(set(keys)) == len(keys):
+        return [run.name for run in runs]
+    above = commonpath([run.folder.resolve() for run in runs])
+    places = [str(run.folder.resolve().relative_to(above)) for run in runs]
+    return [place if keys.count(key) > 1 else key[0] for key, place in zip(keys, places, strict=True)]
