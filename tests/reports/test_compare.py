@@ -18,9 +18,8 @@ from fedsweep.errors import InputError
 from fedsweep.figures.style import COLOURS, setting_looks
 from fedsweep.reports.compare import compared_runs, print_runs, print_settings
 from fedsweep.reports.setting_table import settings_as
-from fedsweep.results.names import without_shared_start
 from fedsweep.results.settings import ReportRun, group_settings, remarks
-from fedsweep.results.texts import bytes_text, seconds_text
+from fedsweep.results.texts import bytes_text, seconds_text, without_shared_start
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from fedsweep.runs.facts import run_facts
+from fedsweep.runs.facts import git_says, run_facts
 
 # CPUs that others may use while figures are still judged.
 MOST_LOAD_CPUS = 0.2
@@ -58,9 +57,5 @@ def _cpu_name() -> str:
 
 def _is_changed() -> bool | None:
     """Whether the current folder's checkout has changes that are not committed; None: it is none."""
-    command = ["git", "status", "--porcelain", "--untracked-files=no"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return bool(answer.stdout.strip())
+    changes = git_says("status", "--porcelain", "--untracked-files=no")
+    return None if changes is None else bool(changes)

@@ -118,7 +118,10 @@ def build_report(found: Found) -> Report:
         unreadable=(*found.unreadable, *bad),
         sweeps=found.sweeps,
         front=tuple(front),
-        front_notes=tuple(_told(settings[a], settings[b]) for a, b in unsure_steps(front, accuracies)),
+        front_notes=tuple(
+            f"{settings[a].label} and {settings[b].label}: their 95 % intervals overlap, so the step may be chance"
+            for a, b in unsure_steps(front, accuracies)
+        ),
         budgets=tuple(best_under_budgets(curves, budget_grid(curves))),
         targets=tuple(target_rows(settings)),
         configs=configs,
@@ -172,10 +175,6 @@ def _world_notes(configs: ConfigTable) -> list[str]:
         return []
     named = some_of(keys, _SHOWN)
     return [f"runs differ in {named}: these are different worlds, so accuracies and bytes are no fair comparison"]
-
-
-def _told(cheaper: Setting, dearer: Setting) -> str:
-    return f"{cheaper.label} and {dearer.label}: their 95 % intervals overlap, so the step may be chance"
 
 
 def _point(cost: float | None, accuracy: float | None) -> tuple[float, float] | None:

@@ -46,7 +46,8 @@ def curve_chart(runs: Sequence[ReportRun], settings: Sequence[Setting], looks: S
 
     last = max((run.curve.rounds[-1] for run in runs if run.curve.rounds), default=0)
     dticks = {"round": 1 if last <= FEW_TICKS else None}
-    against = ["round", "bytes", *(["simulated time"] if any(_timed(run.curve) for run in runs) else [])]
+    is_timed = any(value is not None for run in runs for value in run.curve.sim_time_s)
+    against = ["round", "bytes", *(["simulated time"] if is_timed else [])]
     has_bands = any(end != "line" for _, _, end in lines)
     return Chart(
         describe="Learning curves; the figures stand in the tables",
@@ -76,13 +77,9 @@ def _lines(runs: Sequence[ReportRun], place: int, setting: Setting, look: Look) 
     seeds = len(setting.counted)
     if setting.curve is not None and len(setting.runs) > 1:
         name = setting.label + (f", mean of {seeds} seeds" if seeds > 1 else "")
-        if setting.curve.low:
-            yield _edge(look, meta=_meta(f"{setting.label}, mean - sd", place, "band")), setting.curve, "low"
-            yield (
-                _edge(look, meta=_meta(f"{setting.label}, mean + sd", place, "band"), fill=True),
-                setting.curve,
-                "high",
-            )
+        for end, sign in (("low", "-"), ("high", "+")) if setting.curve.low else ():
+            meta = _meta(f"{setting.label}, mean {sign} sd", place, "band")
+            yield _edge(look, meta=meta, fill=end == "high"), setting.curve, end
         yield _line(setting.label, look, meta=_meta(name, place, _MEANS)), setting.curve, "line"
     for index in setting.runs:
         run = runs[index]
@@ -102,10 +99,6 @@ def _meta(label: str, setting: int, kind: str) -> dict[str, Any]:
     return {"label": label, "setting": setting, "kind": kind}
 
 
-def _marker(look: Look, **more: Any) -> dict[str, Any]:
-    return {"color": look.colour, "symbol": SYMBOLS[look.marker][0], **more}
-
-
 def _line(name: str, look: Look, *, meta: Mapping[str, Any], thin: bool = False) -> Scatter:
     import plotly.graph_objects as go
 
@@ -113,7 +106,12 @@ def _line(name: str, look: Look, *, meta: Mapping[str, Any], thin: bool = False)
         name=wrapped(name),
         mode="lines+markers",
         line={"color": look.colour, "width": 1.2 if thin else 2},
-        marker=_marker(look, size=5 if thin else 7, maxdisplayed=_MARKS),
+        marker={
+            "color": look.colour,
+            "symbol": SYMBOLS[look.marker][0],
+            "size": 5 if thin else 7,
+            "maxdisplayed": _MARKS,
+        },
         connectgaps=True,
         meta=dict(meta),
     )
@@ -167,10 +165,6 @@ def _axis(axis: str, style: Mapping[str, Any], *, dtick: int | None = None) -> d
     whole = {"tickformat": "", "hoverformat": "", "dtick": dtick, **style}
     title = whole.pop("title")["text"]
     return {f"{axis}.title.text": title, f"{axis}.uirevision": title, **{f"{axis}.{k}": v for k, v in whole.items()}}
-
-
-def _timed(curve: Curve) -> bool:
-    return any(value is not None for value in curve.sim_time_s)
 
 
 def _kinds(num_settings: int) -> list[dict[str, Any]]:

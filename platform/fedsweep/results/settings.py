@@ -11,9 +11,8 @@ from fedsweep.catalog import merged_title
 from fedsweep.errors import InputError
 from fedsweep.results.config_table import flat_config, setting_key
 from fedsweep.results.curves import Curve, curve_of, mean_curve
-from fedsweep.results.names import without_shared_start
 from fedsweep.results.seed_statistics import Estimate, estimate, finite, mean
-from fedsweep.results.texts import clean
+from fedsweep.results.texts import clean, without_shared_start
 from fedsweep.results.view import RunView, run_labels
 
 _LONGEST_REASON = 1000
