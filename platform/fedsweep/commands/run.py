@@ -12,6 +12,7 @@ from fedsweep.commands.parts.options import Dashboard, DryRun, Overrides, Overwr
 from fedsweep.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
     from fedsweep.driver.run import Plan
 
 EXAMPLES = examples(
@@ -52,26 +53,31 @@ def run(
 
     Ctrl-C writes a checkpoint first; [b]--resume[/b] goes on from there to the same result as an unbroken run.
     """
-    if resume is None:
-        if rounds is not None:
-            raise ConfigError("--rounds goes with --resume DIR; a new run takes --set training.rounds=N")
-        settings = {"dry_run": dry_run, "overwrite": overwrite, "dashboard": dashboard, "quiet": quiet}
-        if seeds is not None:
-            _sweep_seeds(_named(config), overrides or [], seeds, out=out, **settings)
-            return
-        _run_new(_named(config), overrides or [], out=out, **settings)
+    if resume is not None:
+        given: dict[str, object] = {"CONFIG": config, "--set": overrides, "--seeds": seeds, "--out": out}
+        given |= {"--overwrite": overwrite, "--dry-run": dry_run}
+        if both := [name for name, value in given.items() if value]:
+            raise ConfigError(f"--resume and {both[0]} exclude each other: {resume / 'config.yaml'} says it all")
+        _resume(resume, rounds=rounds, dashboard=dashboard, quiet=quiet)
         return
-    given: dict[str, object] = {"CONFIG": config, "--set": overrides, "--seeds": seeds, "--out": out}
-    given |= {"--overwrite": overwrite, "--dry-run": dry_run}
-    if both := [name for name, value in given.items() if value]:
-        raise ConfigError(f"--resume and {both[0]} exclude each other: {resume / 'config.yaml'} says it all")
-    _resume(resume, rounds=rounds, dashboard=dashboard, quiet=quiet)
-
-
-def _named(config: str | None) -> str:
+    if rounds is not None:
+        raise ConfigError("--rounds goes with --resume DIR; a new run takes --set training.rounds=N")
     if config is None:
         raise ConfigError("CONFIG is missing: give a YAML file or a preset's name, or --resume DIR")
-    return config
+    if seeds is not None:
+        settings = {"dry_run": dry_run, "overwrite": overwrite, "dashboard": dashboard, "quiet": quiet}
+        _sweep_seeds(config, overrides or [], seeds, out=out, **settings)
+        return
+    from fedsweep.commands.parts.playing import play
+    from fedsweep.config.load import load_config
+    from fedsweep.runs.default_folder import default_folder
+
+    loaded = load_config(config, overrides or [])
+    folder = (out or default_folder(loaded)).expanduser().absolute()
+    if dry_run:
+        _try_dry(loaded, folder, overwrite=overwrite)
+    else:
+        play(loaded, folder, overwrite=overwrite, dashboard=dashboard, quiet=quiet)
 
 
 def _sweep_seeds(config: str, overrides: Sequence[str], seeds: str, *, out: Path | None, **settings: Any) -> None:
@@ -86,32 +92,14 @@ def _sweep_seeds(config: str, overrides: Sequence[str], seeds: str, *, out: Path
     begin(load_config(given), folder, **settings)
 
 
-def _run_new(
-    config: str,
-    overrides: Sequence[str],
-    *,
-    out: Path | None,
-    dry_run: bool,
-    overwrite: bool,
-    dashboard: bool,
-    quiet: bool,
-) -> None:
-    from fedsweep.commands.parts.playing import play
-    from fedsweep.config.load import load_config
-    from fedsweep.runs.default_folder import default_folder
-
-    loaded = load_config(config, overrides)
-    folder = (out or default_folder(loaded)).expanduser().absolute()
-    if not dry_run:
-        play(loaded, folder, overwrite=overwrite, dashboard=dashboard, quiet=quiet)
-        return
+def _try_dry(config: Config, folder: Path, *, overwrite: bool) -> None:
     from fedsweep.driver.backend import check_resources
     from fedsweep.driver.run import plan_run
     from fedsweep.runs.run_folder import RunFolder
     from fedsweep.tracking.factory import make_observers
 
     RunFolder(folder).check_free(overwrite=overwrite)
-    plan = plan_run(loaded)
+    plan = plan_run(config)
     watching = make_observers(plan.config, folder)
     check_resources(plan)
     for observer in watching:

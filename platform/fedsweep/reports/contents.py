@@ -102,13 +102,8 @@ def build_report(found: Found) -> Report:
     tables, problems = reported_tables(found.sweeps)
     # A table's columns are different worlds on purpose.
     one_table = len(tables) == 1 and all(run.folder.resolve().parent == found.sweeps[0].resolve() for run in found.runs)
-    said = (
-        *found.notes,
-        *problems,
-        *(() if one_table else _world_notes(configs)),
-        *remarks(runs, settings),
-        *maps.notes,
-    )
+    worlds = [] if one_table else _world_notes(configs)
+    said = (*found.notes, *problems, *worlds, *remarks(runs, settings), *maps.notes)
     front = pareto_front([_point(s.figure("total_bytes"), s.figure("test_accuracy")) for s in settings])
     return Report(
         runs=tuple(runs),
