@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -66,20 +67,17 @@ def _python() -> str:
     return f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} CPUs"
 
 
-def _imported(name: str) -> Callable[[], str]:
-    def check() -> str:
-        try:
-            importlib.import_module(name)
-            return metadata.version(name)
-        except Exception as error:  # a broken library raises anything when it is imported
-            reason = str(error).strip().partition("\n")[0]
-            raise Problem(f"cannot be imported ({type(error).__name__}: {reason}); install fedsweep again") from error
-
-    return check
+def _imported(name: str) -> str:
+    try:
+        importlib.import_module(name)
+        return metadata.version(name)
+    except Exception as error:  # a broken library raises anything when it is imported
+        reason = str(error).strip().partition("\n")[0]
+        raise Problem(f"cannot be imported ({type(error).__name__}: {reason}); install fedsweep again") from error
 
 
 def _torch() -> str:
-    version = _imported("torch")()
+    version = _imported("torch")
     import torch
 
     return f"{version}, {torch.get_num_threads()} threads"
@@ -169,8 +167,8 @@ _CHECKS: dict[str, Callable[[], str]] = {
     "Python": _python,
     "torch": _torch,
     "torchvision": _torchvision,
-    "Ray": _imported("ray"),
-    "MLflow": _imported("mlflow"),
+    "Ray": partial(_imported, "ray"),
+    "MLflow": partial(_imported, "mlflow"),
     "GPUs": _gpus,
     "data sets": _data_sets,
     "disk": _disk,

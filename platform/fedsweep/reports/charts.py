@@ -119,35 +119,24 @@ def wrapped(text: str) -> str:
     return "<br>".join(map(plain, pieces))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scale:
-    """What a map's numbers look like and mean.
-
-    Attributes:
-        colours: Colours by shares of the way from ``least`` to ``most``, ascending.
-        most: The number with the last colour.
-        least: The number with the first colour.
-        say: What is said of a cell, in Plotly's words: ``%{x}``, ``%{y}``, ``%{z}``, and ``%{text}`` for its word.
-        words: A word for each number from 0 on; the page's script puts them where Plotly looks for a cell's text.
-    """
-
-    colours: Sequence[tuple[float, str]]
-    most: float
-    least: float = 0
-    say: str
-    words: Sequence[str] = ()
-
-
 def map_chart(
-    z: Sequence[Sequence[int | None]], scale: Scale, *, x: Mapping[str, Any], y: Mapping[str, Any], **texts: Any
+    z: Sequence[Sequence[int | None]],
+    heat: Mapping[str, Any],
+    *,
+    x: Mapping[str, Any],
+    y: Mapping[str, Any],
+    words: Sequence[str] = (),
+    **texts: Any,
 ) -> Chart:
     """A map of cells.
 
     Args:
         z: A number for each cell, row by row from the top; None where there is nothing to say of it.
-        scale: What the numbers mean.
+        heat: What Plotly's heatmap is told of colours, of the numbers with the last and (if not 0) with the first of
+            them, and of what is said of a cell.
         x: The axis below, as :func:`ids` gives it.
         y: The axis beside; it may have ticks of its own.
+        words: A word for each number from 0 on; the page's script puts them where Plotly looks for a cell's text.
         texts: ``title``, ``describe``, ``hint`` and ``key`` of the chart.
     """
     import plotly.graph_objects as go
@@ -157,15 +146,12 @@ def map_chart(
         z=z,
         x=x["ids"],
         y=y["ids"],
-        zmin=scale.least,
-        zmax=scale.most,
-        colorscale=scale.colours,
         showscale=False,
         xgap=1 if len(x["ids"]) <= 60 else 0,
         ygap=1 if tall > 6 else 0,
-        hovertemplate=f"{scale.say}<extra></extra>",
         hoverongaps=False,
-        meta={"label": texts["title"], "words": list(scale.words)},
+        meta={"label": texts["title"], "words": list(words)},
+        **{"zmin": 0, **heat},
     )
     whole = {
         name: {k: v for k, v in axis.items() if k != "ids"} | {"showgrid": False} for name, axis in (("x", x), ("y", y))

@@ -18,7 +18,7 @@ from fedsweep.figures.groups import COHORT, GROUP_LOOKS, HIGH, counts_of, group_
 from fedsweep.figures.scenario import PART_LOOKS, shown_clients
 from fedsweep.figures.scenario_arrays import Part, class_shares_of
 from fedsweep.figures.style import INK
-from fedsweep.reports.charts import PERCENT, Chart, Scale, drawn, ids, map_chart, span, tint
+from fedsweep.reports.charts import PERCENT, Chart, drawn, ids, map_chart, span, tint
 from fedsweep.results.view import RunView
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def split_chart(counts_NC: np.ndarray) -> Chart:
     stops = [(share * share, tint(_FULL, share)) for share in np.linspace(0, 1, 9).tolist()]
     return map_chart(
         cells_CN.tolist(),
-        Scale(colours=stops, most=max(1, int(cells_CN.max())), say="client %{x}, class %{y}<br>%{z} samples"),
+        _heat(stops, max(1, int(cells_CN.max())), "client %{x}, class %{y}<br>%{z} samples"),
         title="What clients hold",
         describe="How samples of each class fall to clients",
         x=ids("client", num_clients, per_client),
@@ -154,7 +154,7 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
         hint = f"{sum(map(bool, attendees))} of {len(cohorts)} rounds aggregated."
     if any(groups):
         layers["in the high-frequency group"] = shares(groups)
-    axes = {
+    axes: dict[str, Any] = {
         "x": ids("round", len(cohorts), per_round, first=run.column("round")[0]),
         "y": ids("client", count, per_client),
     }
@@ -163,7 +163,7 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
     return [
         map_chart(
             np.rint(100 * cells).astype(int).tolist(),
-            Scale(colours=_SHADES, most=100, say="client %{y}, round %{x}<br>%{z} % of the cell"),
+            _heat(_SHADES, 100, "client %{y}, round %{x}<br>%{z} % of the cell"),
             title=f"Who was {name}",
             describe=f"Which clients were {name} in which rounds",
             hint=f"{hint} The stronger the colour, the more of the cell's clients and rounds.".strip(),
@@ -190,13 +190,8 @@ def _state_chart(states_NR: np.ndarray, *, axes: Mapping[str, Any], hint: str) -
     steps = [(end / len(_STATES), colour) for state, (_, colour) in enumerate(_STATES) for end in (state, state + 1)]
     return map_chart(
         states_NR.tolist(),
-        Scale(
-            colours=steps,
-            most=len(_STATES) - 0.5,
-            least=-0.5,
-            say="client %{y}, round %{x}<br>%{text}",
-            words=[text for text, _ in _STATES],
-        ),
+        _heat(steps, len(_STATES) - 0.5, "client %{y}, round %{x}<br>%{text}") | {"zmin": -0.5},
+        words=[text for text, _ in _STATES],
         title="Who took part",
         describe="Which clients took part in which rounds",
         key=[(text, colour) for state, (text, colour) in enumerate(_STATES) if (states_NR == state).any()],
@@ -239,7 +234,7 @@ def class_chart(run: RunView, shape: tuple[int, ...]) -> Chart | None:
     some = f"{len(shown)} of {num_clients} clients. " if len(shown) < num_clients else ""
     return map_chart(
         z,
-        Scale(colours=_SHADES, most=max(1, int(percents.max())), say="%{y}, round %{x}<br>%{z} % of its samples"),
+        _heat(_SHADES, max(1, int(percents.max())), "%{y}, round %{x}<br>%{z} % of its samples"),
         title="Which classes clients had",
         describe="Which classes clients have in which rounds",
         x=ids("round", num_rounds, per_round, first=1),
@@ -332,6 +327,11 @@ def _group_traces(level: int, shares_RC: np.ndarray, *, shift: float) -> Iterato
 def _short(values: np.ndarray) -> list[float]:
     found: list[float] = np.round(values, 4).tolist()
     return found
+
+
+def _heat(colours: Sequence[tuple[float, str]], most: float, say: str) -> dict[str, Any]:
+    """What Plotly's heatmap is told: colours from the number 0 to ``most``, and what is said of a cell."""
+    return {"colorscale": colours, "zmax": most, "hovertemplate": f"{say}<extra></extra>"}
 
 
 def _summed(cells: np.ndarray, step: int) -> np.ndarray:
