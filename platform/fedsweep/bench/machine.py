@@ -29,7 +29,8 @@ def machine_facts(device: str) -> dict[str, Any]:
         "device": device,
         "gpu": torch.cuda.get_device_name(0) if device == "cuda" else None,
     }
-    return {**facts, **run_facts(), "git_changed": _is_changed()}
+    changes = git_says("status", "--porcelain", "--untracked-files=no")
+    return {**facts, **run_facts(), "git_changed": None if changes is None else bool(changes)}
 
 
 def load_of_others() -> float:
@@ -53,9 +54,3 @@ def _cpu_name() -> str:
         return platform.processor() or platform.machine()
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.machine()
-
-
-def _is_changed() -> bool | None:
-    """Whether the current folder's checkout has changes that are not committed; None: it is none."""
-    changes = git_says("status", "--porcelain", "--untracked-files=no")
-    return None if changes is None else bool(changes)

@@ -56,7 +56,11 @@ def show(
     if json_schema:
         if name is not None:
             raise ConfigError(f"NAME and --json-schema exclude each other, but got {name!r} with --json-schema")
-        _print_schema()
+        import json
+
+        from fedsweep.config.schema import json_schema as schema_tree
+
+        print(json.dumps(schema_tree(), indent=2))
         return
     if name is None:
         raise ConfigError("NAME is missing: give anything that fedsweep list lists, or --json-schema")
@@ -83,14 +87,6 @@ def _of_kind(kind: str) -> list[Named]:
     if kind not in KINDS:
         raise ConfigError(unknown_name("kind", kind, KINDS))
     return KINDS[kind]()
-
-
-def _print_schema() -> None:
-    import json
-
-    from fedsweep.config.schema import json_schema
-
-    print(json.dumps(json_schema(), indent=2))
 
 
 def _print_json(name: str) -> None:

@@ -152,7 +152,10 @@ def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
             if i in report.maps.views
         ],
         versions=versions,
-        odd_versions=[_odd(run.versions, versions) for run in report.runs],
+        odd_versions=[
+            ", ".join(f"{name} {value}" for name, value in run.versions.items() if name not in versions)
+            for run in report.runs
+        ],
         commands=[shlex.join(["fedsweep", "run", str(run.folder / CONFIG)]) for run in report.runs],
         sweep_commands=[(path, command_again(path)) for path in report.sweeps],
         tables=[(title, Markup(fragment)) for title, fragment in report.tables],
@@ -233,7 +236,3 @@ def _common_versions(runs: Sequence[ReportRun]) -> dict[str, str]:
     if not known:
         return {}
     return {name: value for name, value in known[0].items() if all(v.get(name) == value for v in known)}
-
-
-def _odd(versions: Mapping[str, str], common: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in versions.items() if name not in common)

@@ -14,9 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsweep.errors import InputError, OutputError, ResourceError, unknown_name
+from fedsweep.reproduce.cell_texts import caption
+from fedsweep.reproduce.formats import html_fragment
+from fedsweep.reproduce.outputs import has_outputs, read_grid
+from fedsweep.reproduce.reproduction import request_of
 from fedsweep.results.texts import some_of
 from fedsweep.results.view import RunView, load_run, once, runs_below
 from fedsweep.runs.run_folder import CONFIG
+from fedsweep.sweeps.sweep_folder import SweepFolder
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -68,11 +73,12 @@ def find_sources(sources: Sequence[str], *, uri: str | None) -> Found:
             errors.append(error)
     if errors and not runs:
         raise errors[0]
-    sweeps = _sweeps(folders)
+    parents = dict.fromkeys(folder.parent for folder in folders)
+    sweeps = tuple(parent for parent in parents if SweepFolder(parent).has_plan)
     return Found(
         runs=tuple(runs),
         unreadable=tuple(map(str, errors)),
-        sweeps=tuple(sweeps),
+        sweeps=sweeps,
         notes=(*notes, *(note for sweep in sweeps for note in _sweep_notes(sweep, folders))),
     )
 
@@ -123,16 +129,8 @@ def _tagged_folders(client: MlflowClient, name: str) -> list[Path]:
     return sorted(map(Path, folders))
 
 
-def _sweeps(folders: dict[Path, Path]) -> list[Path]:
-    from fedsweep.sweeps.sweep_folder import PLAN
-
-    return [parent for parent in dict.fromkeys(folder.parent for folder in folders) if (parent / PLAN).is_file()]
-
-
 def _sweep_notes(sweep: Path, folders: dict[Path, Path]) -> list[str]:
     """Trials of a sweep that never began: they have no folder, so they would be passed over in silence."""
-    from fedsweep.sweeps.sweep_folder import SweepFolder
-
     try:
         trials = SweepFolder(sweep).read_plan().trials
     except InputError as error:
@@ -150,10 +148,6 @@ def reported_tables(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], lis
 
     Beside these, what is wrong with tables that cannot be read.
     """
-    from fedsweep.reproduce.cell_texts import caption
-    from fedsweep.reproduce.formats import html_fragment
-    from fedsweep.reproduce.outputs import has_outputs, read_grid
-
     tables, problems = [], []
     for folder in filter(has_outputs, folders):
         try:
@@ -167,9 +161,6 @@ def reported_tables(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], lis
 
 def command_again(folder: Path) -> str:
     """The command that does a sweep, or a table's cells, once more."""
-    from fedsweep.reproduce.reproduction import request_of
-    from fedsweep.sweeps.sweep_folder import SweepFolder
-
     try:
         request = request_of(SweepFolder(folder))
     except InputError:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.results.texts import bytes_text
+from fedsweep.sweeps.sweep_folder import SUMMARY
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,8 +86,6 @@ def verdict_lines(differences: Sequence[Mapping[str, Any]], metric: str, mode: s
 
 def read_verdict(folder: Path) -> list[str]:
     """:func:`verdict_lines` of a sweep's folder; none where it has no summary, or one that cannot be read."""
-    from fedsweep.sweeps.sweep_folder import SUMMARY
-
     try:
         tree = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         (metric, mode), *_ = tree["metrics"].items()

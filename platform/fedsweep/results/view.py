@@ -175,13 +175,10 @@ def load_run(folder: Path) -> RunView:
         raise OutputError(f"{folder / CONFIG}: not a configuration: its top must be keys with values")
     columns = run.rounds_table().to_pydict() if run.has_rounds() else {}
     result = run.read_result() if run.has_result() else {}
-    return RunView(folder=folder, config=config, result=result, columns=columns, notes=_passed_over(folder))
-
-
-def _passed_over(folder: Path) -> tuple[str, ...]:
-    """Files of a run that are there, but are none: a pipe, a folder, a link that leads nowhere."""
-    odd = [folder / name for name in (RESULT, ROUNDS) if os.path.lexists(folder / name)]
-    return tuple(f"{path} is no regular file, so it is passed over" for path in odd if not path.is_file())
+    # What is there, but is no file: a pipe, a folder, a link that leads nowhere.
+    odd = [path for name in (RESULT, ROUNDS) if os.path.lexists(path := folder / name) and not path.is_file()]
+    notes = tuple(f"{path} is no regular file, so it is passed over" for path in odd)
+    return RunView(folder=folder, config=config, result=result, columns=columns, notes=notes)
 
 
 def load_runs(folders: Iterable[str | Path]) -> list[RunView]:
