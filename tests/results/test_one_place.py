@@ -112,7 +112,7 @@ def test_what_a_target_took_is_the_same_in_the_report_and_in_the_table(found: Re
     report = build_report(find_sources([str(tmp_path / "out")], uri=None))
     place = next(k for k, s in enumerate(report.settings) if report.runs[s.runs[0]].method == "FedAvg")
     (row,) = [row for row in report.targets if row.setting == place]
-    assert (row.target, row.reached, row.runs, row.round, row.total_bytes) == (0.5, 2, 3, 2.5, 3000.0)
+    assert (row.target, row.reached, row.runs, row.took["round"], row.took["total_bytes"]) == (0.5, 2, 3, 2.5, 3000.0)
     cell = measured_grid(found, tmp_path / "out").cell("FedAvg", "even")
     assert cell is not None
     rounds = cell.measured["round"]

@@ -110,8 +110,7 @@ class Setting:
 
     def figure(self, name: str) -> float | None:
         """The mean alone of :meth:`over_seeds`; None where no counted run has the figure."""
-        known = [value for view in self.views if (value := view.figure(name)) is not None]
-        return mean(known) if known else None
+        return _mean(name, self.views)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,20 +122,16 @@ class TargetRow:
         target: The test accuracy, 0..1.
         reached: How many of the runs reached it.
         runs: How many there are.
-        round: The first evaluated round that did; None where no run has.
-        sim_time_s: Virtual seconds at its end; None without devices.
-        total_bytes: Bytes both ways up to and with it, registration apart.
-        flops: Training FLOPs of all clients up to and with it.
+        took: ``round``, the first evaluated one that did; ``sim_time_s``, virtual seconds at its end; ``total_bytes``,
+            both ways up to and with it, registration apart; ``flops``, of all clients' training until then. None where
+            no run has it.
     """
 
     setting: int
     target: float
     reached: int
     runs: int
-    round: float | None
-    sim_time_s: float | None
-    total_bytes: float | None
-    flops: float | None
+    took: Mapping[str, float | None]
 
 
 def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[str]]:
@@ -203,22 +198,15 @@ def target_rows(settings: Sequence[Setting]) -> list[TargetRow]:
     for place, setting in enumerate(settings):
         for target in _targets(setting.views[0].config) if setting.views else ():
             reached = [cut for view in setting.views if (cut := view.reaching(target))]
-            round, sim_time_s, total_bytes, flops = (
-                finite(estimate(cut.figure(name) for cut in reached).mean) for name in _TOOK
-            )
-            rows.append(
-                TargetRow(
-                    setting=place,
-                    target=target,
-                    reached=len(reached),
-                    runs=len(setting.views),
-                    round=round,
-                    sim_time_s=sim_time_s,
-                    total_bytes=total_bytes,
-                    flops=flops,
-                )
-            )
+            took = {name: _mean(name, reached) for name in _TOOK}
+            counts = {"reached": len(reached), "runs": len(setting.views)}
+            rows.append(TargetRow(setting=place, target=target, took=took, **counts))
     return rows
+
+
+def _mean(name: str, views: Sequence[RunView]) -> float | None:
+    known = [value for view in views if (value := view.figure(name)) is not None]
+    return mean(known) if known else None
 
 
 def _targets(config: Mapping[str, object]) -> list[float]:
@@ -230,21 +218,17 @@ def _targets(config: Mapping[str, object]) -> list[float]:
 
 
 def _setting(runs: Sequence[ReportRun], members: Sequence[int], *, label: str) -> Setting:
-    counted = _counted(runs, members)
-    return Setting(
-        label=label,
-        runs=tuple(members),
-        counted=tuple(counted),
-        failed=sum(runs[index].status == "failed" for index in members),
-        views=tuple(runs[index].view for index in counted),
-        curve=mean_curve([runs[index].curve for index in counted]) if counted else None,
-    )
-
-
-def _counted(runs: Sequence[ReportRun], members: Sequence[int]) -> list[int]:
     able = [index for index in members if runs[index].num_rounds and runs[index].status != "failed"]
     finished = [index for index in able if runs[index].status == "finished"]
     by_seed: dict[object, int] = {}
     for index in finished or able:
         by_seed.setdefault(runs[index].view.seed, index)
-    return list(by_seed.values())
+    counted = tuple(by_seed.values())
+    return Setting(
+        label=label,
+        runs=tuple(members),
+        counted=counted,
+        failed=sum(runs[index].status == "failed" for index in members),
+        views=tuple(runs[index].view for index in counted),
+        curve=mean_curve([runs[index].curve for index in counted]) if counted else None,
+    )
