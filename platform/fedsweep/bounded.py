@@ -54,12 +54,7 @@ def open_regular(path: Path, *, follow: bool = False) -> Iterator[int]:
 
 
 def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
-    """The bytes of a regular file that is not too large.
-
-    Args:
-        path: The file.
-        max_bytes: Bytes that it may have.
-        follow: See :func:`open_regular`.
+    """The bytes of a regular file that is not too large; for ``follow`` see :func:`open_regular`.
 
     Raises:
         OSError: As :func:`open_regular`; or it is larger.

@@ -144,11 +144,7 @@ _Builder = TypeVar("_Builder", bound=Callable[..., Any])
 
 
 def with_card(card: Card) -> Callable[[_Builder], _Builder]:
-    """A decorator that puts a card on a method's builder.
-
-    Args:
-        card: The card.
-    """
+    """A decorator that puts a card on a method's builder."""
 
     def put(builder: _Builder) -> _Builder:
         builder.card = card  # type: ignore[attr-defined]
@@ -211,10 +207,5 @@ def _said_of_parameters(kind: Callable[..., Any], but: Collection[str]) -> str:
 
 
 def parameters_of(kind: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a builder's parameters that one of its components takes.
-
-    Args:
-        kind: The component's dataclass, or another builder.
-        parameters: By name.
-    """
+    """Those of a builder's parameters that one of its components' dataclasses, or another builder, takes."""
     return {name: parameters[name] for name in inspect.signature(kind).parameters if name in parameters}

@@ -104,13 +104,7 @@ class InvariantError(RunError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """One sentence on an unknown name: the nearest known one, and the list of all, or of the nearest where it is long.
-
-    Args:
-        kind: What is named, e.g. ``"method"``.
-        name: What was found.
-        known: The names that are allowed.
-    """
+    """One sentence on an unknown name: the nearest known one, and all of them, or the nearest where they are many."""
     names = sorted(known)
     near = _nearest(name, names)
     hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -165,11 +165,7 @@ class FederatedMethod:
         return self.weighting.needs_effective_steps or any(term.needs_effective_steps for term in self.terms)
 
     def probes(self, components: Mapping[str, State], round: int) -> tuple[Probe, ...]:
-        """A round's measurements, by name.
-
-        Args:
-            components: The components' states.
-            round: From 1.
+        """The measurements of a round, from 1, by name, with the components' states.
 
         Raises:
             InvariantError: Two different ones have one name.

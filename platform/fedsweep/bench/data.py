@@ -21,12 +21,7 @@ def data_for(name: str, request: Request) -> tuple[Dataset, str]:
 
 
 def noise(name: str, *, samples: int | None = None) -> Dataset:
-    """Random bytes and labels of ten classes; the same each time.
-
-    Args:
-        name: Whose shape they have.
-        samples: How many to train on; by default as many as there are.
-    """
+    """Random bytes and labels of ten classes in a data set's shape, by default as many; the same each time."""
     shape, num_train = _SHAPES[name]
     generator = stream(0, "benchmark").numpy()
     sizes = {"train": samples or num_train, "test": _NUM_TEST}

@@ -69,10 +69,6 @@ def check_key(key: str, *, kind: str = "key") -> None:
 
     Below a component (the method, the partition) any parameter is admitted: its builder knows them.
 
-    Args:
-        key: Dotted.
-        kind: What to call it in the message.
-
     Raises:
         ConfigError: There is no such key; the message names the nearest one.
     """

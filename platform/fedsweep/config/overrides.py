@@ -45,11 +45,6 @@ def set_value(tree: dict[str, Any], key: str, *, value: Any) -> None:
     A mapping without ``name`` or ``kind`` joins the mapping that is there; one with either replaces it, as anything
     else does. Below a list, a part of the key is a position from 0.
 
-    Args:
-        tree: What is given so far; changed.
-        key: Dotted.
-        value: Any YAML value.
-
     Raises:
         ConfigError: The key lies below something that is neither mapping nor null, or a position does not exist.
     """

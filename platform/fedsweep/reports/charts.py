@@ -65,15 +65,7 @@ class Chart:
 def drawn(
     traces: Sequence[Any], *, x: Mapping[str, Any], y: Mapping[str, Any], height: int = HEIGHT, **layout: Any
 ) -> dict[str, Any]:
-    """Traces and their layout as Plotly reads them, checked by Plotly: ``data`` and ``layout``.
-
-    Args:
-        traces: Of ``plotly.graph_objects``.
-        x: The x axis.
-        y: The y axis.
-        height: In pixels.
-        layout: More of the layout.
-    """
+    """Plotly's traces and their layout, ``height`` in pixels, as the page reads them: ``data`` and ``layout``."""
     import plotly.graph_objects as go
 
     figure = go.Figure(
@@ -105,11 +97,7 @@ def plain(text: str) -> str:
 
 
 def wrapped(text: str) -> str:
-    """:func:`plain`, in lines that leave room for figures beside them: Plotly breaks none itself.
-
-    Args:
-        text: Foreign text; lines may also end after its commas.
-    """
+    """:func:`plain`, in lines that leave room for figures and may end after commas: Plotly breaks none itself."""
     lines = [""]
     for word in re.findall(r"[^\s,]*[\s,]*", text):
         if lines[-1] and word and len(lines[-1]) + len(word) > _LINE:
@@ -161,14 +149,7 @@ def map_chart(
 
 
 def ids(name: str, count: int, each: int, *, first: int = 0) -> dict[str, Any]:
-    """An axis of whole numbers, of which some share a cell: what Plotly is told of it, and ``ids``.
-
-    Args:
-        name: What they are.
-        count: How many there are.
-        each: How many share a cell.
-        first: The lowest.
-    """
+    """An axis of ``count`` whole numbers, of which ``each`` share a cell: what Plotly is told of it, and ``ids``."""
     shared = f" ({each} to a cell, by the first)" if each > 1 else ""
     return {
         "title": {"text": name + shared},
@@ -178,22 +159,11 @@ def ids(name: str, count: int, each: int, *, first: int = 0) -> dict[str, Any]:
 
 
 def span(place: int, each: int, count: int) -> str:
-    """The numbers of a cell: ``7``, or ``14 to 15`` where several share one.
-
-    Args:
-        place: The cell's place.
-        each: How many share a cell.
-        count: How many there are.
-    """
+    """Those of ``count`` numbers that the cell at a place holds: ``7``, or ``14 to 15`` where several share one."""
     return str(place) if each == 1 else f"{place * each} to {min(count, (place + 1) * each) - 1}"
 
 
 def tint(colour: str, share: float) -> str:
-    """A colour thinned out with white.
-
-    Args:
-        colour: As ``#RRGGBB``.
-        share: How much of it is left, 0..1.
-    """
+    """A colour ``#RRGGBB`` thinned out with white, so that a share of it is left, 0..1."""
     parts = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
     return "#" + "".join(f"{round(255 - (255 - part) * share):02X}" for part in parts)

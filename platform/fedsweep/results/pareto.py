@@ -50,12 +50,7 @@ def pareto_front(points: Sequence[tuple[float, float] | None]) -> list[int]:
 
 
 def unsure_steps(front: Sequence[int], accuracies: Sequence[Estimate]) -> list[tuple[int, int]]:
-    """Neighbours on the Pareto front that cannot be told from one another: their intervals overlap.
-
-    Args:
-        front: Indices into ``accuracies``, cheapest first.
-        accuracies: Over seeds.
-    """
+    """Neighbours on the Pareto front, cheapest first, that cannot be told from one another: their intervals overlap."""
     return [
         (cheaper, dearer)
         for cheaper, dearer in itertools.pairwise(front)
@@ -75,8 +70,7 @@ def reached(curve: Sequence[tuple[float, float]], budget: float) -> tuple[float,
 def budget_grid(curves: Sequence[Sequence[tuple[float, float]]]) -> list[int]:
     """Budgets 1, 2, 5, 10, ... from the cheapest first evaluation to the dearest last one, in bytes.
 
-    Args:
-        curves: Bytes and accuracy of each result, ascending in bytes.
+    A curve has bytes and accuracy, ascending in bytes.
     """
     firsts = [curve[0][0] for curve in curves if curve and curve[0][0] > 0]
     if not firsts:
@@ -97,11 +91,7 @@ def best_under_budgets(
 ) -> list[BestUnderBudget]:
     """For each budget the result that had reached the highest accuracy when it was used up.
 
-    Of equals the one that sent less is the better one.
-
-    Args:
-        curves: Bytes and accuracy of each result, ascending in bytes.
-        budgets: In bytes.
+    Of equals the one that sent less is the better one. Curves are as in :func:`budget_grid`, budgets in bytes.
     """
     rows = []
     for budget in budgets:
