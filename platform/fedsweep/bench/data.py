@@ -21,7 +21,7 @@ def data_for(name: str, request: Request) -> tuple[Dataset, str]:
 
 
 def noise(name: str, *, samples: int | None = None) -> Dataset:
-    """Random bytes and labels of ten classes in a data set's shape, by default as many; the same each time."""
+    """Random bytes and labels of ten classes in a data set's shape, by default all its samples; the same each time."""
     shape, num_train = _SHAPES[name]
     generator = stream(0, "benchmark").numpy()
     sizes = {"train": samples or num_train, "test": _NUM_TEST}
