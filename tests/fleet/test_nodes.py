@@ -57,7 +57,7 @@ def in_turn(index: int) -> dict[str, Any]:
 def maker(
     ray: Any, experiment: Experiment, actors: int, options: Callable[[int], Mapping[str, Any]] = in_turn
 ) -> Callable[[Callable[[str], None]], Any]:
-    from fedsweep.fleet.ray_exchange import Vectors
+    from fedsweep.fleet.fleet import Vectors
     from fedsweep.fleet.ray_fleet import RayFleet
 
     def make(warn: Callable[[str], None]) -> RayFleet:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ray
 
 
 def made(ray: Any, experiment: Experiment, name: str, warnings: list[str]) -> Any:
-    from fedsweep.fleet.ray_exchange import Vectors
+    from fedsweep.fleet.fleet import Vectors
     from fedsweep.fleet.ray_fleet import RayFleet
 
     return RayFleet(

@@ -16,8 +16,9 @@ import torch
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.fleet import Vectors
 from fedsweep.fleet.ray_client_actor import ClientActor
-from fedsweep.fleet.ray_exchange import ExchangeKind, Vectors
+from fedsweep.fleet.ray_exchange import ExchangeKind
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.testing import run_rounds
 

@@ -19,8 +19,8 @@ from fedsweep.driver.news import Audience, News
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.errors import ClusterLost, FedsweepError, RunError
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.fleet.fleet import Fleet
-from fedsweep.fleet.ray_exchange import ExchangeKind, Vectors
+from fedsweep.fleet.fleet import Fleet, Vectors
+from fedsweep.fleet.ray_exchange import ExchangeKind
 from fedsweep.fleet.ray_fleet import RayFleet, start_client
 from fedsweep.fleet.ray_leftovers import lost_process
 from fedsweep.fleet.ray_metrics import RayMetrics

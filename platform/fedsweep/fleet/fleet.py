@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from fedsweep.client.messages import Handle, Inquiry, Segment, SegmentReply
@@ -34,6 +35,39 @@ class ExchangeInUse:
 
     name: str = "in place"
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vectors:
+    """What workers exchange.
+
+    Attributes:
+        num_values: Length of the model's vector.
+        dtype: Its type.
+        capacity: Most attendees of a sync point.
+        own_gpu: Each worker has a GPU to itself.
+    """
+
+    num_values: int
+    dtype: torch.dtype
+    capacity: int
+    own_gpu: bool = False
+
+    @classmethod
+    def of(cls, experiment: Experiment, *, own_gpu: bool = False) -> Vectors:
+        """An experiment's."""
+        layout = experiment.layout
+        return cls(
+            num_values=layout.num_values,
+            dtype=layout.dtype,
+            capacity=experiment.training.cohort_size,
+            own_gpu=own_gpu and experiment.device == "cuda",
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """What a group's mapped files take."""
+        return (self.capacity + 1) * self.num_values * self.dtype.itemsize
 
 
 class Fleet(ABC):

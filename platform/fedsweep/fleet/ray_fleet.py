@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fedsweep.client.messages import Handle, Inquiry, Segment, SegmentReply
 from fedsweep.errors import ClientJobError, FedsweepError, InputError, MemoryLost, ResourceError, RunError, WorkerLost
-from fedsweep.fleet.fleet import ExchangeInUse, Fleet, combine
+from fedsweep.fleet.fleet import ExchangeInUse, Fleet, Vectors, combine
 from fedsweep.fleet.ray_client_actor import REMOTE_CLIENT_ACTOR
-from fedsweep.fleet.ray_exchange import ActorGroup, ExchangeKind, Vectors
-from fedsweep.fleet.ray_wire import Arrays, SentAnswer, received_answer, sent_segment, to_tensors
+from fedsweep.fleet.ray_exchange import ActorGroup, ExchangeKind
+from fedsweep.fleet.ray_wire import received_answer, sent_segment, to_tensors
 from fedsweep.records import Payload, State
 
 _POLL_S = 5.0
@@ -190,9 +190,9 @@ class RayFleet(Fleet):
             calls[index] = refs if keepers[index] else [refs]
         answers: dict[int, SegmentReply] = {}
 
-        def receive(index: int, sent: SentAnswer) -> None:
+        def receive(index: int, sent: SegmentReply) -> None:
             references = zip(keepers[index], calls[index][1:], strict=True)
-            kept = {k: ref for k, ref in references if k in sent.rest.totals}
+            kept = {k: ref for k, ref in references if k in sent.totals}
             answers[index] = received_answer(sent, kept)
 
         heads = {index: refs[0] for index, refs in calls.items()}
@@ -286,10 +286,7 @@ class RayFleet(Fleet):
             refs[index] = actor.measure.remote(inquiry.of(share), vector_ref, known, *[memories[k] for k in known])
         merged: dict[int, Payload] = {}
 
-        def receive(index: int, answers: Mapping[int, Arrays]) -> None:
-            merged.update({client: to_tensors(arrays) for client, arrays in answers.items()})
-
-        self._wait(refs, receive=receive)
+        self._wait(refs, receive=lambda index, answers: merged.update(to_tensors(answers)))
         return dict(sorted(merged.items()))
 
     def fetch(self, handle: Handle) -> State:
