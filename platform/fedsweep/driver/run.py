@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -35,6 +33,7 @@ from fedsweep.runs.run_folder import RunFolder
 from fedsweep.world.data.datasets import load_dataset
 
 if TYPE_CHECKING:
+    from fedsweep.driver.ray_session import RemoteSession
     from fedsweep.fleet.ray_start import ClusterStart
     from fedsweep.world.data.datasets import Dataset
 
@@ -43,26 +42,7 @@ if TYPE_CHECKING:
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Session(Protocol):
-    """A run session, in this process or in a server actor; see :class:`RunSession`."""
-
-    def open(self, *, resume: bool) -> Opened:
-        """Begin, or go on from a checkpoint."""
-
-    def listen(self, audience: Audience) -> None:
-        """From now on messages are heard while a round is played."""
-
-    def step(self) -> Step:
-        """Play one round."""
-
-    def save(self) -> int:
-        """Write a checkpoint of the last finished round."""
-
-    def finish(self, status: str, reason: str | None = None) -> dict[str, Any]:
-        """Write the results."""
-
-    def close(self) -> None:
-        """End the fleet."""
+Session: TypeAlias = "RunSession | RemoteSession"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,35 +111,11 @@ def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
         with one_thread():
             yield RunSession(plan.experiment, lambda warn: LocalFleet(plan.experiment), settings)
         return
-    from fedsweep.driver.ray_session import ray_trouble
-
-    with ray_trouble(folder):
-        with _remote_session(plan, settings) as session:
-            yield session
-
-
-@contextlib.contextmanager
-def _remote_session(plan: Plan, settings: SessionSettings) -> Iterator[Session]:
-    from fedsweep.driver.ray_session import FleetSettings, RemoteSession
+    from fedsweep.driver.ray_session import RemoteSession, ray_trouble
     from fedsweep.fleet.ray_watch import unless_lost
 
-    runtime = plan.config.runtime
-    make = functools.partial(
-        RemoteSession,
-        plan.experiment,
-        fleet=FleetSettings(
-            num_actors=plan.num_actors,
-            name=f"{plan.config.name}-{uuid.uuid4().hex[:6]}",
-            options={"num_cpus": runtime.cpus_per_client, "num_gpus": runtime.gpus_per_client},
-        ),
-        settings=settings,
-        options={"num_cpus": runtime.cpus_per_server, "num_gpus": runtime.gpus_per_server},
-    )
-    session = unless_lost(make)
-    try:
+    with ray_trouble(folder), contextlib.closing(unless_lost(lambda: RemoteSession(plan, settings))) as session:
         yield session
-    finally:
-        session.close()
 
 
 def present_umask() -> int:
