@@ -126,7 +126,8 @@ class RemoteSession:
     def __init__(self, plan: Plan, settings: SessionSettings) -> None:
         # The server stays on this node, where the run folder is.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        runtime, reference, fleet = plan.config.runtime, ray.put(plan.experiment), fleet_settings(plan)
+        runtime, fleet = plan.config.runtime, fleet_settings(plan)
+        reference = self._reference = ray.put(plan.experiment)
         if not runtime.cpus_per_server and not runtime.gpus_per_server:
             # Beside their start the server's own then goes on; they are the server's to end. Where the server reserves
             # something they wait for it, so that they can't take it away.
