@@ -7,7 +7,7 @@ import functools
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from fedsweep.driver.news import Audience
+from fedsweep.driver.observers import Observer
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.errors import ClusterLost, FedsweepError, RunError
 from fedsweep.experiment.experiment import Experiment
@@ -142,12 +142,12 @@ class RemoteSession:
             num_cpus=runtime.cpus_per_server,
             num_gpus=runtime.gpus_per_server,
         ).remote(reference, [reference], fleet, settings)
-        self._audience: Audience | None = None
+        self._observers: Sequence[Observer] | None = None
         self._folder = settings.folder
         self._is_lost = False
 
-    def listen(self, audience: Audience) -> None:
-        self._audience = audience
+    def listen(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
 
     def open(self, *, resume: bool) -> Opened:
         return self._call("open", resume=resume)  # type: ignore[no-any-return]
@@ -223,7 +223,7 @@ class RemoteSession:
         asked: Any = None
         while not ray.wait([done], timeout=_LISTEN_EVERY_S)[0]:
             self._check_cluster()
-            if self._audience is None:
+            if self._observers is None:
                 continue
             asked = asked or self._actor.news.options(concurrency_group="control").remote()
             if ray.wait([asked], timeout=_LISTEN_EVERY_S)[0]:
@@ -236,5 +236,5 @@ class RemoteSession:
     def _hear(self, asked: Any) -> None:
         with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
             news = ray.get(asked, timeout=30)
-            if self._audience is not None:
-                self._audience.hear(news)
+            if self._observers is not None:
+                news.tell(self._observers)

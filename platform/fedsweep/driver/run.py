@@ -16,7 +16,6 @@ from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.backend import choose_backend, cluster_for
-from fedsweep.driver.news import Audience
 from fedsweep.driver.observers import Observer, RunInfo, run_tags
 from fedsweep.driver.phases import TIMING, Phases
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
@@ -206,7 +205,7 @@ def _drive(
         phases.enter("mlflow")
         for observer in observers:
             observer.started(info)
-        session.listen(_audience(observers))
+        session.listen(observers)
         phases.rounds()
         step = Step(record=None, stopped_by=None, messages=opened.messages)
         while step.stopped_by is None:
@@ -238,18 +237,6 @@ def _timed(result: dict[str, Any], folder: Path, phases: Phases) -> dict[str, An
         os.close(write_along(folder))  # or it is no longer the folder that this run was written to
         RunFolder(folder).write_result(result)
     return result
-
-
-def _audience(observers: Sequence[Observer]) -> Audience:
-    def message(text: str) -> None:
-        for observer in observers:
-            observer.message(text)
-
-    def working(text: str) -> None:
-        for observer in observers:
-            observer.working(text)
-
-    return Audience(message=message, working=working)
 
 
 def _tell(observers: Sequence[Observer], step: Step) -> None:

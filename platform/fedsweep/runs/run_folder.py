@@ -11,13 +11,12 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedsweep.bounded import MOST_TEXT_BYTES, open_regular, parse_json, read_regular
@@ -27,7 +26,6 @@ from fedsweep.records import RoundRecord
 from fedsweep.runs.checkpoints.earlier import EARLIER
 from fedsweep.runs.door_files import clear_doors
 from fedsweep.runs.tables.bounds import MOST_CLIENT_ROWS, MOST_TABLE_BYTES, check_table_size
-from fedsweep.runs.tables.clients import clients_table
 from fedsweep.runs.tables.rounds import check_round_table, records_to_table, table_to_records
 
 if TYPE_CHECKING:
@@ -113,9 +111,18 @@ class RunFolder:
         except UnicodeDecodeError as error:
             raise OutputError(f"{self.path / CONFIG}: not a text file in UTF-8 (byte {error.start})") from error
 
+    def write_table(self, name: str, table: pa.Table) -> None:
+        """Writes one of the run's tables, or replaces it."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        self._write(name, sink.getvalue().to_pybytes())
+
     def write_rounds(self, records: Sequence[RoundRecord]) -> None:
         """Replaces the table of rounds by one with a row for each record."""
-        self._write_table(ROUNDS, records_to_table(records))
+        self.write_table(ROUNDS, records_to_table(records))
 
     def rounds_table(self) -> pa.Table:
         """The table of rounds.
@@ -131,31 +138,6 @@ class RunFolder:
         """One record per round; raises as :meth:`rounds_table`."""
         return table_to_records(self.rounds_table())
 
-    def write_clients(
-        self,
-        *,
-        num_samples: ArrayLike,
-        label_counts: ArrayLike,
-        budget_values: Iterable[float | None] | None = None,
-        devices: Mapping[str, Iterable[float | None]] | None = None,
-    ) -> None:
-        """Writes the table of clients, with each client's divergence from the population's labels.
-
-        Args:
-            num_samples: Samples per client [N].
-            label_counts: Samples per client and class [N, C].
-            budget_values: What each affords in a round, in values [N]; None (also a single one): no limit.
-            devices: Figures of the simulated devices [N] by name, any of
-                :data:`~fedsweep.runs.tables.clients.DEVICE_FIGURES`.
-
-        Raises:
-            InvariantError: Lengths differ, or a device figure is unknown.
-        """
-        table = clients_table(
-            np.asarray(num_samples), np.asarray(label_counts), budget_values=budget_values, devices=devices or {}
-        )
-        self._write_table(CLIENTS, table)
-
     def read_clients(self) -> pa.Table:
         """The table of clients.
 
@@ -167,14 +149,6 @@ class RunFolder:
             if name not in table.column_names or table.column(name).null_count:
                 raise OutputError(f"{self.path / CLIENTS}: the column {name!r} is missing or has empty cells")
         return table
-
-    def write_client_accuracy(self, table: pa.Table) -> None:
-        """Replaces the table of clients' accuracies."""
-        self._write_table(CLIENT_ACCURACY, table)
-
-    def write_traffic(self, table: pa.Table) -> None:
-        """Replaces the table of what travelled."""
-        self._write_table(TRAFFIC, table)
 
     def client_table(self, name: str) -> pa.Table | None:
         """:data:`CLIENT_ACCURACY` or :data:`TRAFFIC`; None where the run has none.
@@ -316,14 +290,6 @@ class RunFolder:
             return read_regular(self.path / name, max_bytes=most or _MOST_BYTES.get(name, MOST_TEXT_BYTES))
         except OSError as error:
             raise OutputError(f"{self.path / name}: cannot be read: {_reason(error)}") from error
-
-    def _write_table(self, name: str, table: pa.Table) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink)
-        self._write(name, sink.getvalue().to_pybytes())
 
     def _read_table(self, name: str) -> pa.Table:
         import pyarrow as pa

@@ -12,7 +12,7 @@ from fedsweep.engine.cost import registration_sizes
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import RoundRecord, Traffic
-from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.run_folder import CLIENT_ACCURACY, TRAFFIC, RunFolder
 from fedsweep.runs.tables.client_accuracy import accuracy_table
 from fedsweep.submodel import Direction
 
@@ -31,8 +31,8 @@ def write_client_tables(folder: RunFolder, experiment: Experiment, state: RunSta
         state: The run; all that is written follows from it, so nothing is there twice after a resume.
     """
     if (table := accuracy_table(experiment, state.records)) is not None:
-        folder.write_client_accuracy(table)
-    folder.write_traffic(traffic_table(experiment, state.setup_traffic, state.records))
+        folder.write_table(CLIENT_ACCURACY, table)
+    folder.write_table(TRAFFIC, traffic_table(experiment, state.setup_traffic, state.records))
 
 
 def traffic_table(experiment: Experiment, setup: Traffic | None, records: Sequence[RoundRecord]) -> pa.Table:
