@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, DataError, OutputError, RunError
 from fedsweep.records import RoundRecord, State
 from fedsweep.runs.checkpoints.record_codec import pack, unpack
-from fedsweep.runs.checkpoints.state_codec import from_bytes, to_bytes
+from fedsweep.runs.checkpoints.state_codec import from_bytes, refuse_constant, to_bytes
 from fedsweep.runs.files import (
     ObjectRef,
     ObjectStore,
@@ -281,22 +281,17 @@ def _manifest_bytes(manifest: _Manifest) -> bytes:
     body = {
         "format": _FORMAT,
         "version": _VERSION,
-        "round": manifest.round,
-        "config_hash": manifest.config_hash,
-        "state": _ref_json(manifest.state),
-        "rows": [_ref_json(ref) for ref in manifest.rows],
-        "memories": {str(client): _ref_json(ref) for client, ref in manifest.memories.items()},
+        **vars(manifest),
+        "memories": {str(client): ref for client, ref in manifest.memories.items()},
     }
-    return json.dumps({"body": body, "sha256": _digest(body)}, indent=1).encode("ascii")
-
-
-def _ref_json(ref: ObjectRef) -> dict[str, object]:
-    return {"sha256": ref.sha256, "size": ref.size}
+    return json.dumps({"body": body, "sha256": _digest(body)}, indent=1, default=vars).encode("ascii")
 
 
 def _digest(body: object) -> str:
     """Of the content, whatever the spaces around it."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
+    return hashlib.sha256(
+        json.dumps(body, sort_keys=True, separators=(",", ":"), default=vars).encode("ascii")
+    ).hexdigest()
 
 
 def _read_manifest(path: Path) -> _Manifest:
@@ -308,7 +303,7 @@ def _read_manifest(path: Path) -> _Manifest:
     """
     data = read_plain(path, max_size=_MAX_MANIFEST_BYTES)
     try:
-        envelope = json.loads(data, parse_constant=_refuse_constant)
+        envelope = json.loads(data, parse_constant=refuse_constant)
         body = envelope["body"]
         intact = envelope["sha256"] == _digest(body)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -349,7 +344,3 @@ def _ref_of(entry: Any) -> ObjectRef:
     if not isinstance(entry, dict) or set(entry) != {"sha256", "size"}:
         raise DataError("an object of a manifest has a sha256 and a size")
     return ObjectRef(entry["sha256"], entry["size"])
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")
