@@ -22,14 +22,13 @@ from fedsweep.errors import MemoryLost, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
-from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
-from fedsweep.runs.checkpoints.earlier import read_earlier
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore, read_earlier
 from fedsweep.runs.component_pictures import write_pictures
 from fedsweep.runs.facts import peak_memory_mb
-from fedsweep.runs.folder_guard import FolderGuard
+from fedsweep.runs.folder_lock import FolderGuard
 from fedsweep.runs.run_folder import CLIENTS, RunFolder
 from fedsweep.runs.tables.clients import clients_table
-from fedsweep.runs.tables.traffic import write_client_tables
+from fedsweep.runs.tables.per_client import write_client_tables
 from fedsweep.runs.targets import targets_reached
 from fedsweep.world.replay import ScenarioTrace
 

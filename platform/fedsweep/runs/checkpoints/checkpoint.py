@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.client.messages import Handle
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, DataError, OutputError, RunError
@@ -26,8 +28,10 @@ from fedsweep.records import RoundRecord, State
 from fedsweep.runs.checkpoints.record_codec import pack, unpack
 from fedsweep.runs.checkpoints.state_codec import from_bytes, refuse_constant, to_bytes
 from fedsweep.runs.files import (
+    EARLIER,
     ObjectRef,
     ObjectStore,
+    atomic_write,
     read_plain,
     sweep_temporaries,
     sync_folder,
@@ -344,3 +348,35 @@ def _ref_of(entry: Any) -> ObjectRef:
     if not isinstance(entry, dict) or set(entry) != {"sha256", "size"}:
         raise DataError("an object of a manifest has a sha256 and a size")
     return ObjectRef(entry["sha256"], entry["size"])
+
+
+def write_earlier(folder: Path, hashes: Sequence[str]) -> None:
+    """Replace the list of the hashes that a run's shorter configurations had: it may go on from their checkpoints.
+
+    Raises:
+        OutputError: It can't be written.
+    """
+    try:
+        atomic_write(folder / EARLIER, f"{json.dumps(list(dict.fromkeys(hashes)), indent=1)}\n".encode())
+    except OSError as error:
+        raise OutputError(f"{folder / EARLIER}: cannot be written: {error.strerror or error}") from error
+
+
+def read_earlier(folder: Path) -> tuple[str, ...]:
+    """What :func:`write_earlier` wrote; none where the run has the rounds that it was begun with.
+
+    Raises:
+        OutputError: The file is damaged.
+    """
+    path = folder / EARLIER
+    if not os.path.lexists(path):
+        return ()
+    try:
+        found = parse_json(read_regular(path, max_bytes=MOST_TEXT_BYTES))
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise OutputError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        raise OutputError(f"{path}: it must be a list of the configurations' hashes")
+    return tuple(found)
