@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TypeVar
 
 import torch
@@ -166,8 +166,7 @@ def combine(answers: Sequence[SegmentReply]) -> SegmentReply:
 
 
 def _by_client(parts: Iterable[Mapping[int, _Part]]) -> dict[int, _Part]:
-    joined = {client: value for part in parts for client, value in part.items()}
-    return {client: joined[client] for client in sorted(joined)}
+    return dict(sorted((item for part in parts for item in part.items()), key=itemgetter(0)))
 
 
 def make_worker(experiment: Experiment, index: int = 0) -> Worker:

@@ -181,17 +181,10 @@ def check_fits(nodes: Sequence[dict[str, float]], needs: ClusterNeeds) -> None:
 
 def _take_gpus(shares: list[float], wanted: float) -> bool:
     """Take a fraction of one GPU, or whole ones."""
-    if wanted == 0:
-        return True
-    if wanted >= 1:
-        whole = [k for k, share in enumerate(shares) if share > 1 - 1e-9][: int(wanted)]
-        if len(whole) < int(wanted):
-            return False
-        for k in whole:
-            shares[k] = 0.0
-        return True
-    for k, share in enumerate(shares):
-        if share + 1e-9 >= wanted:
-            shares[k] -= wanted
-            return True
-    return False
+    share, count = (1.0, int(wanted)) if wanted >= 1 else (wanted, 1)
+    found = [k for k, free in enumerate(shares) if free + 1e-9 >= share][:count]
+    if wanted and len(found) < count:
+        return False
+    for k in found:
+        shares[k] -= share
+    return True
