@@ -97,11 +97,7 @@ class ServerActor(RunSession):
 
 @contextlib.contextmanager
 def ray_trouble(folder: Path) -> Iterator[None]:
-    """What Ray raises in the driver, as the failure of a run that can be gone on with.
-
-    Args:
-        folder: The run's.
-    """
+    """What Ray raises in the driver, as the failure of a run in this folder that can be gone on with."""
     try:
         yield
     except ClusterLost as error:

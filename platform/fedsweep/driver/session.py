@@ -136,11 +136,7 @@ class RunSession:
         return self._bulletin.take()
 
     def open(self, *, resume: bool) -> Opened:
-        """Begin, or go on from the newest valid checkpoint.
-
-        Args:
-            resume: Look for a checkpoint.
-        """
+        """Begin, or go on from the newest valid checkpoint where there is one to be looked for."""
         self._engine.check()
         start = None
         if resume:

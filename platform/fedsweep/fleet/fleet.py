@@ -170,12 +170,7 @@ def _by_client(parts: Iterable[Mapping[int, _Part]]) -> dict[int, _Part]:
 
 
 def make_worker(experiment: Experiment, index: int = 0) -> Worker:
-    """A worker for an experiment's clients, in any process.
-
-    Args:
-        experiment: The experiment.
-        index: The worker's number, from 0.
-    """
+    """A worker for an experiment's clients, in any process; ``index`` is its number, from 0."""
     side, world, tests = client_side(experiment), experiment.world, None
     if experiment.method.evaluation.client_test() is not None:
         tests = ClientTests(images=world.test_images, labels=world.test_labels, indices=experiment.test_shares)

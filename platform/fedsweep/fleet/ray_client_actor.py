@@ -63,23 +63,13 @@ class ClientActor:
         self._worker.use_exchange(self._exchange)
 
     def open_store(self, host: str, timeout_s: float) -> int:
-        """First step of :class:`NetworkExchange`, for the actor of number 0; returns the store's port.
-
-        Args:
-            host: Address of the actor's node.
-            timeout_s: Longest wait for what another actor has to tell.
-        """
+        """First step of :class:`NetworkExchange`, for the actor of number 0; returns the store's port."""
         self._close_exchange()
         self._store = open_store(host, timeout_s=timeout_s)
         return int(self._store.port)
 
     def join_network(self, member: Membership, store: tuple[str, int]) -> None:
-        """Second step, for all at the same time.
-
-        Args:
-            member: The actor's place.
-            store: Where the store is.
-        """
+        """Second step, for all at the same time; the store is at a host's port."""
         if member.index:
             self._close_exchange()
             self._store = find_store(*store, timeout_s=member.connect_timeout_s)
@@ -117,14 +107,7 @@ class ClientActor:
     def measure(
         self, inquiry: Inquiry, vector: np.ndarray, clients: Sequence[int], *memories: State
     ) -> dict[int, dict[str, np.ndarray]]:
-        """Ask clients.
-
-        Args:
-            inquiry: Who measures what.
-            vector: The server's model.
-            clients: Whose memories follow.
-            memories: What those clients remember.
-        """
+        """Ask clients; model and memories are given as to :meth:`run`."""
         answers = self._worker.measure(inquiry, to_tensors(vector), dict(zip(clients, memories, strict=True)))
         return to_arrays(answers)  # type: ignore[no-any-return]
 

@@ -50,12 +50,7 @@ class ActorGroup:
         return ExchangeInUse(name=self._name, notes=tuple(self._notes))
 
     def form(self, actors: Sequence[Any], nodes: Sequence[str]) -> None:
-        """Give the actors an exchange; raises Ray's errors where one of them dies meanwhile.
-
-        Args:
-            actors: By number.
-            nodes: Their nodes' ids.
-        """
+        """Give the actors, on nodes of these ids, an exchange; raises Ray's errors where one dies meanwhile."""
         self.drop()
         if len(actors) == 1:
             self._name = "in place"

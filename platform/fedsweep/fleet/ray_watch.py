@@ -37,10 +37,9 @@ echo "error: this process was ended before its time; $way_on" >&2
 
 @contextlib.contextmanager
 def last_word(folder: Path | None) -> Iterator[None]:
-    """Where Ray or the system ends this process in the meantime, another one tells the user how to go on.
+    """Where Ray or the system ends this process in the meantime, another one tells the user how to go on there.
 
-    Args:
-        folder: The run's or the sweep's; None: nobody does.
+    Without a folder, a run's or a sweep's, nobody does.
     """
     if folder is None:
         yield

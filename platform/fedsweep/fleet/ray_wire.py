@@ -33,12 +33,7 @@ def sent_answer(answer: SegmentReply) -> SegmentReply:
 
 
 def received_answer(sent: SegmentReply, memories: Mapping[int, object]) -> SegmentReply:
-    """The answer that was sent.
-
-    Args:
-        sent: What arrived.
-        memories: References to the clients' memories.
-    """
+    """The answer that was sent, with references to the clients' memories."""
     return replace(_answer(sent, to_tensors), memories=memories)
 
 

@@ -92,11 +92,7 @@ def write_along(folder: Path) -> int:
 
 
 class FolderGuard:
-    """Guards the folder of a run that has begun: one thread at a time writes, and into that very folder.
-
-    Args:
-        folder: It; exists.
-    """
+    """Guards the folder of a run that has begun: one thread at a time writes, and into that very folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._place = folder, _identity(folder)

@@ -34,17 +34,8 @@ _PLAIN_INT = 2**63
 # What every version of safetensors can name.
 _NAMES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()
 _TORCH_TYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES}
-_ARRAY_TYPES: dict[str, torch.dtype] = {
-    "<f8": torch.float64,
-    "<f4": torch.float32,
-    "<f2": torch.float16,
-    "<i8": torch.int64,
-    "<i4": torch.int32,
-    "<i2": torch.int16,
-    "|i1": torch.int8,
-    "|u1": torch.uint8,
-    "|b1": torch.bool,
-}
+# By numpy's own names: "<f8" to "|b1".
+_ARRAY_TYPES = {np.dtype(name).str: dtype for name, dtype in _TORCH_TYPES.items() if name != "bfloat16"}
 _ALLOWED = (
     "a state is a tree of dicts (string or int keys), lists, tuples, tensors, arrays and numpy scalars of real numbers,"
     " int, float, str, bool and None"

@@ -31,10 +31,7 @@ _ACCURACY_NAMES = ("round", "client", "accuracy", "samples", "personal_accuracy"
 def write_client_tables(folder: RunFolder, experiment: Experiment, state: RunState) -> None:
     """Replaces the tables that have rows for each client of each round; not as often as that of the rounds.
 
-    Args:
-        folder: The run's.
-        experiment: Whose clients they are.
-        state: The run; all that is written follows from it, so nothing is there twice after a resume.
+    All that is written follows from the state, so nothing is there twice after a resume.
     """
     if (table := accuracy_table(experiment, state.records)) is not None:
         folder.write_table(CLIENT_ACCURACY, table)
@@ -47,10 +44,6 @@ def accuracy_table(experiment: Experiment, records: Sequence[RoundRecord]) -> pa
     ``accuracy`` is the server's tested model's on the classes of the client's own, by their shares in its data, over
     ``samples`` test samples of these classes. ``personal_accuracy`` is that of the model that the client itself would
     use, on the ``personal_samples`` of its own share of the test set. Both are null where there is no such test.
-
-    Args:
-        experiment: Whose clients they are.
-        records: The rounds.
     """
     import pyarrow as pa
 
@@ -86,12 +79,8 @@ def traffic_table(experiment: Experiment, setup: Traffic | None, records: Sequen
     """A row for each round, client, direction and kind: its bytes, and the client's local steps of the round.
 
     Round 0 is what travels once: ``registration``, and what methods ask before round 1. Its bytes are
-    ``registration_bytes`` of ``result.json``, those of other rounds ``bytes_up`` and ``bytes_down``.
-
-    Args:
-        experiment: Whose clients they are.
-        setup: The exchange before round 1; None: not known.
-        records: The rounds; those of an older version have no rows.
+    ``registration_bytes`` of ``result.json``, those of other rounds ``bytes_up`` and ``bytes_down``. What is not known,
+    the exchange before round 1 or a round of an older version, has no rows.
     """
     import pyarrow as pa
 
