@@ -96,16 +96,21 @@ def plan_run(
     return Plan(config=config, experiment=experiment, num_actors=num_actors, backend=why)
 
 
-@contextlib.contextmanager
-def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
-    """The session of a run, on the backend that the plan names; ended afterwards."""
-    settings = SessionSettings(
+def session_settings(plan: Plan, folder: Path) -> SessionSettings:
+    """Where a run's session writes and how often."""
+    return SessionSettings(
         folder=folder,
         checkpoint_every=plan.config.checkpoint.every,
         checkpoint_keep=plan.config.checkpoint.keep,
         facts={**run_facts(), "backend": "ray" if plan.num_actors else "local", "client_actors": plan.num_actors or 1},
         umask=present_umask(),
     )
+
+
+@contextlib.contextmanager
+def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
+    """The session of a run, on the backend that the plan names; ended afterwards."""
+    settings = session_settings(plan, folder)
     if not plan.num_actors:
         with one_thread():
             yield RunSession(plan.experiment, lambda warn: LocalFleet(plan.experiment), settings)
