@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from client_tables import write_clients
 from rich.console import Console
 
 from fedsweep.reports.compare import compared_runs, print_settings
@@ -60,7 +61,7 @@ def found(tmp_path: Path) -> Reproduction:
     for cell, path in made.folders(tmp_path / "out").items():
         folder = RunFolder.create(path, overwrite=False)
         folder.write_config(cell.config.to_yaml())
-        folder.write_clients(num_samples=[3, 1], label_counts=[[2, 1], [0, 1]])
+        write_clients(folder, [[2, 1], [0, 1]])
         rounds = enumerate(ACCURACIES[cell.row, cell.seed], start=1)
         folder.write_rounds([tiny_record(r, test_accuracy=a, wall_time_s=1.0, eval_time_s=0.25) for r, a in rounds])
         folder.write_result({"status": "finished"})
