@@ -21,13 +21,13 @@ from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.components.submodels import WholeModel
 from fedsweep.components.weighting import BySamples, Weighting, by_samples
-from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.functional import features_with, head_names
 from fedsweep.records import ClientUpdate, Payload, State, SyncContext
 from fedsweep.trees import ParamTree
 
 from .parts.own_models import OwnModels, Travels, kept, own_values
+from .parts.ranges import at_least, positive
 
 _TERM = "fedas"
 Head = Literal["local", "averaged", "shared"]
@@ -204,12 +204,9 @@ def fedas(
         head: ``local``: heads do not travel, and the server's stays the initial one; ``averaged``: clients keep theirs,
             but send them for the server's model; ``shared``: clients go on with the server's head.
     """
-    if align_epochs < 0:
-        raise ConfigError(f"method.align_epochs must be at least 0, but got {align_epochs}")
-    if align_batch < 1:
-        raise ConfigError(f"method.align_batch must be at least 1, but got {align_batch}")
-    if not 0 < align_rate < math.inf:
-        raise ConfigError(f"method.align_rate must be a number above 0, but got {align_rate}")
+    at_least(0, align_epochs=align_epochs)
+    at_least(1, align_batch=align_batch)
+    positive(align_rate=align_rate)
     return FederatedMethod(
         name="fedas",
         source="Yang, Huang, Ye (2024), FedAS: Bridging inconsistency in personalized federated learning, CVPR",

@@ -24,6 +24,7 @@ from fedsweep.streams import Stream
 
 from .parts.distilling import BatchNorm, Student, batches
 from .parts.ensembles import ensemble_logits, model_logits, server_inputs
+from .parts.ranges import at_least, not_negative, positive
 
 Posterior = Literal["gaussian", "authors", "dirichlet"]
 
@@ -124,15 +125,11 @@ class BayesianEnsemble(Refinement):
     batch_norm: BatchNorm = "proxy"
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "average_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"method.{name} must be at least 1, but got {getattr(self, name)}")
-        for name in ("sharpening", "learning_rate") + (("spread",) if self.posterior == "dirichlet" else ()):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"method.{name} must be a number above 0, but got {getattr(self, name)}")
-        for name in ("samples", "spread", "weight_decay"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"method.{name} must be a number of at least 0, but got {getattr(self, name)}")
+        at_least(1, epochs=self.epochs, batch_size=self.batch_size, average_every=self.average_every)
+        positive(sharpening=self.sharpening, learning_rate=self.learning_rate)
+        if self.posterior == "dirichlet":
+            positive(spread=self.spread)
+        not_negative(samples=self.samples, spread=self.spread, weight_decay=self.weight_decay)
         if not 0 <= self.momentum < 1 or not 0 <= self.average_from <= 1:
             raise ConfigError(
                 "method.momentum must be at least 0 and below 1 and method.average_from from 0 to 1, but got"

@@ -29,11 +29,11 @@ from .parts.element_masks import (
     Layers,
     MaskPolicy,
     StayZero,
-    check_sparsity,
     decided,
     largest,
     shared_out,
 )
+from .parts.ranges import below_one
 
 Distribution = Literal["erk", "uniform"]
 
@@ -169,9 +169,7 @@ class MovingMask(MaskPolicy):
     until: int | None = None
 
     def __post_init__(self) -> None:
-        check_sparsity(self.sparsity)
-        if not 0 <= self.moved < 1:
-            raise ConfigError(f"method.moved must be at least 0 and below 1, but got {self.moved}")
+        below_one(sparsity=self.sparsity, moved=self.moved)
         if self.every < 1 or (self.until is not None and self.until < 1):
             raise ConfigError(
                 f"method.every and method.until must be at least 1, but got {self.every} and {self.until}"

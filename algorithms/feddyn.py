@@ -24,6 +24,7 @@ from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 from fedsweep.trees import ParamTree
 
 from .parts.mean_models import MeanOfModels, Of
+from .parts.ranges import not_negative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +123,7 @@ def feddyn(
             by samples, for which clients of many samples have a weaker penalty.
         tested: server; or the mean of the round's clients' (active) or of all clients' last models (all: the authors).
     """
-    if not 0 <= strength < float("inf"):
-        raise ConfigError(f"method.strength must be a number of at least 0, but got {strength}")
+    not_negative(strength=strength)
     if weighting == "size" and penalty == "none":
         raise ConfigError(
             "method.weighting=size changes the clients' penalty, but method.penalty is none; leave out one of them"

@@ -9,7 +9,6 @@ CVPR. Algorithm 2, and the authors' program where the paper is silent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,6 +28,7 @@ from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 from fedsweep.submodel import FULL_MODEL
 
 from ..parts.ensembles import template
+from ..parts.ranges import at_least, not_negative
 from .augmentation import augment as augmented
 from .synthesis import Synthesis, Synthesizer
 from .trajectory import forward_of, soft_cross_entropy
@@ -98,13 +98,10 @@ class TrajectoryDistillation(Refinement):
                 f" snapshots={self.snapshots}, horizon_rounds={self.synthesis.horizon_rounds}; keep more snapshots or"
                 " look less far ahead"
             )
-        for name, least in {"images_per_class": 1, "finetune_epochs": 0, "finetune_batch": 1}.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"method.{name} must be at least {least}, but got {getattr(self, name)}")
-        if not 0 <= self.finetune_learning_rate < math.inf:
-            raise ConfigError(
-                f"method.finetune_learning_rate must be a number of at least 0, but got {self.finetune_learning_rate}"
-            )
+        at_least(1, images_per_class=self.images_per_class)
+        at_least(0, finetune_epochs=self.finetune_epochs)
+        at_least(1, finetune_batch=self.finetune_batch)
+        not_negative(finetune_learning_rate=self.finetune_learning_rate)
         if self.real_reference not in _REFERENCES:
             raise ConfigError(
                 f"method.real_reference must be one of {', '.join(_REFERENCES)}, but got {self.real_reference!r}"

@@ -20,6 +20,7 @@ from fedsweep.records import State, SyncContext
 from fedsweep.streams import Stream
 
 from ..parts.ensembles import template
+from ..parts.ranges import at_least, not_negative, positive
 from .trajectory import (
     InnerLoop,
     Matched,
@@ -83,18 +84,14 @@ class Synthesis:
     checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        counts = {"horizon_rounds": 1, "inner_steps": 1, "iterations": 1, "last_start": 0}
-        for name, least in counts.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"method.{name} must be at least {least}, but got {getattr(self, name)}")
+        at_least(1, horizon_rounds=self.horizon_rounds, inner_steps=self.inner_steps, iterations=self.iterations)
+        at_least(0, last_start=self.last_start)
         if self.synthesis_batch is not None and self.synthesis_batch < 1:
             raise ConfigError(f"method.synthesis_batch must be at least 1 or null, but got {self.synthesis_batch}")
-        for name in ("image_learning_rate", "label_learning_rate", "inner_rate", "memory_limit_mb"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"method.{name} must be a number above 0, but got {getattr(self, name)}")
-        for name in ("inner_rate_learning_rate", "checkpoint_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"method.{name} must be a number of at least 0, but got {getattr(self, name)}")
+        positive(image_learning_rate=self.image_learning_rate, label_learning_rate=self.label_learning_rate)
+        positive(inner_rate=self.inner_rate, memory_limit_mb=self.memory_limit_mb)
+        not_negative(inner_rate_learning_rate=self.inner_rate_learning_rate)
+        not_negative(checkpoint_seconds=self.checkpoint_seconds)
 
 
 def picture_name(iteration: int) -> str:

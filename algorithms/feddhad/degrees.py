@@ -5,7 +5,6 @@ Shape letters: C classes, M attendees, N federation.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,9 +13,10 @@ import torch
 from torch import Tensor
 
 from fedsweep.components.weighting import Weighting
-from fedsweep.errors import ConfigError
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 from fedsweep.world.label_stats import js_divergence, population
+
+from ..parts.ranges import positive
 
 
 def degrees(v: Tensor, b: Tensor, js: Tensor, *, floor: float) -> tuple[Tensor, Tensor]:
@@ -58,12 +58,6 @@ def samples_of(updates: Sequence[ClientUpdate]) -> Tensor:
     return torch.tensor([u.num_samples for u in updates], dtype=torch.float64)
 
 
-def check_floor(floor: float) -> None:
-    """Raise a ConfigError unless the smallest degree is above 0."""
-    if not 0 < floor < math.inf:
-        raise ConfigError(f"method.floor must be a number above 0, but got {floor}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class JensenShannon(Weighting):
     """Samples over the Jensen-Shannon divergence of the client's labels: FedJS, FedDH without learning.
@@ -78,7 +72,7 @@ class JensenShannon(Weighting):
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        check_floor(self.floor)
+        positive(floor=self.floor)
 
     def registration(self) -> tuple[str, ...]:
         """Label counts."""

@@ -34,6 +34,7 @@ from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, S
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.world.devices import client_time
 
+from ..parts.ranges import at_least, below_one
 from .curvature import CurvatureGap
 from .dropout_rates import DeviceRate, device_dropout, drawn_units, rates_of_round, target_time, unit_rates
 from .multipliers import Multiplier, scales_in, why_not_in_weights
@@ -102,9 +103,7 @@ class AdaptiveDropout(SubModelPolicy):
     scores: UnitScores = UnitScores()
 
     def __post_init__(self) -> None:
-        for name in ("base_rate_cap", "unit_rate_cap"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"method.{name} must be at least 0 and below 1, but got {getattr(self, name)}")
+        below_one(base_rate_cap=self.base_rate_cap, unit_rate_cap=self.unit_rate_cap)
         if self.base_rate != "hessian" and not 0 <= self.base_rate <= self.base_rate_cap:
             raise ConfigError(
                 "0 <= base_rate <= base_rate_cap must hold, but got"
@@ -113,9 +112,7 @@ class AdaptiveDropout(SubModelPolicy):
         rounds = () if self.refresh == "trigger" else self.refresh
         if any(low >= high for low, high in pairwise((0, *rounds))):
             raise ConfigError(f"method.refresh must be rounds in ascending order from 1, but got {list(rounds)}")
-        for name in ("check_every", "patience"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"method.{name} must be at least 1, but got {getattr(self, name)}")
+        at_least(1, check_every=self.check_every, patience=self.patience)
         if not self.temperature > 0:
             raise ConfigError(f"method.temperature must be above 0, but got {self.temperature}")
 

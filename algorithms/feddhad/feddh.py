@@ -29,6 +29,7 @@ from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 from fedsweep.trees import coverage_mean
 
+from ..parts.ranges import positive
 from .degree_gradients import (
     GradientAtAnchor,
     GradientSum,
@@ -38,7 +39,7 @@ from .degree_gradients import (
     pulls,
     sent_gradient,
 )
-from .degrees import JensenShannon, check_floor, degree_weights, degrees, divergences, label_counts_of, samples_of
+from .degrees import JensenShannon, degree_weights, degrees, divergences, label_counts_of, samples_of
 from .label_estimates import EstimateFrom, class_gradient_norms, estimated_shares
 
 _SOURCE = "Liu et al. (2025), FedDHAD: federated learning with dynamic aggregation and adaptive dropout"
@@ -88,7 +89,7 @@ class NonIIDDegree(Weighting):
     estimate_from: EstimateFrom = "reciprocal"
 
     def __post_init__(self) -> None:
-        check_floor(self.floor)
+        positive(floor=self.floor)
         for name, low, high in (
             ("learning_rate_v", 0.0, math.inf),
             ("learning_rate_b", 0.0, math.inf),

@@ -165,13 +165,3 @@ class MaskPolicy(SubModelPolicy):
     def report(self, state: State) -> ComponentReport:
         """The share of weights that are zero in the server's model."""
         return ComponentReport(metrics={"sparsity": state["zeros"]})
-
-
-def check_sparsity(sparsity: float) -> None:
-    """Refuse a sparsity that is not at least 0 and below 1.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if not 0 <= sparsity < 1:
-        raise ConfigError(f"method.sparsity must be at least 0 and below 1, but got {sparsity}")

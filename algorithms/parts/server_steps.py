@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fedsweep.components.server_update import Replace, ServerUpdate, mean_of_updates
-from fedsweep.errors import ConfigError
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+
+from .ranges import below_one, positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +49,8 @@ def server_steps(*, momentum: float = 0.0, server_learning_rate: float = 1.0) ->
     Raises:
         ConfigError: A value is out of its range.
     """
-    if not 0 <= momentum < 1:
-        raise ConfigError(f"method.momentum must be at least 0 and below 1, but got {momentum}")
-    if not 0 < server_learning_rate < float("inf"):
-        raise ConfigError(f"method.server_learning_rate must be a number above 0, but got {server_learning_rate}")
+    below_one(momentum=momentum)
+    positive(server_learning_rate=server_learning_rate)
     if not momentum and server_learning_rate == 1:
         return Replace()
     return ServerMomentum(momentum=momentum, server_learning_rate=server_learning_rate)

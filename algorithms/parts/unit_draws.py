@@ -49,16 +49,6 @@ def why_not_homogeneous(model: nn.Module, group: UnitGroup) -> str:
     return f"{' and '.join(kind.__name__ for kind in kinds)}{' and additions' if group.residual else ''}"
 
 
-def check_share(name: str, value: float) -> None:
-    """Refuse a share of units that is not above 0 and at most 1.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if not 0 < value <= 1:
-        raise ConfigError(f"{name} must be above 0 and at most 1, but got {value}")
-
-
 def drawn_of_each(
     groups: Sequence[UnitGroup],
     counts: Sequence[int],
