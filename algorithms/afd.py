@@ -27,8 +27,8 @@ from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
 from fedsweep.submodel import FULL_MODEL, SubModel
 
-from .parts.complete_net import Aggregate, aggregation
 from .parts.ranges import positive, share
+from .parts.server_updates import Aggregate, aggregation
 from .parts.unit_draws import drawn_of_each, unit_groups_of
 
 ScoreMaps = Literal["client", "shared"]

@@ -15,11 +15,11 @@ from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsweep.card import Card, takes, with_card
 from fedsweep.components.base import ComponentReport, Published
-from fedsweep.components.evaluation import Evaluation
+from fedsweep.components.evaluation import GlobalModel
 from fedsweep.components.local import LocalStep, LocalTerm, Memory, Objective
 from fedsweep.components.probes import ClientTest, LocalClient
 from fedsweep.components.refinement import Refinement
@@ -242,7 +242,7 @@ class AdaptedTest(ClientTest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapted(Evaluation):
+class Adapted(GlobalModel):
     """The server's model answers; clients test it after a step of theirs.
 
     Attributes:
@@ -250,10 +250,6 @@ class Adapted(Evaluation):
     """
 
     adaptation_rate: float
-
-    def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
-        logits: Tensor = model(inputs)
-        return logits
 
     def client_test(self) -> ClientTest:
         return AdaptedTest(adaptation_rate=self.adaptation_rate)

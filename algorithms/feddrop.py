@@ -30,8 +30,8 @@ from fedsweep.trees import FlatLayout
 from fedsweep.world.devices import DeviceProfile, client_time
 
 from .feddhad.dropout_rates import drawn_units
-from .parts.complete_net import Aggregate, aggregation
 from .parts.ranges import below_one
+from .parts.server_updates import Aggregate, aggregation
 from .parts.unit_draws import unit_groups_of
 
 _FLOPS_PER_TRAINED_MAC = 6
@@ -150,13 +150,13 @@ class DroppedNeurons(SubModelPolicy):
         parts: dict[int, SubModel] = {}
         for client in context.cohort:
             rates[client] = self._rate(state, context, client) if groups else 0.0
-            drawn = drawn_units(
+            kept, scales = drawn_units(
                 groups,
                 {group.name: np.full(group.size, rates[client]) for group in groups},
                 generator=context.stream.child("units", client).numpy(),
             )
             every_group = unit_groups_of(context.model, method="feddrop")
-            parts[client] = unit_submodel(every_group, drawn.kept, scales=drawn.scales)
+            parts[client] = unit_submodel(every_group, kept, scales=scales)
         return parts, {**state, "mean_rate": float(np.mean(list(rates.values())))}
 
     def _rate(self, state: State, context: RoundContext, client: int) -> float:

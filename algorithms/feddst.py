@@ -134,10 +134,8 @@ def _held(update: ClientUpdate) -> Tensor:
     part = cast(AdjustableMask, update.submodel)
     if _SENT not in update.extras:
         return part.mask
-    mask, sent, place = part.mask.clone(), update.extras[_SENT], 0
-    for start, stop in part.layers.values():
-        mask[start:stop] = sent[place : place + stop - start]
-        place += stop - start
+    mask = part.mask.clone()
+    mask[decided(torch.arange(len(mask)), part.layers)] = update.extras[_SENT]
     return mask
 
 

@@ -17,8 +17,8 @@ from fedsweep.records import RoundContext, ServerContext, State
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, SubModel
 
-from .parts.complete_net import Aggregate, aggregation
 from .parts.ranges import share
+from .parts.server_updates import Aggregate, aggregation
 from .parts.unit_draws import drawn_of_each, unit_groups_of
 
 

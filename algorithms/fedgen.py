@@ -25,8 +25,7 @@ from fedsweep.models.functional import head_names, head_with
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 
 from .parts.ensembles import template
-from .parts.features import network_with_features
-from .parts.generators import diversity, drawn, generated, new_generator, step_flops
+from .parts.features import diversity, drawn, generated, network_with_features, new_generator, step_flops
 from .parts.ranges import at_least, not_negative, positive, share
 
 Head = Callable[[Tensor], Tensor]

@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedsweep.card import Card, parameters_of, takes, with_card
 from fedsweep.components.base import ComponentReport, Published
 from fedsweep.components.evaluation import Evaluation
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory, Objective
+from fedsweep.components.local import LocalStep, Memory, Objective
 from fedsweep.components.probes import ClientTest, LocalClient, Probe
 from fedsweep.components.refinement import Refinement
 from fedsweep.components.solver import LocalSolver
@@ -35,7 +35,7 @@ from fedsweep.trees import ParamTree
 from .parts.decoders import SmallDecoder
 from .parts.ensembles import server_inputs
 from .parts.features import network_with_features
-from .parts.own_models import Travels, kept, own_values
+from .parts.own_models import KeepsModel, Travels, own_values
 from .parts.ranges import at_least, not_negative, positive
 
 _TERM = "fedktl"
@@ -102,7 +102,7 @@ class ArcFace(Objective):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knowledge(LocalTerm):
+class Knowledge(KeepsModel):
     """The client's own model; and ``strength * mean square of projection(features(image)) - latent`` on server's pairs.
 
     The projection is the same for all clients at a round's start, and trained along with the model's rate.
@@ -112,7 +112,6 @@ class Knowledge(LocalTerm):
             0.01; at 0.05 that diverges.
     """
 
-    stateful: ClassVar[bool] = True
     name: str = _TERM
     strength: float = 5.0
 
@@ -122,9 +121,6 @@ class Knowledge(LocalTerm):
     def passes_in(self, batch_size: int, num_classes: int) -> float:
         # A step reads as many images as it has samples, but there is one a class.
         return 3 * min(1.0, num_classes / batch_size) if self.strength else 0
-
-    def prepare(self, memory: Memory, anchor: ParamTree) -> tuple[Memory, ParamTree | None]:
-        return dict(memory), own_values(memory)
 
     def loss(self, step: LocalStep) -> Tensor | None:
         if not self.strength or _IMAGES not in step.broadcast:
@@ -147,9 +143,6 @@ class Knowledge(LocalTerm):
             moves = (leaf.detach() - step.learning_rate * cast(Tensor, leaf.grad) for leaf in leaves)
             memory["projection"] = tuple(moves)
         return memory, None
-
-    def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
-        return kept(work), {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 
 from .parts.ranges import below_one, positive
-from .parts.server_steps import server_steps
+from .parts.server_updates import server_steps
 
 _HSU = "Hsu et al. (2019), Measuring the effects of non-identical data distribution"
 _REDDI = "Reddi et al. (2021), Adaptive federated optimization"

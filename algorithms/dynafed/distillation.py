@@ -10,7 +10,7 @@ CVPR. Algorithm 2, and the authors' program where the paper is silent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -162,7 +162,7 @@ class TrajectoryDistillation(Refinement):
             return vector, {**state, "snapshots": snapshots}
         synthesizer = Synthesizer(
             self.synthesis,
-            sync,
+            replace(sync, stream=sync.stream.child("synthesis")),
             snapshots=snapshots,
             num_images=self.images_per_class * state["num_classes"],
             image_shape=tuple(state["image_shape"]),

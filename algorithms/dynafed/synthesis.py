@@ -132,7 +132,7 @@ class Synthesizer:
 
     Args:
         settings: How the set is learned.
-        sync: Where this is.
+        sync: Where this is; with a stream of the synthesis's own.
         snapshots: The trajectory: the params of the global model [num_params] each, in order.
         num_images: S, at least 1.
         image_shape: Channels, height, width.
@@ -153,11 +153,11 @@ class Synthesizer:
         real: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._settings, self._sync, self._real = settings, sync, real
-        self._forward, self._stream = forward_of(template(sync), sync.layout), sync.stream.child("synthesis")
+        self._forward = forward_of(template(sync), sync.layout)
         self._snapshots = [vector.to(sync.device) for vector in snapshots]
         self._image_shape = image_shape
         dtype = sync.layout.dtype
-        images = fresh_images(num_images, image_shape, like=dtype, stream=self._stream.child("images"))
+        images = fresh_images(num_images, image_shape, like=dtype, stream=sync.stream.child("images"))
         self._variables = {
             "images": images.to(sync.device),
             "labels": torch.zeros(num_images, num_classes, dtype=dtype, device=sync.device),
@@ -184,7 +184,7 @@ class Synthesizer:
     @property
     def samples(self) -> int:
         """Images that all iterations' inner steps are taken on, repeats included."""
-        steps = self._loop(self._stream).batches
+        steps = self._loop(self._sync.stream).batches
         whole = len(self._variables["images"])
         return self._settings.iterations * sum(whole if index is None else len(index) for index in steps)
 
@@ -220,7 +220,7 @@ class Synthesizer:
 
     def _iterate(self) -> float:
         number = self._done + 1
-        stream = self._stream.child("iteration", number)
+        stream = self._sync.stream.child("iteration", number)
         start, target = self._segment(stream)
         loop = self._loop(stream)
         given = self._given()

@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.records import ClientUpdate, Payload, SyncContext
+from fedsweep.records import ClientUpdate, Payload, State, SyncContext
 from fedsweep.trees import ParamTree, coverage_mean
+
+from ..parts.server_updates import in_whole
 
 # Samples per forward pass where a gradient over many samples is summed up.
 _CHUNK = 256
@@ -70,7 +72,7 @@ def pulls(updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -
         sync: Where this is; its vector is the model before the aggregation.
     """
     size = sync.layout.num_params
-    held = [u.submodel.embed(_vector(u), sync.layout) for u in updates]
+    held = [in_whole(u, sync) for u in updates]
     mean = coverage_mean(sync.vector.double(), [c.vector for c in held], [c.cover for c in held], weights.tolist())
     mass = torch.zeros(size, dtype=torch.float64)
     for part, weight in zip(held, weights.tolist(), strict=True):
@@ -99,38 +101,23 @@ def degree_gradients(gradient: Tensor, pulls_MP: Tensor, degrees_M: Tensor) -> T
     return -inner / degrees_M
 
 
-@dataclass(frozen=True, kw_only=True)
-class GradientSum:
-    """A gradient as a mean over those who have something to say on each coordinate, weighted by samples.
+def no_gradient(size: int) -> dict[str, Tensor]:
+    """A sum of gradients, weighted by samples, of nobody yet: ``total`` [P], and ``mass``, the weights [P]; float64."""
+    return {"total": torch.zeros(size, dtype=torch.float64), "mass": torch.zeros(size, dtype=torch.float64)}
 
-    Attributes:
-        total: Weighted sum [P], float64.
-        mass: Sum of the weights [P], float64.
-    """
 
-    total: Tensor
-    mass: Tensor
+def with_gradient(found: State, vector: Tensor, update: ClientUpdate, sync: SyncContext) -> State:
+    """The sum with a client's gradient, given as a vector [V] of its sub-model; what else is in the tree stays."""
+    size = len(found["total"])
+    part, weight = update.submodel.embed(vector, sync.layout), float(update.num_samples)
+    cover = torch.ones(size, dtype=torch.bool) if part.cover is None else part.cover[:size]
+    values = (weight * part.vector[:size].double()).masked_fill(~cover, 0.0)
+    return {**found, "total": found["total"] + values, "mass": found["mass"] + weight * cover.double()}
 
-    @classmethod
-    def empty(cls, size: int) -> GradientSum:
-        """Nobody has said anything on ``size`` coordinates."""
-        return cls(total=torch.zeros(size, dtype=torch.float64), mass=torch.zeros(size, dtype=torch.float64))
 
-    def plus(self, vector: Tensor, update: ClientUpdate, sync: SyncContext) -> GradientSum:
-        """With a client's gradient, given as a vector [V] of its sub-model."""
-        size = len(self.total)
-        part = update.submodel.embed(vector, sync.layout)
-        values, weight = part.vector[:size].double(), float(update.num_samples)
-        if part.cover is None:
-            return GradientSum(total=self.total + weight * values, mass=self.mass + weight)
-        cover = part.cover[:size]
-        return GradientSum(
-            total=self.total + (weight * values).masked_fill_(~cover, 0.0), mass=self.mass + weight * cover.double()
-        )
-
-    def mean(self) -> Tensor:
-        """The gradient [P]; 0 where nobody said anything."""
-        return torch.where(self.mass > 0, self.total / self.mass.clamp_min(1e-300), 0.0)
+def mean_gradient(found: State) -> Tensor:
+    """The gradient [P] as a mean over those who said something on each coordinate; 0 where nobody did."""
+    return torch.where(found["mass"] > 0, found["total"] / found["mass"].clamp_min(1e-300), 0.0)
 
 
 def mean_move(update: ClientUpdate, sync: SyncContext) -> Tensor | None:
@@ -143,7 +130,7 @@ def mean_move(update: ClientUpdate, sync: SyncContext) -> Tensor | None:
     if not steps or not update.learning_rate:
         return None
     anchor = update.submodel.extract(sync.anchors[update.anchor_version], sync.layout)
-    return (anchor - _vector(update)) / (update.learning_rate * steps)
+    return (anchor - cast(Tensor, update.vector)) / (update.learning_rate * steps)
 
 
 def sent_gradient(update: ClientUpdate) -> Tensor | None:
@@ -154,9 +141,3 @@ def sent_gradient(update: ClientUpdate) -> Tensor | None:
     vector = torch.zeros(update.layout.num_values, dtype=sent.dtype)
     vector[: len(sent)] = sent
     return vector
-
-
-def _vector(update: ClientUpdate) -> Tensor:
-    if update.vector is None:
-        raise ValueError("the gradient of an aggregation's weights needs the attendees' models")
-    return update.vector

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedsweep.components.evaluation import Evaluation
-from fedsweep.components.local import LocalWork, Memory
+from fedsweep.components.evaluation import GlobalModel
+from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.probes import ClientTest, LocalClient
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.models.functional import head_names, logits_with
-from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State
+from fedsweep.records import Payload, RoundContext, ServerContext, State
 from fedsweep.submodel import PartOfModel, SubModel
 from fedsweep.trees import ParamTree
 
@@ -28,6 +28,18 @@ def kept(work: LocalWork) -> Memory:
 def own_values(memory: Mapping[str, object]) -> ParamTree | None:
     """The model that :func:`kept` put there; None before the first."""
     return cast(ParamTree | None, memory.get("values"))
+
+
+class KeepsModel(LocalTerm):
+    """Remembers the model that the client ends a job with, and starts the next one from it."""
+
+    stateful: ClassVar[bool] = True
+
+    def prepare(self, memory: Memory, anchor: ParamTree) -> tuple[Memory, ParamTree | None]:
+        return dict(memory), own_values(memory)
+
+    def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
+        return kept(work), {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +89,7 @@ class OwnModelTest(ClientTest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnModels(Evaluation):
+class OwnModels(GlobalModel):
     """The server's model answers the server's tests; clients test their own.
 
     Attributes:
@@ -85,10 +97,6 @@ class OwnModels(Evaluation):
     """
 
     term: str
-
-    def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
-        logits: Tensor = model(inputs)
-        return logits
 
     def client_test(self) -> ClientTest:
         return OwnModelTest(term=self.term)

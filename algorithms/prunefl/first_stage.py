@@ -19,7 +19,6 @@ from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.errors import ConfigError
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
-from fedsweep.trees import FlatLayout
 
 from ..parts.element_masks import decided, weight_layers
 from .choice import Choice
@@ -48,18 +47,12 @@ def mask_by_training(
     """
     student = copy.deepcopy(model).train()
     params = [parameter.requires_grad_() for parameter in student.parameters()]
-    layout = FlatLayout(
-        names=tuple(name for name, _ in student.named_parameters()),
-        shapes=tuple(tuple(p.shape) for p in params),
-        num_params=sum(p.numel() for p in params),
-        num_buffers=0,
-    )
-    layers = weight_layers(student, layout)
+    num_params, layers = sum(p.numel() for p in params), weight_layers(student)
     times = choice.weight_times(student, layers)
     order = torch.randperm(len(samples[1]), generator=source.torch())[:_SAMPLES]
     inputs, targets = (values[order.to(values.device)] for values in samples)
-    mask = torch.ones(layout.num_params, dtype=torch.bool)
-    gains, right, calm = torch.zeros(layout.num_params), [0.0] * (_SAMPLES // _BATCH), 0
+    mask = torch.ones(num_params, dtype=torch.bool)
+    gains, right, calm = torch.zeros(num_params), [0.0] * (_SAMPLES // _BATCH), 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(source.seed(56))  # for the network's own draws
         for step in range(1, _STEPS + 1):
@@ -121,10 +114,4 @@ class FirstMask(Probe):
             rate=self.rate,
             source=client.stream,
         )
-        layout = FlatLayout(
-            names=tuple(client.params),
-            shapes=tuple(tuple(value.shape) for value in client.params.values()),
-            num_params=len(mask),
-            num_buffers=0,
-        )
-        return {"mask": decided(mask, weight_layers(client.model, layout))}
+        return {"mask": decided(mask, weight_layers(client.model))}

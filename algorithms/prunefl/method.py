@@ -23,7 +23,7 @@ from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.trees import ParamTree
 
-from ..parts.element_masks import Layers, MaskPolicy, StayZero
+from ..parts.element_masks import Layers, MaskPolicy, StayZero, decided
 from ..parts.ranges import at_least, below_one, positive
 from .choice import Choice, Times
 from .first_stage import FirstMask, mask_by_training
@@ -152,10 +152,8 @@ class ChosenMask(MaskPolicy):
             )
             return {**state, "mask": mask}
         (answer,) = answers.values()
-        mask, place = state["mask"].clone(), 0
-        for start, stop in state["layers"].values():
-            mask[start:stop] = answer["first_mask/mask"][place : place + stop - start]
-            place += stop - start
+        mask = state["mask"].clone()
+        mask[decided(torch.arange(len(mask)), state["layers"])] = answer["first_mask/mask"]
         return {**state, "mask": mask}
 
     def next_mask(self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:

@@ -21,8 +21,7 @@ from fedsweep.streams import Stream
 from fedsweep.trees import FlatLayout, layout_of
 
 CLASSES, IMAGES, SNAPSHOTS, HORIZON, STEPS, ITERATIONS = 3, 6, 8, 3, 5, 3
-ROUND = Stream(("reference", 7))
-STREAM = ROUND.child("synthesis")
+STREAM = Stream(("reference", 7))
 SHAPES = {
     "0.weight": (4, 2, 3, 3),
     "0.bias": (4,),
@@ -125,7 +124,7 @@ def learned(iterations: int) -> State:
         learning_rate=0.1,
         cohort=(),
         model=model,
-        stream=ROUND,
+        stream=STREAM,
     )
     return Synthesizer(
         settings(iterations),
