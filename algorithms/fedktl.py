@@ -27,7 +27,6 @@ from fedsweep.components.refinement import Refinement
 from fedsweep.components.solver import LocalSolver
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import training_flops
-from fedsweep.models.functional import logits_with
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.streams import Stream
 from fedsweep.trees import ParamTree
@@ -35,7 +34,7 @@ from fedsweep.trees import ParamTree
 from .parts.decoders import SmallDecoder
 from .parts.ensembles import server_inputs
 from .parts.features import network_with_features
-from .parts.own_models import KeepsModel, Travels, own_values
+from .parts.own_models import KeepsModel, OwnModelTest, Travels
 from .parts.ranges import at_least, not_negative, positive
 
 _TERM = "fedktl"
@@ -330,13 +329,12 @@ def _classes(update: ClientUpdate, registered: Mapping[int, Sequence[int]]) -> l
 
 
 @dataclass(frozen=True, kw_only=True)
-class NearestDirectionTest(ClientTest):
+class NearestDirectionTest(OwnModelTest):
     """A client's own model: the class whose direction is nearest to its output."""
 
     def predictor(self, client: LocalClient) -> Callable[[Tensor], Tensor]:
-        own = own_values(client.memories.get(_TERM, {})) or {}
-        values = {name: value.to(client.targets.device) for name, value in own.items()}
-        return lambda inputs: cosines(logits_with(client.model, values, inputs), simplex(client.num_classes))
+        logits = super().predictor(client)
+        return lambda inputs: cosines(logits(inputs), simplex(client.num_classes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,7 +346,7 @@ class NearestDirection(Evaluation):
         return cosines(logits, simplex(logits.shape[1]))
 
     def client_test(self) -> ClientTest:
-        return NearestDirectionTest()
+        return NearestDirectionTest(term=_TERM)
 
 
 @with_card(

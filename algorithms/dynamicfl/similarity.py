@@ -20,7 +20,7 @@ from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 
-from ..feddhad.degree_gradients import loss_gradient
+from ..feddhad.degrees import loss_gradient
 from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
 from .dynacomm import best_by_size, random_orders
 

@@ -31,18 +31,23 @@ from fedsweep.trees import ParamTree, coverage_mean
 
 from ..parts.ranges import not_negative, positive
 from ..parts.server_updates import in_whole
-from .degree_gradients import (
+from .degrees import (
     GradientAtAnchor,
+    JensenShannon,
     degree_gradients,
+    degree_weights,
+    degrees,
+    divergences,
+    label_counts_of,
     loss_gradient,
     mean_gradient,
     mean_move,
     no_gradient,
     pulls,
+    samples_of,
     sent_gradient,
     with_gradient,
 )
-from .degrees import JensenShannon, degree_weights, degrees, divergences, label_counts_of, samples_of
 
 _SOURCE = "Liu et al. (2025), FedDHAD: federated learning with dynamic aggregation and adaptive dropout"
 
@@ -193,13 +198,8 @@ class NonIIDDegree(Weighting):
         for update in updates:
             if known[update.client] or not update.steps:
                 continue
-            norms = class_gradient_norms(
-                update.submodel.build(sync.model),
-                update.params,
-                state["proxy"]["inputs"],
-                targets=state["proxy"]["targets"],
-                num_classes=shares.shape[1],
-            )
+            module = update.submodel.build(sync.model)
+            norms = _class_gradient_norms(module, update.params, state["proxy"], shares.shape[1])
             shares[update.client] = estimated_shares(norms, sharpness=self.sharpness, estimate_from=self.estimate_from)
             known[update.client] = True
         return {**state, "shares": shares, "known": known}
@@ -273,31 +273,22 @@ class NonIIDDegree(Weighting):
 # -- FedDHE's estimate of a client's label shares -----------------------------------------------------------------
 
 
-def class_gradient_norms(
-    module: nn.Module, params: ParamTree, inputs: Tensor, *, targets: Tensor, num_classes: int
-) -> Tensor:
-    """G [C], float64: for each class the norm of the gradient of the mean loss on its samples.
+def _class_gradient_norms(module: nn.Module, params: ParamTree, proxy: State, num_classes: int) -> Tensor:
+    """G [C], float64: for each class the norm of the gradient of the mean loss on its samples, in evaluation mode.
 
     A class that the client has seen often is fitted already, so its gradient on a balanced set is small.
-
-    Args:
-        module: The network; used in evaluation mode, and left as it is.
-        params: Parameters and float buffers to use.
-        inputs: Samples [S, ...], at least one of each class.
-        targets: Their labels [S].
-        num_classes: C.
     """
     trained = {name: params[name] for name, _ in module.named_parameters()}
     was_training = module.training
     module.eval()
     norms = []
     for label in range(num_classes):
-        of_class = targets == label
+        of_class = proxy["targets"] == label
         gradient = loss_gradient(
             lambda own, x: logits_with(module, {**params, **own}, x),
             trained,
-            inputs[of_class],
-            targets=targets[of_class],
+            proxy["inputs"][of_class],
+            targets=proxy["targets"][of_class],
         )
         norms.append(gradient.double().norm())
     module.train(was_training)

@@ -81,9 +81,7 @@ class OwnModelTest(ClientTest):
     term: str
 
     def predictor(self, client: LocalClient) -> Callable[[Tensor], Tensor]:
-        own = own_values(client.memories.get(self.term, {}))
-        if own is None:
-            return client.model
+        own = own_values(client.memories.get(self.term, {})) or {}
         values = {name: value.to(client.targets.device) for name, value in own.items()}
         return lambda inputs: logits_with(client.model, values, inputs)
 

@@ -65,17 +65,20 @@ def mask_by_training(
             _descend(params, gradients, mask, rate)
             if step % _EVERY == 0 and sum(right) / len(right) >= 1.5 / num_classes:
                 before = int(mask.sum())
-                sizes = torch.cat([p.detach().flatten() for p in params]).abs().cpu()
-                mask = choice.again(mask, gains, sizes, layers=layers, times=times, share=_SHARE)
+                mask = choice.again(mask, gains, _sizes(params), layers=layers, times=times, share=_SHARE)
                 calm = calm + 1 if abs(int(mask.sum()) - before) <= _CHANGE * before else 0
                 gains.zero_()
                 _descend(params, gradients, mask, 0.0)
                 if calm == _CALM:
                     break
-    sizes = torch.cat([p.detach().flatten() for p in params]).abs().cpu()
+    sizes = _sizes(params)
     if not bool(torch.isfinite(sizes).all()):
         raise ConfigError(f"prunefl's first stage does not converge; lower method.first_learning_rate={rate}")
     return choice.trimmed(mask, sizes, layers)
+
+
+def _sizes(params: Sequence[Tensor]) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in params]).abs().cpu()
 
 
 def _descend(params: Sequence[Tensor], gradients: Sequence[Tensor], mask_P: Tensor, rate: float) -> None:
