@@ -20,26 +20,22 @@ from fedsweep.trees import ParamTree
 from .features import network_with_features
 
 
-def kept(work: LocalWork) -> Memory:
-    """A memory with the model that the client has at a job's end, float buffers too."""
-    return {"values": {name: value.detach().cpu().clone() for name, value in work.values.items()}}
-
-
 def own_values(memory: Mapping[str, object]) -> ParamTree | None:
-    """The model that :func:`kept` put there; None before the first."""
+    """The model that :class:`KeepsModel` put there; None before the first."""
     return cast(ParamTree | None, memory.get("values"))
 
 
 class KeepsModel(LocalTerm):
-    """Remembers the model that the client ends a job with, and starts the next one from it."""
+    """Remembers the model that the client ends a job with, float buffers too, and starts the next one from it."""
 
     stateful: ClassVar[bool] = True
 
     def prepare(self, memory: Memory, anchor: ParamTree) -> tuple[Memory, ParamTree | None]:
+        # A copy: what a step notes there stays out of what was handed in.
         return dict(memory), own_values(memory)
 
     def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
-        return kept(work), {}
+        return {"values": {name: value.detach().cpu().clone() for name, value in work.values.items()}}, {}
 
 
 @dataclass(frozen=True, kw_only=True)
