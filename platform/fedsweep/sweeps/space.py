@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ConfigError, unknown_name
-from fedsweep.results.names import method_label, value_text
+from fedsweep.results.texts import method_label, value_text
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 from fedsweep.streams import stream
 
