@@ -18,7 +18,7 @@ from fedsweep.components.local import LocalStep
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.streams import stream
 from fedsweep.testing import component_conforms, linear_model, local_engine, play_round, run_rounds, tiny_experiment
 

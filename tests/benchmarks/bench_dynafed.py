@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedsweep.algorithms.dynafed.distillation import dynafed
 from fedsweep.algorithms.dynafed.synthesis import Host, Synthesizer
 from fedsweep.algorithms.dynafed.trajectory import forward_of
-from fedsweep.models.networks.convnet import ConvNet3
+from fedsweep.models.networks.chains import ConvNet3
 from fedsweep.streams import Stream
 from fedsweep.trees import layout_of, model_vector
 

@@ -19,7 +19,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, MethodSettings
 from fedsweep.models.network import LinearHeadNetwork
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.unit_groups import UnitGroup, chain_groups
 from fedsweep.testing.worlds import local_engine, run_rounds, tiny_data, tiny_device, tiny_experiment, with_devices
 
