@@ -12,11 +12,7 @@ if TYPE_CHECKING:
     from fedsweep.models.network import LinearHeadNetwork
 
 Kept = Mapping[str, Sequence[int] | Tensor]
-
-
 KeptIndex = Mapping[str, tuple[tuple[int, Tensor], ...]]
-
-
 UnitKind = Literal["conv", "linear", "head"]
 
 
