@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import InputShape, LinearHeadNetwork, require_size
-from fedsweep.models.unit_groups import UnitGroup, chain_groups
+from fedsweep.models.unit_groups import UnitGroup, unit_group
 
 _VGG_WIDTHS = (64, 128, 256, 256, 512, 512, 512, 512)
 _VGG_POOLED_AFTER = frozenset({0, 1, 3, 5, 7})
@@ -22,7 +22,7 @@ class ChainNetwork(LinearHeadNetwork, ABC):
 
     def __init__(self, *, input_shape: InputShape, num_classes: int) -> None:
         super().__init__(input_shape=input_shape, num_classes=num_classes)
-        self._layers: list[tuple[str, str | None, str]] = []
+        self._layers: list[tuple[str, list[str], str]] = []
         self._steps: list[str] = []
 
     def add_layer(
@@ -37,7 +37,7 @@ class ChainNetwork(LinearHeadNetwork, ABC):
             if module is not None:
                 self.add_module(f"{part}{number}", module)
                 self._steps.append(f"{part}{number}")
-        self._layers.append((name, None if norm is None else f"norm{number}", f"relu{number}"))
+        self._layers.append((name, [] if norm is None else [f"norm{number}"], f"relu{number}"))
 
     def encode(self, inputs: Tensor) -> Tensor:
         values = inputs
@@ -46,7 +46,12 @@ class ChainNetwork(LinearHeadNetwork, ABC):
         return values.flatten(1)
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:
-        return chain_groups(self, self._layers)
+        consumers = [*(name for name, _, _ in self._layers[1:]), self.reader]
+        chain = (
+            unit_group(self, name=name, layers=[name], norms=norms, consumers=[consumer], modules=[relu])
+            for (name, norms, relu), consumer in zip(self._layers, consumers, strict=True)
+        )
+        return (*chain, *self.projection_groups())
 
 
 @final
