@@ -1,9 +1,10 @@
 """One thread per process: the tests' arrays are tiny, and idle helper threads cost more than they bring.
 
-Tests run in three processes (``scripts/check``). What starts Ray mostly waits for processes to come up, so sweeps and
-the rest of it have a process each, and all else runs meanwhile. A cluster and the processes on it take seconds to come
-up, so tests that ask for ``pool`` or ``shared_ray`` share one; before any other test it is ended. The pictures of a run
-take four fifths of a tiny run's time, so they are drawn for tests that ask for ``pictures`` alone.
+Tests run in four processes (``scripts/check``). What starts Ray mostly waits for processes to come up, so sweeps,
+commands that start Ray in processes of their own, and the rest of it have a process each, and all else runs meanwhile.
+A cluster and the processes on it take seconds to come up, so tests that ask for ``pool`` or ``shared_ray`` share one;
+before any other test it is ended. The pictures of a run take four fifths of a tiny run's time, so they are drawn for
+tests that ask for ``pictures`` alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+# Ray's own workers would else give way to all other work, and the tests that wait for them with them.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 class SharedRay:
@@ -107,10 +110,16 @@ def _asks(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start Ray form two groups, which xdist begins with, as the largest; one process plays one of them."""
+    """Tests that start Ray form three groups, which xdist begins with, as the largest; a process plays one of them."""
     for item in items:
         if item.get_closest_marker("ray") is not None:
-            name = "sweeps on Ray" if "sweeps" in item.path.parts else "Ray"
-            item.add_marker(pytest.mark.xdist_group(name))
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
     # Those who share the cluster one after the other, so that it is started once.
     items.sort(key=lambda item: not _asks(item))
+
+
+def _group(item: pytest.Item) -> str:
+    """Of about the same length each."""
+    if not {"shared_ray", "cluster", "nodes"} & set(getattr(item, "fixturenames", ())):
+        return "commands on Ray"
+    return "sweeps on Ray" if {"sweeps", "commands"} & set(item.path.parts) else "Ray"
