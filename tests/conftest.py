@@ -114,8 +114,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("ray") is not None:
             item.add_marker(pytest.mark.xdist_group(_group(item)))
-    # Those who share the cluster one after the other, so that it is started once.
-    items.sort(key=lambda item: not _asks(item))
+    # Those who share the cluster one after the other, so that it is started once; what takes long is not the last.
+    items.sort(key=lambda item: (not _asks(item), item.get_closest_marker("slow") is None))
 
 
 def _group(item: pytest.Item) -> str:
