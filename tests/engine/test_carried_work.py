@@ -91,7 +91,7 @@ def test_carried_work_does_not_go_with_terms_that_send() -> None:
 
 def test_carried_work_does_not_go_with_sub_models() -> None:
     with pytest.raises(ConfigError, match="over several rounds, which does not go with sub-models"):
-        local_engine(tiny_experiment(method(submodels=Cuts()))).check()
+        check_experiment(tiny_experiment(method(submodels=Cuts())))
     check_experiment(tiny_experiment(method(submodels=Cuts(), discard=True)))
 
 

@@ -15,9 +15,10 @@ from typing import Any
 
 from fedsweep.driver.news import Audience, Bulletin, News
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.foresight.turns import happened
+from fedsweep.engine.foresight.forecast import happened
 from fedsweep.engine.state import RunState
 from fedsweep.errors import MemoryLost, RunError
+from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
@@ -153,7 +154,7 @@ class RunSession:
         Args:
             resume: Look for a checkpoint.
         """
-        self._engine.check()
+        check_world(self._engine.experiment)
         start = None
         if resume:
             found = self._store.newest(keep_handle=self._fleet.keep)

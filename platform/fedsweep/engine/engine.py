@@ -33,7 +33,6 @@ from fedsweep.engine.who_pays import (
     untested,
 )
 from fedsweep.errors import InvariantError, RunError, WorkerLost
-from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.guard import check_items, guarded, kept
@@ -114,12 +113,9 @@ class Engine:
 
     # -- the start -----------------------------------------------------------------------------------------------
 
+    @guarded(when="before round 1")
     def start(self) -> RunState:
         """The run before round 1: initial model, components' states, one-off exchange."""
-        with guarded(when="before round 1"):
-            return self._started()
-
-    def _started(self) -> RunState:
         vector = self.experiment.initial_vector.clone()
         components: dict[str, State] = {}
         ledger = Ledger()
@@ -191,23 +187,20 @@ class Engine:
             ClientJobError: A client's work failed.
         """
         with guarded(when=f"in round {state.round + 1}"):
-            return self._advanced(state)
-
-    def _advanced(self, state: RunState) -> tuple[RunState, str | None]:
-        began = time.perf_counter()
-        # Plan: who takes part, how much each does, when they synchronise, and so what models cost and the clock says.
-        plan = self.planner.plan(state)
-        limit = self._would_pass(state, plan.num_bytes, plan.clock)
-        if limit is not None:
-            return state, limit
-        # Send, train, aggregate.
-        round = self._played(plan, state)
-        # Payloads are known only now; a round that passes a limit with them never was.
-        limit = self._would_pass(state, round.ledger.total_bytes, plan.clock)
-        if limit is not None:
-            return state, limit
-        # Record: test the model, make the row, tell the components.
-        return self._recorded(round, time.perf_counter() - began), None
+            began = time.perf_counter()
+            # Plan: who takes part, how much each does, when they synchronise, what models cost and the clock says.
+            plan = self.planner.plan(state)
+            limit = self._would_pass(state, plan.num_bytes, plan.clock)
+            if limit is not None:
+                return state, limit
+            # Send, train, aggregate.
+            round = self._played(plan, state)
+            # Payloads are known only now; a round that passes a limit with them never was.
+            limit = self._would_pass(state, round.ledger.total_bytes, plan.clock)
+            if limit is not None:
+                return state, limit
+            # Record: test the model, make the row, tell the components.
+            return self._recorded(round, time.perf_counter() - began), None
 
     def _would_pass(self, state: RunState, more_bytes: int, clock: float | None) -> str | None:
         stop = self.experiment.training.stop
@@ -307,10 +300,6 @@ class Engine:
         seconds = record.eval_time_s + time.perf_counter() - began
         record = replace(record, personal_accuracies=tuple(accuracies.tolist()), eval_time_s=seconds)
         return _with_figures(record, spread("personal_accuracy", accuracies))
-
-    def check(self) -> None:
-        """What can only be known with model and world together; wrong input is a ConfigError before round 1."""
-        check_world(self.experiment)
 
 
 def _with_figures(record: RoundRecord, figures: Mapping[str, float]) -> RoundRecord:

@@ -50,18 +50,8 @@ def announced(client: int, work: ClientWork, *, layout: FlatLayout, version: int
 
 def model_alone(vector: Tensor, layout: FlatLayout) -> ClientUpdate:
     """An update of which no more than the model is known."""
-    return ClientUpdate(
-        client=0,
-        vector=vector,
-        layout=layout,
-        submodel=FULL_MODEL,
-        anchor_version=0,
-        num_samples=0,
-        steps=0,
-        effective_steps=0.0,
-        learning_rate=0.0,
-        samples_since_anchor=0,
-    )
+    nothing = ClientWork(steps=0, batch_size=1, whole_batches=False, num_samples=0)
+    return replace(announced(0, nothing, layout=layout, version=0, learning_rate=0.0), vector=vector)
 
 
 def decoded(reply: Reply, submodel: SubModel, *, costs: CostModel, anchors: Mapping[int, Tensor]) -> Reply:

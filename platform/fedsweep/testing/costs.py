@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.foresight.beside import Beside
-from fedsweep.engine.foresight.forecast import forecast
+from fedsweep.engine.foresight.forecast import Beside, forecast
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.method import FederatedMethod, MethodSettings
 from fedsweep.models.cost import BYTES_PER_VALUE

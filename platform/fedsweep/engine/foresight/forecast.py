@@ -1,25 +1,31 @@
-"""What a run will cost, from its plan alone: nothing is trained."""
+"""What can be told of a run from its plan alone: what it will cost, and what of its method will do nothing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, islice
+from typing import Any, Literal
+
+from torch import nn
 
 from fedsweep.client.messages import Tally
 from fedsweep.engine.cost import CostModel, registration_bytes
-from fedsweep.engine.foresight.beside import Beside, Formula
-from fedsweep.engine.foresight.turns import foreseen
 from fedsweep.engine.plan import Planner, RoundPlan, alike
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
-from fedsweep.experiment.experiment import Experiment
+from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.guard import guarded, hook_of
 from fedsweep.models.cost import BYTES_PER_VALUE
+from fedsweep.submodel import FULL_MODEL, SubModel
 
+Formula = Literal["up", "down", "setup_up", "setup_down"]
+
+_NEVER = "no inner synchronisation in any round: clients are averaged once a round, as in FedAvg"
+_ALONE = "one client at most in the group that synchronises inside rounds: averaged alone, it keeps its model"
 _PLANNED = 50
 # So many rounds have their rate looked at before the first, and the last one: nobody waits for those of 10^30.
 _MOST_RATES = 100_000
@@ -118,7 +124,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         for client, count in taken.items():
             work, probed = plan.context.work[client], _probed(plan, client, costs.job_passes)
             flops += costs.flops(plan.context.submodels[client], work.samples_in(count), work=work, probed=probed)
-        ratio = rows.group_figures(plan, plan.components, cost=plan.values).comm_ratio
+        ratio = rows.group_figures(plan, plan.components, cost=plan.values)["comm_ratio"]
         if ratio is not None:
             ratios.append(ratio)
     scale = rounds / planned
@@ -206,3 +212,116 @@ def _memory_mb(experiment: Experiment, *, num_values: int, num_actors: int) -> f
     sample = int(experiment.world.data.images[0].size)
     samples = sum(sorted((p.num_samples for p in experiment.world.profiles), reverse=True)[:clients]) * sample
     return 4 * (models + samples) / 2**20
+
+
+# -- what travels beside the models, from the methods' cards -----------------------------------------------------------
+
+
+class Beside:
+    """Evaluates the formulas of an experiment's cards.
+
+    Args:
+        experiment: With the cards of its methods.
+        costs: The sub-models' costs.
+    """
+
+    def __init__(self, experiment: Experiment, costs: CostModel) -> None:
+        self._cards, self._costs, self._world = experiment.cards, costs, experiment.world
+        template, shape = experiment.template, experiment.world.data.images.shape[1:]
+        groups: Callable[[], Any] = getattr(template, "unit_groups", tuple)
+        features = getattr(template, "has_features", False)
+        profiles = experiment.world.profiles
+        self._largest = max(profiles, key=lambda p: (p.num_samples, -p.client)).client
+        self._symbols: Mapping[str, Any] = {
+            "X": math.prod(shape),
+            "C": experiment.world.data.num_classes,
+            "U": sum(group.size for group in groups()),
+            "F": experiment.layout.num_params,
+            "K": sum(layer.get_parameter("weight").numel() for layer in _layers(template)),
+            "sizes": tuple(profile.num_samples for profile in experiment.world.profiles),
+            "rounds": experiment.training.rounds,
+        } | ({"D": template.feature_width} if features else {})
+
+    def values(self, which: Formula, client: int, submodel: SubModel, *, round: int, first: bool) -> Fraction:
+        """Values that travel beside a client's model, all cards together.
+
+        Args:
+            which: Of a card's formulas.
+            client: Its id.
+            submodel: The part of the model that it has.
+            round: From 1; 0 before.
+            first: It has taken part in no round before.
+        """
+        if not self._cards:
+            return Fraction(0)
+        message = submodel.message(self._costs.layout, "down")
+        own = {
+            "W": sum(message.values()),
+            "P": message.get("params", 0),
+            "n": self._world.profiles[client].num_samples,
+            "H": int((self._world.profiles[client].label_counts > 0).sum()),
+            "largest": client == self._largest,
+            "round": round,
+            "first": first,
+        }
+        found = (card.evaluate(getattr(card, which), {**self._symbols, **own, **given}) for card, given in self._cards)
+        return sum(found, Fraction(0))
+
+    @property
+    def setup_bytes(self) -> int:
+        """Bytes of the exchange before round 1, all clients."""
+        formulas: tuple[Formula, ...] = ("setup_up", "setup_down")
+        clients = [profile.client for profile in self._world.profiles]
+        total = sum(self.values(which, k, FULL_MODEL, round=0, first=True) for which in formulas for k in clients)
+        return int(BYTES_PER_VALUE * total)
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """Its linear and convolutional layers."""
+    return [m for m in model.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
+
+
+# -- methods that turn into something simpler without a word -----------------------------------------------------------
+
+
+def foreseen(experiment: Experiment, plans: Sequence[RoundPlan]) -> list[str]:
+    """What the user should know before a run: which parts of the method will do nothing.
+
+    Args:
+        experiment: The experiment.
+        plans: Of its rounds, or of the first of them.
+    """
+    said = []
+    with guarded(when="before the run", raises=ConfigError):
+        for seam, component in experiment.method.server_components():
+            said.append(component.foresee(server_context(experiment, seam)))
+    if experiment.method.pacing.syncs_inside and plans:
+        inner = [point for plan in plans for point in plan.points[:-1]]
+        if not inner:
+            said.append(_NEVER)
+        elif all(len(point.attend) <= 1 for point in inner):
+            said.append(_ALONE)
+    return _told(experiment, said)
+
+
+def happened(experiment: Experiment, state: RunState) -> list[str]:
+    """What the user should know after a run: which parts of the method did nothing.
+
+    Args:
+        experiment: The experiment.
+        state: The run as it ended.
+    """
+    seams = experiment.method.server_components()
+    with guarded(when="at the run's end"):
+        said = [component.remark(state.components[seam]) for seam, component in seams]
+    if experiment.method.pacing.syncs_inside and state.records:
+        groups = [record.high_frequency for record in state.records]
+        if all(record.sync_points <= 1 for record in state.records):
+            said.append(_NEVER)
+        elif all(group is not None and len(group) <= 1 for group in groups):
+            said.append(_ALONE)
+    return _told(experiment, said)
+
+
+def _told(experiment: Experiment, said: Sequence[str]) -> list[str]:
+    return [f"{experiment.method.name}: {text}" for text in dict.fromkeys(said) if text]
