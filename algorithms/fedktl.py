@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.card import Card, with_card
+from fedsweep.components.aggregation import Refinement
 from fedsweep.components.base import ComponentReport, Published
 from fedsweep.components.evaluation import Evaluation
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory, Objective
 from fedsweep.components.probes import ClientTest, LocalClient, Probe
-from fedsweep.components.refinement import Refinement
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import training_flops

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.components.weighting import Weighting
+from fedsweep.components.aggregation import Weighting
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 from fedsweep.world.label_stats import js_divergence, population

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from fedsweep.card import Card, Limit, takes, with_card
+from fedsweep.components.aggregation import Weighting
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.probes import Probe
-from fedsweep.components.weighting import Weighting
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext

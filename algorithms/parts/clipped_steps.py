@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedsweep.components.solver import LocalSolver
+from fedsweep.components.local import LocalSolver
 
 
 @dataclass(frozen=True, kw_only=True)

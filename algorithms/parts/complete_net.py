@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.components.server_update import Replace, ServerUpdate
+from fedsweep.components.aggregation import Replace, ServerUpdate
 from fedsweep.records import ClientUpdate, State, SyncContext
 from fedsweep.trees import weighted_mean
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsweep.components.server_update import Replace, ServerUpdate, mean_of_updates
+from fedsweep.components.aggregation import Replace, ServerUpdate, mean_of_updates
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 

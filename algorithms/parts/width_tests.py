@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
+from fedsweep.components.aggregation import Refinement
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.refinement import Refinement
 from fedsweep.models.slicing import ordered_kept
 from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.models.unit_submodel import unit_submodel

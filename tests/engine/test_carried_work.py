@@ -13,8 +13,7 @@ import torch
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
-from fedsweep.components.pacing import Pacing
-from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.components.planning import Pacing, SubModelPolicy
 from fedsweep.engine.foresight.forecast import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment

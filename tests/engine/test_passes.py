@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.components.aggregation import Refinement
 from fedsweep.components.local import CrossEntropy, LocalTerm
-from fedsweep.components.pacing import FixedInterval
+from fedsweep.components.planning import FixedInterval
 from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.components.refinement import Refinement
 from fedsweep.engine.foresight.forecast import forecast
 from fedsweep.method import FederatedMethod
 from fedsweep.records import Payload, RoundRecord, State

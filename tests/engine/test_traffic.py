@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.components.aggregation import Refinement, Weighting, by_samples
 from fedsweep.components.local import LocalStep, LocalTerm
-from fedsweep.components.pacing import FixedInterval
+from fedsweep.components.planning import FixedInterval
 from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.components.refinement import Refinement
-from fedsweep.components.weighting import Weighting, by_samples
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.ledger import Ledger, whole_values
 from fedsweep.errors import InvariantError

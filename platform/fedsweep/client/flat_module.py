@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedsweep.components.frozen import twin
+from fedsweep.components.local import twin
 from fedsweep.trees import FlatLayout
 
 

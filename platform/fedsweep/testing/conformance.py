@@ -17,7 +17,7 @@ from fedsweep.card import Limit
 from fedsweep.catalog import method_builder
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, LocalTerm
-from fedsweep.components.selection import UniformSelection
+from fedsweep.components.planning import UniformSelection
 from fedsweep.config.signatures import bind, describe
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState

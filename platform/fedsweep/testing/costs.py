@@ -7,7 +7,7 @@ from functools import cache
 
 from torch import Tensor, nn
 
-from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.foresight.forecast import Beside, forecast

@@ -7,7 +7,7 @@ import pickle
 import torch
 
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.testing.subject import Subject
 from fedsweep.testing.worlds import local_engine, play_round, run_rounds

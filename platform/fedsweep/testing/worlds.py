@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.client.shards import TrainingData
 from fedsweep.components.base import ServerComponent
-from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.round import Round
 from fedsweep.engine.state import RunState

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedsweep.algorithms.feddhad.degree_gradients import degree_gradients, pulls
 from fedsweep.algorithms.feddhad.degrees import JensenShannon, degree_weights, degrees, divergences
 from fedsweep.algorithms.feddhad.feddh import NonIIDDegree, feddh
-from fedsweep.components.weighting import by_samples
+from fedsweep.components.aggregation import by_samples
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientProfile, ClientUpdate, ServerContext, SyncContext
 from fedsweep.streams import stream
