@@ -18,11 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.coding import Encoder
-from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.lanes.draws import seed_draws
 from fedsweep.client.lanes.lane import Lane, Taken
 from fedsweep.client.messages import ClientSide, Reply, RoundTotals, Tally, Turn
-from fedsweep.client.narrowed import Narrowed, part_of_step
+from fedsweep.client.modules import ModuleSlot, Narrowed, part_of_step
 from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.client.shards import Batches, Shard, pass_accuracies
 from fedsweep.client.terms import ClientTerms

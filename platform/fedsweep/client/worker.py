@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.lanes.grouping import Lanes
 from fedsweep.client.lanes.lane import Taken
 from fedsweep.client.local_round import LocalRound
 from fedsweep.client.messages import ClientSide, Inquiry, RoundTotals, Segment, SegmentReply, Turn
+from fedsweep.client.modules import ModuleSlot
 from fedsweep.client.shards import ClientTests, Shard, TrainingData
 from fedsweep.components.base import Published
 from fedsweep.errors import ClientJobError, FedsweepError, InvariantError

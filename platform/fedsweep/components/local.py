@@ -284,6 +284,11 @@ class LocalTerm(ABC):
     needs_exact_moves: ClassVar[bool] = False
     name: str
 
+    @classmethod
+    def has_own(cls, *hooks: str) -> bool:
+        """Whether the term does something in one of these hooks."""
+        return any(getattr(cls, hook) is not getattr(LocalTerm, hook) for hook in hooks)
+
     @property
     def passes(self) -> float:
         """What the term adds to a step's cost, in forward passes per sample; 1 for a teacher that is asked."""

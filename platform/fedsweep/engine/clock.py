@@ -88,8 +88,8 @@ def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
         jittered(device, seed=prices.seed, round=context.round, client=leg.client),
         steps=leg.steps,
         flops=costs.flops(submodel, samples, work=context.work.get(leg.client), probed=probed),
-        bits_down=(costs.bits(submodel, "down") + 8 * submodel.index_bytes() * leg.masked) if leg.down else 0,
-        bits_up=costs.bits(submodel, "up") if leg.up else 0,
+        bits_down=8 * (costs.num_bytes(submodel, "down") + submodel.index_bytes() * leg.masked) if leg.down else 0,
+        bits_up=8 * costs.num_bytes(submodel, "up") if leg.up else 0,
     )
 
 

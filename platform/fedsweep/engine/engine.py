@@ -83,7 +83,6 @@ class Engine:
             ),
             costs=self.costs,
             model=experiment.new_model(),
-            server_tensors=experiment.server_tensors,
             keep=on_partial,
             message=on_repair,
             note=self._note,

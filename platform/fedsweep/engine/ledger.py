@@ -67,10 +67,6 @@ class Ledger:
         """Named extra tensors."""
         self.message(client, direction, payload_sizes(tensors))
 
-    def packed(self, client: int, direction: Direction, num_bytes: int) -> None:
-        """Bytes of masks or index lists."""
-        self.message(client, direction, {"mask": Size(0, num_bytes)})
-
     def total(self, direction: Direction) -> int:
         """Scalars in one direction."""
         return sum(size for (_, way, _), size in self.values.items() if way == direction)

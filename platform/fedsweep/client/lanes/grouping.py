@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedsweep.client.lanes.lane import Lane, Taken
-from fedsweep.client.lanes.tile import Tile, has_own
+from fedsweep.client.lanes.tile import Tile
 from fedsweep.client.messages import ClientSide, LaneSettings
 from fedsweep.submodel import SubModel
 
@@ -160,7 +160,7 @@ def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_pad
         apart.append(f"objective {type(side.objective).__name__}")
     if apart:
         return f"the {apart[0]} draws random numbers, or looks at values, of one client at a time"
-    after = [term.name for term in side.terms if has_own(term, "after_step")]
+    after = [term.name for term in side.terms if term.has_own("after_step")]
     if after:
         return f"the term {after[0]} works after each step"
     if not is_padded:
@@ -168,7 +168,7 @@ def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_pad
     whole = "training.local_steps, or equal_steps: true, makes all batches whole"
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in module.modules()):
         return f"batch norm would take in what fills up smaller batches ({whole})"
-    reading = [term.name for term in side.terms if has_own(term, "loss")]
+    reading = [term.name for term in side.terms if term.has_own("loss")]
     if reading or not side.objective.skips_padding:
         reader = f"term {reading[0]}" if reading else f"objective {type(side.objective).__name__}"
         return f"the {reader} would take in what fills up smaller batches ({whole})"

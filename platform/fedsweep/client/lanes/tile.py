@@ -82,7 +82,7 @@ class Tile:
         self._facts = {name: self._zeros(*value.shape, dtype=value.dtype) for name, value in _facts(pattern).items()}
         self._active = torch.ones(width, dtype=torch.bool, device=self._device)
         self._asking = _Asking(pattern.slot.module)
-        self._twin = pattern.slot.twin if any(has_own(term, "loss") for term in side.terms) else None
+        self._twin = pattern.slot.twin if any(term.has_own("loss") for term in side.terms) else None
         if self._twin is not None:
             self._twin()  # made now: in a lane the module has no values that could be copied
         full = inputs[:1].expand(pattern.batch_size, *inputs.shape[1:])
@@ -265,7 +265,7 @@ class Tile:
 
     def _add_terms(self) -> None:
         """Add what the terms add to the gradients. They see the parameters, not the batch."""
-        if not any(has_own(term, "gradient") for term in self._side.terms):
+        if not any(term.has_own("gradient") for term in self._side.terms):
             return
 
         def lane(params: ParamTree, seen: dict[str, Any]) -> list[ParamTree]:
@@ -325,8 +325,3 @@ def _facts(lane: Lane) -> dict[str, Tensor]:
     if facts.told_share is not None:
         known["share"] = torch.tensor(facts.told_share, dtype=lane.vector.dtype)
     return known
-
-
-def has_own(term: LocalTerm, hook: str) -> bool:
-    """Whether a term does something there."""
-    return getattr(type(term), hook) is not getattr(LocalTerm, hook)

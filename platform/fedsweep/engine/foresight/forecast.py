@@ -63,6 +63,7 @@ class Forecast:
     remarks: tuple[str, ...] = ()
 
 
+@guarded(when="as its first round was planned", raises=ConfigError)
 def check_first_round(experiment: Experiment) -> None:
     """Plan the first round: what only that brings to light, a budget below the low rate say, is wrong input, too.
 
@@ -72,8 +73,11 @@ def check_first_round(experiment: Experiment) -> None:
     Raises:
         ConfigError: The method can't be planned in this world.
     """
-    with guarded(when="as its first round was planned", raises=ConfigError):
-        _plan_first(experiment)
+    _check_schedule(experiment)
+    planner = Planner(experiment, CostModel(experiment))
+    ahead = _PLANNED if experiment.world.stragglers.judges_rounds else 1
+    for _ in islice(planned_rounds(experiment, planner), ahead):
+        pass
 
 
 def _check_schedule(experiment: Experiment) -> None:
@@ -86,14 +90,6 @@ def _check_schedule(experiment: Experiment) -> None:
                 f"training.schedule: {hook_of(schedule, '__call__')} must give a finite rate that is not below 0, but"
                 f" gave {rate!r} for round {round}"
             )
-
-
-def _plan_first(experiment: Experiment) -> None:
-    _check_schedule(experiment)
-    planner = Planner(experiment, CostModel(experiment))
-    ahead = _PLANNED if experiment.world.stragglers.judges_rounds else 1
-    for _ in islice(planned_rounds(experiment, planner), ahead):
-        pass
 
 
 def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int = _PLANNED) -> Forecast:
@@ -150,7 +146,9 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
         experiment: The experiment.
         planner: Its planner.
     """
-    state = _start(experiment)
+    has_devices = experiment.world.profiles[0].device is not None
+    components, clock = dict(experiment.initial_states), 0.0 if has_devices else None
+    state = RunState(vector=experiment.initial_vector, components=components, clock=clock)
     for _ in range(experiment.training.rounds):
         plan = planner.plan(state)
         yield plan
@@ -192,15 +190,6 @@ def _probed(plan: RoundPlan, client: int, job_passes: float) -> float:
     each = sum(probe.passes for probe in plan.probes if probe.when != "round_end") + job_passes
     once = sum(probe.passes for probe in plan.probes if probe.when == "round_end")
     return plan.context.work[client].num_samples * (jobs * each + bool(jobs) * once)
-
-
-def _start(experiment: Experiment) -> RunState:
-    has_devices = experiment.world.profiles[0].device is not None
-    return RunState(
-        vector=experiment.initial_vector,
-        components=dict(experiment.initial_states),
-        clock=0.0 if has_devices else None,
-    )
 
 
 def _memory_mb(experiment: Experiment, *, num_values: int, num_actors: int) -> float:

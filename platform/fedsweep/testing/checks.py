@@ -1,24 +1,33 @@
-"""Conformance of costs: bytes and floating-point operations, counted twice."""
+"""Conformance of costs, counted twice; of merging two methods; and of sub-models, which are cut and put back."""
 
 from __future__ import annotations
 
+import pickle
 from fractions import Fraction
 from functools import cache
 
+import torch
 from torch import Tensor, nn
 
+from fedsweep.catalog import method_builder
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.planning import SubModelPolicy
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.foresight.forecast import Beside, forecast
 from fedsweep.engine.plan import RoundPlan
-from fedsweep.method import FederatedMethod, MethodSettings
+from fedsweep.engine.state import RunState
+from fedsweep.errors import ConfigError
+from fedsweep.experiment.checks import check_experiment
+from fedsweep.method import FederatedMethod, MethodSettings, merge
 from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.models.network import LinearHeadNetwork
 from fedsweep.models.unit_groups import UnitGroup, chain_groups
+from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.testing.fleets import FlopFleet, MeasuringFleet
 from fedsweep.testing.subject import Subject, fedavg_with, subject_of
-from fedsweep.testing.worlds import run_rounds
+from fedsweep.testing.worlds import local_engine, play_round, run_rounds
+from fedsweep.trees import FlatLayout
 
 _WIDTH, _DEPTH = 32, 6
 
@@ -123,3 +132,89 @@ def _flops(subject: Subject, method: FederatedMethod) -> tuple[float, float]:
 @cache
 def _plain_flops(settings: MethodSettings) -> tuple[float, float]:
     return _flops(subject_of("fedavg"), fedavg_with(settings))
+
+
+# -- merges ------------------------------------------------------------------------------------------------------------
+
+# One for each seam: a term, a term with a memory, weights, the server's step, intervals, parts of the model.
+PARTNERS = ("fedprox", "moon", "fednova", "fedavgm", "dynamicfl", "federated_dropout")
+
+
+def merges_run_or_are_refused(subject: Subject) -> None:
+    """With one method for each seam: a pair is refused with both names, or runs the same in either order."""
+    for name in PARTNERS:
+        partner = subject_of(method_builder(name))
+        if partner.builder is not subject.builder:
+            _check_pair(subject, partner.method)
+
+
+def _check_pair(subject: Subject, partner: FederatedMethod) -> None:
+    pair = f"{subject.method.name} and {partner.name}"
+    try:
+        both = merge(subject.method, partner), merge(partner, subject.method)
+        for method in both:
+            check_experiment(subject.world(method))
+    except ConfigError as error:
+        if not (subject.method.name in str(error) and partner.name in str(error)):
+            raise AssertionError(f"{pair} are refused without both names: {error}") from error
+        return
+    ends = [_end(subject, method, pair) for method in both]
+    if not bool(torch.isfinite(ends[0].vector).all()):
+        raise AssertionError(f"{pair} together: the model is not finite")
+    ordered = len(subject.method.refinements) * len(partner.refinements) > 0
+    if not ordered and not torch.allclose(ends[0].vector, ends[1].vector, rtol=0, atol=1e-6):
+        raise AssertionError(f"{pair} give another model where they are merged in the other order")
+
+
+def _end(subject: Subject, method: FederatedMethod, pair: str) -> RunState:
+    try:
+        return run_rounds(local_engine(subject.world(method, rounds=2, cohort_size=3, local_epochs=1)))
+    except Exception as error:
+        raise AssertionError(f"{pair} can be merged, but the run fails: {error}") from error
+
+
+# -- sub-models --------------------------------------------------------------------------------------------------------
+
+
+def parts_are_cut_and_put_back(subject: Subject) -> None:
+    """For a method that gives clients parts of the model; others have nothing to show."""
+    if not subject.method.submodels.cuts:
+        return
+    work = subject.world(subject.method, optimizer=OptimizerSettings(momentum=0.9, weight_decay=0.1), cohort_size=2)
+    engine = local_engine(work)
+    state, cut = engine.start(), 0
+    while engine.finished_by(state) is None:
+        played = play_round(engine, state)
+        after = run_rounds(engine, state, rounds=1)
+        held = torch.zeros(engine.layout.num_values, dtype=torch.bool)
+        for update in played.updates:
+            cut += update.submodel != FULL_MODEL
+            held |= _checked(update.submodel, state.vector, engine.layout)
+        settles = type(subject.method.submodels).settle is not SubModelPolicy.settle or subject.method.refinements
+        plain = subject.method.server_update.plain_mean and not settles
+        if plain and not torch.equal(after.vector[~held], state.vector[~held]):
+            raise AssertionError("values that no client held have moved")
+        state = after
+    if not cut:
+        raise AssertionError("no client got less than the whole model; give the card parameters in `small` that cut")
+
+
+def _checked(part: SubModel, vector: Tensor, full: FlatLayout) -> Tensor:
+    """Which values the part holds [V], after its own promises were checked."""
+    kind, own = type(part).__name__, part.layout(full)
+    copy = pickle.loads(pickle.dumps(part))
+    if copy.key() != part.key():
+        raise AssertionError(f"{kind} has another key after pickling")
+    cut = part.extract(vector, full)
+    if len(cut) != own.num_values:
+        raise AssertionError(f"{kind} cuts {len(cut)} values, but its layout has {own.num_values}")
+    back = part.embed(cut, full)
+    cover = torch.ones(full.num_values, dtype=torch.bool) if back.cover is None else back.cover
+    if not torch.equal(back.vector[cover], vector[cover]):
+        raise AssertionError(f"{kind} does not put values back where they were")
+    again = part.extract(torch.where(cover, back.vector, vector), full)
+    if not torch.equal(again, cut):
+        raise AssertionError(f"{kind} cuts something else from what it put back")
+    if sum(part.message(full, "up").values()) > full.num_values:
+        raise AssertionError(f"{kind} sends more than the whole model")
+    return cover
