@@ -350,11 +350,7 @@ class LocalRound:
     # -- results -------------------------------------------------------------------------------------------------
 
     def reply(self, *, leaves: bool) -> Reply:
-        """What travels at a sync point.
-
-        Args:
-            leaves: The round ends with it, so the vector itself may go; otherwise the client goes on in it.
-        """
+        """What travels at a sync point; where the client ``leaves``, its round ends, and the vector itself may go."""
         extras, self._extras = self._extras, {}
         vector = self.vector.cpu() if leaves else self.vector.cpu().clone()
         reply = Reply(client=self.client, vector=vector, tally=self._tally, extras=extras)

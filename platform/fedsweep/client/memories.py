@@ -32,14 +32,7 @@ def cut_memory(memory: Any, submodel: SubModel, full: FlatLayout) -> Any:
 
 
 def grown_memory(memory: Any, before: Any, *, submodel: SubModel, full: FlatLayout) -> Any:
-    """The reverse of :func:`cut_memory`; what the part does not hold is as it was ``before``, or zero.
-
-    Args:
-        memory: The client's memory after its work.
-        before: What was kept of it until then, in full size; None: nothing.
-        submodel: The part that the client had.
-        full: The full model's layout.
-    """
+    """The reverse of :func:`cut_memory`; what the part does not hold is as it was ``before``, in full size, or zero."""
     if submodel == FULL_MODEL:
         return memory
     part = submodel.layout(full)

@@ -182,14 +182,7 @@ def _places(part: SubModel, whole: FlatLayout, device: str) -> Tensor | None:
 
 
 def part_of_step(submodel: SubModel, position: int, *, slot: ModuleSlot, known: dict[str, Narrowed]) -> Narrowed | None:
-    """What a local step trains of a client's part; None: all of it.
-
-    Args:
-        submodel: The client's part.
-        position: The step's number within the round, from 0.
-        slot: The client's own module.
-        known: What earlier steps of the round trained, by key; added to.
-    """
+    """What a local step (from 0 within the round) trains of a client's part; None: all of it. ``known`` is added to."""
     part = submodel.at_step(position)
     if part == FULL_MODEL:
         return None

@@ -294,13 +294,7 @@ class Worker:
             raise client_error(error, client=client, round=segment.round, step=step) from error
 
     def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, State]) -> dict[int, Payload]:
-        """What clients measure at the server's model [V]; nothing is trained, and no term is asked.
-
-        Args:
-            inquiry: Who measures what.
-            vector: The model; stays as it is.
-            memories: What clients remember.
-        """
+        """What clients measure at the server's model [V], which stays as it is; no term is asked."""
         answers: dict[int, Payload] = {}
         for client in inquiry.clients:
             classes = inquiry.classes.get(client)

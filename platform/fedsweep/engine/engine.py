@@ -239,14 +239,7 @@ class Engine:
     def _tested(
         self, record: RoundRecord, vector: Tensor, state: State, updates: Sequence[ClientUpdate]
     ) -> RoundRecord:
-        """The row with what the evaluation says, where the round is due for one.
-
-        Args:
-            record: The row.
-            vector: The server's model [V].
-            state: The evaluation's.
-            updates: The round's last attendees'.
-        """
+        """The row with what the evaluation says of the server's model [V], where the round is due for that."""
         if not self._due(record.round):
             return record
         began = time.perf_counter()

@@ -50,22 +50,14 @@ class Tested:
         return int(self.hits_C.sum()) / int(self.counts_C.sum())
 
     def class_accuracies(self, num_classes: int) -> tuple[float, ...]:
-        """The accuracy of each class; NaN where the set has none of it.
-
-        Args:
-            num_classes: Classes of the data set.
-        """
+        """The accuracy of each class; NaN where the set has none of it."""
         found = np.full(num_classes, np.nan)
         known = np.flatnonzero(self.counts_C)
         found[known] = self.hits_C[known] / self.counts_C[known]
         return tuple(found.tolist())
 
     def confusion(self, num_classes: int) -> np.ndarray:
-        """How many samples of each class were told to be of each [C, C]: rows are true, columns predicted.
-
-        Args:
-            num_classes: Of the model.
-        """
+        """How many samples of each class were told to be of each [C, C]: rows are true, columns predicted."""
         cells = np.bincount(self.labels * num_classes + self.predicted, minlength=num_classes**2)
         return cells.reshape(num_classes, num_classes)
 
@@ -104,14 +96,7 @@ class Evaluator:
         return self._transform(raw, generator=None, train=False).to(device=self._device, dtype=self._dtype)
 
     def test(self, evaluation: Evaluation, state: State, model: nn.Module, updates: Sequence[ClientUpdate]) -> Tested:
-        """Test a model in one pass.
-
-        Args:
-            evaluation: Which model answers.
-            state: That component's state.
-            model: Loaded with the server's model, on the evaluator's device.
-            updates: The round's last attendees.
-        """
+        """Test a model, loaded and on the evaluator's device, in one pass; the updates are the last attendees'."""
         model.eval()
         predicted, loss = [], 0.0
         with torch.inference_mode():

@@ -81,11 +81,7 @@ class Ledger:
         return self.bytes("up") + self.bytes("down")
 
     def traffic(self, steps: Mapping[int, int]) -> Traffic:
-        """All of it, by client, direction and kind.
-
-        Args:
-            steps: Local steps of clients; others took none.
-        """
+        """All of it, by client, direction and kind; clients that are not in ``steps`` took no local step."""
         entries = sorted(self.sizes.items())
         clients = [client for (client, _, _), _ in entries]
         names = sorted({kind for (_, _, kind), _ in entries})

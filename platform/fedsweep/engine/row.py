@@ -72,12 +72,9 @@ class RowMaker:
         )
 
     def group_figures(self, plan: RoundPlan, components: Mapping[str, State], *, cost: int) -> dict[str, Any]:
-        """The columns that need no training: the high-frequency group, if any, its labels, and the values that move.
+        """The columns that need no training.
 
-        Args:
-            plan: The round.
-            components: The components' states.
-            cost: kappa_g: values that move, both ways.
+        They tell of the high-frequency group, if any, and of kappa_g: the values that move, both ways (``cost``).
         """
         known = (report.high_frequency for report in self._reports(components))
         high = next((group for group in known if group is not None), None)

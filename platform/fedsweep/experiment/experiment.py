@@ -239,12 +239,7 @@ class Experiment:
         return sum(profile.num_samples for profile in self.world.profiles)
 
     def local_steps(self, client: int, num_samples: int) -> tuple[int, int, bool]:
-        """A client's local steps, its batch size, and whether its batches are whole.
-
-        Args:
-            client: Its id.
-            num_samples: Samples that it has in the round, at least 1.
-        """
+        """A client's local steps, its batch size, and whether its batches are whole; it has at least 1 sample."""
         batch = self.drawn(self.training.batch_size, "batch_size", client)
         fixed = self.method.settings.local_steps
         if fixed is None and self.training.local_steps is not None:

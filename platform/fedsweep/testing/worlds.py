@@ -181,12 +181,7 @@ def run_rounds(engine: Engine, state: RunState | None = None, rounds: int | None
 
 
 def play_round(engine: Engine, state: RunState | None = None) -> Round:
-    """The next round as it went, before it becomes a row: what each client sent, and what the ledger says.
-
-    Args:
-        engine: The engine.
-        state: The run before the round; its start by default.
-    """
+    """The next round as it went, before it becomes a row: what each client sent, and what the ledger says."""
     state = engine.start() if state is None else state
     return engine._played(engine.planner.plan(state), state)
 

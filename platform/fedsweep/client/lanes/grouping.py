@@ -48,9 +48,6 @@ class Lanes:
     def take(self, lanes: Sequence[Lane]) -> dict[int, Taken]:
         """Take the steps that are due.
 
-        Args:
-            lanes: Clients with steps due.
-
         Returns:
             By client what it has taken; who is missing has not been changed.
 
@@ -143,11 +140,7 @@ def alone(reason: str) -> str:
 def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_padded: bool) -> str | None:
     """Why a client's steps can't be taken with others', as far as it is known beforehand; None: they can.
 
-    Args:
-        side: The experiment's client side.
-        submodel: The client's part of the model.
-        module: A network of its kind.
-        is_padded: Some batch has fewer samples than the others, and is filled up.
+    Padded: some batch has fewer samples than the others, and is filled up.
     """
     if not side.solver.plain:
         return f"the method's solver ({type(side.solver).__name__}) takes steps of a kind of its own"

@@ -109,10 +109,7 @@ class Tile:
         return {name: rows[:, at].view(len(rows), *shape) for (name, at), shape in shapes if at.stop <= end}
 
     def run(self, lanes: Sequence[Lane]) -> tuple[list[list[float]], list[list[int]]]:
-        """Take the steps that are due; where one can't be had, no client has been changed.
-
-        Args:
-            lanes: Up to K clients.
+        """Take the steps that are due of up to K clients; where one can't be had, no client has been changed.
 
         Returns:
             For each lane the losses of its steps, and how many samples of each were classified rightly. Of a client
@@ -185,10 +182,7 @@ class Tile:
     # -- a step --------------------------------------------------------------------------------------------------
 
     def _taken(self, *, idle: bool) -> tuple[Tensor, Tensor]:
-        """One step of all lanes.
-
-        Args:
-            idle: Some lanes have no batch and stay as they are.
+        """One step of all lanes; where some are idle, they have no batch and stay as they are.
 
         Returns:
             The losses at its start [K], and how many samples were classified rightly [K]; 0 where nobody asks.

@@ -140,12 +140,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
 
 
 def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPlan]:
-    """The plans of the run's rounds, one after another, as if nothing that is trained had a say in them.
-
-    Args:
-        experiment: The experiment.
-        planner: Its planner.
-    """
+    """The plans of the run's rounds, one after another, as if nothing that is trained had a say in them."""
     has_devices = experiment.world.profiles[0].device is not None
     components, clock = dict(experiment.initial_states), 0.0 if has_devices else None
     state = RunState(vector=experiment.initial_vector, components=components, clock=clock)
@@ -234,12 +229,7 @@ class Beside:
     def values(self, which: Formula, client: int, submodel: SubModel, *, round: int, first: bool) -> Fraction:
         """Values that travel beside a client's model, all cards together.
 
-        Args:
-            which: Of a card's formulas.
-            client: Its id.
-            submodel: The part of the model that it has.
-            round: From 1; 0 before.
-            first: It has taken part in no round before.
+        Rounds count from 1; 0 is before them. ``first``: it has taken part in none before.
         """
         if not self._cards:
             return Fraction(0)
@@ -274,12 +264,7 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 def foreseen(experiment: Experiment, plans: Sequence[RoundPlan]) -> list[str]:
-    """What the user should know before a run: which parts of the method will do nothing.
-
-    Args:
-        experiment: The experiment.
-        plans: Of its rounds, or of the first of them.
-    """
+    """What the user should know before a run, from its first plans: which parts of the method will do nothing."""
     said = []
     with guarded(when="before the run", raises=ConfigError):
         for seam, component in experiment.method.server_components():
@@ -294,12 +279,7 @@ def foreseen(experiment: Experiment, plans: Sequence[RoundPlan]) -> list[str]:
 
 
 def happened(experiment: Experiment, state: RunState) -> list[str]:
-    """What the user should know after a run: which parts of the method did nothing.
-
-    Args:
-        experiment: The experiment.
-        state: The run as it ended.
-    """
+    """What the user should know after a run: which parts of the method did nothing."""
     seams = experiment.method.server_components()
     with guarded(when="at the run's end"):
         said = [component.remark(state.components[seam]) for seam, component in seams]

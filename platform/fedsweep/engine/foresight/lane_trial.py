@@ -19,11 +19,7 @@ def executor_in_words(experiment: Experiment) -> str:
 
 
 def lanes_refused(experiment: Experiment) -> tuple[str, ...]:
-    """What a run would say of clients that can't be stepped together, as far as its first round shows; empty: all can.
-
-    Args:
-        experiment: The experiment, whatever its executor.
-    """
+    """What a run would say of clients that can't be stepped together, as far as its first round shows."""
     tried = replace(experiment, lanes=LaneSettings(width=2))
     engine = Engine(tried, LocalFleet(tried))
     state = engine.start()
