@@ -37,7 +37,6 @@ from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.guard import check_items, guarded, kept
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State
-from fedsweep.streams import stream
 from fedsweep.trees import load_vector
 
 # A round is begun at most this often; an actor that dies every time has a cause that repairing will not cure.
@@ -78,9 +77,7 @@ class Engine:
         self._tools = RoundTools(
             experiment=experiment,
             fleet=fleet,
-            aggregator=Aggregator(
-                experiment.method, lambda seam, round, index: stream(experiment.seed, seam, round, -1, index)
-            ),
+            aggregator=Aggregator(experiment.method, experiment.seed),
             costs=self.costs,
             model=experiment.new_model(),
             keep=on_partial,
@@ -90,8 +87,8 @@ class Engine:
         )
         self._rows = RowMaker(experiment, self.costs)
         world = experiment.world
-        self._test = self._evaluator(world.test_images, world.test_labels)
-        self._validation = None if world.validation is None else self._evaluator(*world.validation)
+        self._test = Evaluator(experiment, world.test_images, world.test_labels)
+        self._validation = None if world.validation is None else Evaluator(experiment, *world.validation)
 
     def _note(self, texts: Sequence[str]) -> None:
         """Tell what workers have to say, each thing once in a run."""
@@ -99,16 +96,6 @@ class Engine:
             if text not in self.notes:
                 self.notes.append(text)
                 self._on_repair(text)
-
-    def _evaluator(self, images: np.ndarray, labels: np.ndarray) -> Evaluator:
-        return Evaluator(
-            images,
-            labels,
-            transform=self.experiment.world.data.transform,
-            batch_size=self.experiment.evaluation_batch,
-            device=self.experiment.server_device,
-            dtype=self.layout.dtype,
-        )
 
     # -- the start -----------------------------------------------------------------------------------------------
 
