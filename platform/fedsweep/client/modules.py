@@ -152,8 +152,7 @@ class Narrowed:
         if self._places is not None:
             gradient.scatter_add_(0, self._places[: self._slot.layout.num_params], self._slot.gradient)
             return
-        padded = torch.zeros_like(self._vector)
-        padded[: self._slot.layout.num_params] = self._slot.gradient
+        padded = self._slot.layout.padded(self._slot.gradient)
         grown = self._part.embed(padded, self._whole).vector[: self._whole.num_params]
         gradient.add_(grown.to(gradient.device))
 
