@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsweep.driver.news import Audience, Bulletin, News
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.foresight.forecast import happened
+from fedsweep.engine.foresight import happened
 from fedsweep.engine.state import RunState
 from fedsweep.errors import MemoryLost, RunError
 from fedsweep.experiment.checks import check_world

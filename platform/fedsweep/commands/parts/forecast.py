@@ -10,8 +10,7 @@ if TYPE_CHECKING:
 
 def print_forecast(plan: Plan) -> None:
     """The resolved configuration, and the forecast as comments: together still a configuration file."""
-    from fedsweep.engine.foresight.forecast import forecast
-    from fedsweep.engine.foresight.lane_trial import executor_in_words
+    from fedsweep.engine.foresight import executor_in_words, forecast
 
     cost = forecast(plan.experiment, num_actors=max(1, plan.num_actors))
     about = "" if cost.exact else "about "

@@ -1,4 +1,4 @@
-"""What can be told of a run from its plan alone: what it will cost, and what of its method will do nothing."""
+"""What can be told of a run before it: its costs, what of its method will do nothing, if clients step together."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from typing import Any, Literal
 
 from torch import nn
 
-from fedsweep.client.messages import Tally
+from fedsweep.client.lanes.grouping import alone, why_alone
+from fedsweep.client.messages import LaneSettings, Tally
 from fedsweep.engine.cost import CostModel, registration_bytes
+from fedsweep.engine.engine import Engine
 from fedsweep.engine.plan import Planner, RoundPlan, alike
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
-from fedsweep.experiment.experiment import Experiment, server_context
+from fedsweep.experiment.experiment import Experiment, client_side, server_context
+from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.guard import guarded, hook_of
 from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -294,3 +297,33 @@ def happened(experiment: Experiment, state: RunState) -> list[str]:
 
 def _told(experiment: Experiment, said: Sequence[str]) -> list[str]:
     return [f"{experiment.method.name}: {text}" for text in dict.fromkeys(said) if text]
+
+
+# -- whether clients can be stepped together: tried on a step of two, nothing is kept of it ----------------------------
+
+
+def executor_in_words(experiment: Experiment) -> str:
+    """How clients will be stepped; tried where it is not one by one."""
+    if experiment.lanes is None:
+        return "loop, clients one by one"
+    return "; ".join([f"lanes, {experiment.lanes.width} clients at once", *lanes_refused(experiment)])
+
+
+def lanes_refused(experiment: Experiment) -> tuple[str, ...]:
+    """What a run would say of clients that can't be stepped together, as far as its first round shows."""
+    tried = replace(experiment, lanes=LaneSettings(width=2))
+    engine = Engine(tried, LocalFleet(tried))
+    state = engine.start()
+    plan = engine.planner.plan(state)
+    side, found = client_side(tried), dict[str, None]()
+    for client in plan.context.cohort:
+        work, submodel = plan.context.work[client], plan.submodel(client)
+        is_padded = not work.whole_batches and work.num_samples % work.batch_size > 0
+        reason = why_alone(side, submodel, tried.template, is_padded=is_padded)
+        if reason is not None:
+            found[alone(reason)] = None
+    point = next(point for point in plan.points if point.start)
+    jobs = tuple(replace(job, steps=1) for job in point.start[:2])
+    once = replace(point, start=jobs, attend=tuple(sorted(job.client for job in jobs)), idle=(), discard=True)
+    engine._played(replace(plan, points=(once,)), state)
+    return tuple(dict.fromkeys([*found, *engine.notes]))
