@@ -30,7 +30,8 @@ from fedsweep.trees import FlatLayout
 from fedsweep.world.devices import DeviceProfile, client_time
 
 from .feddhad.dropout_rates import drawn_units
-from .parts.complete_net import Aggregate, aggregation
+from .parts.ranges import below_one
+from .parts.server_updates import Aggregate, aggregation
 from .parts.unit_draws import unit_groups_of
 
 _FLOPS_PER_TRAINED_MAC = 6
@@ -119,8 +120,7 @@ class DroppedNeurons(SubModelPolicy):
     budget_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate < 1:
-            raise ConfigError(f"method.rate must be at least 0 and below 1, but got {self.rate}")
+        below_one(rate=self.rate)
         if self.budget_s is not None and not 0 < self.budget_s < float("inf"):
             raise ConfigError(f"method.budget_s must be a number of seconds above 0, but got {self.budget_s}")
 
@@ -150,13 +150,13 @@ class DroppedNeurons(SubModelPolicy):
         parts: dict[int, SubModel] = {}
         for client in context.cohort:
             rates[client] = self._rate(state, context, client) if groups else 0.0
-            drawn = drawn_units(
+            kept, scales = drawn_units(
                 groups,
                 {group.name: np.full(group.size, rates[client]) for group in groups},
                 generator=context.stream.child("units", client).numpy(),
             )
             every_group = unit_groups_of(context.model, method="feddrop")
-            parts[client] = unit_submodel(every_group, drawn.kept, scales=drawn.scales)
+            parts[client] = unit_submodel(every_group, kept, scales=scales)
         return parts, {**state, "mean_rate": float(np.mean(list(rates.values())))}
 
     def _rate(self, state: State, context: RoundContext, client: int) -> float:

@@ -27,8 +27,14 @@ from fedsweep.submodel import Covered, SubModel
 from fedsweep.trees import FlatLayout
 
 from .parts.unit_draws import unit_groups_of
-from .parts.width_tests import StaticBatchNorm, WidthAccuracies, ordered_part
-from .parts.width_tiers import Assignment, WidthTiers, width_tiers
+from .parts.widths import (
+    Assignment,
+    StaticBatchNorm,
+    WidthAccuracies,
+    WidthTiers,
+    ordered_part,
+    width_tiers,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,7 @@ from fedsweep.submodel import FULL_MODEL, Covered, SubModel
 from fedsweep.trees import FlatLayout
 
 from .parts.unit_draws import has_norm, unit_groups_of, why_not_homogeneous
-from .parts.width_tests import StaticBatchNorm
-from .parts.width_tiers import Assignment, WidthTiers, width_tiers
+from .parts.widths import Assignment, StaticBatchNorm, WidthTiers, width_tiers
 
 
 @dataclass(frozen=True, kw_only=True)

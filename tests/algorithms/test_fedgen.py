@@ -16,7 +16,7 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.fedgen import GeneratedLatents, LatentGenerator, fedgen
-from fedsweep.algorithms.parts.generators import diversity, drawn, generated, new_generator
+from fedsweep.algorithms.parts.features import diversity, drawn, generated, new_generator
 from fedsweep.components.local import ClientFacts, LocalStep
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.fjord import NestedWidths, SelfDistillation, fjord, part_of_part
 from fedsweep.algorithms.moon import moon
-from fedsweep.algorithms.parts.width_tests import ordered_part
+from fedsweep.algorithms.parts.widths import ordered_part
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.engine.engine import Engine

@@ -64,7 +64,7 @@ def experiment(method: FederatedMethod, **more: Any) -> Experiment:
 
 
 def zeros(engine: Engine, vector: Tensor) -> float:
-    values = decided(vector, weight_layers(build(), engine.layout))
+    values = decided(vector, weight_layers(build()))
     return float((values == 0).double().mean())
 
 

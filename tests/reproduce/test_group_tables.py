@@ -119,7 +119,7 @@ class Stub:
     def setup(self, stream: object) -> tuple[()]:
         return ()
 
-    def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
+    def choose(self, problem: GroupProblem, *, size: int) -> tuple[int, ...]:
         if self.seconds[size] < 0:
             raise ResourceError("it needs scikit-opt, which is not installed")
         self.clock[0] += self.seconds[size]
@@ -255,7 +255,7 @@ def test_the_genetic_search_takes_the_tables_mutation(tmp_path: Path, monkeypatc
     from fedsweep.algorithms.dynamicfl.search import GeneticGroup
 
     seen = set()
-    monkeypatch.setattr(GeneticGroup, "choose_size", lambda self, problem, size: (seen.add(self.mutation), (0,))[1])
+    monkeypatch.setattr(GeneticGroup, "choose", lambda self, problem, size: (seen.add(self.mutation), (0,))[1])
     run(table("genetic", groups={"mutation": 0.01}), tmp_path)
     run(table("genetic"), tmp_path)
     assert seen == {0.01, 0.001}
