@@ -99,7 +99,7 @@ def _speed(profiles: Sequence[ClientProfile], client: int) -> float:
 
 def ordered_part(groups: Sequence[UnitGroup], width: float) -> SubModel:
     """The first units of each group at a width; the full model at width 1."""
-    return unit_submodel(groups, {name: units.tolist() for name, units in ordered_kept(groups, width).items()})
+    return unit_submodel(groups, ordered_kept(groups, width))
 
 
 def has_batch_norm(model: nn.Module) -> bool:

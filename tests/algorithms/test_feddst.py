@@ -14,7 +14,7 @@ from fedsweep.algorithms.parts.element_masks import largest, shared_out, weight_
 from fedsweep.card import card_of
 from fedsweep.components.aggregation import mean_of_updates
 from fedsweep.errors import ConfigError
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.testing.checks import bytes_are_the_cards
 from fedsweep.testing.subject import Subject

@@ -18,7 +18,7 @@ from fedsweep.components.local import LocalStep, LocalTerm
 from fedsweep.components.planning import FixedInterval
 from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, ServerContext, State, SyncContext
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
