@@ -17,10 +17,10 @@ from torch import nn
 
 from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
-from fedsweep.models.cost import layer_costs
+from fedsweep.models.cost import BYTES_PER_VALUE, layer_costs, training_flops
 from fedsweep.models.network import Network
 from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.models.unit_submodel import unit_submodel
@@ -33,9 +33,6 @@ from .feddhad.dropout_rates import drawn_units
 from .parts.ranges import below_one
 from .parts.server_updates import Aggregate, aggregation
 from .parts.unit_draws import unit_groups_of
-
-_FLOPS_PER_TRAINED_MAC = 6
-_BITS_PER_VALUE = 32
 
 
 def hidden_neurons(model: nn.Module | None) -> tuple[UnitGroup, ...]:
@@ -70,8 +67,8 @@ def rate_within(
     device: DeviceProfile,
     work: ClientWork,
     *,
-    values: Sequence[float],
-    macs: Sequence[float],
+    values: Sequence[int],
+    macs: Sequence[int],
     cap: float,
 ) -> float:
     """The smallest rate, 0 .. ``cap``, at which the device's expected round fits the budget; ``cap`` where none does.
@@ -87,8 +84,8 @@ def rate_within(
     Source: Wen, Jeon, Huang (2022), the rate from the latency constraint. Reading: there all fully connected layers
     are charged (1 - rate)^2; the first and the last are cut along one side only, so they are charged 1 - rate.
     """
-    flops = [_FLOPS_PER_TRAINED_MAC * work.samples_in(work.steps) * count for count in macs]
-    bits = [_BITS_PER_VALUE * count for count in values]
+    flops = [training_flops(count, work.samples_in(work.steps)) for count in macs]
+    bits = [8 * BYTES_PER_VALUE * count for count in values]
     fixed = client_time(device, steps=work.steps, flops=flops[0], bits_down=bits[0], bits_up=bits[0]).total_s
     linear, square = (
         f / device.flops_per_s + b / device.down_bits_per_s + b / device.up_bits_per_s

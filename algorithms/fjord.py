@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.local import CrossEntropy, LocalStep, Objective
-from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.method import FederatedMethod
-from fedsweep.models.slicing import ordered_width
+from fedsweep.models.slicing import ordered_kept, ordered_width
 from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientWork, RoundContext, ServerContext, State
@@ -82,7 +82,7 @@ class NestedWidths(SubModel):
 def part_of_part(groups: Sequence[UnitGroup], width: float, widest: float) -> SubModel:
     """The same as a part of the network at the widest width."""
     smaller = [replace(group, size=ordered_width(group.size, widest)) for group in groups]
-    return unit_submodel(smaller, {group.name: range(ordered_width(group.size, width)) for group in groups})
+    return unit_submodel(smaller, ordered_kept(groups, width))
 
 
 @dataclass(frozen=True, kw_only=True)

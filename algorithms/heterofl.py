@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.card import Card, Limit, with_card
+from fedsweep.components.aggregation import BySamples, Uniform
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.submodels import SubModelPolicy
-from fedsweep.components.weighting import BySamples, Uniform
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.network import LinearHeadNetwork, Network
@@ -157,7 +157,7 @@ class Widths(SubModelPolicy):
         if width == 1 or model is None:
             return FULL_MODEL
         groups = unit_groups_of(model, method="heterofl")
-        kept = {name: units.tolist() for name, units in ordered_kept(groups, width).items()}
+        kept = ordered_kept(groups, width)
         scaled = self._scaled_groups(model, groups) if self.scaler else []
         return unit_submodel(groups, kept, scales={name: [1 / width] * len(kept[name]) for name in scaled})
 

@@ -12,8 +12,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from fedsweep.components.aggregation import Refinement
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.refinement import Refinement
 from fedsweep.errors import ConfigError
 from fedsweep.models.slicing import ordered_kept
 from fedsweep.models.unit_groups import UnitGroup
@@ -99,7 +99,7 @@ def _speed(profiles: Sequence[ClientProfile], client: int) -> float:
 
 def ordered_part(groups: Sequence[UnitGroup], width: float) -> SubModel:
     """The first units of each group at a width; the full model at width 1."""
-    return unit_submodel(groups, {name: units.tolist() for name, units in ordered_kept(groups, width).items()})
+    return unit_submodel(groups, ordered_kept(groups, width))
 
 
 def has_batch_norm(model: nn.Module) -> bool:

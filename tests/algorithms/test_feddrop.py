@@ -14,8 +14,7 @@ from fedsweep.algorithms.feddrop import costs_by_share, feddrop, hidden_neurons,
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.models.cost import fwd_macs_per_sample
-from fedsweep.models.networks.lenet import LeNet5
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import LeNet5, Mlp
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
 from fedsweep.records import ClientWork
 from fedsweep.streams import stream

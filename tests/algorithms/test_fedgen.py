@@ -22,7 +22,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.records import SyncContext
 from fedsweep.runs.checkpoints.state_codec import from_bytes, to_bytes
 from fedsweep.streams import stream

@@ -24,8 +24,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.cost import fwd_macs_per_sample
 from fedsweep.models.network import Network
-from fedsweep.models.networks.lenet import LeNet5
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import LeNet5, Mlp
 from fedsweep.models.registry import build_model
 from fedsweep.models.slicing import build_submodel_module, ordered_kept
 from fedsweep.streams import stream

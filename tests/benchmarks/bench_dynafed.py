@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.dynafed.distillation import dynafed
 from fedsweep.algorithms.dynafed.synthesis import Synthesizer
-from fedsweep.models.networks.convnet import ConvNet3
+from fedsweep.models.networks.chains import ConvNet3
 from fedsweep.records import SyncContext
 from fedsweep.streams import Stream
 from fedsweep.trees import layout_of, model_vector

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.components.aggregation import Refinement
 from fedsweep.components.base import Published
 from fedsweep.components.local import LocalStep, LocalTerm
-from fedsweep.components.pacing import FixedInterval
-from fedsweep.components.refinement import Refinement
+from fedsweep.components.planning import FixedInterval
 from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, ServerContext, State, SyncContext
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore

@@ -54,6 +54,13 @@ def table(
     )
 
 
+@pytest.fixture(autouse=True)
+def _no_pictures_unless_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are drawn all the same, but to write them takes most of a small table's time."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr(of_groups, "save_both", lambda figure, stem: [])
+
+
 def run(asked: TableFile, out: Path, *, scale: str = "full") -> Grid:
     return run_kind(asked, scale=scale, cells=cells_of(asked, scale), out=out, quiet=True)
 
@@ -189,7 +196,7 @@ def test_the_genetic_algorithm_is_a_row_like_any_other(tmp_path: Path) -> None:
 
 
 def test_pictures_have_a_panel_per_column_and_a_line_per_method(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pictures: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Figure] = []
     save = of_groups.save_both

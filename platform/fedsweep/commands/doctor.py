@@ -108,9 +108,9 @@ def _gpus() -> str:
 
 
 def _data_sets() -> str:
-    from fedsweep.world.data.datasets import dataset_names, default_root, is_present
+    from fedsweep.world.data.datasets import DATASETS, default_root, is_present
 
-    there = [name for name in dataset_names() if is_present(name, root=None)]
+    there = [name for name in DATASETS if is_present(name, root=None)]
     return f"{', '.join(there)} (in {default_root()}; others are downloaded there, or set scenario.root)"
 
 

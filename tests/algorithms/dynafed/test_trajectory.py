@@ -21,7 +21,7 @@ from fedsweep.algorithms.dynafed.trajectory import (
     match,
     soft_cross_entropy,
 )
-from fedsweep.models.networks.convnet import ConvNet3
+from fedsweep.models.networks.chains import ConvNet3
 from fedsweep.streams import Stream
 from fedsweep.trees import layout_of, model_vector
 

@@ -16,8 +16,7 @@ from fedsweep.algorithms.prunefl.first_stage import mask_by_training
 from fedsweep.algorithms.prunefl.method import prunefl
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
-from fedsweep.models.networks.lenet import LeNet5
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import LeNet5, Mlp
 from fedsweep.streams import stream
 from fedsweep.testing import linear_model, local_engine, play_round, run_rounds, tiny_data, tiny_experiment
 

@@ -22,13 +22,13 @@ from fedsweep.client.messages import Handle, LaneSettings, Segment, SegmentReply
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Memory
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.foresight.lane_trial import lanes_refused
+from fedsweep.engine.foresight import lanes_refused
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet, combine, make_worker
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.registry import MODELS, build_model
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.streams import stream
