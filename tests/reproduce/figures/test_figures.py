@@ -331,6 +331,7 @@ SPECS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS, ids=[str(spec["kind"]) for spec in SPECS])
 def test_a_picture_comes_out_alike_each_time(drawn: list[Figure], tmp_path: Path, spec: dict[str, Any]) -> None:
     files = []

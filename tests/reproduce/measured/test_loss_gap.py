@@ -116,6 +116,7 @@ def run_cells(table: TableFile, tmp_path_factory: pytest.TempPathFactory) -> Map
     return folders
 
 
+@pytest.mark.slow
 def test_a_table_has_the_correlations_of_its_runs(table: TableFile, run_cells: Mapping[Cell, Path]) -> None:
     (cell,) = measured(table, list(run_cells), folders=run_cells, scale="full").cells
     expected = [gaps_of(folder).figures()["gap_pearson"] for folder in run_cells.values()]
