@@ -20,8 +20,7 @@ from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.sections import Measure
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.figures import of_groups
-from fedsweep.reproduce.group_tables import run_kind
-from fedsweep.reproduce.kinds import runner_of
+from fedsweep.reproduce.group_tables import measured_groups
 from fedsweep.reproduce.measured.grid import Grid
 from fedsweep.world.label_stats import kl_divergence
 
@@ -55,7 +54,7 @@ def table(
 
 
 def run(asked: TableFile, out: Path, *, scale: str = "full") -> Grid:
-    return run_kind(asked, scale=scale, cells=cells_of(asked, scale), out=out, quiet=True)
+    return measured_groups(asked, scale=scale, cells=cells_of(asked, scale), out=out, quiet=True)
 
 
 def rows_of(out: Path) -> list[dict[str, str]]:
@@ -228,10 +227,6 @@ def test_wrong_input_is_refused_before_anything_is_written(more: dict[str, Any],
     with pytest.raises(ConfigError, match=words):
         run(table("dynacomm", **more), tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_kind_is_found_by_its_name() -> None:
-    assert runner_of("groups") is run_kind
 
 
 def test_a_measure_may_be_of_one_size_and_of_cohorts_of_one_number_of_clients(tmp_path: Path) -> None:

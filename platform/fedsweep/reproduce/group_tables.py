@@ -28,7 +28,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +43,7 @@ from fedsweep.reproduce.definition.sections import Measure
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.figures.of_groups import Choices, draw_choices
 from fedsweep.reproduce.measured.costs import label_data
-from fedsweep.reproduce.measured.grid import Grid, GridCell, setting_of, summed_up
+from fedsweep.reproduce.measured.grid import Grid, GridCell, grid_of, summed_up
 from fedsweep.runs.files import atomic_write
 from fedsweep.streams import Stream, stream
 from fedsweep.world.label_stats import population
@@ -95,8 +95,15 @@ class Effort:
     total_s: float | None
 
 
-def run_kind(table: TableFile, *, scale: str, cells: Sequence[Cell], out: Path, quiet: bool) -> Grid:
-    """Chooses all groups; see :mod:`fedsweep.reproduce.kinds`.
+def measured_groups(table: TableFile, *, scale: str, cells: Sequence[Cell], out: Path, quiet: bool) -> Grid:
+    """Chooses all groups, and writes ``groups.csv`` and the pictures.
+
+    Args:
+        table: The table.
+        scale: ``smoke``, ``small`` or ``full``.
+        cells: What is to be measured.
+        out: The folder, which exists.
+        quiet: Without a line for each cell on standard error.
 
     Raises:
         ConfigError: The section ``groups:``, a method's name, a measure or a figure is wrong.
@@ -121,7 +128,8 @@ def run_kind(table: TableFile, *, scale: str, cells: Sequence[Cell], out: Path, 
             print(f"{cell.label}, seed {cell.seed}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
     _write_csv(found, out / CSV)
     draw_choices(table, found, out / FIGURES)
-    return _grid(table, scale, cells, found=found, notes=tuple(dict.fromkeys(notes)))
+    grid = grid_of(table, cells, lambda group: _grid_cell(table, group, found), scale=scale)
+    return replace(grid, notes=tuple(dict.fromkeys(notes)))
 
 
 def _options(table: TableFile) -> GroupOptions:
@@ -260,31 +268,12 @@ def _cohorts(make: Any, counts_NC: np.ndarray, *, active: int, cell: Cell, insta
 # -- what comes out ----------------------------------------------------------------------------------------------------
 
 
-def _grid(
-    table: TableFile, scale: str, cells: Sequence[Cell], *, found: Sequence[Choices], notes: tuple[str, ...]
-) -> Grid:
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.row, cell.column), []).append(cell)
-    return Grid(
-        table=table,
-        scale=scale,
-        rows=tuple(dict.fromkeys(cell.row for cell in cells)),
-        columns=tuple(dict.fromkeys(cell.column for cell in cells)),
-        cells=tuple(
-            GridCell(
-                row=row,
-                column=column,
-                measured={
-                    measure.name: summed_up([_value(found, cell, measure) for cell in group], measure)
-                    for measure in table.measures
-                },
-                standing=standing_of(table, group[0]),
-            )
-            for (row, column), group in groups.items()
-        ),
-        setting=setting_of(cells),
-        notes=notes,
+def _grid_cell(table: TableFile, group: Sequence[Cell], found: Sequence[Choices]) -> GridCell:
+    return GridCell(
+        row=group[0].row,
+        column=group[0].column,
+        measured={m.name: summed_up([_value(found, cell, m) for cell in group], m) for m in table.measures},
+        standing=standing_of(table, group[0]),
     )
 
 

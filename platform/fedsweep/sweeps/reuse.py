@@ -44,13 +44,13 @@ def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> dict[Path, P
         if not found:
             raise OutputError(f"--reuse: {place} is neither a run's folder nor one with runs below it")
         for run in found:
-            target = wanted.get(_finished_key(run) or "")
+            target = wanted.get(finished_key(run) or "")
             if target is not None and target.resolve() != run.resolve():
                 runs.setdefault(target, run)
     return runs
 
 
-def _finished_key(run: Path) -> str | None:
+def finished_key(run: Path) -> str | None:
     """The hash of a finished run's configuration; None where it has not finished or can't be read."""
     kept = RunFolder(run)
     try:

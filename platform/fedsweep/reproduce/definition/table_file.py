@@ -7,7 +7,7 @@ the format.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -88,12 +88,6 @@ class TableFile(Section):
     def column_names(self) -> list[str]:
         """Of all columns, in order."""
         return [column.name for column in self.columns]
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """What the table's kind alone knows."""
-        found: Mapping[str, Any] = {} if self.kind == "runs" else getattr(self, self.kind)
-        return found
 
     def has_cell(self, row: str, column: str) -> bool:
         """Whether something can be measured there."""

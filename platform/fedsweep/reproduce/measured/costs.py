@@ -7,7 +7,9 @@ that plans a run's, with the method's own components, so the figures are those o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.reproduce.cells import Cell, standing_of
 from fedsweep.reproduce.definition.table_file import TableFile
-from fedsweep.reproduce.measured.grid import Grid, GridCell, setting_of, summed_up, value_of
+from fedsweep.reproduce.measured.grid import Grid, GridCell, grid_of, summed_up, value_of
 from fedsweep.results.view import RunView
 from fedsweep.world.data.datasets import Dataset, load_dataset
 
@@ -61,13 +63,7 @@ def planned_view(config: Config) -> RunView | str:
 
 
 def costs_grid(
-    table: TableFile,
-    cells: Sequence[Cell],
-    *,
-    scale: str,
-    rows: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-    done: Callable[[str], None] = lambda text: None,
+    table: TableFile, cells: Sequence[Cell], *, scale: str, done: Callable[[str], None] = lambda text: None
 ) -> Grid:
     """The table's cost measures, without training.
 
@@ -77,29 +73,19 @@ def costs_grid(
         table: The table.
         cells: Its cells.
         scale: What they belong to.
-        rows: Names of the rows to show; by default all that have cells.
-        columns: Likewise.
         done: Told of each row and column that is done.
 
     Raises:
         InputError: A cell's configuration is wrong, or its data set is needed and not there.
     """
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.row, cell.column), []).append(cell)
-    made = []
-    for number, group in enumerate(groups.values(), start=1):
-        made.append(_costs_cell(table, group))
-        done(f"{number}: {group[0].label}")
-    return Grid(
-        table=table,
-        scale=scale,
-        rows=tuple(rows if rows is not None else dict.fromkeys(cell.row for cell in cells)),
-        columns=tuple(columns if columns is not None else dict.fromkeys(cell.column for cell in cells)),
-        cells=tuple(made),
-        setting=setting_of(cells),
-        costs_only=True,
-    )
+    numbers = count(1)
+
+    def measure(group: Sequence[Cell]) -> GridCell:
+        found = _costs_cell(table, group)
+        done(f"{next(numbers)}: {group[0].label}")
+        return found
+
+    return replace(grid_of(table, cells, measure, scale=scale), costs_only=True)
 
 
 def _costs_cell(table: TableFile, group: Sequence[Cell]) -> GridCell:
