@@ -86,7 +86,7 @@ def test_divergences_are_from_the_whole_population() -> None:
     asked = table("exhaustive")
     cell = cells_of(asked, "full")[0]
     counts = groups_kind._label_counts(cell)
-    (problem,) = groups_kind._cohorts(GroupProblem, counts, active=7, cell=cell, instances=1)
+    (problem,) = groups_kind._cohorts(counts, active=7, cell=cell, instances=1)
     assert len(counts) == 15 and problem.counts_AC.shape == (7, 10)
     found = groups_kind._of_size(groups_kind_chooser("exhaustive"), [problem], 2, deadline=None)
     pairs = [problem.counts_AC[list(pair)].sum(axis=0) for pair in combinations(range(7), 2)]

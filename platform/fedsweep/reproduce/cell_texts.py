@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fedsweep.reproduce.definition.sections import FULL, NEVER, Measure
 from fedsweep.reproduce.measured.claims import findings
@@ -45,22 +46,11 @@ class CellText:
         return f"{self.measured}{printed}{MARK if self.is_off else ''}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Heading:
-    """The heading of a column of figures: a column of the table with one of the measures.
-
-    Attributes:
-        column: The table's column.
-        measure: Which measure.
-    """
+class Heading(NamedTuple):
+    """The heading of a column of figures: a column of the table with one of the measures."""
 
     column: str
     measure: Measure
-
-    @property
-    def label(self) -> str:
-        """The measure's label, with its unit."""
-        return label_of(self.measure)
 
 
 def label_of(measure: Measure) -> str:
@@ -70,7 +60,7 @@ def label_of(measure: Measure) -> str:
 
 def headings(grid: Grid) -> list[Heading]:
     """All columns of figures, in order."""
-    return [Heading(column=column, measure=measure) for column in grid.columns for measure in grid.measures]
+    return [Heading(column, measure) for column in grid.columns for measure in grid.measures]
 
 
 def cell_text(grid: Grid, row: str, heading: Heading) -> CellText:

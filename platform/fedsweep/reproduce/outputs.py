@@ -29,6 +29,7 @@ FIGURES = "figures"
 _FORMAT, _VERSION = "fedsweep table", 1
 # A page that somebody else made must not fill the memory.
 _MOST_BYTES, _MOST_FIGURES = 2**25, 200_000
+_LISTS = ("seeds", "rounds", "datasets")
 _CELLS = TypeAdapter(list[GridCell])
 
 
@@ -147,14 +148,10 @@ def _grid(tree: Mapping[str, Any]) -> Grid:
         rows=tuple(rows),
         columns=tuple(columns),
         cells=tuple(cells),
-        setting={key: value for key, value in setting.items() if _is_setting(key, value)},
+        setting={key: value for key, value in setting.items() if key not in _LISTS or isinstance(value, list)},
         costs_only=tree["costs_only"] is True,
         notes=tuple(str(note) for note in tree["notes"]),
     )
-
-
-def _is_setting(key: str, value: Any) -> bool:
-    return isinstance(value, list) if key in ("seeds", "rounds", "datasets") else True
 
 
 @dataclass(frozen=True, kw_only=True)

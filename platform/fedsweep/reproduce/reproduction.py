@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
-from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen_columns, chosen_rows
+from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.run_folder import RunFolder
@@ -72,12 +72,12 @@ class Reproduction:
     @property
     def rows(self) -> list[str]:
         """The rows shown, those that are missing included."""
-        return chosen_rows(self.table, self.request.scale, pattern=self.request.rows)
+        return chosen("row", self.table, self.request.scale, pattern=self.request.rows)
 
     @property
     def columns(self) -> list[str]:
         """The columns shown."""
-        return chosen_columns(self.table, self.request.scale, pattern=self.request.columns)
+        return chosen("column", self.table, self.request.scale, pattern=self.request.columns)
 
     @cached_property
     def keys(self) -> Mapping[Cell, str]:

@@ -102,10 +102,6 @@ class TableFile(Section):
         """The column of that name."""
         return next(column for column in self.columns if column.name == name)
 
-    def measure(self, name: str) -> Measure:
-        """The measure of that name."""
-        return next(measure for measure in self.measures if measure.name == name)
-
     def scale(self, name: str) -> Scale:
         """A scale; one that the file does not speak of runs the whole table as the paper has it.
 
