@@ -143,12 +143,7 @@ def chosen(kind: Literal["row", "column"], table: TableFile, scale: str, *, patt
 
 
 def standing_of(table: TableFile, cell: Cell) -> Standing:
-    """Whose settings a cell has, the seed apart.
-
-    Args:
-        table: Its table.
-        cell: The cell.
-    """
+    """Whose settings a cell of a table has, the seed apart."""
     full = load_config(_given(table, FULL, row=cell.row, column=cell.column, overrides=()))
     if _compared(cell.config, costs_alone=False) == _compared(full, costs_alone=False):
         return "paper"

@@ -24,7 +24,7 @@ from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.space import Trial, canonical
-from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
+from fedsweep.sweeps.sweep_folder import SweepFolder
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -109,17 +109,17 @@ class Reproduction:
         keys = {trial.folder: key for key, trial in self.by_key.items()} if self.table.kind == "runs" else {}
         return {**asdict(self.request), "table": table, "cells": self._digest, "keys": keys}
 
-    def check_same(self, plan: SweepPlan, folder: Path) -> None:
+    def check_same(self, folder: SweepFolder) -> None:
         """A folder's cells can't change: figures of two different tables would stand in one.
 
         Raises:
-            ConfigError: The folder was begun with other cells.
+            InputError: The folder was begun with other cells, or is damaged.
         """
-        if plan.request.get("cells") != self._digest:
+        if folder.read_plan().request.get("cells") != self._digest:
             raise ConfigError(
-                f"{folder} was begun with other cells (another table, scale, choice of rows, columns or seeds, --set,"
-                " or an earlier form of the table's file); leave TABLE and all other options out to go on with it, or"
-                " choose another --out"
+                f"{folder.path} was begun with other cells (another table, scale, choice of rows, columns or seeds,"
+                " --set, or an earlier form of the table's file); leave TABLE and all other options out to go on with"
+                " it, or choose another --out"
             )
 
     @property
@@ -181,12 +181,7 @@ def request_of(folder: SweepFolder) -> TableRequest:
 
 
 def finished_elsewhere(found: Reproduction, folder: SweepFolder) -> dict[Path, Path]:
-    """Where runs that are left would be -> runs that are the same and have finished in tables' folders beside this one.
-
-    Args:
-        found: The table's cells.
-        folder: Where they go; it need not exist.
-    """
+    """Where runs that are left would be -> the same runs, which have finished in tables' folders beside this one."""
     wanted = {key: folder.trial_path(t) for key, t in found.by_key.items() if not folder.has_finished(t)}
     runs: dict[Path, Path] = {}
     here = run_facts()

@@ -87,7 +87,7 @@ class Task:
 
         found = self.found
         if self.going_on:
-            found.check_same(self.folder.read_plan(), self.folder.path)
+            found.check_same(self.folder)
         trials = [(trial, found.firsts[key].config) for key, trial in found.by_key.items()]
         prepared = prepare(found.config, self.folder, resume=self.going_on, trials=trials)
         prepared.plan = replace(prepared.plan, request=found.plan_request)
@@ -154,7 +154,7 @@ class Task:
 
         found, folder = self.found, self.folder
         if self.going_on:
-            found.check_same(folder.read_plan(), folder.path)
+            found.check_same(folder)
         else:
             plan = SweepPlan(given=found.config.given, trials=(), request=found.plan_request)
             folder.create(plan, config_yaml=None, overwrite=self.overwrite)
@@ -220,14 +220,7 @@ def reproduce_table(
 def begin(
     request: TableRequest, folder: SweepFolder | None, *, resume: bool, overwrite: bool, costs_only: bool
 ) -> Task:
-    """Reads a table and checks that its folder may be used; nothing is loaded or written.
-
-    Args:
-        request: What is asked for.
-        folder: Where it goes; None: a folder of its own.
-        resume: Go on with what the folder holds.
-        overwrite: Replace what it holds.
-        costs_only: Only measures that need no training.
+    """Reads a table and checks that its folder, None for one of its own, may be used; nothing is loaded or written.
 
     Raises:
         InputError: There is no such table or scale, a setting is wrong, or the folder is in use.

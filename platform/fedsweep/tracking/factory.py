@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsweep.driver.observers import Observer
-from fedsweep.figures.observer import PictureObserver
+from fedsweep.figures.of_run import PictureObserver
 from fedsweep.tracking.doors.registry import further_doors
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_store import resolve_uri

@@ -208,16 +208,11 @@ def has_table(path: Path) -> bool:
 
 def listed_tables() -> list[tuple[Preset, str]]:
     """Each table that ships with its source, sorted by name; files are searched for that, not parsed."""
-    found = []
-    for preset in list_presets():
-        text = preset.path.read_text(encoding="utf-8")
-        if _SECTION.search(text):
-            found.append((preset, _source(preset, text)))
-    return found
+    return [(preset, _source(preset)) for preset in list_presets() if has_table(preset.path)]
 
 
-def _source(preset: Preset, text: str) -> str:
-    found = _SOURCE.search(text)
+def _source(preset: Preset) -> str:
+    found = _SOURCE.search(preset.path.read_text(encoding="utf-8"))
     value = yaml12.parse(found[1], source=str(preset.path)) if found else None
     return value if isinstance(value, str) else read_table(preset.name).source
 

@@ -21,8 +21,13 @@ from fedsweep.figures.groups import (
     membership_handles,
     membership_of,
 )
-from fedsweep.figures.scenario import draw_classes, draw_participation, participation_handles
-from fedsweep.figures.scenario_arrays import class_shares_of, participation_of
+from fedsweep.figures.scenario import (
+    class_shares_of,
+    draw_classes,
+    draw_participation,
+    participation_handles,
+    participation_of,
+)
 from fedsweep.figures.style import (
     PANEL_HEIGHT,
     Look,
@@ -202,12 +207,7 @@ def _panels_of(
 def _first_runs(
     scene: Scene, read: Callable[[RunView], Shown | None], lacking: str
 ) -> dict[str, tuple[RunView, Shown]]:
-    """The lowest seed's run of each cell that has what is shown, by its panel's title.
-
-    Args:
-        scene: The picture's.
-        read: What is shown of a run; None where it has no such thing.
-        lacking: What that is, for messages.
+    """The lowest seed's run of each cell that has what is read to be shown, which messages call ``lacking``; by title.
 
     Raises:
         ConfigError: No run has it, or too many.

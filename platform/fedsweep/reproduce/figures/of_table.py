@@ -102,26 +102,18 @@ class Scene:
         return summed_up([value_of(run, measure) for run in self.of(row, column)], measure)
 
     def measure(self, axis: str, name: str) -> Measure:
-        """The table's measure of that name, or of that figure; otherwise the figure itself.
-
-        Args:
-            axis: ``x`` or ``y``, for messages.
-            name: As the entry has it.
+        """The table's measure that the entry names for an axis, or of that figure; otherwise the figure itself.
 
         Raises:
             ConfigError: The entry names none.
         """
         if not name:
             raise ConfigError(f"figure {self.spec.name}: {self.spec.kind} needs `{axis}`, the name of a measure")
-        for known in ("name", "of"):
-            found = next((m for m in self.table.measures if getattr(m, known) == name and m.target is None), None)
-            if found is not None:
-                return found
-        found = next((m for m in self.table.measures if m.name == name), None)
-        if found is not None:
-            return found
-        over = _OVER.get(name, "last")
-        return Measure.model_validate({"name": name, "over": over, "percent": is_share(name)})
+        named = [m for m in self.table.measures if m.name == name]
+        plain = [m for m in (*named, *self.table.measures) if name in (m.name, m.of) and m.target is None]
+        if plain or named:
+            return (plain or named)[0]
+        return Measure.model_validate({"name": name, "over": _OVER.get(name, "last"), "percent": is_share(name)})
 
     def label(self, axis: str, measure: Measure) -> str:
         """What an axis with a measure is called."""

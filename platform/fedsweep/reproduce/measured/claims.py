@@ -47,11 +47,7 @@ class Finding:
 
 
 def findings(grid: Grid) -> list[Finding]:
-    """What the grid says of its table's claims, column by column; where fewer than two rows were measured, nothing.
-
-    Args:
-        grid: The table with its figures.
-    """
+    """What the grid says of its table's claims, column by column; where fewer than two rows were measured, nothing."""
     found = []
     for claim in grid.table.claims:
         measure = next(m for m in grid.table.measures if claim.measure in ("", m.name))

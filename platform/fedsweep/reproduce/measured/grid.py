@@ -120,12 +120,7 @@ class Grid:
 
 
 def views_of(table: TableFile, folders: Mapping[Cell, Path]) -> dict[Cell, RunView | str]:
-    """Each cell's run as its folder tells of it, or why it can't be read.
-
-    Args:
-        table: The cells' table.
-        folders: Cell -> run folder, which need not be there.
-    """
+    """Each cell's run as its folder tells of it, which need not be there; or why it can't be read."""
     return {cell: _view_of(folder, cell, table.row(cell.row)) for cell, folder in folders.items()}
 
 
@@ -146,13 +141,7 @@ def is_finished(view: RunView | str) -> TypeGuard[RunView]:
 
 
 def measured(table: TableFile, views: Mapping[Cell, RunView | str], *, scale: str) -> Grid:
-    """What the cells' runs come to, and nothing else.
-
-    Args:
-        table: The table.
-        views: See :func:`views_of`.
-        scale: The scale that they were run at.
-    """
+    """What the cells' runs, as :func:`views_of` has them, come to at a scale."""
     read = [view for view in views.values() if isinstance(view, RunView)]
     return grid_of(table, [*views], lambda group: _grid_cell(table, group, views=views), scale=scale, views=read)
 
@@ -188,12 +177,7 @@ def grid_of(
 
 
 def setting_of(cells: Sequence[Cell], views: Sequence[RunView] = ()) -> dict[str, Any]:
-    """Under what cells were measured, for ``measured.json``.
-
-    Args:
-        cells: The cells.
-        views: Their runs, as far as there are any.
-    """
+    """Under what cells were measured, for ``measured.json``; of their runs, as far as there are any, the software."""
     rounds = sorted({cell.config.training.rounds for cell in cells})
     datasets = sorted({cell.config.scenario.dataset for cell in cells})
     said: dict[str, Any] = {
@@ -280,11 +264,6 @@ def lies_within(grid: Grid, cell: GridCell, measure: Measure) -> bool | None:
 
     Reading: the ranges mean +- spread of both overlap, with half of the last digit shown for rounding. A spread that is
     not known is 0.
-
-    Args:
-        grid: The table.
-        cell: One of its cells.
-        measure: One of its measures.
     """
     pair = compared(grid, cell, measure)
     if pair is None:
