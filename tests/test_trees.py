@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedsweep.trees import FlatLayout, coverage_mean, layout_of, load_vector, model_vector, weighted_mean
 
-BLOCK = 16_384
+BLOCK = 65_536
 
 
 def rows_of(seed: int, num_rows: int, size: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 ParamTree = dict[str, Tensor]
 
 # Sums run over blocks of this many values, so that the float64 accumulator stays in the cache.
-_BLOCK = 16_384
+_BLOCK = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)

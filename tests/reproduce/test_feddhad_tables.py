@@ -58,12 +58,13 @@ def rates(method: dict[str, Any]) -> tuple[float, ...]:
     return tuple(part[key] for key in ("learning_rate_v", "decay_v", "learning_rate_b", "decay_b"))
 
 
-def test_all_eleven_tables_and_figures_with_an_experiment_are_there_and_two_of_our_own() -> None:
+def test_all_eleven_tables_and_figures_with_an_experiment_are_there_and_three_of_our_own() -> None:
     numbered = {*(f"table{n}" for n in (2, 3, 4, 6, 7)), *(f"figure{n}" for n in range(2, 8))}
     assert len(numbered) == 11 and {name.removeprefix("feddhad/") for name in NAMES} == {
         *numbered,
         "dropout",
         "multiplier",
+        "overfitting",
     }
     for name in numbered:
         source = read_table(f"feddhad/{name}").source

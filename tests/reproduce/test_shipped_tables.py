@@ -41,6 +41,7 @@ def test_the_four_papers_have_76_tables_and_figures_with_an_experiment() -> None
         "async/slow_tenth",
         "feddhad/dropout",
         "feddhad/multiplier",
+        "feddhad/overfitting",
         "zoo/rates",
     ]
 

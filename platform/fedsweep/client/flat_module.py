@@ -59,9 +59,8 @@ class ModuleSlot:
             The loss.
         """
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        for value, gradient in zip(values, gradients, strict=False):
-            if gradient is not None:
-                value.add_(gradient, alpha=-rate)
+        pairs = [(value, given) for value, given in zip(values, gradients, strict=False) if given is not None]
+        torch._foreach_add_([value for value, _ in pairs], [given for _, given in pairs], alpha=-rate)
         return loss.detach()
 
     def twin(self) -> nn.Module:
