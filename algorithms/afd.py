@@ -20,7 +20,6 @@ from torch import Tensor
 from fedsweep.card import Card, Limit, parameters_of, takes, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.submodels import SubModelPolicy
-from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.slicing import ordered_width
 from fedsweep.models.unit_groups import UnitGroup
@@ -28,8 +27,9 @@ from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
 from fedsweep.submodel import FULL_MODEL, SubModel
 
-from .parts.complete_net import Aggregate, aggregation
-from .parts.unit_draws import check_share, drawn_of_each, unit_groups_of
+from .parts.ranges import positive, share
+from .parts.server_updates import Aggregate, aggregation
+from .parts.unit_draws import drawn_of_each, unit_groups_of
 
 ScoreMaps = Literal["client", "shared"]
 
@@ -62,9 +62,8 @@ class ScoredUnits(SubModelPolicy):
     score_floor: float = 0.01
 
     def __post_init__(self) -> None:
-        check_share("method.keep", self.keep)
-        if not 0 < self.score_floor < float("inf"):
-            raise ConfigError(f"method.score_floor must be a number above 0, but got {self.score_floor}")
+        share(keep=self.keep)
+        positive(score_floor=self.score_floor)
 
     def init(self, context: ServerContext) -> State:
         """No losses and no scores yet.

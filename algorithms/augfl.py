@@ -11,15 +11,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedsweep.card import Card, with_card
+from fedsweep.card import Card, takes, with_card
 from fedsweep.components.base import ComponentReport, Published
-from fedsweep.components.evaluation import Evaluation
+from fedsweep.components.evaluation import GlobalModel
 from fedsweep.components.local import LocalStep, LocalTerm, Memory, Objective
 from fedsweep.components.probes import ClientTest, LocalClient
 from fedsweep.components.refinement import Refinement
@@ -34,6 +34,7 @@ from fedsweep.trees import ParamTree, load_vector
 
 from .parts.distilling import Student, batches
 from .parts.ensembles import template
+from .parts.ranges import at_least, not_negative, positive
 
 _CLIENTS = "augfl_clients"
 
@@ -123,27 +124,33 @@ def _gradients_of(step: LocalStep) -> Callable[[ParamTree, tuple[Tensor, Tensor]
 class Transfer(Refinement):
     """``theta <- theta - strength * grad R / (N * penalty)`` with N clients in all, R the distance to a server's model.
 
-    ``R = T^2 KL(teacher || model) + cross-entropy`` on a batch of the server's labelled samples, at the model that the
-    clients started from. The teacher is the same network, trained on these samples in the first round; it stays on the
-    server.
+    The strength is ``transfer``, ``R = T^2 KL(teacher || model) + cross-entropy`` on a batch of the server's labelled
+    samples, at the model that the clients started from. The teacher is the same network, trained on these samples in
+    the first round; it stays on the server.
 
     Attributes:
-        strength: lambda, at least 0; 0 needs no samples.
-        penalty: rho.
-        temperature: T, above 0.
-        batch_size: Samples of R, at least 1.
-        teacher_steps: Adam steps at 1e-3 that train the teacher, at least 1.
+        penalty: rho of ADMM, above 0: a greater one makes smaller steps.
+        transfer: lambda, the weight of the distance to the teacher, at least 0; 0 needs no samples on the server. The
+            server's step is transfer / (clients * penalty): the paper's 5 is for 40 clients; with 20 it diverges.
+        temperature: At which the teacher is distilled, above 0.
+        server_batch: Samples of a distillation step, at least 1.
+        teacher_steps: Steps that train the teacher, at least 1.
 
     Source: Yue et al. (2025). Reading: the authors distil contrastively from a network that was pretrained elsewhere;
     here from logits, and from the server's own samples, so that nothing need be downloaded. Where not all clients are
     there, the server still moves by one of N shares: what they send is weighed by their share of all samples, too.
     """
 
-    strength: float
-    penalty: float
-    temperature: float
-    batch_size: int
-    teacher_steps: int
+    penalty: float = 0.7
+    transfer: float = 1.0
+    temperature: float = 4.0
+    server_batch: int = 128
+    teacher_steps: int = 500
+
+    def __post_init__(self) -> None:
+        not_negative(transfer=self.transfer)
+        positive(penalty=self.penalty, temperature=self.temperature)
+        at_least(1, server_batch=self.server_batch, teacher_steps=self.teacher_steps)
 
     def init(self, context: ServerContext) -> State:
         """No teacher yet.
@@ -151,7 +158,7 @@ class Transfer(Refinement):
         Raises:
             ConfigError: The server has no labelled samples.
         """
-        if self.strength and (context.proxy_data is None or context.proxy_data[1] is None):
+        if self.transfer and (context.proxy_data is None or context.proxy_data[1] is None):
             raise ConfigError(
                 "augfl trains its teacher on labelled samples of the server's, but the scenario has none; set"
                 " scenario.server_data.proxy={per_class: 20, labelled: true}, or method.transfer=0"
@@ -165,12 +172,12 @@ class Transfer(Refinement):
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
-        if not self.strength or not updates:
+        if not self.transfer or not updates:
             return vector, state
         teacher = self._trained(sync) if state["teacher"] is None else state["teacher"]
         distance, gradient_P = self._distance(teacher, sync)
         moved = vector.clone()
-        moved[: sync.layout.num_params] -= self.strength / (float(state["clients"]) * self.penalty) * gradient_P
+        moved[: sync.layout.num_params] -= self.transfer / (float(state["clients"]) * self.penalty) * gradient_P
         return moved, {**state, "teacher": teacher, "distance": distance}
 
     def _trained(self, sync: SyncContext) -> Tensor:
@@ -180,7 +187,7 @@ class Transfer(Refinement):
         with torch.no_grad():
             num_classes = student.module.eval()(inputs[:1].to(sync.device)).shape[1]
         targets = F.one_hot(labels, num_classes).to(sync.layout.dtype)
-        orders = batches(len(inputs), self.batch_size, sync.stream.child("teacher"))
+        orders = batches(len(inputs), self.server_batch, sync.stream.child("teacher"))
         for number, index in enumerate(islice(orders, self.teacher_steps), start=1):
             loss = student.step(optimizer, inputs[index], targets[index], temperature=1.0, clip_norm=math.inf)
             if number % 100 == 0:
@@ -191,7 +198,7 @@ class Transfer(Refinement):
         """R and its gradient [P]."""
         inputs, labels = cast(tuple[Tensor, Tensor], sync.proxy_data)
         device = torch.device(sync.device)
-        index = next(batches(len(inputs), self.batch_size, sync.stream.child("transfer")))
+        index = next(batches(len(inputs), self.server_batch, sync.stream.child("transfer")))
         model = template(sync).eval()
         load_vector(model, sync.layout, sync.vector)
         known = {name: value.to(device) for name, value in sync.layout.model(teacher).items()}
@@ -235,7 +242,7 @@ class AdaptedTest(ClientTest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapted(Evaluation):
+class Adapted(GlobalModel):
     """The server's model answers; clients test it after a step of theirs.
 
     Attributes:
@@ -243,10 +250,6 @@ class Adapted(Evaluation):
     """
 
     adaptation_rate: float
-
-    def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
-        logits: Tensor = model(inputs)
-        return logits
 
     def client_test(self) -> ClientTest:
         return AdaptedTest(adaptation_rate=self.adaptation_rate)
@@ -261,15 +264,8 @@ class Adapted(Evaluation):
         small={"teacher_steps": 20},
     )
 )
-def augfl(
-    *,
-    adaptation_rate: float = 0.05,
-    penalty: float = 0.7,
-    transfer: float = 1.0,
-    temperature: float = 4.0,
-    server_batch: int = 128,
-    teacher_steps: int = 500,
-) -> FederatedMethod:
+@takes(Transfer)
+def augfl(*, adaptation_rate: float = 0.05, **parameters: Any) -> FederatedMethod:
     """Clients take one step of inexact ADMM a round towards a model that adapts well; the server pulls to a teacher.
 
     ``test_accuracy`` is the server's model's, ``personal_accuracy`` that after one step on each client's own samples.
@@ -277,37 +273,16 @@ def augfl(
 
     Args:
         adaptation_rate: Of the step that adapts, at least 0; 0: no adaptation.
-        penalty: rho of ADMM, above 0: a greater one makes smaller steps.
-        transfer: lambda, the weight of the distance to the teacher, at least 0; 0 needs no samples on the server. The
-            server's step is transfer / (clients * penalty): the paper's 5 is for 40 clients; with 20 it diverges.
-        temperature: At which the teacher is distilled, above 0.
-        server_batch: Samples of a distillation step, at least 1.
-        teacher_steps: Steps that train the teacher, at least 1.
     """
-    for name, value in (("adaptation_rate", adaptation_rate), ("transfer", transfer)):
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"method.{name} must be a number of at least 0, but got {value}")
-    for name, value in (("penalty", penalty), ("temperature", temperature)):
-        if not 0 < value < math.inf:
-            raise ConfigError(f"method.{name} must be a number above 0, but got {value}")
-    for name, count in (("server_batch", server_batch), ("teacher_steps", teacher_steps)):
-        if count < 1:
-            raise ConfigError(f"method.{name} must be at least 1, but got {count}")
+    not_negative(adaptation_rate=adaptation_rate)
+    transfer = Transfer(**parameters)
     return FederatedMethod(
         name="augfl",
         source="Yue et al. (2025), AugFL: Augmenting federated learning with pretrained models",
         objective=SupportLoss(),
-        terms=(MetaStep(adaptation_rate=adaptation_rate, penalty=penalty),),
+        terms=(MetaStep(adaptation_rate=adaptation_rate, penalty=transfer.penalty),),
         weighting=Uniform(),
-        refinements=(
-            Transfer(
-                strength=transfer,
-                penalty=penalty,
-                temperature=temperature,
-                batch_size=server_batch,
-                teacher_steps=teacher_steps,
-            ),
-        ),
+        refinements=(transfer,),
         evaluation=Adapted(adaptation_rate=adaptation_rate),
         settings=MethodSettings(local_steps=1),
     )

@@ -10,24 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.local import LocalTerm, LocalWork, Memory
+from fedsweep.components.local import Memory
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.components.submodels import WholeModel
 from fedsweep.components.weighting import BySamples, Weighting, by_samples
-from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.functional import features_with, head_names
 from fedsweep.records import ClientUpdate, Payload, State, SyncContext
 from fedsweep.trees import ParamTree
 
-from .parts.own_models import OwnModels, Travels, kept, own_values
+from .parts.own_models import KeepsModel, OwnModels, Travels, own_values
+from .parts.ranges import at_least, positive
 
 _TERM = "fedas"
 Head = Literal["local", "averaged", "shared"]
@@ -40,7 +40,7 @@ def class_means(features_BD: Tensor, targets_B: Tensor) -> dict[int, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlignedBody(LocalTerm):
+class AlignedBody(KeepsModel):
     """Starts from the received body, aligned, under the client's own head.
 
     For ``epochs`` passes over the client's data the body descends on ``sum over the batch's classes c of the mean
@@ -57,7 +57,6 @@ class AlignedBody(LocalTerm):
     from the server's model; the alignment runs in evaluation mode, so that batch norm's statistics stay the received.
     """
 
-    stateful: ClassVar[bool] = True
     name: str = _TERM
     epochs: int
     learning_rate: float
@@ -115,9 +114,6 @@ class AlignedBody(LocalTerm):
                 name: value - self.learning_rate * gradient
                 for (name, value), gradient in zip(leaves.items(), gradients, strict=True)
             }
-
-    def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
-        return kept(work), {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,12 +200,9 @@ def fedas(
         head: ``local``: heads do not travel, and the server's stays the initial one; ``averaged``: clients keep theirs,
             but send them for the server's model; ``shared``: clients go on with the server's head.
     """
-    if align_epochs < 0:
-        raise ConfigError(f"method.align_epochs must be at least 0, but got {align_epochs}")
-    if align_batch < 1:
-        raise ConfigError(f"method.align_batch must be at least 1, but got {align_batch}")
-    if not 0 < align_rate < math.inf:
-        raise ConfigError(f"method.align_rate must be a number above 0, but got {align_rate}")
+    at_least(0, align_epochs=align_epochs)
+    at_least(1, align_batch=align_batch)
+    positive(align_rate=align_rate)
     return FederatedMethod(
         name="fedas",
         source="Yang, Huang, Ye (2024), FedAS: Bridging inconsistency in personalized federated learning, CVPR",

@@ -19,6 +19,7 @@ from fedsweep.records import ClientUpdate, State, SyncContext
 
 from .fedprox import Proximal
 from .parts.arrivals import Arrivals, Discount, IdleClients, Staleness, staleness_of
+from .parts.ranges import not_negative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +69,7 @@ def fedasync(
         mu: Strength of a pull to the model that the client received, as in fedprox; 0: none.
         concurrency: Clients at work at a time; null: training.cohort_size.
     """
-    if not 0 <= mu < float("inf"):
-        raise ConfigError(f"method.mu must be a number of at least 0, but got {mu}")
+    not_negative(mu=mu)
     discount = Discount(kind=staleness, exponent=exponent, slope=slope, grace=grace)
     return FederatedMethod(
         name="fedasync",

@@ -24,59 +24,9 @@ from fedsweep.streams import Stream
 
 from .parts.distilling import BatchNorm, Student, batches
 from .parts.ensembles import ensemble_logits, model_logits, server_inputs
+from .parts.ranges import at_least, not_negative, positive
 
 Posterior = Literal["gaussian", "authors", "dirichlet"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Received:
-    """What the posterior is formed from.
-
-    Attributes:
-        models_MP: The clients' parameters.
-        samples_M: Their numbers of samples.
-        start: What they started from [P].
-        shapes: Values in each of the model's tensors, in order; they sum to P.
-    """
-
-    models_MP: Tensor
-    samples_M: Tensor
-    start: Tensor
-    shapes: Sequence[int]
-
-
-def draws(posterior: Posterior, number: int, received: Received, *, spread: float, stream: Stream) -> Tensor:
-    """Parameters [number, P] drawn around the clients'.
-
-    Args:
-        posterior: ``"gaussian"``: around their mean, each value with their variance; ``"authors"``: per tensor around
-            the mean of their normalised moves, as in the program; ``"dirichlet"``: random convex combinations.
-        number: How many.
-        received: The clients' models.
-        spread: Factor of the standard deviation; for ``"dirichlet"`` the concentration.
-        stream: Where the numbers come from.
-
-    Source: Chen and Chao (2021), section 3.2. Reading: in the program the variance of normalised moves is at least
-    1e-5, and a client that did not move counts as a move of 0.
-    """
-    models, shares = received.models_MP.double(), received.samples_M.double() / received.samples_M.sum()
-    if posterior == "dirichlet":
-        mixes = torch.from_numpy(stream.numpy().dirichlet([spread] * len(models), size=number))
-        mixes = mixes * received.samples_M.double()
-        return (mixes / mixes.sum(dim=1, keepdim=True)) @ models
-    noise = torch.randn(number, models.shape[1], generator=stream.torch(), dtype=torch.float64)
-    if posterior == "gaussian":
-        mean = shares @ models
-        return mean + spread * (shares @ (models - mean).square()).sqrt() * noise
-    parts = []
-    shapes = list(received.shapes)
-    moved = (models - received.start).split(shapes, dim=1)  # type: ignore[no-untyped-call]
-    for moves, own in zip(moved, noise.split(shapes, dim=1), strict=True):  # type: ignore[no-untyped-call]
-        norms = moves.norm(dim=1, keepdim=True)
-        directions = torch.where(norms > 0, moves / norms, 0.0)
-        deviation = directions.var(dim=0, correction=0).clamp_min(1e-5).sqrt()
-        parts.append(norms.mean() * (directions.mean(dim=0) + spread * deviation * own))
-    return received.start.double() + torch.cat(parts, dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,15 +74,11 @@ class BayesianEnsemble(Refinement):
     batch_norm: BatchNorm = "proxy"
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "average_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"method.{name} must be at least 1, but got {getattr(self, name)}")
-        for name in ("sharpening", "learning_rate") + (("spread",) if self.posterior == "dirichlet" else ()):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"method.{name} must be a number above 0, but got {getattr(self, name)}")
-        for name in ("samples", "spread", "weight_decay"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"method.{name} must be a number of at least 0, but got {getattr(self, name)}")
+        at_least(1, epochs=self.epochs, batch_size=self.batch_size, average_every=self.average_every)
+        positive(sharpening=self.sharpening, learning_rate=self.learning_rate)
+        if self.posterior == "dirichlet":
+            positive(spread=self.spread)
+        not_negative(samples=self.samples, spread=self.spread, weight_decay=self.weight_decay)
         if not 0 <= self.momentum < 1 or not 0 <= self.average_from <= 1:
             raise ConfigError(
                 "method.momentum must be at least 0 and below 1 and method.average_from from 0 to 1, but got"
@@ -191,19 +137,47 @@ class BayesianEnsemble(Refinement):
         if not self.samples:
             return []
         params = slice(sync.layout.num_params)
-        found = draws(
-            self.posterior,
-            self.samples,
-            Received(
-                models_MP=torch.stack([u.vector[params] for u in updates if u.vector is not None]),
-                samples_M=by_samples(updates),
-                start=sync.vector[params],
-                shapes=[value.numel() for value in sync.layout.params(sync.vector).values()],
-            ),
-            spread=self.spread,
+        found = self.draws(
+            torch.stack([u.vector[params] for u in updates if u.vector is not None]),
+            by_samples(updates),
+            start=sync.vector[params],
+            shapes=[value.numel() for value in sync.layout.params(sync.vector).values()],
             stream=sync.stream.child("posterior"),
         )
         return [torch.cat([row.to(vector.dtype), vector[params.stop :]]) for row in found]
+
+    def draws(
+        self, models_MP: Tensor, samples_M: Tensor, *, start: Tensor, shapes: list[int], stream: Stream
+    ) -> Tensor:
+        """Parameters [samples, P] drawn from the posterior.
+
+        Args:
+            models_MP: The clients' parameters.
+            samples_M: Their numbers of samples, or shares.
+            start: What they started from [P].
+            shapes: Values in each of the model's tensors, in order; they sum to P.
+            stream: Where the numbers come from.
+
+        Source: Chen and Chao (2021), section 3.2. Reading: in the program the variance of normalised moves is at least
+        1e-5, and a client that did not move counts as a move of 0.
+        """
+        models, shares = models_MP.double(), samples_M.double() / samples_M.sum()
+        if self.posterior == "dirichlet":
+            mixes = torch.from_numpy(stream.numpy().dirichlet([self.spread] * len(models), size=self.samples))
+            mixes = mixes * samples_M.double()
+            return (mixes / mixes.sum(dim=1, keepdim=True)) @ models
+        noise = torch.randn(self.samples, models.shape[1], generator=stream.torch(), dtype=torch.float64)
+        if self.posterior == "gaussian":
+            mean = shares @ models
+            return mean + self.spread * (shares @ (models - mean).square()).sqrt() * noise
+        parts = []
+        moved = (models - start).split(shapes, dim=1)  # type: ignore[no-untyped-call]
+        for moves, own in zip(moved, noise.split(shapes, dim=1), strict=True):  # type: ignore[no-untyped-call]
+            norms = moves.norm(dim=1, keepdim=True)
+            directions = torch.where(norms > 0, moves / norms, 0.0)
+            deviation = directions.var(dim=0, correction=0).clamp_min(1e-5).sqrt()
+            parts.append(norms.mean() * (directions.mean(dim=0) + self.spread * deviation * own))
+        return start.double() + torch.cat(parts, dim=1)
 
     def report(self, state: State) -> ComponentReport:
         """The mean loss of the round's distillation."""

@@ -6,7 +6,6 @@ aggregation. AISTATS.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,11 +14,11 @@ from torch import Tensor
 
 from fedsweep.card import Card, with_card
 from fedsweep.components.weighting import Weighting
-from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, State, SyncContext
 
 from .parts.arrivals import Arrivals, Discount, IdleClients, staleness_of
+from .parts.ranges import positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +40,7 @@ class BufferedMoves(Weighting):
     discount: Discount
 
     def __post_init__(self) -> None:
-        if not 0 < self.server_learning_rate < math.inf:
-            raise ConfigError(
-                f"method.server_learning_rate must be a number above 0, but got {self.server_learning_rate}"
-            )
+        positive(server_learning_rate=self.server_learning_rate)
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         share = self.server_learning_rate / len(updates)

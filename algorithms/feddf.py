@@ -23,6 +23,7 @@ from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 
 from .parts.distilling import BatchNorm, Student, batches, cosine_rate
 from .parts.ensembles import ensemble_logits, server_inputs
+from .parts.ranges import at_least
 
 Keep = Literal["best", "last"]
 
@@ -61,9 +62,7 @@ class Distilled(Refinement):
     batch_norm: BatchNorm = "proxy"
 
     def __post_init__(self) -> None:
-        for name in ("steps", "patience", "check_every", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"method.{name} must be at least 1, but got {getattr(self, name)}")
+        at_least(1, steps=self.steps, patience=self.patience, check_every=self.check_every, batch_size=self.batch_size)
         for name in ("learning_rate", "temperature", "clip_norm"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"method.{name} must be above 0, but got {getattr(self, name)}")

@@ -20,7 +20,7 @@ from fedsweep.components.base import ComponentReport
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
-from fedsweep.models.cost import layer_costs
+from fedsweep.models.cost import BYTES_PER_VALUE, layer_costs, training_flops
 from fedsweep.models.network import Network
 from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.models.unit_submodel import unit_submodel
@@ -30,11 +30,9 @@ from fedsweep.trees import FlatLayout
 from fedsweep.world.devices import DeviceProfile, client_time
 
 from .feddhad.dropout_rates import drawn_units
-from .parts.complete_net import Aggregate, aggregation
+from .parts.ranges import below_one
+from .parts.server_updates import Aggregate, aggregation
 from .parts.unit_draws import unit_groups_of
-
-_FLOPS_PER_TRAINED_MAC = 6
-_BITS_PER_VALUE = 32
 
 
 def hidden_neurons(model: nn.Module | None) -> tuple[UnitGroup, ...]:
@@ -69,8 +67,8 @@ def rate_within(
     device: DeviceProfile,
     work: ClientWork,
     *,
-    values: Sequence[float],
-    macs: Sequence[float],
+    values: Sequence[int],
+    macs: Sequence[int],
     cap: float,
 ) -> float:
     """The smallest rate, 0 .. ``cap``, at which the device's expected round fits the budget; ``cap`` where none does.
@@ -86,8 +84,8 @@ def rate_within(
     Source: Wen, Jeon, Huang (2022), the rate from the latency constraint. Reading: there all fully connected layers
     are charged (1 - rate)^2; the first and the last are cut along one side only, so they are charged 1 - rate.
     """
-    flops = [_FLOPS_PER_TRAINED_MAC * work.samples_in(work.steps) * count for count in macs]
-    bits = [_BITS_PER_VALUE * count for count in values]
+    flops = [training_flops(count, work.samples_in(work.steps)) for count in macs]
+    bits = [8 * BYTES_PER_VALUE * count for count in values]
     fixed = client_time(device, steps=work.steps, flops=flops[0], bits_down=bits[0], bits_up=bits[0]).total_s
     linear, square = (
         f / device.flops_per_s + b / device.down_bits_per_s + b / device.up_bits_per_s
@@ -119,8 +117,7 @@ class DroppedNeurons(SubModelPolicy):
     budget_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate < 1:
-            raise ConfigError(f"method.rate must be at least 0 and below 1, but got {self.rate}")
+        below_one(rate=self.rate)
         if self.budget_s is not None and not 0 < self.budget_s < float("inf"):
             raise ConfigError(f"method.budget_s must be a number of seconds above 0, but got {self.budget_s}")
 
@@ -150,13 +147,13 @@ class DroppedNeurons(SubModelPolicy):
         parts: dict[int, SubModel] = {}
         for client in context.cohort:
             rates[client] = self._rate(state, context, client) if groups else 0.0
-            drawn = drawn_units(
+            kept, scales = drawn_units(
                 groups,
                 {group.name: np.full(group.size, rates[client]) for group in groups},
                 generator=context.stream.child("units", client).numpy(),
             )
             every_group = unit_groups_of(context.model, method="feddrop")
-            parts[client] = unit_submodel(every_group, drawn.kept, scales=drawn.scales)
+            parts[client] = unit_submodel(every_group, kept, scales=scales)
         return parts, {**state, "mean_rate": float(np.mean(list(rates.values())))}
 
     def _rate(self, state: State, context: RoundContext, client: int) -> float:

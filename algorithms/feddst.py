@@ -29,11 +29,11 @@ from .parts.element_masks import (
     Layers,
     MaskPolicy,
     StayZero,
-    check_sparsity,
     decided,
     largest,
     shared_out,
 )
+from .parts.ranges import below_one
 
 Distribution = Literal["erk", "uniform"]
 
@@ -134,10 +134,8 @@ def _held(update: ClientUpdate) -> Tensor:
     part = cast(AdjustableMask, update.submodel)
     if _SENT not in update.extras:
         return part.mask
-    mask, sent, place = part.mask.clone(), update.extras[_SENT], 0
-    for start, stop in part.layers.values():
-        mask[start:stop] = sent[place : place + stop - start]
-        place += stop - start
+    mask = part.mask.clone()
+    mask[decided(torch.arange(len(mask)), part.layers)] = update.extras[_SENT]
     return mask
 
 
@@ -169,9 +167,7 @@ class MovingMask(MaskPolicy):
     until: int | None = None
 
     def __post_init__(self) -> None:
-        check_sparsity(self.sparsity)
-        if not 0 <= self.moved < 1:
-            raise ConfigError(f"method.moved must be at least 0 and below 1, but got {self.moved}")
+        below_one(sparsity=self.sparsity, moved=self.moved)
         if self.every < 1 or (self.until is not None and self.until < 1):
             raise ConfigError(
                 f"method.every and method.until must be at least 1, but got {self.every} and {self.until}"

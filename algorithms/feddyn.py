@@ -10,20 +10,24 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.evaluation import GlobalModel
+from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.server_update import ServerUpdate, mean_of_updates
 from fedsweep.components.weighting import Uniform
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
+from fedsweep.models.functional import logits_with
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 from fedsweep.trees import ParamTree
 
-from .parts.mean_models import MeanOfModels, Of
+from .parts.ranges import not_negative
+from .parts.server_updates import in_whole
+
+Of = Literal["active", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +96,7 @@ class AddMeanMove(ServerUpdate):
         # Of all attendees alike, whatever their weights: each of them adds its own move to its memory, too.
         total = torch.zeros(size, dtype=torch.float64)
         for update in updates:
-            if update.vector is None:
-                raise ValueError("FedDyn's server needs the attendees' models")
-            held = update.submodel.embed(update.vector, sync.layout)
+            held = in_whole(update, sync)
             move = held.vector[:size].double() - sync.anchors[update.anchor_version][:size]
             total += move if held.cover is None else move.masked_fill(~held.cover[:size], 0.0)
         moves = state["moves"] + (total / state["clients"]).to(vector.dtype)
@@ -103,6 +105,38 @@ class AddMeanMove(ServerUpdate):
 
     def report(self, state: State) -> ComponentReport:
         return ComponentReport(metrics={"feddyn_offset_norm": float(state["moves"].double().norm())})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanOfModels(Evaluation):
+    """The mean of last models answers, each client counting alike; the server's initial model before the first.
+
+    Attributes:
+        of: ``"active"``: the clients of the last aggregation; ``"all"``: all clients, where one that never took part
+            has the initial model. This keeps one model per client.
+    """
+
+    needs_updates: ClassVar[bool] = True
+    of: Of
+
+    def init(self, context: ServerContext) -> State:
+        models = context.vector.repeat(context.num_clients, 1) if self.of == "all" else None
+        return {"models": models, "mean": context.layout.views(context.vector.clone())}
+
+    def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
+        """Takes in the attendees' models; what a sub-model does not hold stays as it was."""
+        if not updates:
+            return state
+        rows = sync.vector.repeat(len(updates), 1) if state["models"] is None else state["models"].clone()
+        for number, update in enumerate(updates):
+            row = number if self.of == "active" else update.client
+            held = in_whole(update, sync)
+            rows[row] = held.vector if held.cover is None else torch.where(held.cover, held.vector, rows[row])
+        mean = rows.double().mean(dim=0).to(sync.layout.dtype)
+        return {"models": rows if self.of == "all" else None, "mean": sync.layout.views(mean)}
+
+    def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
+        return logits_with(model, {name: value.to(inputs.device) for name, value in state["mean"].items()}, inputs)
 
 
 @with_card(Card(limits=(Limit(given={"strength": 0.0}),), live=("feddyn_offset_norm",)))
@@ -122,8 +156,7 @@ def feddyn(
             by samples, for which clients of many samples have a weaker penalty.
         tested: server; or the mean of the round's clients' (active) or of all clients' last models (all: the authors).
     """
-    if not 0 <= strength < float("inf"):
-        raise ConfigError(f"method.strength must be a number of at least 0, but got {strength}")
+    not_negative(strength=strength)
     if weighting == "size" and penalty == "none":
         raise ConfigError(
             "method.weighting=size changes the clients' penalty, but method.penalty is none; leave out one of them"

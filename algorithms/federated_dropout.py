@@ -17,8 +17,9 @@ from fedsweep.records import RoundContext, ServerContext, State
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, SubModel
 
-from .parts.complete_net import Aggregate, aggregation
-from .parts.unit_draws import check_share, drawn_of_each, unit_groups_of
+from .parts.ranges import share
+from .parts.server_updates import Aggregate, aggregation
+from .parts.unit_draws import drawn_of_each, unit_groups_of
 
 
 def num_kept(size: int, keep: float) -> int:
@@ -42,7 +43,7 @@ class RandomUnits(SubModelPolicy):
     shared: bool = False
 
     def __post_init__(self) -> None:
-        check_share("method.keep", self.keep)
+        share(keep=self.keep)
 
     def init(self, context: ServerContext) -> State:
         """Nothing to remember.

@@ -8,45 +8,31 @@ Shape letters: B samples, C classes, D features, E noise, H hidden neurons, M at
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import Card, Limit, takes, with_card
 from fedsweep.components.base import ComponentReport, Published
 from fedsweep.components.local import LocalStep, LocalTerm
 from fedsweep.components.refinement import Refinement
-from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.functional import head_names, head_with
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 
 from .parts.ensembles import template
-from .parts.features import network_with_features
-from .parts.generators import diversity, drawn, generated, new_generator, step_flops
+from .parts.features import diversity, drawn, generated, network_with_features, new_generator, step_flops
+from .parts.ranges import at_least, not_negative, positive, share
 
 Head = Callable[[Tensor], Tensor]
 Teacher = Literal["clients", "logits", "global"]
 Variant = Literal["authors", "dynamicfl"]
 
 _STATISTICS = ("mean", "variance")
-
-
-def _at_least_0(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"method.{name} must be a number of at least 0, but got {value}")
-
-
-def _factor(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value <= 1:
-            raise ConfigError(f"method.{name} must be above 0 and at most 1, but got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +62,8 @@ class GeneratedLatents(LocalTerm):
     name: str = "fedgen"
 
     def __post_init__(self) -> None:
-        _at_least_0(strength=self.strength, consistency=self.consistency)
-        _factor(strength_decay=self.decay)
+        not_negative(strength=self.strength, consistency=self.consistency)
+        share(strength_decay=self.decay)
 
     def loss(self, step: LocalStep) -> Tensor | None:
         if "generator/mean" not in step.broadcast:
@@ -111,17 +97,19 @@ class LatentGenerator(Refinement):
     """Trains the generator on the attendees' heads at each round's end; the clients get it from the next round on.
 
     Attributes:
-        teacher: ``"clients"``: the heads' cross-entropies, weighted by how many samples of the class each client has;
-            ``"logits"``: the cross-entropy of the heads' mean logits (the paper); ``"global"``: the aggregate's head.
-        variant: ``"authors"``, or ``"dynamicfl"``: see :func:`fedgen`.
-        noise_width: E, at least 1.
-        hidden_width: H, at least 1.
-        steps: Of the generator a round, at least 1.
-        batch_size: Features a step, at least 2.
-        learning_rate: Adam's, above 0; in round t times ``decay ** (t - 1)``.
-        decay: Above 0, at most 1.
-        weight_decay: At least 0.
-        diversity: Factor of :func:`diversity`, at least 0.
+        teacher: clients: the heads' cross-entropies weighted by class counts (the authors' program); logits: of their
+            mean logits (the paper); global: of the averaged model's head (DynaFed).
+        variant: authors; or dynamicfl, as DynamicFL's program runs it: clients use the untrained generator in round 1
+            and draw their own classes, class counts add up over rounds and weigh without smoothing, a class needs two
+            samples.
+        noise_width: Noise per feature vector; DynamicFL and the authors have 64 on CIFAR.
+        hidden_width: Neurons of the generator; DynamicFL and the authors have 512 on CIFAR.
+        generator_steps: Adam steps of the generator a round.
+        generator_batch: Feature vectors a step.
+        generator_learning_rate: In the first round; DynamicFL prints 1e-4.
+        generator_decay: It falls by this factor a round.
+        generator_weight_decay: Adam's.
+        diversity: Weight of the term that keeps features of different noise apart.
 
     Source: Zhu et al. (2021), Eq. 4 and Algorithm 1; the authors' program for weights, constants and the diversity.
     Reading: each feature's loss has the weight of its own class; in the program the product of losses and weights is
@@ -130,28 +118,23 @@ class LatentGenerator(Refinement):
     """
 
     needs_updates: ClassVar[bool] = True
-    teacher: Teacher
-    variant: Variant
-    noise_width: int
-    hidden_width: int
-    steps: int
-    batch_size: int
-    learning_rate: float
-    decay: float
-    weight_decay: float
-    diversity: float
+    teacher: Teacher = "clients"
+    variant: Variant = "authors"
+    noise_width: int = 32
+    hidden_width: int = 256
+    generator_steps: int = 50
+    generator_batch: int = 32
+    generator_learning_rate: float = 3e-4
+    generator_decay: float = 0.98
+    generator_weight_decay: float = 1e-2
+    diversity: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the ranges; messages have the names of :func:`fedgen`'s parameters."""
-        _at_least_0(generator_weight_decay=self.weight_decay, diversity=self.diversity)
-        _factor(generator_decay=self.decay)
-        if not 0 < self.learning_rate < math.inf:
-            raise ConfigError(f"method.generator_learning_rate must be a number above 0, but got {self.learning_rate}")
-        counts = {"noise_width": self.noise_width, "hidden_width": self.hidden_width, "generator_steps": self.steps}
-        for name, number in (counts | {"generator_batch": self.batch_size}).items():
-            least = 2 if name == "generator_batch" else 1  # batch norm needs two
-            if number < least:
-                raise ConfigError(f"method.{name} must be at least {least}, but got {number}")
+        not_negative(generator_weight_decay=self.generator_weight_decay, diversity=self.diversity)
+        share(generator_decay=self.generator_decay)
+        positive(generator_learning_rate=self.generator_learning_rate)
+        at_least(1, noise_width=self.noise_width, hidden_width=self.hidden_width, generator_steps=self.generator_steps)
+        at_least(2, generator_batch=self.generator_batch)  # batch norm needs two
 
     @property
     def needs_whole_models(self) -> bool:
@@ -219,8 +202,8 @@ class LatentGenerator(Refinement):
         params = {name: value.requires_grad_() for name, value in values.items() if name not in _STATISTICS}
         optimizer = torch.optim.Adam(
             params.values(),
-            lr=self.learning_rate * self.decay ** (sync.round - 1),
-            weight_decay=self.weight_decay,
+            lr=self.generator_learning_rate * self.generator_decay ** (sync.round - 1),
+            weight_decay=self.generator_weight_decay,
             foreach=False,
         )
         for name, kept in (state["adam"] or {}).items():
@@ -229,20 +212,20 @@ class LatentGenerator(Refinement):
                 key: value.to("cpu" if key == "step" else sync.device, copy=True) for key, value in kept.items()
             }
         weights, total = weights_MC.to(device=sync.device, dtype=values["mean"].dtype), 0.0
-        for number in range(self.steps):
+        for number in range(self.generator_steps):
             noise, labels = drawn(
-                self.batch_size, labels_C, self.noise_width, stream=sync.stream.child(number), like=values["mean"]
+                self.generator_batch, labels_C, self.noise_width, stream=sync.stream.child(number), like=values["mean"]
             )
             loss = self._loss(values, heads, weights, noise, labels)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total += float(loss.detach())
-        sync.spent(self.steps * self.batch_size * step_flops(values, sync.model, len(heads)))
+        sync.spent(self.generator_steps * self.generator_batch * step_flops(values, sync.model, len(heads)))
         return {
             "generator": {name: value.detach().cpu() for name, value in values.items()},
             "adam": {name: {k: v.cpu() for k, v in optimizer.state[p].items()} for name, p in params.items()},
-            "loss": total / self.steps,
+            "loss": total / self.generator_steps,
         }
 
     def _loss(
@@ -271,21 +254,9 @@ class LatentGenerator(Refinement):
         small={"noise_width": 3, "hidden_width": 5, "generator_steps": 4},
     )
 )
+@takes(LatentGenerator)
 def fedgen(
-    *,
-    strength: float = 10.0,
-    consistency: float = 10.0,
-    strength_decay: float = 0.98,
-    teacher: Teacher = "clients",
-    variant: Variant = "authors",
-    noise_width: int = 32,
-    hidden_width: int = 256,
-    generator_steps: int = 50,
-    generator_batch: int = 32,
-    generator_learning_rate: float = 3e-4,
-    generator_decay: float = 0.98,
-    generator_weight_decay: float = 1e-2,
-    diversity: float = 1.0,
+    *, strength: float = 10.0, consistency: float = 10.0, strength_decay: float = 0.98, **parameters: Any
 ) -> FederatedMethod:
     """FedAvg with a generator of features, learned from the clients' heads; defaults of the authors' MNIST runs.
 
@@ -294,37 +265,15 @@ def fedgen(
         consistency: Of the divergence between predictions of inputs and of features generated for their labels; the
             paper has none.
         strength_decay: Both strengths fall by this factor a round, down to 1e-4.
-        teacher: clients: the heads' cross-entropies weighted by class counts (the authors' program); logits: of their
-            mean logits (the paper); global: of the averaged model's head (DynaFed).
-        variant: authors; or dynamicfl, as DynamicFL's program runs it: clients use the untrained generator in round 1
-            and draw their own classes, class counts add up over rounds and weigh without smoothing, a class needs two
-            samples.
-        noise_width: Noise per feature vector; DynamicFL and the authors have 64 on CIFAR.
-        hidden_width: Neurons of the generator; DynamicFL and the authors have 512 on CIFAR.
-        generator_steps: Adam steps of the generator a round.
-        generator_batch: Feature vectors a step.
-        generator_learning_rate: In the first round; DynamicFL prints 1e-4.
-        generator_decay: It falls by this factor a round.
-        generator_weight_decay: Adam's.
-        diversity: Weight of the term that keeps features of different noise apart.
     """
     source = "Zhu et al. (2021), Data-free knowledge distillation for heterogeneous federated learning"
     if not strength and not consistency:
         return FederatedMethod(name="fedgen", source=source)
-    own = variant == "dynamicfl"
     latents = GeneratedLatents(
-        strength=strength, consistency=consistency, decay=strength_decay, noise_width=noise_width, own_classes=own
+        strength=strength,
+        consistency=consistency,
+        decay=strength_decay,
+        noise_width=parameters["noise_width"],
+        own_classes=parameters["variant"] == "dynamicfl",
     )
-    generator = LatentGenerator(
-        teacher=teacher,
-        variant=variant,
-        noise_width=noise_width,
-        hidden_width=hidden_width,
-        steps=generator_steps,
-        batch_size=generator_batch,
-        learning_rate=generator_learning_rate,
-        decay=generator_decay,
-        weight_decay=generator_weight_decay,
-        diversity=diversity,
-    )
-    return FederatedMethod(name="fedgen", source=source, terms=(latents,), refinements=(generator,))
+    return FederatedMethod(name="fedgen", source=source, terms=(latents,), refinements=(LatentGenerator(**parameters),))

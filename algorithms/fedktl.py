@@ -12,31 +12,30 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.card import Card, with_card
+from fedsweep.card import Card, parameters_of, takes, with_card
 from fedsweep.components.base import ComponentReport, Published
 from fedsweep.components.evaluation import Evaluation
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory, Objective
+from fedsweep.components.local import LocalStep, Memory, Objective
 from fedsweep.components.probes import ClientTest, LocalClient, Probe
 from fedsweep.components.refinement import Refinement
-from fedsweep.errors import ConfigError
+from fedsweep.components.solver import LocalSolver
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import training_flops
-from fedsweep.models.functional import logits_with
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.streams import Stream
 from fedsweep.trees import ParamTree
 
-from .parts.clipped_steps import ClippedSteps
-from .parts.decoders import Decoder, SmallDecoder
+from .parts.decoders import SmallDecoder
 from .parts.ensembles import server_inputs
 from .parts.features import network_with_features
-from .parts.own_models import Travels, kept, own_values
+from .parts.own_models import KeepsModel, OwnModelTest, Travels
+from .parts.ranges import at_least, not_negative, positive
 
 _TERM = "fedktl"
 _ETF, _WEIGHT, _BIAS, _IMAGES, _LATENTS = (f"{_TERM}_{n}" for n in ("etf", "weight", "bias", "images", "latents"))
@@ -85,12 +84,16 @@ class ArcFace(Objective):
     """Cross-entropy of ``scale * cosine`` with the frame's directions, with an angular margin on the true class.
 
     Attributes:
-        margin: In radians, at least 0.
-        scale: Above 0.
+        margin: Angular margin of a client's loss, in radians, at least 0.
+        scale: Of its cosines, above 0. The paper's is 64, likewise.
     """
 
-    margin: float
-    scale: float
+    margin: float = 0.5
+    scale: float = 8.0
+
+    def __post_init__(self) -> None:
+        not_negative(margin=self.margin)
+        positive(scale=self.scale)
 
     def loss(self, step: LocalStep) -> Tensor:
         found = cosines(step.logits, step.broadcast[_ETF])
@@ -98,25 +101,25 @@ class ArcFace(Objective):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knowledge(LocalTerm):
+class Knowledge(KeepsModel):
     """The client's own model; and ``strength * mean square of projection(features(image)) - latent`` on server's pairs.
 
     The projection is the same for all clients at a round's start, and trained along with the model's rate.
 
     Attributes:
-        strength: mu, at least 0; 0: images have no say.
+        strength: mu, the weight of the images in a client's loss, at least 0. The paper's is 50, at a learning rate of
+            0.01; at 0.05 that diverges.
     """
 
-    stateful: ClassVar[bool] = True
     name: str = _TERM
-    strength: float
+    strength: float = 5.0
+
+    def __post_init__(self) -> None:
+        not_negative(strength=self.strength)
 
     def passes_in(self, batch_size: int, num_classes: int) -> float:
         # A step reads as many images as it has samples, but there is one a class.
         return 3 * min(1.0, num_classes / batch_size) if self.strength else 0
-
-    def prepare(self, memory: Memory, anchor: ParamTree) -> tuple[Memory, ParamTree | None]:
-        return dict(memory), own_values(memory)
 
     def loss(self, step: LocalStep) -> Tensor | None:
         if not self.strength or _IMAGES not in step.broadcast:
@@ -140,8 +143,22 @@ class Knowledge(LocalTerm):
             memory["projection"] = tuple(moves)
         return memory, None
 
-    def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
-        return kept(work), {}
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedSteps(LocalSolver):
+    """Steps of the configured optimiser on clipped gradients.
+
+    Attributes:
+        norm: Greatest 2-norm, above 0.
+    """
+
+    norm: float
+
+    def step(self, optimizer: torch.optim.Optimizer, evaluate: Callable[[], Tensor]) -> Tensor:
+        loss = evaluate()
+        nn.utils.clip_grad_norm_([value for group in optimizer.param_groups for value in group["params"]], self.norm)
+        optimizer.step()
+        return loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,25 +183,31 @@ class LatentAlignment(Refinement):
     """Learns to place the clients' prototypes among a decoder's latents, and decodes each class's centroid to an image.
 
     In each round a transformer (linear, batch norm, ReLU, linear) goes on learning ``discrepancy(transformed, valid
-    latents) + strength * mean square of transformed - centroid of the class`` for ``epochs`` passes; the centroids are
+    latents) + alignment * mean square of transformed - centroid of the class`` for some passes; the centroids are
     learned along, and in the end read from the transformer in evaluation mode. A class that nobody has keeps its last.
 
     Attributes:
         decoder: From latents to inputs; trained once, on the server's.
-        strength: lambda, at least 0.
-        epochs: At least 1.
-        learning_rate: Of Adam, above 0.
-        batch_size: Prototypes of a step, at least 2.
+        alignment: lambda, the weight of the centroids on the server, at least 0.
+        server_epochs: Passes over a round's prototypes, at least 1.
+        server_rate: Of Adam on the server, above 0.
+        server_batch: Prototypes of a step, at least 2.
 
     Source: Zhang et al. (2024) and the authors' program. Reading: their generators were pretrained elsewhere; here one
     is trained on the server's own unlabelled inputs in the first round. A last batch of one prototype is left out.
     """
 
-    decoder: Decoder
-    strength: float
-    epochs: int
-    learning_rate: float
-    batch_size: int
+    decoder: SmallDecoder
+    alignment: float = 1.0
+    server_epochs: int = 100
+    server_rate: float = 0.01
+    server_batch: int = 100
+
+    def __post_init__(self) -> None:
+        not_negative(alignment=self.alignment)
+        positive(server_rate=self.server_rate)
+        at_least(1, server_epochs=self.server_epochs)
+        at_least(2, server_batch=self.server_batch)
 
     def registration(self) -> tuple[str, ...]:
         return ("label_counts",)
@@ -255,19 +278,19 @@ class LatentAlignment(Refinement):
         transformer.load_state_dict(state["transformer"])
         centroids = nn.Parameter(_means(transformer, prototypes, labels, state["centroids"]))
         groups: list[list[nn.Parameter]] = [list(transformer.parameters()), [centroids]]
-        optimizers = [torch.optim.Adam(group, lr=self.learning_rate, foreach=False) for group in groups]
+        optimizers = [torch.optim.Adam(group, lr=self.server_rate, foreach=False) for group in groups]
         first = last = math.nan
         weights = sum(weight.numel() for weight in transformer.parameters() if weight.dim() == 2)
-        for epoch in range(self.epochs):
+        for epoch in range(self.server_epochs):
             transformer.train()
             order = torch.randperm(len(labels), generator=sync.stream.child("epoch", epoch).torch())
-            for place in range(0, len(order), self.batch_size):
-                chosen = order[place : place + self.batch_size]
+            for place in range(0, len(order), self.server_batch):
+                chosen = order[place : place + self.server_batch]
                 if len(chosen) < 2:
                     continue
                 found = transformer(prototypes[chosen])
                 valid = self.decoder.latents(len(chosen), sync.stream.child("latents", epoch, place))
-                loss = discrepancy(found, valid) + self.strength * F.mse_loss(found, centroids[labels[chosen]])
+                loss = discrepancy(found, valid) + self.alignment * F.mse_loss(found, centroids[labels[chosen]])
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -306,13 +329,12 @@ def _classes(update: ClientUpdate, registered: Mapping[int, Sequence[int]]) -> l
 
 
 @dataclass(frozen=True, kw_only=True)
-class NearestDirectionTest(ClientTest):
+class NearestDirectionTest(OwnModelTest):
     """A client's own model: the class whose direction is nearest to its output."""
 
     def predictor(self, client: LocalClient) -> Callable[[Tensor], Tensor]:
-        own = own_values(client.memories.get(_TERM, {})) or {}
-        values = {name: value.to(client.targets.device) for name, value in own.items()}
-        return lambda inputs: cosines(logits_with(client.model, values, inputs), simplex(client.num_classes))
+        logits = super().predictor(client)
+        return lambda inputs: cosines(logits(inputs), simplex(client.num_classes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +346,7 @@ class NearestDirection(Evaluation):
         return cosines(logits, simplex(logits.shape[1]))
 
     def client_test(self) -> ClientTest:
-        return NearestDirectionTest()
+        return NearestDirectionTest(term=_TERM)
 
 
 @with_card(
@@ -337,61 +359,21 @@ class NearestDirection(Evaluation):
         small={"strength": 0.5, "scale": 4.0, "decoder_steps": 10, "server_epochs": 5, "latent_width": 4},
     )
 )
-def fedktl(
-    *,
-    strength: float = 5.0,
-    margin: float = 0.5,
-    scale: float = 8.0,
-    alignment: float = 1.0,
-    server_epochs: int = 100,
-    server_rate: float = 0.01,
-    server_batch: int = 100,
-    latent_width: int = 64,
-    decoder_steps: int = 1000,
-) -> FederatedMethod:
+@takes(Knowledge, ArcFace, LatentAlignment, SmallDecoder, but=("name", "decoder", "width", "batch_size"))
+def fedktl(**parameters: Any) -> FederatedMethod:
     """Clients train models of their own and share prototypes; the server answers with an image for each class.
 
     No model travels, so ``test_accuracy`` is that of a model which nobody trains. What counts is
     ``personal_accuracy``: the clients' own models on their own shares of the test set.
-
-    Args:
-        strength: mu, the weight of the images in a client's loss, at least 0. The paper's is 50, at a learning rate of
-            0.01; at 0.05 that diverges.
-        margin: Angular margin of a client's loss, in radians, at least 0.
-        scale: Of its cosines, above 0. The paper's is 64, likewise.
-        alignment: lambda, the weight of the centroids on the server, at least 0.
-        server_epochs: Passes over a round's prototypes, at least 1.
-        server_rate: Of Adam on the server, above 0.
-        server_batch: Prototypes of a step, at least 2.
-        latent_width: Of the decoder, at least 1.
-        decoder_steps: Steps that train the decoder on the server's inputs, at least 0; 0: it stays random.
     """
-    for name, value in (("strength", strength), ("margin", margin), ("alignment", alignment)):
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"method.{name} must be a number of at least 0, but got {value}")
-    for name, value in (("scale", scale), ("server_rate", server_rate)):
-        if not 0 < value < math.inf:
-            raise ConfigError(f"method.{name} must be a number above 0, but got {value}")
-    least = {"server_epochs": 1, "server_batch": 2, "latent_width": 1, "decoder_steps": 0}
-    counts = (server_epochs, server_batch, latent_width, decoder_steps)
-    for (name, low), count in zip(least.items(), counts, strict=True):
-        if count < low:
-            raise ConfigError(f"method.{name} must be at least {low}, but got {count}")
+    decoder = SmallDecoder(**parameters_of(SmallDecoder, parameters))
     return FederatedMethod(
         name="fedktl",
         source="Zhang, Liu, Hua, Cao (2024), An upload-efficient scheme for transferring knowledge (FedKTL), CVPR",
-        objective=ArcFace(margin=margin, scale=scale),
-        terms=(Knowledge(strength=strength),),
+        objective=ArcFace(**parameters_of(ArcFace, parameters)),
+        terms=(Knowledge(**parameters_of(Knowledge, parameters)),),
         solver=ClippedSteps(norm=_CLIP),
         submodels=Travels(method=_TERM, part="nothing"),
-        refinements=(
-            LatentAlignment(
-                decoder=SmallDecoder(latent_width=latent_width, steps=decoder_steps),
-                strength=alignment,
-                epochs=server_epochs,
-                learning_rate=server_rate,
-                batch_size=server_batch,
-            ),
-        ),
+        refinements=(LatentAlignment(decoder=decoder, **parameters_of(LatentAlignment, parameters)),),
         evaluation=NearestDirection(),
     )

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import Card, Limit, parameters_of, takes, with_card
 from fedsweep.components.base import Published
 from fedsweep.components.local import LocalStep, Objective
 from fedsweep.components.probes import LocalClient, Probe
@@ -23,6 +23,8 @@ from fedsweep.components.refinement import Refinement
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
+
+from .parts.ranges import below_one
 
 Mixup = Literal["taylor", "naive"]
 
@@ -56,12 +58,19 @@ class MeanBank(Refinement):
     """Collects the clients' averages before round 1 and sends each client all of them once.
 
     Attributes:
-        group_size: See :class:`GroupMeans`.
+        group_size: Samples of an average, at least 2; null: each client sends one average, that of all its samples.
 
     Source: Yoon et al. (2021), Algorithm 1. Reading: a client's own averages are among those that it gets.
     """
 
-    group_size: int | None
+    group_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.group_size is not None and self.group_size < 2:
+            raise ConfigError(
+                f"method.group_size must be at least 2, but got {self.group_size}: an average of one sample is the"
+                " sample itself"
+            )
 
     def init(self, context: ServerContext) -> State:
         """No averages yet.
@@ -103,16 +112,21 @@ class MixedLoss(Objective):
     ``naive``: ``(1 - s) CE(f(x' + s X), y) + s CE(f(x' + s X), Y)``.
 
     Attributes:
-        strength: s, above 0 and below 1.
-        mixup: FedMix or NaiveMix.
+        strength: Share of the average, at least 0 and below 1; 0 is FedAvg bit for bit. The paper has 0.05 on
+            CIFAR-10, 0.1 on CIFAR-100 and 0.2 on FEMNIST.
+        mixup: taylor: FedMix, the first order of Mixup with each sample of the average; naive: NaiveMix, plain Mixup
+            with the average, 0.1, 0.1 and 0.2 in the paper.
 
     Source: Yoon et al. (2021), Eq. 4 and Proposition 3.1. Reading: the inner products are summed over the batch, since
     the gradient of a mean has the factor 1/B already; public programs divide by B once more.
     """
 
     in_lanes: ClassVar[bool] = False
-    strength: float
+    strength: float = 0.05
     mixup: Mixup = "taylor"
+
+    def __post_init__(self) -> None:
+        below_one(strength=self.strength)
 
     @property
     def passes(self) -> float:
@@ -147,28 +161,12 @@ class MixedLoss(Objective):
         limits=(Limit(given={"strength": 0.0}),),
     )
 )
-def fedmix(*, strength: float = 0.05, mixup: Mixup = "taylor", group_size: int | None = None) -> FederatedMethod:
-    """FedAvg whose clients mix their samples with averages of all clients' samples, sent once before round 1.
-
-    Args:
-        strength: Share of the average, at least 0 and below 1; 0 is FedAvg bit for bit. The paper has 0.05 on
-            CIFAR-10, 0.1 on CIFAR-100 and 0.2 on FEMNIST.
-        mixup: taylor: FedMix, the first order of Mixup with each sample of the average; naive: NaiveMix, plain Mixup
-            with the average, 0.1, 0.1 and 0.2 in the paper.
-        group_size: Samples of an average, at least 2; null: each client sends one average, that of all its samples.
-    """
-    if not 0 <= strength < 1:
-        raise ConfigError(f"method.strength must be at least 0 and below 1, but got {strength}")
-    if group_size is not None and group_size < 2:
-        raise ConfigError(
-            f"method.group_size must be at least 2, but got {group_size}: an average of one sample is the sample itself"
-        )
+@takes(MixedLoss, MeanBank)
+def fedmix(**parameters: Any) -> FederatedMethod:
+    """FedAvg whose clients mix their samples with averages of all clients' samples, sent once before round 1."""
+    loss = MixedLoss(**parameters_of(MixedLoss, parameters))
+    bank = MeanBank(**parameters_of(MeanBank, parameters))
     source = "Yoon et al. (2021), FedMix: approximation of Mixup under mean augmented federated learning"
-    if not strength:
+    if not loss.strength:
         return FederatedMethod(name="fedmix", source=source)
-    return FederatedMethod(
-        name="fedmix",
-        source=source,
-        objective=MixedLoss(strength=strength, mixup=mixup),
-        refinements=(MeanBank(group_size=group_size),),
-    )
+    return FederatedMethod(name="fedmix", source=source, objective=loss, refinements=(bank,))

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from fedsweep.card import Card, Limit, takes, with_card
 from fedsweep.components.server_update import ServerUpdate, mean_of_updates
-from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 
-from .parts.server_steps import server_steps
+from .parts.ranges import below_one, positive
+from .parts.server_updates import server_steps
 
 _HSU = "Hsu et al. (2019), Measuring the effects of non-identical data distribution"
 _REDDI = "Reddi et al. (2021), Adaptive federated optimization"
@@ -40,10 +40,10 @@ class AdaptiveServer(ServerUpdate):
 
     Attributes:
         rule: How v follows D.
-        server_learning_rate: Above 0.
-        momentum: At least 0 and below 1.
-        second_momentum: s, at least 0 and below 1; adagrad has none.
-        adaptivity: Above 0; the larger, the closer to a plain server rate.
+        server_learning_rate: Of the server's steps, above 0; to be tuned together with the clients'.
+        momentum: Of the first moment, at least 0 and below 1.
+        second_momentum: Of the second moment, at least 0 and below 1.
+        adaptivity: Added to the root of the second moment, which starts at its square; above 0.
 
     Source: Reddi et al. (2021), Algorithm 2. Reading: v starts at adaptivity squared, the least value that the paper
     allows, and there is no correction for the start, as in the paper; D^2 is the square of this round's move, not of m.
@@ -51,18 +51,14 @@ class AdaptiveServer(ServerUpdate):
 
     needs_updates: ClassVar[bool] = True
     rule: Rule
-    server_learning_rate: float
-    momentum: float
-    adaptivity: float
-    second_momentum: float = 0.0
+    server_learning_rate: float = 0.1
+    momentum: float = 0.9
+    second_momentum: float = 0.99
+    adaptivity: float = 1e-3
 
     def __post_init__(self) -> None:
-        for name in ("server_learning_rate", "adaptivity"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"method.{name} must be a number above 0, but got {getattr(self, name)}")
-        for name in ("momentum", "second_momentum"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"method.{name} must be at least 0 and below 1, but got {getattr(self, name)}")
+        positive(server_learning_rate=self.server_learning_rate, adaptivity=self.adaptivity)
+        below_one(momentum=self.momentum, second_momentum=self.second_momentum)
 
     def init(self, context: ServerContext) -> State:
         """First moment 0, second moment adaptivity squared."""
@@ -118,33 +114,14 @@ def fedadagrad(
 
 
 @with_card(Card(limits=(Limit(given={**_PLAIN_RATE, "second_momentum": 1 - 1e-9}, tolerance=1e-6),)))
-def fedadam(
-    *,
-    server_learning_rate: float = 0.1,
-    momentum: float = 0.9,
-    second_momentum: float = 0.99,
-    adaptivity: float = 1e-3,
-) -> FederatedMethod:
-    """FedAvg with Adam on the server, without correction for the start.
-
-    Args:
-        server_learning_rate: Of the server's steps, above 0; to be tuned together with the clients'.
-        momentum: Of the first moment, at least 0 and below 1.
-        second_momentum: Of the second moment, at least 0 and below 1.
-        adaptivity: Added to the root of the second moment, which starts at its square; above 0.
-    """
-    update = AdaptiveServer(
-        rule="adam",
-        server_learning_rate=server_learning_rate,
-        momentum=momentum,
-        second_momentum=second_momentum,
-        adaptivity=adaptivity,
-    )
-    return FederatedMethod(name="fedadam", source=_REDDI, server_update=update)
+@takes(AdaptiveServer, but=("rule",))
+def fedadam(**parameters: Any) -> FederatedMethod:
+    """FedAvg with Adam on the server, without correction for the start."""
+    return FederatedMethod(name="fedadam", source=_REDDI, server_update=AdaptiveServer(rule="adam", **parameters))
 
 
 @with_card(Card(limits=(Limit(given=_PLAIN_RATE, tolerance=1e-6),)))
-@takes(fedadam)
+@takes(AdaptiveServer, but=("rule",))
 def fedyogi(**parameters: Any) -> FederatedMethod:
     """FedAvg with Yogi on the server: the second moment moves by the square of the move at most."""
     return FederatedMethod(name="fedyogi", source=_REDDI, server_update=AdaptiveServer(rule="yogi", **parameters))

@@ -10,9 +10,10 @@ from typing import Literal
 
 from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.local import LocalStep, LocalTerm
-from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.trees import ParamTree
+
+from .parts.ranges import not_negative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,7 @@ def fedprox(*, mu: float = 0.01, penalty: Literal["half", "full"] = "half") -> F
         mu: Strength of the term, at least 0; 0 is FedAvg bit for bit. 0.01 is DynamicFL's choice.
         penalty: half: mu / 2 times the squared distance (the paper); full: mu times (DynaFed's program).
     """
-    if not 0 <= mu < float("inf"):
-        raise ConfigError(f"method.mu must be a number of at least 0, but got {mu}")
+    not_negative(mu=mu)
     return FederatedMethod(
         name="fedprox",
         source="Li et al. (2020), Federated optimization in heterogeneous networks",

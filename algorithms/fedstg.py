@@ -12,7 +12,8 @@ Source: FedStg, aggregation rule and stagnation-aware schedule; its authors' pro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -44,20 +45,6 @@ Weights = Literal["rarity", "size"]
 
 
 # -- weights -----------------------------------------------------------------------------------------------------
-
-
-def rarities(class_sets: Iterable[Sequence[int]], holders: Mapping[int, int], num_counted: int) -> list[float]:
-    """b_i of each class set: the mean over its classes of ``num_counted / holders[class]``.
-
-    Args:
-        class_sets: The classes of each client, none empty.
-        holders: f_c, how many of the counted clients have each class, at least 1 for classes in the sets.
-        num_counted: N, how many clients are counted.
-
-    Returns:
-        At least 1 each: a class held by everybody is not rare.
-    """
-    return [math.fsum(num_counted / holders[c] for c in classes) / len(classes) for classes in class_sets]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +94,12 @@ class SamplesSpeedRarity(Weighting):
             # Attendees are counted already, and by the classes of all rounds since they received a model.
             absent = set(range(len(state["speeds"]))) - set(attending)
             counted |= {k: self._classes(state, k, sync.classes.get(k)) for k in sorted(absent)}
-        holders = np.bincount(
-            [c for classes in counted.values() for c in classes], minlength=state["has_class"].shape[1]
-        )
-        known = dict(enumerate(holders.tolist()))
-        rarity = [self._factor(b) for b in rarities(attending.values(), known, len(counted))]
+        holders = Counter(c for classes in counted.values() for c in classes)
+        # At least 1 each: a class held by everybody is not rare.
+        rarity = [math.fsum(len(counted) / holders[c] for c in own) / len(own) for own in attending.values()]
         speeds = [float(state["speeds"][u.client]) for u in updates]
         weights = torch.tensor(
-            [u.samples_since_anchor * s * r for u, s, r in zip(updates, speeds, rarity, strict=True)],
+            [u.samples_since_anchor * s * self._factor(b) for u, s, b in zip(updates, speeds, rarity, strict=True)],
             dtype=torch.float64,
         )
         return weights / weights.sum(), state

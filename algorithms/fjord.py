@@ -19,7 +19,7 @@ from fedsweep.components.base import ComponentReport
 from fedsweep.components.local import CrossEntropy, LocalStep, Objective
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.method import FederatedMethod
-from fedsweep.models.slicing import ordered_width
+from fedsweep.models.slicing import ordered_kept, ordered_width
 from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientWork, RoundContext, ServerContext, State
@@ -27,8 +27,14 @@ from fedsweep.submodel import Covered, SubModel
 from fedsweep.trees import FlatLayout
 
 from .parts.unit_draws import unit_groups_of
-from .parts.width_tests import StaticBatchNorm, WidthAccuracies, ordered_part
-from .parts.width_tiers import Assignment, WidthTiers, width_tiers
+from .parts.widths import (
+    Assignment,
+    StaticBatchNorm,
+    WidthAccuracies,
+    WidthTiers,
+    ordered_part,
+    width_tiers,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +82,7 @@ class NestedWidths(SubModel):
 def part_of_part(groups: Sequence[UnitGroup], width: float, widest: float) -> SubModel:
     """The same as a part of the network at the widest width."""
     smaller = [replace(group, size=ordered_width(group.size, widest)) for group in groups]
-    return unit_submodel(smaller, {group.name: range(ordered_width(group.size, width)) for group in groups})
+    return unit_submodel(smaller, ordered_kept(groups, width))
 
 
 @dataclass(frozen=True, kw_only=True)

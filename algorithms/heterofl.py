@@ -29,8 +29,7 @@ from fedsweep.submodel import FULL_MODEL, Covered, SubModel
 from fedsweep.trees import FlatLayout
 
 from .parts.unit_draws import has_norm, unit_groups_of, why_not_homogeneous
-from .parts.width_tests import StaticBatchNorm
-from .parts.width_tiers import Assignment, WidthTiers, width_tiers
+from .parts.widths import Assignment, StaticBatchNorm, WidthTiers, width_tiers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +157,7 @@ class Widths(SubModelPolicy):
         if width == 1 or model is None:
             return FULL_MODEL
         groups = unit_groups_of(model, method="heterofl")
-        kept = {name: units.tolist() for name, units in ordered_kept(groups, width).items()}
+        kept = ordered_kept(groups, width)
         scaled = self._scaled_groups(model, groups) if self.scaler else []
         return unit_submodel(groups, kept, scales={name: [1 / width] * len(kept[name]) for name in scaled})
 

@@ -9,29 +9,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedsweep.card import Card, with_card
-from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.method import FederatedMethod
-from fedsweep.records import Payload
-from fedsweep.trees import ParamTree
 
-from .parts.own_models import OwnModels, Travels, kept, own_values
+from .parts.own_models import KeepsModel, OwnModels, Travels
 
 _TERM = "local_only"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnModel(LocalTerm):
+class OwnModel(KeepsModel):
     """Goes on with the model that the client had last; at first with the server's initial one."""
 
-    stateful: ClassVar[bool] = True
     needs_anchor: ClassVar[bool] = False
     name: str = _TERM
-
-    def prepare(self, memory: Memory, anchor: ParamTree) -> tuple[Memory, ParamTree | None]:
-        return memory, own_values(memory)
-
-    def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
-        return kept(work), {}
 
 
 @with_card(Card(needs=("features",), live=("personal_accuracy",)))

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import Card, Limit, takes, with_card
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.refinement import Refinement
-from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.trees import ParamTree
 
 from .parts.features import network_with_features
+from .parts.ranges import not_negative, positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class Contrastive(LocalTerm):
     which its last job ended; in its first job there is no z_p, and no loss.
 
     Attributes:
-        strength: Above 0.
-        temperature: T, above 0.
+        strength: Of the contrast, at least 0; 0 is FedAvg bit for bit. The paper has 5 on CIFAR-10 and 1 on CIFAR-100.
+        temperature: Of the similarities, above 0.
 
     Source: Li et al. (2021), Eq. 3 and the authors' program. Reading: z is what the model's head reads; in the paper
     that is a projection of two layers, which networks have with the option ``projection``. Reading: the other two
@@ -41,9 +41,13 @@ class Contrastive(LocalTerm):
     """
 
     stateful: ClassVar[bool] = True
-    strength: float
-    temperature: float
+    strength: float = 1.0
+    temperature: float = 0.5
     name: str = "moon"
+
+    def __post_init__(self) -> None:
+        not_negative(strength=self.strength)
+        positive(temperature=self.temperature)
 
     @property
     def passes(self) -> float:
@@ -87,25 +91,14 @@ class ContrastNeeds(Refinement):
 
 
 @with_card(Card(needs=("features",), limits=(Limit(given={"strength": 0.0}),)))
-def moon(*, strength: float = 1.0, temperature: float = 0.5) -> FederatedMethod:
+@takes(Contrastive, but=("name",))
+def moon(**parameters: Any) -> FederatedMethod:
     """FedAvg whose clients contrast features of the model that they received and of their own last one.
 
     The paper's networks have a projection before the classifier: ``model: {name: lenet5, projection: 256}``.
-
-    Args:
-        strength: Of the contrast, at least 0; 0 is FedAvg bit for bit. The paper has 5 on CIFAR-10 and 1 on CIFAR-100.
-        temperature: Of the similarities, above 0.
     """
-    if not 0 <= strength < float("inf"):
-        raise ConfigError(f"method.strength must be a number of at least 0, but got {strength}")
-    if not 0 < temperature < float("inf"):
-        raise ConfigError(f"method.temperature must be a number above 0, but got {temperature}")
+    contrast = Contrastive(**parameters)
     source = "Li et al. (2021), Model-contrastive federated learning"
-    if not strength:
+    if not contrast.strength:
         return FederatedMethod(name="moon", source=source)
-    return FederatedMethod(
-        name="moon",
-        source=source,
-        terms=(Contrastive(strength=strength, temperature=temperature),),
-        refinements=(ContrastNeeds(),),
-    )
+    return FederatedMethod(name="moon", source=source, terms=(contrast,), refinements=(ContrastNeeds(),))

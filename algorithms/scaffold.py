@@ -21,7 +21,7 @@ from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.trees import ParamTree, weighted_mean
 
-from .parts.server_steps import server_steps
+from .parts.server_updates import server_steps
 
 
 @dataclass(frozen=True, kw_only=True)

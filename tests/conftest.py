@@ -1,16 +1,19 @@
 """One thread per process: the tests' arrays are tiny, and idle helper threads cost more than they bring.
 
-Tests run in three processes (``scripts/check``). What starts Ray mostly waits for processes to come up, so sweeps and
-the rest of it have a process each, and all else runs meanwhile. A cluster and the processes on it take seconds to come
-up, so tests that ask for ``pool`` or ``shared_ray`` share one; before any other test it is ended. The pictures of a run
-take four fifths of a tiny run's time, so they are drawn for tests that ask for ``pictures`` alone.
+Tests run in four processes, each file in one of them (``scripts/check``): what starts Ray mostly waits for processes to
+come up, and all else runs meanwhile. A cluster and the processes on it take seconds to come up, so tests that ask for
+``pool`` or ``shared_ray`` share one, whatever file they are in; before any other test it is ended. The pictures of a
+run take four fifths of a tiny run's time, so they are drawn for tests that ask for ``pictures`` alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+# Ray's own workers would else give way to all other work, and the tests that wait for them with them.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 class SharedRay:
@@ -107,10 +112,36 @@ def _asks(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start Ray form two groups, which xdist begins with, as the largest; one process plays one of them."""
+    """First those who share the cluster, so that it is started once; then files with what may take longest."""
+    limits = dict.fromkeys((item.path for item in items), 0.0)
     for item in items:
-        if item.get_closest_marker("ray") is not None:
-            name = "sweeps on Ray" if "sweeps" in item.path.parts else "Ray"
-            item.add_marker(pytest.mark.xdist_group(name))
-    # Those who share the cluster one after the other, so that it is started once.
-    items.sort(key=lambda item: not _asks(item))
+        limits[item.path] = max(limits[item.path], _limit_s(item))
+    items.sort(key=lambda item: (not _asks(item), -limits[item.path]))
+
+
+def _limit_s(item: pytest.Item) -> float:
+    """Its time limit; without one of its own, what starts Ray or takes long comes before the rest."""
+    if marker := item.get_closest_marker("timeout"):
+        return float(marker.args[0])
+    return sum(item.get_closest_marker(name) is not None for name in ("ray", "slow"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadfile``: files that share the cluster are played by one process, in the order above."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "shared Ray" if _shares(config.rootpath / file) else file
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
+
+
+@functools.cache
+def _shares(file: Path) -> bool:
+    return re.search(r"shared_ray|pool: Pool", file.read_text()) is not None

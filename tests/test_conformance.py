@@ -30,7 +30,11 @@ torch.set_num_threads(1)
 Builder = Callable[..., FederatedMethod]
 
 
-@pytest.mark.parametrize("check", CHECKS)
+# Fourteen runs of each method.
+CHECKS_BY_COST = [pytest.param(c, marks=pytest.mark.slow) if c == "rough worlds" else c for c in CHECKS]
+
+
+@pytest.mark.parametrize("check", CHECKS_BY_COST)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_conforms(name: str, check: str) -> None:
     method_conforms(name, checks=[check])

@@ -18,7 +18,7 @@ import pytest
 from fedsweep.cli import main
 from fedsweep.runs.run_folder import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("resume")]
+pytestmark = pytest.mark.slow
 BACKENDS = ["local", pytest.param("ray", marks=pytest.mark.ray)]
 
 SMALL = [

@@ -9,14 +9,13 @@ CVPR. Algorithm 2, and the authors' program where the paper is silent.
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsweep.card import Card, Limit, parameters_of, takes, with_card
 from fedsweep.components.base import ComponentReport
@@ -28,9 +27,10 @@ from fedsweep.models.cost import PASSES_OF_A_STEP
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 from fedsweep.submodel import FULL_MODEL
 
+from ..parts.ensembles import template
+from ..parts.ranges import at_least, not_negative
 from .augmentation import augment as augmented
-from .pictures import as_picture
-from .synthesis import Host, RealSample, Synthesis, Synthesizer
+from .synthesis import Synthesis, Synthesizer
 from .trajectory import forward_of, soft_cross_entropy
 
 _SOURCE = "Pi et al. (2023), DynaFed: tackling client data heterogeneity with global dynamics"
@@ -98,13 +98,10 @@ class TrajectoryDistillation(Refinement):
                 f" snapshots={self.snapshots}, horizon_rounds={self.synthesis.horizon_rounds}; keep more snapshots or"
                 " look less far ahead"
             )
-        for name, least in {"images_per_class": 1, "finetune_epochs": 0, "finetune_batch": 1}.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"method.{name} must be at least {least}, but got {getattr(self, name)}")
-        if not 0 <= self.finetune_learning_rate < math.inf:
-            raise ConfigError(
-                f"method.finetune_learning_rate must be a number of at least 0, but got {self.finetune_learning_rate}"
-            )
+        at_least(1, images_per_class=self.images_per_class)
+        at_least(0, finetune_epochs=self.finetune_epochs)
+        at_least(1, finetune_batch=self.finetune_batch)
+        not_negative(finetune_learning_rate=self.finetune_learning_rate)
         if self.real_reference not in _REFERENCES:
             raise ConfigError(
                 f"method.real_reference must be one of {', '.join(_REFERENCES)}, but got {self.real_reference!r}"
@@ -163,36 +160,24 @@ class TrajectoryDistillation(Refinement):
         snapshots = [*state["snapshots"], vector[: sync.layout.num_params].clone()]
         if len(snapshots) < self.snapshots:
             return vector, {**state, "snapshots": snapshots}
-        synthesizer = self._synthesizer(state, snapshots, sync)
-        synthetic = synthesizer.run(sync.resumed)
-        sync.spent(synthesizer.samples * _PASSES_OF_A_STEP_LEARNED_THROUGH * sync.forward_flops(FULL_MODEL))
-        return vector, {**state, "snapshots": [], "synthetic": synthetic, "learned_in": sync.round}
-
-    def _synthesizer(self, state: State, snapshots: list[Tensor], sync: SyncContext) -> Synthesizer:
-        host = Host(
-            forward=forward_of(_template(sync), sync.layout),
-            layout=sync.layout,
-            device=torch.device(sync.device),
-            stream=sync.stream.child("synthesis"),
-            checkpoint=sync.checkpoint,
-            tell=sync.message,
-            working=sync.working,
-        )
-        return Synthesizer(
+        synthesizer = Synthesizer(
             self.synthesis,
-            host,
+            replace(sync, stream=sync.stream.child("synthesis")),
             snapshots=snapshots,
             num_images=self.images_per_class * state["num_classes"],
             image_shape=tuple(state["image_shape"]),
             num_classes=state["num_classes"],
-            real=RealSample(**state["real"]) if "real" in state else None,
+            real=state.get("real"),
         )
+        synthetic = synthesizer.run(sync.resumed)
+        sync.spent(synthesizer.samples * _PASSES_OF_A_STEP_LEARNED_THROUGH * sync.forward_flops(FULL_MODEL))
+        return vector, {**state, "snapshots": [], "synthetic": synthetic, "learned_in": sync.round}
 
     def _finetuned(self, state: State, vector: Tensor, sync: SyncContext) -> tuple[Tensor, State]:
         """Adam on the synthetic set, from the aggregate."""
         if not self.finetune_epochs or not self.finetune_learning_rate:
             return vector, state
-        forward, device = forward_of(_template(sync), sync.layout), torch.device(sync.device)
+        forward, device = forward_of(template(sync), sync.layout), torch.device(sync.device)
         images, labels = state["synthetic"]["images"].to(device), state["synthetic"]["labels"].to(device)
         views = sync.layout.params(vector.to(device))
         params = tuple(value.clone().requires_grad_() for value in views.values())
@@ -224,13 +209,9 @@ class TrajectoryDistillation(Refinement):
         metrics = {f"synthesis_{name}": last[name] for name in last if name != "iteration"}
         if state["finetune_loss"] is not None:
             metrics["finetune_loss"] = state["finetune_loss"]
-        pictures = {name: as_picture(grid) for name, grid in state["synthetic"]["pictures"].items()}
+        grids = state["synthetic"]["pictures"]
+        pictures = {name: grid.numpy().astype(np.float32) / 255 for name, grid in grids.items()}
         return ComponentReport(metrics=metrics, pictures=pictures)
-
-
-def _template(sync: SyncContext) -> nn.Module:
-    """A copy of the model in evaluation mode, without draws of its own, where heavy work belongs."""
-    return copy.deepcopy(sync.model).eval().to(sync.device)
 
 
 @with_card(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,21 +16,20 @@ import torch
 from torch import Tensor
 
 from fedsweep.errors import ConfigError, RunError
-from fedsweep.records import State
+from fedsweep.records import State, SyncContext
 from fedsweep.streams import Stream
-from fedsweep.trees import FlatLayout
 
-from .pictures import picture_grid, picture_name
+from ..parts.ensembles import template
+from ..parts.ranges import at_least, not_negative, positive
 from .trajectory import (
-    Forward,
     InnerLoop,
     Matched,
     Params,
-    Segment,
     SyntheticSet,
     cosine_distance,
     draw_batches,
     draw_segment,
+    forward_of,
     group_within,
     match,
     squared_distance,
@@ -45,6 +44,8 @@ _MAX_DRAWS = 100
 _CERTAIN = 30.0
 # So often is the synthesis looked at on its way.
 _MOMENTS = 10
+# A picture shows at most so many images.
+_MOST_SHOWN = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,54 +84,42 @@ class Synthesis:
     checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        counts = {"horizon_rounds": 1, "inner_steps": 1, "iterations": 1, "last_start": 0}
-        for name, least in counts.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"method.{name} must be at least {least}, but got {getattr(self, name)}")
+        at_least(1, horizon_rounds=self.horizon_rounds, inner_steps=self.inner_steps, iterations=self.iterations)
+        at_least(0, last_start=self.last_start)
         if self.synthesis_batch is not None and self.synthesis_batch < 1:
             raise ConfigError(f"method.synthesis_batch must be at least 1 or null, but got {self.synthesis_batch}")
-        for name in ("image_learning_rate", "label_learning_rate", "inner_rate", "memory_limit_mb"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"method.{name} must be a number above 0, but got {getattr(self, name)}")
-        for name in ("inner_rate_learning_rate", "checkpoint_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"method.{name} must be a number of at least 0, but got {getattr(self, name)}")
+        positive(image_learning_rate=self.image_learning_rate, label_learning_rate=self.label_learning_rate)
+        positive(inner_rate=self.inner_rate, memory_limit_mb=self.memory_limit_mb)
+        not_negative(inner_rate_learning_rate=self.inner_rate_learning_rate)
+        not_negative(checkpoint_seconds=self.checkpoint_seconds)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Host:
-    """What the synthesis needs from the run.
+def picture_name(iteration: int) -> str:
+    """Of the set after so many iterations."""
+    return f"synthetic_{iteration:06d}"
 
-    Attributes:
-        forward: The model.
-        layout: How it lies in a vector.
-        device: Where to compute.
-        stream: Random numbers of the synthesis.
-        checkpoint: Keeps unfinished work.
-        tell: Takes a sentence on the progress.
-        working: Takes a line on how far the work is, after each iteration.
+
+def picture_grid(images: Tensor) -> Tensor:
+    """The first images side by side, three standard deviations of the initial noise from black to white.
+
+    Args:
+        images: [S, channels, height, width].
+
+    Returns:
+        uint8, [rows, columns] for other than three channels (their mean), else [rows, columns, 3].
     """
-
-    forward: Forward
-    layout: FlatLayout
-    device: torch.device
-    stream: Stream
-    checkpoint: Callable[[State], None]
-    tell: Callable[[str], None]
-    working: Callable[[str], None] = lambda line: None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RealSample:
-    """Real images that the synthetic ones are compared with; nothing is learned from them.
-
-    Attributes:
-        images: [R, channels, height, width], as the model sees images.
-        labels: Their classes [R].
-    """
-
-    images: Tensor
-    labels: Tensor
+    shown = (0.5 + images.detach()[:_MOST_SHOWN].cpu().double() / 6).clamp(0, 1)
+    if shown.shape[1] != 3:
+        shown = shown.mean(dim=1, keepdim=True)
+    count, channels, height, width = shown.shape
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    grid = torch.ones(channels, rows * (height + 1) + 1, columns * (width + 1) + 1, dtype=torch.float64)
+    for place, image in enumerate(shown):
+        top, left = place // columns * (height + 1) + 1, place % columns * (width + 1) + 1
+        grid[:, top : top + height, left : left + width] = image
+    pixels = (grid * 255).round().to(torch.uint8).movedim(0, 2)
+    return (pixels[:, :, 0] if channels == 1 else pixels).contiguous()
 
 
 def fresh_images(num_images: int, shape: tuple[int, ...], *, like: torch.dtype, stream: Stream) -> Tensor:
@@ -143,34 +132,36 @@ class Synthesizer:
 
     Args:
         settings: How the set is learned.
-        host: What the run offers.
+        sync: Where this is; with a stream of the synthesis's own.
         snapshots: The trajectory: the params of the global model [num_params] each, in order.
         num_images: S, at least 1.
         image_shape: Channels, height, width.
         num_classes: C.
-        real: Real images for the figures alone; None: none are shown.
+        real: ``images`` [R, ...] as the model sees them, and their ``labels`` [R], for the figures alone: nothing is
+            learned from them; None: none are shown.
     """
 
     def __init__(
         self,
         settings: Synthesis,
-        host: Host,
+        sync: SyncContext,
         *,
         snapshots: list[Tensor],
         num_images: int,
         image_shape: tuple[int, ...],
         num_classes: int,
-        real: RealSample | None = None,
+        real: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self._settings, self._host, self._real = settings, host, real
-        self._snapshots = [vector.to(host.device) for vector in snapshots]
+        self._settings, self._sync, self._real = settings, sync, real
+        self._forward = forward_of(template(sync), sync.layout)
+        self._snapshots = [vector.to(sync.device) for vector in snapshots]
         self._image_shape = image_shape
-        dtype = host.layout.dtype
-        images = fresh_images(num_images, image_shape, like=dtype, stream=host.stream.child("images"))
+        dtype = sync.layout.dtype
+        images = fresh_images(num_images, image_shape, like=dtype, stream=sync.stream.child("images"))
         self._variables = {
-            "images": images.to(host.device),
-            "labels": torch.zeros(num_images, num_classes, dtype=dtype, device=host.device),
-            "rate": torch.tensor(settings.inner_rate, dtype=dtype, device=host.device),
+            "images": images.to(sync.device),
+            "labels": torch.zeros(num_images, num_classes, dtype=dtype, device=sync.device),
+            "rate": torch.tensor(settings.inner_rate, dtype=dtype, device=sync.device),
         }
         self._rates = {
             "images": settings.image_learning_rate,
@@ -193,7 +184,7 @@ class Synthesizer:
     @property
     def samples(self) -> int:
         """Images that all iterations' inner steps are taken on, repeats included."""
-        steps = self._loop(self._host.stream).batches
+        steps = self._loop(self._sync.stream).batches
         whole = len(self._variables["images"])
         return self._settings.iterations * sum(whole if index is None else len(index) for index in steps)
 
@@ -213,24 +204,24 @@ class Synthesizer:
         """
         if resumed is not None:
             self._load(resumed)
-            self._host.tell(f"synthesis: going on after iteration {self._done} of {self._settings.iterations}")
+            self._sync.message(f"synthesis: going on after iteration {self._done} of {self._settings.iterations}")
         saved = began = time.monotonic()
         first = self._done
         while self._done < self._settings.iterations:
             objective = self._iterate()
             pace = (time.monotonic() - began) / (self._done - first)
-            self._host.working(self._line(objective, seconds_left=pace * (self._settings.iterations - self._done)))
+            self._sync.working(self._line(objective, seconds_left=pace * (self._settings.iterations - self._done)))
             pause = time.monotonic() - saved
             if self._done < self._settings.iterations and pause >= self._settings.checkpoint_seconds:
-                self._host.checkpoint(self._tree())
+                self._sync.checkpoint(self._tree())
                 saved = time.monotonic()
         tree = self._tree()
         return {name: tree[name] for name in ("images", "labels", "rate", "trace", "pictures")}
 
     def _iterate(self) -> float:
         number = self._done + 1
-        stream = self._host.stream.child("iteration", number)
-        _, start, target = self._segment(stream)
+        stream = self._sync.stream.child("iteration", number)
+        start, target = self._segment(stream)
         loop = self._loop(stream)
         given = self._given()
         if self._group is None:
@@ -251,21 +242,21 @@ class Synthesizer:
             self._look(loop, matched, start=start, target=target, used=given)
         return objective
 
-    def _segment(self, stream: Stream) -> tuple[Segment, Params, Params]:
-        """A piece of the trajectory whose ends differ, with its start and its target."""
+    def _segment(self, stream: Stream) -> tuple[Params, Params]:
+        """The start and the target of a piece of the trajectory whose ends differ."""
         settings = self._settings
         for attempt in range(_MAX_DRAWS):
-            segment = draw_segment(
+            first, picks = draw_segment(
                 len(self._snapshots),
                 horizon=settings.horizon_rounds,
                 last_start=settings.last_start,
                 average=settings.average_target,
                 stream=stream.child("segment", attempt),
             )
-            start = self._split(self._snapshots[segment.start])
-            target = self._split(torch.stack([self._snapshots[pick] for pick in segment.picks]).mean(dim=0))
+            start = self._split(self._snapshots[first])
+            target = self._split(torch.stack([self._snapshots[pick] for pick in picks]).mean(dim=0))
             if float(squared_distance(start, target)) >= _LEAST_DISTANCE:
-                return segment, start, target
+                return start, target
         raise RunError(
             f"the synthesis needs global models that differ, but {_MAX_DRAWS} draws from the {len(self._snapshots)}"
             " snapshots found none; raise training.optimizer.lr"
@@ -273,11 +264,11 @@ class Synthesizer:
 
     def _split(self, vector: Tensor) -> Params:
         # Memory of their own: some sums depend on how it is aligned, and a view's alignment on the model.
-        return tuple(value.clone() for value in self._host.layout.params(vector).values())
+        return tuple(value.clone() for value in self._sync.layout.params(vector).values())
 
     def _loop(self, stream: Stream) -> InnerLoop:
         return InnerLoop(
-            forward=self._host.forward,
+            forward=self._forward,
             batches=draw_batches(
                 len(self._variables["images"]),
                 batch=self._settings.synthesis_batch,
@@ -320,7 +311,7 @@ class Synthesizer:
         self._pictures = {**self._pictures, picture_name(self._done): picture_grid(self._variables["images"])}
         others = [name for name in ("noise", "real") if f"{name}_cosine_distance" in figures]
         compared = ", ".join(f"{name} {figures[f'{name}_cosine_distance']:.3f}" for name in others)
-        self._host.tell(
+        self._sync.message(
             f"synthesis: iteration {self._done} of {self._settings.iterations}, objective"
             f" {figures['objective']:.4f}, cosine distance {figures['cosine_distance']:.3f} ({compared}),"
             f" inner rate {figures['inner_rate']:.5f}"
@@ -333,8 +324,8 @@ class Synthesizer:
         )
         others = {"noise": (loop, replace(used, images=noise.to(used.images)))}
         if self._real is not None:
-            images = self._real.images.to(used.images)
-            certain = _CERTAIN * torch.nn.functional.one_hot(self._real.labels, used.labels.shape[1])
+            images = self._real["images"].to(used.images)
+            certain = _CERTAIN * torch.nn.functional.one_hot(self._real["labels"], used.labels.shape[1])
             real = SyntheticSet(images=images, labels=certain.to(used.labels), rate=used.rate)
             batches = draw_batches(
                 len(images), batch=self._settings.synthesis_batch, steps=loop.steps, stream=loop.stream.child("real")
@@ -368,7 +359,7 @@ class Synthesizer:
         }
 
     def _load(self, tree: State) -> None:
-        device = self._host.device
+        device = self._sync.device
         self._variables = {name: tree[name].clone().to(device) for name in self._variables}
         self._optimizers = self._fresh_optimizers()
         for name, optimizer in self._optimizers.items():

@@ -42,18 +42,9 @@ class SyntheticSet:
     labels: Tensor
     rate: Tensor
 
-
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """A piece of the trajectory.
-
-    Attributes:
-        start: The snapshot that the inner steps start from.
-        picks: The snapshots whose mean is the target; one may occur more than once.
-    """
-
-    start: int
-    picks: tuple[int, ...]
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> SyntheticSet:
+        """What becomes of each of the three."""
+        return SyntheticSet(images=change(self.images), labels=change(self.labels), rate=change(self.rate))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +86,10 @@ def soft_cross_entropy(logits: Tensor, label_logits: Tensor) -> Tensor:
     return -(label_logits.softmax(dim=1) * logits.log_softmax(dim=1)).mean()
 
 
-def draw_segment(num_snapshots: int, *, horizon: int, last_start: int, average: bool, stream: Stream) -> Segment:
-    """A start, and a target within ``horizon`` rounds after it.
+def draw_segment(
+    num_snapshots: int, *, horizon: int, last_start: int, average: bool, stream: Stream
+) -> tuple[int, tuple[int, ...]]:
+    """The snapshot to start from, and those whose mean is the target, within ``horizon`` rounds after it.
 
     Source: the authors' program: the start is uniform, the target is the mean of 2 to ``horizon`` snapshots, drawn
     with replacement from those after the start. The farthest one need not be among them.
@@ -111,10 +104,10 @@ def draw_segment(num_snapshots: int, *, horizon: int, last_start: int, average: 
     generator = stream.numpy()
     start = int(generator.integers(0, min(last_start, num_snapshots - 1 - horizon) + 1))
     if not average:
-        return Segment(start=start, picks=(start + horizon,))
+        return start, (start + horizon,)
     count = int(generator.integers(min(2, horizon), horizon + 1))
     picks = generator.integers(start + 1, start + horizon + 1, size=count)
-    return Segment(start=start, picks=tuple(int(pick) for pick in picks))
+    return start, tuple(int(pick) for pick in picks)
 
 
 def draw_batches(num_images: int, *, batch: int | None, steps: int, stream: Stream) -> tuple[Tensor | None, ...]:
@@ -217,11 +210,11 @@ def match(loop: InnerLoop, start: Params, target: Params, given: SyntheticSet, *
     reached = [start]
     for first, last in itertools.pairwise(starts):
         reached.append(loop.run(reached[-1], given, first=first, last=last))
-    total, slopes = _zeros(given), None
+    total, slopes = given.mapped(torch.zeros_like), None
     objective, end = squared_distance(start, target) / scale, start
     for first in reversed(starts):
         leaves = _leaves(reached.pop())
-        copies = [_copy(given) for _ in range(first, min(first + group, loop.steps))]
+        copies = [given.mapped(_leaf) for _ in range(first, min(first + group, loop.steps))]
         outputs = leaves
         for number, copied in enumerate(copies, start=first):
             outputs = loop.step(number, outputs, copied)
@@ -244,25 +237,12 @@ def _add_steps(total: SyntheticSet, found: Sequence[Tensor]) -> SyntheticSet:
     return SyntheticSet(images=images, labels=labels, rate=rate)
 
 
+def _leaf(value: Tensor) -> Tensor:
+    return value.detach().requires_grad_()
+
+
 def _leaves(params: Params) -> Params:
-    return tuple(value.detach().requires_grad_() for value in params)
-
-
-def _copy(given: SyntheticSet) -> SyntheticSet:
-    """The same values as leaves of their own."""
-    return SyntheticSet(
-        images=given.images.detach().requires_grad_(),
-        labels=given.labels.detach().requires_grad_(),
-        rate=given.rate.detach().requires_grad_(),
-    )
-
-
-def _zeros(given: SyntheticSet) -> SyntheticSet:
-    return SyntheticSet(
-        images=torch.zeros_like(given.images),
-        labels=torch.zeros_like(given.labels),
-        rate=torch.zeros_like(given.rate),
-    )
+    return tuple(map(_leaf, params))
 
 
 # -- memory ------------------------------------------------------------------------------------------------------
@@ -280,7 +260,7 @@ def group_within(loop: InnerLoop, start: Params, given: SyntheticSet, *, limit_b
     if loop.steps < 2:
         return 1
     with _counted_graph() as counted:
-        loop.step(0, _leaves(start), _copy(given))
+        loop.step(0, _leaves(start), given.mapped(_leaf))
     model_bytes = sum(value.nbytes for value in start)
     for groups in range(1, loop.steps):
         group = -(-loop.steps // groups)

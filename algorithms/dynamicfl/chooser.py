@@ -49,8 +49,16 @@ class GroupChooser(ABC):
     """Chooses the high-frequency group. A concrete chooser is a frozen dataclass."""
 
     @abstractmethod
-    def choose(self, problem: GroupProblem) -> tuple[int, ...]:
-        """Rows of the chosen clients, ascending: eligible ones, at most ``max_size``; possibly none."""
+    def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
+        """Rows of the chosen clients, ascending: eligible ones, at most ``max_size``; possibly none.
+
+        Args:
+            problem: The clients and the budgets.
+            size: Take so many, whatever ``max_size``; None: as many as suit.
+
+        Raises:
+            ConfigError: ``size`` is not between 1 and the number of usable clients.
+        """
 
     def reads_labels(self) -> bool:
         """Whether the clients have to send their label counts."""
@@ -73,47 +81,30 @@ class GroupChooser(ABC):
         return np.zeros(0)
 
 
-class SizedGroupChooser(GroupChooser):
-    """A chooser that can also be asked for a group of a given size. A concrete one is a frozen dataclass."""
-
-    @abstractmethod
-    def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
-        """Rows of ``size`` eligible clients, ascending; ``problem.max_size`` does not count.
-
-        Raises:
-            ConfigError: ``size`` is not between 1 and the number of usable clients.
-        """
-
-
-def check_size(size: int, num_usable: int) -> None:
-    """Refuse a group's size that no set of clients has.
+def sizes_of(problem: GroupProblem, num_usable: int, size: int | None) -> range:
+    """The sizes that a group may have, see :meth:`GroupChooser.choose`; none where nobody may be in it.
 
     Raises:
-        ConfigError: Not in 1..``num_usable``.
+        ConfigError: No set of ``num_usable`` clients has the given size.
     """
+    if size is None:
+        return range(1, min(problem.max_size, num_usable) + 1)
     if not 1 <= size <= num_usable:
         raise ConfigError(
             f"the group's size must be between 1 and the number of clients that may be in it, {num_usable},"
             f" but got {size}"
         )
+    return range(size, size + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomGroup(SizedGroupChooser):
+class RandomGroup(GroupChooser):
     """Uniform among the eligible clients, as many as the server can afford."""
 
-    def choose(self, problem: GroupProblem) -> tuple[int, ...]:
-        return self._drawn(problem, problem.max_size)
-
-    def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
-        check_size(size, int(np.count_nonzero(problem.eligible_A)))
-        return self._drawn(problem, size)
-
-    @staticmethod
-    def _drawn(problem: GroupProblem, size: int) -> tuple[int, ...]:
+    def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         rows = np.flatnonzero(problem.eligible_A)
-        size = min(size, len(rows))
-        return tuple(sorted(int(row) for row in problem.stream.numpy().choice(rows, size=size, replace=False)))
+        number = max(sizes_of(problem, len(rows), size), default=0)
+        return tuple(sorted(int(row) for row in problem.stream.numpy().choice(rows, size=number, replace=False)))
 
     def reads_labels(self) -> bool:
         """No."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError
 
-from .chooser import Floats, GroupProblem, SizedGroupChooser, check_size
+from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
 from .scores import TIE, Rows, Score, usable
 
 
@@ -92,7 +92,7 @@ def random_orders(generator: np.random.Generator, num_clients: int, *, orders: i
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynaComm(SizedGroupChooser):
+class DynaComm(GroupChooser):
     """The best of the sets that the dynamic programme finds in several random orders.
 
     Attributes:
@@ -111,27 +111,12 @@ class DynaComm(SizedGroupChooser):
         if self.orders < 1:
             raise ConfigError(f"orders must be at least 1, but got {self.orders}")
 
-    def choose(self, problem: GroupProblem) -> tuple[int, ...]:
+    def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         able = usable(problem)
-        table = self.table(problem, max_size=problem.max_size)
-        cell = table.best(range(1, table.scores_OJ.shape[1]))
+        sizes = sizes_of(problem, len(able.rows_E), size)
+        table = self.table(problem, max_size=max(sizes, default=0))
+        cell = table.best(sizes)
         return able.group(table.members(*cell)) if cell else ()
-
-    def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
-        able = usable(problem)
-        check_size(size, len(able.rows_E))
-        table = self.table(problem, max_size=size)
-        cell = table.best([size])
-        return able.group(table.members(*cell)) if cell else ()
-
-    def divergences(self, problem: GroupProblem) -> Floats:
-        """The smallest KL divergence found for each size [J], in nats; infinite for size 0.
-
-        J is one more than the greatest size that eligibility and cap admit.
-        """
-        divergences: Floats = self.table(problem, max_size=problem.max_size).scores_OJ.min(axis=0)
-        # Rounding can leave the whole population a hair below zero.
-        return np.maximum(divergences, 0.0)
 
     def table(self, problem: GroupProblem, *, max_size: int) -> SizeTable:
         """All cells; positions are those among the problem's usable clients."""

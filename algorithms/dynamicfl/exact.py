@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError
 
-from .chooser import Floats, GroupProblem, SizedGroupChooser, check_size
+from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
 from .dynacomm import best_by_size, random_orders
 from .exact_levels import LevelSearch, Work, best_centre
 from .scores import TIE, LabelDivergence, Usable, group_divergence, usable
@@ -51,7 +51,7 @@ class Solution:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExactGroup(SizedGroupChooser):
+class ExactGroup(GroupChooser):
     """The admissible group of least divergence; past its limit, the best one found.
 
     Attributes:
@@ -72,10 +72,7 @@ class ExactGroup(SizedGroupChooser):
                 f"orders and max_pairs must be at least 1, but got orders={self.orders}, max_pairs={self.max_pairs}"
             )
 
-    def choose(self, problem: GroupProblem) -> tuple[int, ...]:
-        return self.solve(problem).group
-
-    def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
+    def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         return self.solve(problem, size=size).group
 
     def solve(self, problem: GroupProblem, *, size: int | None = None, seconds: float | None = None) -> Solution:
@@ -93,14 +90,10 @@ class ExactGroup(SizedGroupChooser):
         start = time.perf_counter()
         work = Work(max_pairs=self.max_pairs, deadline=None if seconds is None else start + seconds)
         able = usable(problem)
-        if size is not None:
-            check_size(size, len(able.rows_E))
-        low, high = (size, size) if size is not None else (1, min(problem.max_size, len(able.rows_E)))
-        if high < 1:
-            members, lower_bound = np.zeros(0, dtype=np.int64), math.inf
-        else:
-            members = self._incumbent(able, problem, (low, high))
-            members, lower_bound = _prove(able, members, (low, high), work)
+        members, lower_bound = np.zeros(0, dtype=np.int64), math.inf
+        if sizes := sizes_of(problem, len(able.rows_E), size):
+            members = self._incumbent(able, problem, sizes)
+            members, lower_bound = _prove(able, members, (sizes[0], sizes[-1]), work)
         group = able.group(members)
         kl = group_divergence(problem, group)
         lower_bound = min(lower_bound, kl)
@@ -113,16 +106,16 @@ class ExactGroup(SizedGroupChooser):
             pairs=work.pairs,
         )
 
-    def _incumbent(self, able: Usable, problem: GroupProblem, sizes: tuple[int, int]) -> NDArray[np.int64]:
+    def _incumbent(self, able: Usable, problem: GroupProblem, sizes: range) -> NDArray[np.int64]:
         """DynaComm's best sets of the five best sizes, each improved by moves; the best of them."""
-        low, high = sizes
         orders_OE = random_orders(problem.stream.numpy(), len(able.rows_E), orders=self.orders)
-        table = best_by_size(able.counts_EC, able.score, orders_OE, max_size=high)
+        table = best_by_size(able.counts_EC, able.score, orders_OE, max_size=sizes[-1])
         best_J = table.scores_OJ.min(axis=0)
-        starts = sorted(range(low, high + 1), key=lambda size: (best_J[size], size))[:5]
-        first = table.best(range(low, high + 1))
+        starts = sorted(sizes, key=lambda size: (best_J[size], size))[:5]
+        first = table.best(sizes)
         cells = [cell for cell in (first, *(table.best([size]) for size in starts)) if cell]
-        results = [improve(able.counts_EC, able.score, table.members(*cell), sizes=sizes) for cell in cells]
+        ends = (sizes[0], sizes[-1])
+        results = [improve(able.counts_EC, able.score, table.members(*cell), sizes=ends) for cell in cells]
         best, score = results[0]
         for members, found in results[1:]:
             if found < score - TIE:

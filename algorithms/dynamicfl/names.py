@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from fedsweep.errors import ConfigError, unknown_name
 
-from .chooser import RandomGroup, SizedGroupChooser
+from .chooser import GroupChooser, RandomGroup
 from .dynacomm import DynaComm
 from .exact import ExactGroup
 from .search import ExhaustiveGroup, GeneticGroup
 from .similarity import SimilarityGroup
 
-GROUP_CHOOSERS: dict[str, Callable[..., SizedGroupChooser]] = {
+GROUP_CHOOSERS: dict[str, Callable[..., GroupChooser]] = {
     "random": RandomGroup,
     "dynacomm": DynaComm,
     "exact": ExactGroup,
@@ -23,7 +23,7 @@ GROUP_CHOOSERS: dict[str, Callable[..., SizedGroupChooser]] = {
 }
 
 
-def group_chooser(name: str, **options: object) -> SizedGroupChooser:
+def group_chooser(name: str, **options: object) -> GroupChooser:
     """The chooser of that name; options that it does not have (``orders`` of the random one) are left out.
 
     Raises:

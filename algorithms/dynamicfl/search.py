@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from fedsweep.errors import ConfigError, ResourceError
-from fedsweep.streams import Stream
 
-from .chooser import Floats, GroupProblem, SizedGroupChooser, check_size
+from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
 from .dynacomm import random_orders
 from .scores import TIE, Rows, Usable, usable
 
@@ -27,7 +26,7 @@ _BATCH = 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExhaustiveGroup(SizedGroupChooser):
+class ExhaustiveGroup(GroupChooser):
     """The admissible group of least divergence, by looking at every one.
 
     Attributes:
@@ -43,27 +42,15 @@ class ExhaustiveGroup(SizedGroupChooser):
         if self.max_subsets < 1:
             raise ConfigError(f"max_subsets must be at least 1, but got {self.max_subsets}")
 
-    def choose(self, problem: GroupProblem) -> tuple[int, ...]:
-        """The best group that was found.
+    def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
+        """The best group of the sizes admitted.
 
         Raises:
-            ConfigError: There are more than ``max_subsets`` groups.
+            ConfigError: There are more than ``max_subsets`` groups, or no group has this size.
         """
         able = usable(problem)
-        return self._search(able, range(1, min(problem.max_size, len(able.rows_E)) + 1))
-
-    def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
-        """The best group of this size that was found.
-
-        Raises:
-            ConfigError: Likewise, or no group has this size.
-        """
-        able = usable(problem)
-        check_size(size, len(able.rows_E))
-        return self._search(able, range(size, size + 1))
-
-    def _search(self, able: Usable, sizes: range) -> tuple[int, ...]:
         num_clients = len(able.rows_E)
+        sizes = sizes_of(problem, num_clients, size)
         num_subsets = sum(math.comb(num_clients, size) for size in sizes)
         if num_subsets > self.max_subsets:
             raise ConfigError(
@@ -90,7 +77,7 @@ def _batches(num_clients: int, size: int) -> Iterator[Rows]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneticGroup(SizedGroupChooser):
+class GeneticGroup(GroupChooser):
     """scikit-opt's genetic algorithm, one 0/1 variable per eligible client.
 
     Attributes:
@@ -121,31 +108,21 @@ class GeneticGroup(SizedGroupChooser):
         if not 0 <= self.mutation <= 1:
             raise ConfigError(f"mutation must be a probability (0..1), but got {self.mutation}")
 
-    def choose(self, problem: GroupProblem) -> tuple[int, ...]:
+    def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         """The best group that was found.
 
         Raises:
+            ConfigError: No group has this size.
             ResourceError: scikit-opt is not installed.
         """
         able = usable(problem)
-        largest = min(problem.max_size, len(able.rows_E))
-        return self._search(able, problem.stream, (1, largest)) if largest else ()
-
-    def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
-        """The best group of this size that was found.
-
-        Raises:
-            ResourceError: scikit-opt is not installed.
-        """
-        able = usable(problem)
-        check_size(size, len(able.rows_E))
-        return self._search(able, problem.stream, (size, size))
-
-    def _search(self, able: Usable, stream: Stream, sizes: tuple[int, int]) -> tuple[int, ...]:
-        algorithm = _genetic_algorithm()
+        admitted = sizes_of(problem, len(able.rows_E), size)
+        if not admitted:
+            return ()
+        algorithm, sizes = _genetic_algorithm(), (admitted[0], admitted[-1])
         best, chosen = math.inf, np.zeros(0, dtype=np.int64)
-        for run, order_E in enumerate(random_orders(stream.numpy(), len(able.rows_E), orders=self.orders)):
-            seed = stream.child("genetic", run).seed(32)
+        for run, order_E in enumerate(random_orders(problem.stream.numpy(), len(able.rows_E), orders=self.orders)):
+            seed = problem.stream.child("genetic", run).seed(32)
             members = order_E[self._run(algorithm, able, able.counts_EC[order_E], sizes, seed)]
             members = _fit(able, members, sizes)
             score = float(able.score(able.counts_EC[members].sum(axis=0)))

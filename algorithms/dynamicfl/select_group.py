@@ -98,7 +98,7 @@ def select_group(
         solution = chooser.solve(problem, size=size)
         group, lower_bound = solution.group, solution.lower_bound
     else:
-        group = chooser.choose(problem) if size is None else chooser.choose_size(problem, size)
+        group = chooser.choose(problem, size=size)
     seconds = time.perf_counter() - start
     return Selected(
         clients=group,

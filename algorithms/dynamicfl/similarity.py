@@ -9,7 +9,6 @@ Shape letters: A active clients, D features of a sketch, V values of an update.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -21,32 +20,11 @@ from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 
-from ..feddhad.degree_gradients import loss_gradient
-from .chooser import Floats, GroupProblem, SizedGroupChooser, check_size
+from ..feddhad.degrees import loss_gradient
+from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
 from .dynacomm import best_by_size, random_orders
 
 _PROBE = "gradient_sketch"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SketchProblem:
-    """One choice of a group by sketches.
-
-    Attributes:
-        sketches_AD: The active clients' sketches, all made from one anchor with one stream.
-        num_samples_A: Their numbers of training samples, at least 1.
-        population_D: The sketch to come near to: the size-weighted mean of all clients', or of those heard so far.
-        eligible_A: Who can afford the high frequency, bool.
-        max_size: Greatest size of the group, 0..A.
-        stream: Random numbers of this choice.
-    """
-
-    sketches_AD: Floats
-    num_samples_A: np.ndarray
-    population_D: Floats
-    eligible_A: np.ndarray
-    max_size: int
-    stream: Stream
 
 
 def sketch(update_V: Floats, *, features: int, stream: Stream) -> Floats:
@@ -68,41 +46,6 @@ def sketch(update_V: Floats, *, features: int, stream: Stream) -> Floats:
     places_V = generator.integers(0, features, size=len(update_V))
     signs_V = generator.integers(0, 2, size=len(update_V)) * 2.0 - 1.0
     return np.bincount(places_V, weights=signs_V * update_V, minlength=features).astype(np.float64)
-
-
-def choose_by_sketches(problem: SketchProblem, *, orders: int = 10, size: int | None = None) -> tuple[int, ...]:
-    """Rows of the eligible clients, at most ``max_size``, whose mean sketch is nearest to the population's; ascending.
-
-    Args:
-        problem: The clients and the budgets.
-        orders: Random orders of the dynamic programme, at least 1.
-        size: Take a group of this size, from 1 to the number of eligible clients, whatever the cap; None: of any.
-
-    Source: DynamicFL's remark that similarity may stand in for label counts where labels are private.
-    Reading: The paper leaves the similarity open. Label counts serve it because a group with the population's labels
-        has nearly the population's gradient, so we compare the gradients themselves: the squared distance of the
-        group's size-weighted mean sketch to the population's takes the place of KL in the programme. From one anchor a
-        group that equals the population has distance 0, as with KL. The distance is divided by the clients' mean
-        squared distance, so that a tie means the same at any scale of the updates.
-    """
-    rows = np.flatnonzero(np.asarray(problem.eligible_A, dtype=bool))
-    weights_A1 = np.asarray(problem.num_samples_A, dtype=np.float64)[rows, None]
-    offsets_AD = problem.sketches_AD[rows] - problem.population_D
-    spread = float((offsets_AD**2).sum(axis=1).mean()) if len(rows) else 0.0
-    # A mean of offsets is the offset of the mean, so sums of weighted offsets and of weights are all that is needed.
-    sums_AW = np.hstack([weights_A1 * offsets_AD, weights_A1])
-
-    def distance(sums: Floats, /) -> Floats:
-        means = sums[..., :-1] / sums[..., -1:]
-        squares: Floats = (means**2).sum(axis=-1) / (spread or 1.0)
-        return squares
-
-    orders_OA = random_orders(problem.stream.numpy(), len(rows), orders=orders)
-    largest = min(problem.max_size, len(rows)) if size is None else size
-    table = best_by_size(sums_AW, distance, orders_OA, max_size=largest)
-    sizes: Sequence[int] = range(1, largest + 1) if size is None else [size]
-    cell = table.best(sizes)
-    return tuple(sorted(int(rows[place]) for place in table.members(*cell))) if cell else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +72,7 @@ class GradientSketch(Probe):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimilarityGroup(SizedGroupChooser):
+class SimilarityGroup(GroupChooser):
     """The group whose mean gradient sketch is nearest to the population's; no label counts are sent.
 
     Every client sends one sketch, before round 1: its gradient at the initial model, where all gradients can be
@@ -141,9 +84,13 @@ class SimilarityGroup(SizedGroupChooser):
             ``sqrt(2 / D)`` of themselves.
 
     Source: DynamicFL's remark that similarity may stand in for label counts where labels are private.
-    Reading: See :func:`choose_by_sketches`. The paper says neither what is sent nor when. Gradients at one common
-        model differ by data alone, those that clients take later differ by the model, too; so they are asked for
-        once, at the initial one.
+    Reading: The paper leaves the similarity open. Label counts serve it because a group with the population's labels
+        has nearly the population's gradient, so we compare the gradients themselves: the squared distance of the
+        group's size-weighted mean sketch to the population's takes the place of KL in the programme. From one anchor a
+        group that equals the population has distance 0, as with KL. The distance is divided by the clients' mean
+        squared distance, so that a tie means the same at any scale of the updates.
+    Reading: The paper says neither what is sent nor when. Gradients at one common model differ by data alone, those
+        that clients take later differ by the model, too; so they are asked for once, at the initial one.
     """
 
     orders: int = 10
@@ -166,22 +113,25 @@ class SimilarityGroup(SizedGroupChooser):
         found: Floats = answer[f"{_PROBE}/sketch"].double().numpy()
         return found
 
-    def choose(self, problem: GroupProblem) -> tuple[int, ...]:
-        return choose_by_sketches(_sketch_problem(problem), orders=self.orders)
+    def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
+        if problem.features_AD is None or problem.population_D is None or problem.num_samples_A is None:
+            raise InvariantError(
+                "a group by similarity needs the clients' sketches, but got a problem without features"
+            )
+        rows = np.flatnonzero(np.asarray(problem.eligible_A, dtype=bool))
+        sizes = sizes_of(problem, len(rows), size)
+        weights_A1 = np.asarray(problem.num_samples_A, dtype=np.float64)[rows, None]
+        offsets_AD = problem.features_AD[rows] - problem.population_D
+        spread = float((offsets_AD**2).sum(axis=1).mean()) if len(rows) else 0.0
+        # A mean of offsets is the offset of the mean: sums of weighted offsets and of weights are all that is needed.
+        sums_AW = np.hstack([weights_A1 * offsets_AD, weights_A1])
 
-    def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
-        check_size(size, int(np.count_nonzero(problem.eligible_A)))
-        return choose_by_sketches(_sketch_problem(problem), orders=self.orders, size=size)
+        def distance(sums: Floats, /) -> Floats:
+            means = sums[..., :-1] / sums[..., -1:]
+            squares: Floats = (means**2).sum(axis=-1) / (spread or 1.0)
+            return squares
 
-
-def _sketch_problem(problem: GroupProblem) -> SketchProblem:
-    if problem.features_AD is None or problem.population_D is None or problem.num_samples_A is None:
-        raise InvariantError("a group by similarity needs the clients' sketches, but got a problem without features")
-    return SketchProblem(
-        sketches_AD=problem.features_AD,
-        num_samples_A=problem.num_samples_A,
-        population_D=problem.population_D,
-        eligible_A=problem.eligible_A,
-        max_size=problem.max_size,
-        stream=problem.stream,
-    )
+        orders_OA = random_orders(problem.stream.numpy(), len(rows), orders=self.orders)
+        table = best_by_size(sums_AW, distance, orders_OA, max_size=max(sizes, default=0))
+        cell = table.best(sizes)
+        return tuple(sorted(int(rows[place]) for place in table.members(*cell))) if cell else ()

@@ -24,7 +24,7 @@ from fedsweep.records import Payload, RoundContext, ServerContext, State, SyncPo
 from fedsweep.world.budgets import BudgetPlan
 from fedsweep.world.label_stats import population
 
-from .chooser import GroupChooser, GroupProblem, RandomGroup, SizedGroupChooser
+from .chooser import GroupChooser, GroupProblem, RandomGroup
 from .names import group_chooser
 
 _SOURCE = "DynamicFL (2024), Federated learning with dynamic communication resource allocation"
@@ -91,8 +91,6 @@ class TwoSpeed(Pacing):
             raise ConfigError(f"idle_clients must be 'exclude' or 'authors', but got {self.idle_clients!r}")
         if self.group_size is not None and self.group_size < 1:
             raise ConfigError(f"method.group_size must be at least 1 client or null, but got {self.group_size}")
-        if self.group_size is not None and not isinstance(self.group, SizedGroupChooser):
-            raise ConfigError(f"{type(self.group).__name__} chooses no group of a given size; leave group_size out")
 
     def registration(self) -> tuple[str, ...]:
         """Label counts, where the group is chosen by them."""
@@ -142,12 +140,10 @@ class TwoSpeed(Pacing):
         if problem.features_AD is None and chooser.setup(context.stream):
             # A forecast: nobody has been asked yet. The most that the budgets admit is the most that it can cost.
             chooser = RandomGroup()
-        if self.group_size is None:
-            rows = chooser.choose(problem)
-        else:
-            assert isinstance(chooser, SizedGroupChooser)
-            size = min(self.group_size, problem.max_size, int(np.count_nonzero(problem.eligible_A)))
-            rows = chooser.choose_size(problem, size) if size else ()
+        size = self.group_size
+        if size is not None:
+            size = min(size, problem.max_size, int(np.count_nonzero(problem.eligible_A)))
+        rows = () if size == 0 else chooser.choose(problem, size=size)
         return tuple(context.cohort[row] for row in rows)
 
     def _problem(self, state: State, context: RoundContext) -> GroupProblem:

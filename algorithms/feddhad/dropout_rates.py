@@ -1,19 +1,27 @@
 """FedAD's rates: from unit scores and device times to the chance with which each unit is left out, and the draw.
 
+Also where the multiplier of kept units acts, and whether a network lets it pass there.
+
 Shape letters: U units of a group of layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from torch import nn
 
+from fedsweep.errors import ConfigError
 from fedsweep.models.unit_groups import UnitGroup
+from fedsweep.models.unit_submodel import MultiplierIn
+
+from ..parts.unit_draws import has_norm, why_not_homogeneous
+from .unit_scores import maskable_groups
 
 DeviceRate = Literal["balanced", "printed"]
+Multiplier = Literal["auto", "activation", "incoming", "split", "none"]
 
 # Under "printed" the fastest device's rate reaches 1, where the multiplier 1 / (1 - rate) has no value.
 _BELOW_ONE = 0.99
@@ -95,28 +103,18 @@ def unit_rates(scores_U: np.ndarray, rate: float, *, cap: float = 0.9, temperatu
     return np.clip(rates, 0.0, cap)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrawnUnits:
-    """A client's units in a round.
-
-    Attributes:
-        kept: Group -> kept units, ascending, at least one.
-        scales: Group -> the kept units' multipliers ``1 / (1 - rate)``.
-    """
-
-    kept: Mapping[str, tuple[int, ...]]
-    scales: Mapping[str, tuple[float, ...]]
-
-
 def drawn_units(
     groups: Sequence[UnitGroup], rates: Mapping[str, np.ndarray], *, generator: np.random.Generator
-) -> DrawnUnits:
+) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[float, ...]]]:
     """Keep each unit with probability 1 - rate, independently.
 
     Args:
         groups: The groups to draw from, in order.
         rates: Group -> rates [size], below 1.
         generator: Random numbers; the same number for the same groups, whatever the rates.
+
+    Returns:
+        Group -> kept units, ascending, at least one; group -> their multipliers ``1 / (1 - rate)``.
 
     Source: FedDHAD, sub-models. Reading: where a layer would lose all its units, the one with the smallest rate (the
     first of equals) stays.
@@ -129,4 +127,36 @@ def drawn_units(
             stays[int(np.argmin(rate))] = True
         kept[group.name] = tuple(int(unit) for unit in np.flatnonzero(stays))
         scales[group.name] = tuple(float(factor) for factor in 1.0 / (1.0 - rate[stays]))
-    return DrawnUnits(kept=kept, scales=scales)
+    return kept, scales
+
+
+def scales_in(multiplier: Multiplier, model: nn.Module) -> MultiplierIn | None:
+    """Where the multiplier acts on a network; None: nowhere.
+
+    Args:
+        multiplier: As asked for.
+        model: The full network.
+
+    Raises:
+        ConfigError: Not where it is asked to.
+    """
+    if multiplier == "none":
+        return None
+    between = why_not_in_weights(model) if multiplier != "activation" else ""
+    if multiplier == "auto":
+        return "activation" if between else "incoming"
+    if between:
+        raise ConfigError(
+            f"method.multiplier={multiplier} puts 1 / (1 - rate) into the weights that make a unit, as can be done"
+            f" where ReLU alone stands between it and them; but {between}; set method.multiplier=activation"
+        )
+    return multiplier
+
+
+def why_not_in_weights(model: nn.Module) -> str:
+    """What of a network does not let a factor of weights pass through to its units, in words; empty: nothing."""
+    for group in maskable_groups(model):
+        found = "a norm" if has_norm(model, group) else why_not_homogeneous(model, group)
+        if found or group.kind == "head":
+            return f"units {group.name!r} of {type(model).__name__} go through {found or 'attention'}"
+    return ""

@@ -34,9 +34,20 @@ from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, S
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.world.devices import client_time
 
+from ..parts.ranges import at_least, below_one
+from ..parts.unit_draws import no_units
 from .curvature import CurvatureGap
-from .dropout_rates import DeviceRate, device_dropout, drawn_units, rates_of_round, target_time, unit_rates
-from .multipliers import Multiplier, scales_in, why_not_in_weights
+from .dropout_rates import (
+    DeviceRate,
+    Multiplier,
+    device_dropout,
+    drawn_units,
+    rates_of_round,
+    scales_in,
+    target_time,
+    unit_rates,
+    why_not_in_weights,
+)
 from .unit_scores import UnitScores, maskable_groups
 
 BaseRate = float | Literal["hessian"]
@@ -102,9 +113,7 @@ class AdaptiveDropout(SubModelPolicy):
     scores: UnitScores = UnitScores()
 
     def __post_init__(self) -> None:
-        for name in ("base_rate_cap", "unit_rate_cap"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"method.{name} must be at least 0 and below 1, but got {getattr(self, name)}")
+        below_one(base_rate_cap=self.base_rate_cap, unit_rate_cap=self.unit_rate_cap)
         if self.base_rate != "hessian" and not 0 <= self.base_rate <= self.base_rate_cap:
             raise ConfigError(
                 "0 <= base_rate <= base_rate_cap must hold, but got"
@@ -113,9 +122,7 @@ class AdaptiveDropout(SubModelPolicy):
         rounds = () if self.refresh == "trigger" else self.refresh
         if any(low >= high for low, high in pairwise((0, *rounds))):
             raise ConfigError(f"method.refresh must be rounds in ascending order from 1, but got {list(rounds)}")
-        for name in ("check_every", "patience"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"method.{name} must be at least 1, but got {getattr(self, name)}")
+        at_least(1, check_every=self.check_every, patience=self.patience)
         if not self.temperature > 0:
             raise ConfigError(f"method.temperature must be above 0, but got {self.temperature}")
 
@@ -132,10 +139,7 @@ class AdaptiveDropout(SubModelPolicy):
         macs = 0
         if self.base_rate:
             if not maskable_groups(context.model):
-                raise ConfigError(
-                    f"fedad leaves out channels, neurons and heads, but model {type(context.model).__name__} lists no"
-                    " unit groups; use a built-in model or give yours a method unit_groups"
-                )
+                raise no_units(context.model, method="fedad")
             scales_in(self.multiplier, context.model)
             macs = fwd_macs_per_sample(context.model, cast(Network, context.model).input_shape, count_batch_norm=False)
         return {
@@ -270,12 +274,9 @@ class AdaptiveDropout(SubModelPolicy):
             rate = device_dropout(time_s, state["target_s"], cap=self.base_rate_cap, device_rate=self.device_rate)
             device_rates.append(rate)
             generator = context.stream.child("units", client).numpy()
-            drawn = drawn_units(groups, self._unit_rates(groups, state["scores"], rate), generator=generator)
+            kept, scales = drawn_units(groups, self._unit_rates(groups, state["scores"], rate), generator=generator)
             submodels[client] = unit_submodel(
-                every_group,
-                drawn.kept,
-                scales=None if form is None else drawn.scales,
-                scales_in=form or "activation",
+                every_group, kept, scales=None if form is None else scales, scales_in=form or "activation"
             )
         samples = [context.profiles[k].num_samples for k in context.cohort]
         return submodels, {**state, "rates": rates_of_round(device_rates, samples)}

@@ -12,13 +12,12 @@ Shape letters: C classes, M attendees, N federation, P trained parameters.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsweep.card import Card, Limit, takes, with_card
 from fedsweep.components.base import ComponentReport
@@ -26,25 +25,35 @@ from fedsweep.components.probes import Probe
 from fedsweep.components.weighting import Weighting
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
+from fedsweep.models.functional import logits_with
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
-from fedsweep.trees import coverage_mean
+from fedsweep.trees import ParamTree, coverage_mean
 
-from .degree_gradients import (
+from ..parts.ranges import not_negative, positive
+from ..parts.server_updates import in_whole
+from .degrees import (
     GradientAtAnchor,
-    GradientSum,
+    JensenShannon,
     degree_gradients,
+    degree_weights,
+    degrees,
+    divergences,
+    label_counts_of,
     loss_gradient,
+    mean_gradient,
     mean_move,
+    no_gradient,
     pulls,
+    samples_of,
     sent_gradient,
+    with_gradient,
 )
-from .degrees import JensenShannon, check_floor, degree_weights, degrees, divergences, label_counts_of, samples_of
-from .label_estimates import EstimateFrom, class_gradient_norms, estimated_shares
 
 _SOURCE = "Liu et al. (2025), FedDHAD: federated learning with dynamic aggregation and adaptive dropout"
 
 GradientSource = Literal["deferred", "same_round", "explicit", "proxy"]
 Estimate = Literal["counts", "gradients"]
+EstimateFrom = Literal["reciprocal", "norm"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,18 +97,12 @@ class NonIIDDegree(Weighting):
     estimate_from: EstimateFrom = "reciprocal"
 
     def __post_init__(self) -> None:
-        check_floor(self.floor)
-        for name, low, high in (
-            ("learning_rate_v", 0.0, math.inf),
-            ("learning_rate_b", 0.0, math.inf),
-            ("decay_v", 0.0, 1.0),
-            ("decay_b", 0.0, 1.0),
-            ("sharpness", 0.0, math.inf),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high or math.isinf(value):
-                span = "of at least 0" if math.isinf(high) else "from 0 to 1"
-                raise ConfigError(f"method.{name} must be a number {span}, but got {value}")
+        positive(floor=self.floor)
+        not_negative(learning_rate_v=self.learning_rate_v, learning_rate_b=self.learning_rate_b)
+        for name, value in (("decay_v", self.decay_v), ("decay_b", self.decay_b)):
+            if not 0 <= value <= 1:
+                raise ConfigError(f"method.{name} must be a number from 0 to 1, but got {value}")
+        not_negative(sharpness=self.sharpness)
 
     @property
     def _learns(self) -> bool:
@@ -184,7 +187,7 @@ class NonIIDDegree(Weighting):
             "followed_in": 0,
         }
         if self._waits:
-            return weights, {**state, "pending": pending | self._as_tree(GradientSum.empty(sync.layout.num_params))}
+            return weights, {**state, "pending": pending | no_gradient(sync.layout.num_params)}
         return weights, self._stepped(state, pending, self._gradient_now(state, updates, weights, sync=sync))
 
     # -- label shares --------------------------------------------------------------------------------------------
@@ -195,13 +198,8 @@ class NonIIDDegree(Weighting):
         for update in updates:
             if known[update.client] or not update.steps:
                 continue
-            norms = class_gradient_norms(
-                update.submodel.build(sync.model),
-                update.params,
-                state["proxy"]["inputs"],
-                targets=state["proxy"]["targets"],
-                num_classes=shares.shape[1],
-            )
+            module = update.submodel.build(sync.model)
+            norms = _class_gradient_norms(module, update.params, state["proxy"], shares.shape[1])
             shares[update.client] = estimated_shares(norms, sharpness=self.sharpness, estimate_from=self.estimate_from)
             known[update.client] = True
         return {**state, "shares": shares, "known": known}
@@ -224,38 +222,32 @@ class NonIIDDegree(Weighting):
     def _followed(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
         """With what these clients, who started from the last round's aggregate, say on the gradient there."""
         pending = state["pending"]
-        found = GradientSum(total=pending["total"], mass=pending["mass"])
         for update in updates:
             if update.anchor_version != pending["version"]:
                 continue
             vector = sent_gradient(update) if self.gradient == "explicit" else mean_move(update, sync)
             if vector is not None:
-                found = found.plus(vector, update, sync)
+                pending = with_gradient(pending, vector, update, sync)
         if not sync.ends_round:
-            return {**state, "pending": pending | self._as_tree(found) | {"followed_in": sync.round}}
-        return {**self._stepped(state, pending, found.mean()), "pending": None}
-
-    @staticmethod
-    def _as_tree(found: GradientSum) -> dict[str, Tensor]:
-        return {"total": found.total, "mass": found.mass}
+            return {**state, "pending": pending | {"followed_in": sync.round}}
+        return {**self._stepped(state, pending, mean_gradient(pending)), "pending": None}
 
     def _gradient_now(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, *, sync: SyncContext
     ) -> Tensor:
         if self.gradient == "same_round":
-            found = GradientSum.empty(sync.layout.num_params)
+            found = no_gradient(sync.layout.num_params)
             for update in updates:
                 vector = mean_move(update, sync)
-                found = found if vector is None else found.plus(vector, update, sync)
-            return found.mean()
-        held = [u.submodel.embed(u.vector, sync.layout) for u in updates if u.vector is not None]
+                found = found if vector is None else with_gradient(found, vector, update, sync)
+            return mean_gradient(found)
+        held = [in_whole(u, sync) for u in updates]
         mean = coverage_mean(sync.vector, [c.vector for c in held], [c.cover for c in held], weights.tolist())
         views, names = sync.layout.views(mean), sync.layout.params(mean)
-        fixed = {name: value for name, value in views.items() if name not in names}
         was_training = sync.model.training
         sync.model.eval()
         gradient = loss_gradient(
-            lambda own, x: torch.func.functional_call(sync.model, {**fixed, **own}, (x,), strict=False),
+            lambda own, x: logits_with(sync.model, {**views, **own}, x),
             names,
             state["proxy"]["inputs"],
             targets=state["proxy"]["targets"],
@@ -276,6 +268,51 @@ class NonIIDDegree(Weighting):
         return ComponentReport(
             metrics={"noniid_v_mean": float(state["v"].mean()), "noniid_b_mean": float(state["b"].mean())}
         )
+
+
+# -- FedDHE's estimate of a client's label shares -----------------------------------------------------------------
+
+
+def _class_gradient_norms(module: nn.Module, params: ParamTree, proxy: State, num_classes: int) -> Tensor:
+    """G [C], float64: for each class the norm of the gradient of the mean loss on its samples, in evaluation mode.
+
+    A class that the client has seen often is fitted already, so its gradient on a balanced set is small.
+    """
+    trained = {name: params[name] for name, _ in module.named_parameters()}
+    was_training = module.training
+    module.eval()
+    norms = []
+    for label in range(num_classes):
+        of_class = proxy["targets"] == label
+        gradient = loss_gradient(
+            lambda own, x: logits_with(module, {**params, **own}, x),
+            trained,
+            proxy["inputs"][of_class],
+            targets=proxy["targets"][of_class],
+        )
+        norms.append(gradient.double().norm())
+    module.train(was_training)
+    return torch.stack(norms)
+
+
+def estimated_shares(norms_C: Tensor, *, sharpness: float, estimate_from: EstimateFrom) -> Tensor:
+    """Label shares [C] that sum to 1: ``softmax(sharpness * x)`` with ``x = 1/G`` or ``G``, divided by its mean.
+
+    Args:
+        norms_C: G, at least 0.
+        sharpness: At least 0; 0: all classes alike.
+        estimate_from: ``"reciprocal"``: 1/G; ``"norm"``: G.
+
+    Source: FedDHAD, FedDHE's estimate. Reading: the paper prints softmax(G) and announces a factor that is missing in
+    the formula; the reciprocal fits its reason, that a class well represented has a small gradient, and was closer to
+    the truth in a trial. The division by the mean keeps the exponent in range.
+    """
+    largest = norms_C.max()
+    if not float(largest) > 0:
+        return torch.full_like(norms_C, 1.0 / len(norms_C))
+    values = norms_C.clamp_min(1e-12 * float(largest))
+    values = 1.0 / values if estimate_from == "reciprocal" else values
+    return torch.softmax(sharpness * values / values.mean(), dim=0)
 
 
 # -- methods -----------------------------------------------------------------------------------------------------

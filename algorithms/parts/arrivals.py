@@ -7,7 +7,6 @@ change inside a round, and whoever starts during one starts from the right model
 from __future__ import annotations
 
 import heapq
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from fedsweep.components.pacing import Pacing
 from fedsweep.components.selection import Selection
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientUpdate, LocalJob, RoundContext, ServerContext, State, SyncContext, SyncPoint
+
+from .ranges import not_negative
 
 Staleness = Literal["constant", "hinge", "polynomial"]
 STALENESS: tuple[Staleness, ...] = ("constant", "hinge", "polynomial")
@@ -53,10 +54,7 @@ class Discount:
     def __post_init__(self) -> None:
         if self.kind not in STALENESS:
             raise ConfigError(f"method.staleness must be one of {', '.join(STALENESS)}, but got {self.kind!r}")
-        for name in ("exponent", "slope", "grace"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"method.{name} must be a number of at least 0, but got {value}")
+        not_negative(exponent=self.exponent, slope=self.slope, grace=self.grace)
 
     def __call__(self, staleness_M: Tensor) -> Tensor:
         """The factors [M]."""

@@ -6,7 +6,6 @@ Shape letters: B inputs, L latent width.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -20,30 +19,9 @@ from fedsweep.records import SyncContext
 from fedsweep.streams import Stream
 
 from .distilling import batches
+from .ranges import at_least
 
 Values = Mapping[str, Tensor]
-
-
-class Decoder(ABC):
-    """What a method needs of a generator of inputs. It is a frozen dataclass; what it learns is a tree of tensors."""
-
-    latent_width: int
-
-    @abstractmethod
-    def trained(self, inputs: Tensor, sync: SyncContext) -> Values:
-        """What it learns of the server's inputs [S, ...]; called once."""
-
-    @abstractmethod
-    def latents(self, count: int, source: Stream) -> Tensor:
-        """Latent vectors [count, L] as they are valid."""
-
-    @abstractmethod
-    def decode(self, values: Values, latents: Tensor, like: Tensor) -> Tensor:
-        """Inputs [B, ...] of latent vectors [B, L], shaped as those of ``like``."""
-
-    @abstractmethod
-    def decode_flops(self, like: Tensor) -> float:
-        """What one of them costs."""
 
 
 class _Autoencoder(nn.Module):
@@ -78,22 +56,26 @@ class _Autoencoder(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallDecoder(Decoder):
+class SmallDecoder:
     """The decoder half of a small convolutional variational autoencoder; its latents are standard normal.
 
     Attributes:
-        latent_width: L, at least 1.
+        latent_width: Of the decoder, at least 1.
+        decoder_steps: Steps that train the decoder on the server's inputs, at least 0; 0: it stays random.
         width: Channels inside, at least 1.
-        steps: Adam steps at 1e-3 that train it, at least 0; 0: it stays random.
         batch_size: Inputs of each.
 
     Source: Kingma, Welling (2014): Auto-encoding variational Bayes. ICLR.
     """
 
-    latent_width: int
+    latent_width: int = 64
+    decoder_steps: int = 1000
     width: int = 32
-    steps: int = 1000
     batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        at_least(1, latent_width=self.latent_width)
+        at_least(0, decoder_steps=self.decoder_steps)
 
     def _module(self, like: Tensor, source: Stream) -> _Autoencoder:
         channels, height, width = (int(size) for size in like.shape[1:])
@@ -102,12 +84,13 @@ class SmallDecoder(Decoder):
             return _Autoencoder((channels, height, width), self.latent_width, self.width).to(like.dtype)
 
     def trained(self, inputs: Tensor, sync: SyncContext) -> Values:
+        """What it learns of the server's inputs [S, ...] in Adam steps at 1e-3; called once."""
         device = torch.device(sync.device)
         module = self._module(inputs, sync.stream).to(device)
         optimizer = torch.optim.Adam(module.parameters(), lr=1e-3, foreach=False)
         orders = batches(len(inputs), self.batch_size, sync.stream.child("decoder batches"))
         draws, layers = sync.stream.child("decoder noise").torch(), self._macs(inputs)
-        for number, index in enumerate(islice(orders, self.steps), start=1):
+        for number, index in enumerate(islice(orders, self.decoder_steps), start=1):
             batch = inputs[index].to(device)
             mean, spread = module.encoder(batch).chunk(2, dim=1)
             noise = torch.randn(mean.shape, generator=draws, dtype=mean.dtype).to(device)
@@ -119,19 +102,22 @@ class SmallDecoder(Decoder):
             optimizer.step()
             sync.spent(training_flops(sum(layers.values()), len(index)))
             if number % 100 == 0:
-                sync.working(f"training the decoder: step {number} of {self.steps}, error {float(error):.4f}")
+                sync.working(f"training the decoder: step {number} of {self.decoder_steps}, error {float(error):.4f}")
         return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
 
     def latents(self, count: int, source: Stream) -> Tensor:
+        """Latent vectors [count, L] as they are valid."""
         return torch.randn(count, self.latent_width, generator=source.torch())
 
     def decode(self, values: Values, latents: Tensor, like: Tensor) -> Tensor:
+        """Inputs [B, ...] of latent vectors [B, L], shaped as those of ``like``."""
         module = self._module(like, Stream(("any",)))
         module.load_state_dict(dict(values))
         with torch.no_grad():
             return module.decode(latents.to(like.dtype))
 
     def decode_flops(self, like: Tensor) -> float:
+        """What one of them costs."""
         macs = sum(macs for name, macs in self._macs(like).items() if not name.startswith("encoder."))
         return training_flops(macs, 1, passes=1)
 

@@ -21,22 +21,22 @@ from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
 from fedsweep.submodel import ElementMask, SubModel
-from fedsweep.trees import FlatLayout, ParamTree
+from fedsweep.trees import ParamTree
 
 Layers = Mapping[str, tuple[int, int]]
 
 
-def weight_layers(model: nn.Module, layout: FlatLayout) -> dict[str, tuple[int, int]]:
-    """Where the weights of linear and convolutional layers begin and end in the vector, by name."""
+def weight_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Where the weights of linear and convolutional layers begin and end in the model's vector, by name."""
     kinds = (nn.Linear, nn.modules.conv._ConvNd)
     names = {
         f"{path}.weight" if path else "weight" for path, module in model.named_modules() if isinstance(module, kinds)
     }
     found, start = {}, 0
-    for name, view in layout.params(torch.empty(layout.num_values)).items():
+    for name, value in model.named_parameters():
         if name in names:
-            found[name] = (start, start + view.numel())
-        start += view.numel()
+            found[name] = (start, start + value.numel())
+        start += value.numel()
     return found
 
 
@@ -123,7 +123,7 @@ class MaskPolicy(SubModelPolicy):
         Raises:
             ConfigError: The network has no layers whose weights could be left out, or too few weights.
         """
-        layers = weight_layers(context.model, context.layout)
+        layers = weight_layers(context.model)
         number = sum(stop - start for start, stop in layers.values())
         if round((1 - self.sparsity) * number) < max(1, len(layers)):
             raise ConfigError(
@@ -165,13 +165,3 @@ class MaskPolicy(SubModelPolicy):
     def report(self, state: State) -> ComponentReport:
         """The share of weights that are zero in the server's model."""
         return ComponentReport(metrics={"sparsity": state["zeros"]})
-
-
-def check_sparsity(sparsity: float) -> None:
-    """Refuse a sparsity that is not at least 0 and below 1.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if not 0 <= sparsity < 1:
-        raise ConfigError(f"method.sparsity must be at least 0 and below 1, but got {sparsity}")

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedsweep.components.evaluation import Evaluation
-from fedsweep.components.local import LocalWork, Memory
+from fedsweep.components.evaluation import GlobalModel
+from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.probes import ClientTest, LocalClient
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.models.functional import head_names, logits_with
-from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State
+from fedsweep.records import Payload, RoundContext, ServerContext, State
 from fedsweep.submodel import PartOfModel, SubModel
 from fedsweep.trees import ParamTree
 
 from .features import network_with_features
 
 
-def kept(work: LocalWork) -> Memory:
-    """A memory with the model that the client has at a job's end, float buffers too."""
-    return {"values": {name: value.detach().cpu().clone() for name, value in work.values.items()}}
-
-
 def own_values(memory: Mapping[str, object]) -> ParamTree | None:
-    """The model that :func:`kept` put there; None before the first."""
+    """The model that :class:`KeepsModel` put there; None before the first."""
     return cast(ParamTree | None, memory.get("values"))
+
+
+class KeepsModel(LocalTerm):
+    """Remembers the model that the client ends a job with, float buffers too, and starts the next one from it."""
+
+    stateful: ClassVar[bool] = True
+
+    def prepare(self, memory: Memory, anchor: ParamTree) -> tuple[Memory, ParamTree | None]:
+        # A copy: what a step notes there stays out of what was handed in.
+        return dict(memory), own_values(memory)
+
+    def finish(self, memory: Memory, work: LocalWork) -> tuple[Memory, Payload]:
+        return {"values": {name: value.detach().cpu().clone() for name, value in work.values.items()}}, {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +77,13 @@ class OwnModelTest(ClientTest):
     term: str
 
     def predictor(self, client: LocalClient) -> Callable[[Tensor], Tensor]:
-        own = own_values(client.memories.get(self.term, {}))
-        if own is None:
-            return client.model
+        own = own_values(client.memories.get(self.term, {})) or {}
         values = {name: value.to(client.targets.device) for name, value in own.items()}
         return lambda inputs: logits_with(client.model, values, inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnModels(Evaluation):
+class OwnModels(GlobalModel):
     """The server's model answers the server's tests; clients test their own.
 
     Attributes:
@@ -85,10 +91,6 @@ class OwnModels(Evaluation):
     """
 
     term: str
-
-    def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
-        logits: Tensor = model(inputs)
-        return logits
 
     def client_test(self) -> ClientTest:
         return OwnModelTest(term=self.term)

@@ -28,11 +28,16 @@ def unit_groups_of(model: nn.Module | None, *, method: str) -> tuple[UnitGroup, 
     listed = getattr(model, "unit_groups", None)
     groups: tuple[UnitGroup, ...] = () if listed is None else tuple(listed())
     if not groups:
-        raise ConfigError(
-            f"{method} leaves out channels, neurons and heads, but model {type(model).__name__} lists no unit groups;"
-            " use a built-in model or give yours a method unit_groups"
-        )
+        raise no_units(model, method=method)
     return groups
+
+
+def no_units(model: nn.Module | None, *, method: str) -> ConfigError:
+    """What to raise where a network lists no units that a method can leave out."""
+    return ConfigError(
+        f"{method} leaves out channels, neurons and heads, but model {type(model).__name__} lists no unit groups;"
+        " use a built-in model or give yours a method unit_groups"
+    )
 
 
 def has_norm(model: nn.Module, group: UnitGroup) -> bool:
@@ -47,16 +52,6 @@ def why_not_homogeneous(model: nn.Module, group: UnitGroup) -> str:
     if not group.residual and all(issubclass(kind, _HOMOGENEOUS) for kind in kinds):
         return ""
     return f"{' and '.join(kind.__name__ for kind in kinds)}{' and additions' if group.residual else ''}"
-
-
-def check_share(name: str, value: float) -> None:
-    """Refuse a share of units that is not above 0 and at most 1.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if not 0 < value <= 1:
-        raise ConfigError(f"{name} must be above 0 and at most 1, but got {value}")
 
 
 def drawn_of_each(

@@ -19,7 +19,6 @@ from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.errors import ConfigError
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
-from fedsweep.trees import FlatLayout
 
 from ..parts.element_masks import decided, weight_layers
 from .choice import Choice
@@ -48,18 +47,12 @@ def mask_by_training(
     """
     student = copy.deepcopy(model).train()
     params = [parameter.requires_grad_() for parameter in student.parameters()]
-    layout = FlatLayout(
-        names=tuple(name for name, _ in student.named_parameters()),
-        shapes=tuple(tuple(p.shape) for p in params),
-        num_params=sum(p.numel() for p in params),
-        num_buffers=0,
-    )
-    layers = weight_layers(student, layout)
+    num_params, layers = sum(p.numel() for p in params), weight_layers(student)
     times = choice.weight_times(student, layers)
     order = torch.randperm(len(samples[1]), generator=source.torch())[:_SAMPLES]
     inputs, targets = (values[order.to(values.device)] for values in samples)
-    mask = torch.ones(layout.num_params, dtype=torch.bool)
-    gains, right, calm = torch.zeros(layout.num_params), [0.0] * (_SAMPLES // _BATCH), 0
+    mask = torch.ones(num_params, dtype=torch.bool)
+    gains, right, calm = torch.zeros(num_params), [0.0] * (_SAMPLES // _BATCH), 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(source.seed(56))  # for the network's own draws
         for step in range(1, _STEPS + 1):
@@ -72,17 +65,20 @@ def mask_by_training(
             _descend(params, gradients, mask, rate)
             if step % _EVERY == 0 and sum(right) / len(right) >= 1.5 / num_classes:
                 before = int(mask.sum())
-                sizes = torch.cat([p.detach().flatten() for p in params]).abs().cpu()
-                mask = choice.again(mask, gains, sizes, layers=layers, times=times, share=_SHARE)
+                mask = choice.again(mask, gains, _sizes(params), layers=layers, times=times, share=_SHARE)
                 calm = calm + 1 if abs(int(mask.sum()) - before) <= _CHANGE * before else 0
                 gains.zero_()
                 _descend(params, gradients, mask, 0.0)
                 if calm == _CALM:
                     break
-    sizes = torch.cat([p.detach().flatten() for p in params]).abs().cpu()
+    sizes = _sizes(params)
     if not bool(torch.isfinite(sizes).all()):
         raise ConfigError(f"prunefl's first stage does not converge; lower method.first_learning_rate={rate}")
     return choice.trimmed(mask, sizes, layers)
+
+
+def _sizes(params: Sequence[Tensor]) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in params]).abs().cpu()
 
 
 def _descend(params: Sequence[Tensor], gradients: Sequence[Tensor], mask_P: Tensor, rate: float) -> None:
@@ -121,10 +117,4 @@ class FirstMask(Probe):
             rate=self.rate,
             source=client.stream,
         )
-        layout = FlatLayout(
-            names=tuple(client.params),
-            shapes=tuple(tuple(value.shape) for value in client.params.values()),
-            num_params=len(mask),
-            num_buffers=0,
-        )
-        return {"mask": decided(mask, weight_layers(client.model, layout))}
+        return {"mask": decided(mask, weight_layers(client.model))}

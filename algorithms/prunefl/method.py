@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import Card, Limit, takes, with_card
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.probes import Probe
 from fedsweep.errors import ConfigError
@@ -23,7 +23,8 @@ from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.trees import ParamTree
 
-from ..parts.element_masks import Layers, MaskPolicy, StayZero, check_sparsity
+from ..parts.element_masks import Layers, MaskPolicy, StayZero, decided
+from ..parts.ranges import at_least, below_one, positive
 from .choice import Choice, Times
 from .first_stage import FirstMask, mask_by_training
 
@@ -72,26 +73,45 @@ class ChosenMask(MaskPolicy):
     """The mask of a first stage in one place, chosen again every so many rounds.
 
     Attributes:
-        choice: The rule.
-        first_stage: ``"client"``: on the client with the most samples; ``"server"``: on the server's labelled data;
-            ``"none"``: the largest of each layer's initial weights stay.
-        first_rate: The first stage's learning rate.
-        every: Rounds between two choices.
-        share: Of each layer's alive weights that are chosen again, at first; halves every ``half_life`` rounds.
-        half_life: In rounds.
+        sparsity: At least this share of the weights of linear and convolutional layers is zero, at least 0 and below 1;
+            0 is FedAvg bit for bit.
+        first_stage: Where the first mask is made: client: by some steps on the client with the most samples; server:
+            on the server's labelled data; none: of the initial weights' sizes.
+        first_learning_rate: Of those steps, above 0.
+        every: Rounds between two choices, at least 1. In these clients send squared gradients of all weights.
+        share: Of each layer's alive weights that are chosen again, at first; at least 0 and below 1.
+        half_life: Rounds in which that share halves, above 0.
+        times: equal: every weight takes the same time, since plain kernels do not see zeros; layers: half of a weight's
+            time follows its layer's operations, as with kernels for sparse weights.
+        fixed_time: A round's time whatever the weights, over that of all weights, above 0. The larger, the more weights
+            are worth their time.
+        saves_work: Count operations of alive weights alone, which takes kernels for sparse weights; otherwise those of
+            the whole network, which plain kernels carry out.
 
     Source: Jiang et al. (2022), section 4. Reading: of the first stage the mask is kept, and the weights start from the
     initial ones; weights that come back start from 0, where the gain is meant.
     """
 
-    choice: Choice
-    sparsity: float
-    saves_work: bool = False
+    sparsity: float = 0.8
     first_stage: FirstStage = "client"
-    first_rate: float = 0.1
+    first_learning_rate: float = 0.1
     every: int = 50
     share: float = 0.3
     half_life: float = 10_000.0
+    times: Times = "equal"
+    fixed_time: float = 0.5
+    saves_work: bool = False
+
+    def __post_init__(self) -> None:
+        below_one(sparsity=self.sparsity)
+        positive(fixed_time=self.fixed_time, half_life=self.half_life, first_learning_rate=self.first_learning_rate)
+        below_one(share=self.share)
+        at_least(1, every=self.every)
+
+    @property
+    def choice(self) -> Choice:
+        """The rule."""
+        return Choice(sparsity=self.sparsity, times=self.times, fixed_time=self.fixed_time)
 
     def init(self, context: ServerContext) -> State:
         """The mask by magnitude, until a first stage has another one.
@@ -117,7 +137,7 @@ class ChosenMask(MaskPolicy):
         place = None
         if self.first_stage == "client":
             place = max(context.profiles, key=lambda p: (p.num_samples, -p.client)).client
-        return (FirstMask(place=place, choice=self.choice, rate=self.first_rate),)
+        return (FirstMask(place=place, choice=self.choice, rate=self.first_learning_rate),)
 
     def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
         samples = _server_samples(context)
@@ -127,15 +147,13 @@ class ChosenMask(MaskPolicy):
                 samples,
                 num_classes=context.num_classes,
                 choice=self.choice,
-                rate=self.first_rate,
+                rate=self.first_learning_rate,
                 source=context.stream.child("first stage"),
             )
             return {**state, "mask": mask}
         (answer,) = answers.values()
-        mask, place = state["mask"].clone(), 0
-        for start, stop in state["layers"].values():
-            mask[start:stop] = answer["first_mask/mask"][place : place + stop - start]
-            place += stop - start
+        mask = state["mask"].clone()
+        mask[decided(torch.arange(len(mask)), state["layers"])] = answer["first_mask/mask"]
         return {**state, "mask": mask}
 
     def next_mask(self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
@@ -171,63 +189,19 @@ def _server_samples(context: ServerContext) -> tuple[Tensor, Tensor] | None:
         small={"sparsity": 0.5, "first_stage": "none", "every": 2},
     )
 )
-def prunefl(
-    *,
-    sparsity: float = 0.8,
-    first_stage: FirstStage = "client",
-    first_learning_rate: float = 0.1,
-    every: int = 50,
-    share: float = 0.3,
-    half_life: float = 10_000.0,
-    times: Times = "equal",
-    fixed_time: float = 0.5,
-    saves_work: bool = False,
-) -> FederatedMethod:
-    """FedAvg on a sparse network whose weights are chosen by gain per time: in one place first, then with all clients.
+@takes(ChosenMask)
+def prunefl(**parameters: Any) -> FederatedMethod:
+    """FedAvg on a sparse network whose weights are chosen by gain per time.
 
-    Args:
-        sparsity: At least this share of the weights of linear and convolutional layers is zero, at least 0 and below 1;
-            0 is FedAvg bit for bit.
-        first_stage: Where the first mask is made: client: by some steps on the client with the most samples; server:
-            on the server's labelled data; none: of the initial weights' sizes.
-        first_learning_rate: Of those steps, above 0.
-        every: Rounds between two choices, at least 1. In these clients send squared gradients of all weights.
-        share: Of each layer's alive weights that are chosen again, at first; at least 0 and below 1.
-        half_life: Rounds in which that share halves, above 0.
-        times: equal: every weight takes the same time, since plain kernels do not see zeros; layers: half of a weight's
-            time follows its layer's operations, as with kernels for sparse weights.
-        fixed_time: A round's time whatever the weights, over that of all weights, above 0. The larger, the more weights
-            are worth their time.
-        saves_work: Count operations of alive weights alone, which takes kernels for sparse weights; otherwise those of
-            the whole network, which plain kernels carry out.
+    They are chosen in one place first, then with all clients.
     """
-    check_sparsity(sparsity)
-    for name, value in (
-        ("fixed_time", fixed_time),
-        ("half_life", half_life),
-        ("first_learning_rate", first_learning_rate),
-    ):
-        if not 0 < value < float("inf"):
-            raise ConfigError(f"method.{name} must be a number above 0, but got {value}")
-    if not 0 <= share < 1:
-        raise ConfigError(f"method.share must be at least 0 and below 1, but got {share}")
-    if every < 1:
-        raise ConfigError(f"method.every must be at least 1, but got {every}")
+    mask = ChosenMask(**parameters)
     source = "Jiang et al. (2022), Model pruning enables efficient federated learning on edge devices"
-    if not sparsity:
+    if not mask.sparsity:
         return FederatedMethod(name="prunefl", source=source)
     return FederatedMethod(
         name="prunefl",
         source=source,
-        terms=(StayZero(), SquaredGradients(every=every)),
-        submodels=ChosenMask(
-            choice=Choice(sparsity=sparsity, times=times, fixed_time=fixed_time),
-            sparsity=sparsity,
-            saves_work=saves_work,
-            first_stage=first_stage,
-            first_rate=first_learning_rate,
-            every=every,
-            share=share,
-            half_life=half_life,
-        ),
+        terms=(StayZero(), SquaredGradients(every=mask.every)),
+        submodels=mask,
     )

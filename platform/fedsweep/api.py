@@ -162,5 +162,4 @@ def report(
     from fedsweep.tracking.mlflow_store import local_store, resolve_uri
 
     store = resolve_uri(uri, out=local_store())
-    names = [str(source) for source in sources]
-    return write_report(names, out, uri=store, overwrite=overwrite, script=script).path
+    return write_report(sources, out, uri=store, overwrite=overwrite, script=script).path

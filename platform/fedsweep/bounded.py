@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,12 +54,7 @@ def open_regular(path: Path, *, follow: bool = False) -> Iterator[int]:
 
 
 def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
-    """The bytes of a regular file that is not too large.
-
-    Args:
-        path: The file.
-        max_bytes: Bytes that it may have.
-        follow: See :func:`open_regular`.
+    """The bytes of a regular file that is not too large; for ``follow`` see :func:`open_regular`.
 
     Raises:
         OSError: As :func:`open_regular`; or it is larger.
@@ -87,22 +82,12 @@ def parse_json(data: bytes) -> Any:
         tree = json.loads(data)
     except RecursionError:
         raise ValueError(f"more than {MOST_LEVELS} levels") from None
-    if not is_shallow(tree):
-        raise ValueError(f"more than {MOST_LEVELS} levels")
-    return tree
-
-
-def is_shallow(tree: Any) -> bool:
-    """Whether mappings and lists are nested less than :data:`MOST_LEVELS` deep."""
     level = [tree]
     for _ in range(MOST_LEVELS):
-        level = [item for value in level for item in _below(value)]
-        if not level:
-            return True
-    return False
-
-
-def _below(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        return iter(value.values())
-    return iter(value if isinstance(value, list) else ())
+        below = [
+            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
+        ]
+        level = [item for items in below for item in items]
+    if level:
+        raise ValueError(f"more than {MOST_LEVELS} levels")
+    return tree

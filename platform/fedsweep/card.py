@@ -16,23 +16,11 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 from fedsweep.errors import ConfigError
 
-Need = Literal[
-    "proxy",
-    "labelled proxy",
-    "validation",
-    "evaluation",
-    "devices",
-    "features",
-    "units",
-    "input shape",
-    "no batch norm",
-    "two samples",
-]
-NEEDS: Mapping[Need, str] = {
+NEEDS: Mapping[str, str] = {
     "proxy": "samples on the server, labels not needed (`scenario.server_data.proxy`)",
     "labelled proxy": "labelled samples on the server (`scenario.server_data.proxy`, `labelled: true`)",
     "validation": "labelled validation data on the server (`scenario.server_data.validation`)",
@@ -44,7 +32,6 @@ NEEDS: Mapping[Need, str] = {
     "no batch norm": "a network without batch norm",
     "two samples": "clients of at least two samples",
 }
-assert set(NEEDS) == set(get_args(Need))
 
 SYMBOLS: Mapping[str, str] = {
     "W": "values of the client's model: params and float buffers",
@@ -101,7 +88,7 @@ class Card:
     one aggregation.
 
     Attributes:
-        needs: What a world must have, at the default parameters; a world without is refused before the run.
+        needs: Those of :data:`NEEDS` at the default parameters; a world without is refused before the run.
         up: Formula of what a client sends.
         down: Formula of what it gets.
         setup_up: Formula of what each client sends once, before round 1.
@@ -115,7 +102,7 @@ class Card:
         golden_given: Parameters of the method there.
     """
 
-    needs: tuple[Need, ...] = ()
+    needs: tuple[str, ...] = ()
     up: str = "0"
     down: str = "0"
     setup_up: str = "0"
@@ -157,11 +144,7 @@ _Builder = TypeVar("_Builder", bound=Callable[..., Any])
 
 
 def with_card(card: Card) -> Callable[[_Builder], _Builder]:
-    """A decorator that puts a card on a method's builder.
-
-    Args:
-        card: The card.
-    """
+    """A decorator that puts a card on a method's builder."""
 
     def put(builder: _Builder) -> _Builder:
         builder.card = card  # type: ignore[attr-defined]
@@ -224,10 +207,5 @@ def _said_of_parameters(kind: Callable[..., Any], but: Collection[str]) -> str:
 
 
 def parameters_of(kind: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a builder's parameters that one of its components takes.
-
-    Args:
-        kind: The component's dataclass, or another builder.
-        parameters: By name.
-    """
+    """Those of a builder's parameters that one of its components' dataclasses, or another builder, takes."""
     return {name: parameters[name] for name in inspect.signature(kind).parameters if name in parameters}

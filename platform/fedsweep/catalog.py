@@ -247,7 +247,9 @@ def resolve(config: Config) -> Config:
         ConfigError: A name or a parameter is unknown, or a value is of the wrong type.
         DataError: The file of the model's initial values can't be read.
     """
-    found = {key: bound(config, key) for key in _RESOLVED}
+    # A schedule and a transform have no parameters beside those that the schema knows.
+    known = [key for key, table in TABLES.items() if table.word not in ("schedule", "transform")]
+    found = {key: bound(config, key) for key in known}
     changes = {
         key: {"merge": [part.spec() for part in item]} if isinstance(item, tuple) else item.spec()
         for key, item in found.items()
@@ -287,11 +289,7 @@ def build_method(spec: Mapping[str, Any] | Config) -> FederatedMethod:
 
 
 def method_cards(config: Config) -> tuple[tuple[Card, Mapping[str, Any]], ...]:
-    """The cards of a configuration's methods, each with the method's parameters; those that have one.
-
-    Args:
-        config: A loaded configuration.
-    """
+    """The cards of a loaded configuration's methods, each with the method's parameters; those that have one."""
     found = bound(config, "method")
     parts = found if isinstance(found, tuple) else (found,)
     cards = ((card_of(part.builder), part.parameters) for part in parts)
@@ -315,11 +313,7 @@ def method_titles() -> tuple[str, ...]:
 
 
 def merged_title(names: Sequence[str]) -> str:
-    """What methods that are merged are called together.
-
-    Args:
-        names: One or more.
-    """
+    """What one or more methods that are merged are called together."""
     for entry in TABLES["method"].names().values():
         if entry.merges and sorted(entry.merges) == sorted(names):
             return str(entry.title)
@@ -338,20 +332,6 @@ def method_builder(name: str) -> Callable[..., FederatedMethod]:
         ConfigError: There is no such method; the message names the nearest one.
     """
     return TABLES["method"].builder(name)
-
-
-# A transform and a schedule have no parameters beside those that the schema knows.
-_RESOLVED = (
-    "scenario.partition",
-    "scenario.feature_skew",
-    "scenario.drift",
-    "scenario.availability",
-    "scenario.budgets",
-    "scenario.devices",
-    "scenario.devices.stragglers",
-    "model",
-    "method",
-)
 
 
 def _section(config: Config, key: str) -> Mapping[str, Any] | None:

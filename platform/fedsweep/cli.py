@@ -154,11 +154,7 @@ def _leave(code: int) -> int:
 
 
 def explain(error: Exception) -> tuple[str, int]:
-    """One line on an exception, and the exit code.
-
-    Args:
-        error: Anything that a command raised.
-    """
+    """One line on whatever a command raised, and the exit code."""
     text = _shortened(re.sub(r"\s*\n\s*", " ", str(error).strip()))
     if isinstance(error, InputError):
         return text, 2

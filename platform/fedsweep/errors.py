@@ -20,6 +20,7 @@ A message states the rule, the values seen, and the way out.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable
 
 _MOST_LISTED, _NEAREST = 40, 3
@@ -76,11 +77,10 @@ class ClientJobError(RunError):
         return f"client {self.client} failed in round {self.round}, local step {self.step}: {self.reason}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_client_job_error, (self.client, self.round, self.step, self.reason))
-
-
-def _rebuild_client_job_error(client: int, round: int, step: int, reason: str) -> ClientJobError:
-    return ClientJobError(client=client, round=round, step=step, reason=reason)
+        rebuild = functools.partial(
+            ClientJobError, client=self.client, round=self.round, step=self.step, reason=self.reason
+        )
+        return rebuild, ()
 
 
 class ComponentError(RunError):
@@ -104,13 +104,7 @@ class InvariantError(RunError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """One sentence on an unknown name: the nearest known one, and the list of all, or of the nearest where it is long.
-
-    Args:
-        kind: What is named, e.g. ``"method"``.
-        name: What was found.
-        known: The names that are allowed.
-    """
+    """One sentence on an unknown name: the nearest known one, and all of them, or the nearest where they are many."""
     names = sorted(known)
     near = _nearest(name, names)
     hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -81,12 +81,7 @@ def place_of(error: BaseException) -> str | None:
 
 
 def hook_of(component: object, hook: str) -> str:
-    """``Sparse.apply (topk.py, line 40)``: where a hook of a component begins.
-
-    Args:
-        component: It.
-        hook: The name of one of its methods; ``__call__`` for a function.
-    """
+    """``Sparse.apply (topk.py, line 40)``: where a component's hook begins; that of a function is ``__call__``."""
     found: Any = (
         getattr(component, hook, component) if hook != "__call__" or not inspect.isfunction(component) else component
     )
@@ -99,15 +94,7 @@ def hook_of(component: object, hook: str) -> str:
 
 
 def wrong(component: object, hook: str, *, must: str, given: object, when: object) -> InvariantError:
-    """The error for what a component should not have returned.
-
-    Args:
-        component: It.
-        hook: The name of its method.
-        must: What it must return.
-        given: What it returned.
-        when: ``in round 3``.
-    """
+    """The error for what a component's hook should not have returned, ``in round 3``."""
     return InvariantError(f"{hook_of(component, hook)} must return {must}, but returned {_shown(given)} {when}")
 
 
@@ -157,15 +144,9 @@ def check_named(given: object, of: type, component: object, hook: str, *, when: 
 def vector_and_state(
     given: object, like: Tensor, component: object, hook: str, *, when: object, before: Tensor | None = None
 ) -> tuple[Tensor, Any]:
-    """What a hook returned, where it must return the server's model and its state.
+    """What a hook returned, where it must return a model [V] like the server's, and its state.
 
-    Args:
-        given: That.
-        like: The server's model [V].
-        component: Whose hook it is.
-        hook: Its name.
-        when: ``in round 3``.
-        before: The model that the hook was given; it is known to be right.
+    The model ``before``, which the hook was given, is known to be right.
 
     Raises:
         InvariantError: It is something else, of another shape or type, or not finite.

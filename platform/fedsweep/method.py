@@ -79,10 +79,6 @@ class FederatedMethod:
         names = [term.name for term in self.terms]
         if len(set(names)) != len(names):
             raise ConfigError(f"the terms of a method need names of their own, but {self.name} has {names}")
-        self._check_parts()
-
-    def _check_parts(self) -> None:
-        """Refuse parts that don't go together, whatever the world."""
         whole = [type(c).__name__ for _, c in self.server_components() if c.needs_whole_models]
         if whole and self.submodels.cuts:
             raise ConfigError(
@@ -169,11 +165,7 @@ class FederatedMethod:
         return self.weighting.needs_effective_steps or any(term.needs_effective_steps for term in self.terms)
 
     def probes(self, components: Mapping[str, State], round: int) -> tuple[Probe, ...]:
-        """A round's measurements, by name.
-
-        Args:
-            components: The components' states.
-            round: From 1.
+        """The measurements of a round, from 1, by name, with the components' states.
 
         Raises:
             InvariantError: Two different ones have one name.

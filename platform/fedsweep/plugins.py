@@ -20,11 +20,7 @@ def is_reference(name: str) -> bool:
 
 
 def resolve_reference(kind: str, reference: str) -> Callable[..., Any]:
-    """The callable that ``package.module:callable`` names.
-
-    Args:
-        kind: What is looked for, e.g. ``"dataset"``; for messages.
-        reference: Module path and attribute path, separated by a colon.
+    """The callable that ``package.module:callable`` names; messages say what ``kind`` is looked for.
 
     Raises:
         ConfigError: the form is wrong, the module cannot be imported, it has no such attribute, or that cannot be
@@ -52,11 +48,6 @@ def resolve_reference(kind: str, reference: str) -> Callable[..., Any]:
 
 def find_plugin(kind: str, name: str, known: Iterable[str]) -> Callable[..., Any]:
     """The callable behind a name that is not built in: a reference, or an entry point of group ``fedsweep.<kind>s``.
-
-    Args:
-        kind: ``"dataset"``, ``"partition"`` or ``"transform"``.
-        name: What the configuration gives.
-        known: The built-in names, for the message.
 
     Raises:
         ConfigError: nothing of that name is there; the message gives the nearest name.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -176,9 +176,6 @@ class Results(Sequence[Result]):
         if isinstance(place, slice):
             return [_result(run) for run in self._runs[place]]
         return _result(self._runs[place])
-
-    def __iter__(self) -> Iterator[Result]:
-        return map(_result, self._runs)
 
     @cached_property
     def settings(self) -> list[Setting]:

@@ -119,12 +119,8 @@ class SubModel(ABC):
         return ((self, 1.0),)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FullModel(SubModel):
-    """The whole model."""
-
-    def key(self) -> str:
-        return "full"
+class _InFullShape(SubModel):
+    """A part of which the client has a module and a vector of the full model's size."""
 
     def layout(self, full: FlatLayout) -> FlatLayout:
         return full
@@ -132,18 +128,26 @@ class FullModel(SubModel):
     def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
         return vector
 
-    def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
-        return Covered(vector=vector, cover=None)
-
     def build(self, model: nn.Module) -> nn.Module:
         return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullModel(_InFullShape):
+    """The whole model."""
+
+    def key(self) -> str:
+        return "full"
+
+    def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
+        return Covered(vector=vector, cover=None)
 
 
 FULL_MODEL = FullModel()
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartOfModel(SubModel):
+class PartOfModel(_InFullShape):
     """The whole model, of which only some tensors travel: the others belong to the client.
 
     The client has a module and a vector of full size. In what does not travel it finds the server's values, which stay
@@ -158,12 +162,6 @@ class PartOfModel(SubModel):
 
     def key(self) -> str:
         return f"part {hashlib.blake2b(repr(sorted(self.names)).encode(), digest_size=16).hexdigest()}"
-
-    def layout(self, full: FlatLayout) -> FlatLayout:
-        return full
-
-    def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
-        return vector
 
     def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
         """The vector, of which what travels is covered.
@@ -183,15 +181,12 @@ class PartOfModel(SubModel):
     def stays(self, vector: Tensor, full: FlatLayout) -> Covered:
         return Covered(vector=vector, cover=None)
 
-    def build(self, model: nn.Module) -> nn.Module:
-        return model
-
     def message(self, full: FlatLayout, direction: Direction) -> Mapping[str, int]:
         return _sizes(self, full)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ElementMask(SubModel):
+class ElementMask(_InFullShape):
     """The whole model with only some of its params alive: the others are zero, and do not travel.
 
     The client has a module and a vector of full size; whoever wants the others to stay zero while it trains sets them
@@ -217,9 +212,6 @@ class ElementMask(SubModel):
     def shape(self) -> str:
         return FULL_MODEL.key()
 
-    def layout(self, full: FlatLayout) -> FlatLayout:
-        return full
-
     def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
         mask = self.mask.to(vector.device)
         part = vector.clone()
@@ -232,9 +224,6 @@ class ElementMask(SubModel):
         cover = torch.ones(full.num_values, dtype=torch.bool)
         cover[: full.num_params] = self.mask
         return Covered(vector=vector, cover=_with_riders(cover, full))
-
-    def build(self, model: nn.Module) -> nn.Module:
-        return model
 
     def message(self, full: FlatLayout, direction: Direction) -> Mapping[str, int]:
         return _sizes(self, full)

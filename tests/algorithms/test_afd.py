@@ -14,7 +14,7 @@ from fedsweep.algorithms.afd import ScoredUnits, afd
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import server_context
 from fedsweep.method import FederatedMethod
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.unit_submodel import UnitSubModel
 from fedsweep.records import ClientUpdate, RoundContext, State, SyncContext
 from fedsweep.streams import stream

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.algorithms.fedbe import BayesianEnsemble, Received, draws, fedbe
+from fedsweep.algorithms.fedbe import BayesianEnsemble, fedbe
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.parts.ensembles import ensemble_logits
 from fedsweep.engine.round import Round
@@ -19,7 +19,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.records import SyncContext
 from fedsweep.streams import stream
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
@@ -34,16 +34,13 @@ MODELS = torch.tensor([[1.0, 0.0, 4.0], [3.0, 2.0, -4.0]], dtype=torch.float64)
 def drawn(
     posterior: str, number: int, spread: float, *, models: Tensor = MODELS, sizes: tuple[float, ...] = (1, 3)
 ) -> Tensor:
-    return draws(
-        posterior,  # type: ignore[arg-type]
-        number,
-        Received(
-            models_MP=models,
-            samples_M=torch.tensor(sizes, dtype=torch.float64),
-            start=torch.zeros(3, dtype=torch.float64),
-            shapes=[2, 1],
-        ),
-        spread=spread,
+    component = fedbe(posterior=posterior, samples=number, spread=spread).refinements[0]
+    assert isinstance(component, BayesianEnsemble)
+    return component.draws(
+        models,
+        torch.tensor(sizes, dtype=torch.float64),
+        start=torch.zeros(3, dtype=torch.float64),
+        shapes=[2, 1],
         stream=stream(0, "test"),
     )
 

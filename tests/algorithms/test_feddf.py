@@ -19,7 +19,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.records import SyncContext
 from fedsweep.streams import stream
 from fedsweep.testing import linear_model, local_engine, play_round, run_rounds, tiny_experiment

@@ -14,8 +14,7 @@ from fedsweep.algorithms.feddrop import costs_by_share, feddrop, hidden_neurons,
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.models.cost import fwd_macs_per_sample
-from fedsweep.models.networks.lenet import LeNet5
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import LeNet5, Mlp
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
 from fedsweep.records import ClientWork
 from fedsweep.streams import stream
@@ -64,11 +63,11 @@ def test_a_dropped_layers_output_is_unbiased() -> None:
     expected = model.relu1(model.fc1(inputs.flatten(1)))[0]
     groups, total = hidden_neurons(model), torch.zeros(8, dtype=torch.float64)
     for number in range(draws):
-        drawn = drawn_units(
+        kept, scales = drawn_units(
             groups, {g.name: np.full(8, 0.3) for g in groups}, generator=stream(0, "d", position=number).numpy()
         )
-        small = cast(Mlp, unit_submodel(groups, drawn.kept, scales=drawn.scales).build(model)).train()
-        total[list(drawn.kept["fc1"])] += small.relu1(small.fc1(inputs.flatten(1)))[0].detach()
+        small = cast(Mlp, unit_submodel(groups, kept, scales=scales).build(model)).train()
+        total[list(kept["fc1"])] += small.relu1(small.fc1(inputs.flatten(1)))[0].detach()
     assert bool((expected > 0.01).any())
     error = (total / draws - expected).abs()
     assert bool((error <= 4 * expected * (0.3 / 0.7 / draws) ** 0.5 + 1e-12).all())

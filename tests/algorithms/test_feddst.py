@@ -14,7 +14,7 @@ from fedsweep.algorithms.parts.element_masks import largest, shared_out, weight_
 from fedsweep.card import card_of
 from fedsweep.components.server_update import mean_of_updates
 from fedsweep.errors import ConfigError
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
 from fedsweep.testing.costs import bytes_are_the_cards
 from fedsweep.testing.subject import Subject
@@ -42,7 +42,7 @@ def test_a_layer_that_is_full_leaves_the_rest_to_the_others() -> None:
 def test_all_layers_keep_the_same_share_where_that_is_asked_for() -> None:
     engine = local_engine(tiny_experiment(feddst(sparsity=0.8, distribution="uniform"), build=build))
     mask = engine.start().components["submodels"]["mask"]
-    assert [int(mask[a:b].sum()) for a, b in weight_layers(build(), engine.layout).values()] == [12, 20, 8]
+    assert [int(mask[a:b].sum()) for a, b in weight_layers(build()).values()] == [12, 20, 8]
 
 
 def test_numbers_add_up_and_nobody_is_left_with_none() -> None:
@@ -71,7 +71,7 @@ def test_each_layer_keeps_its_number_of_alive_weights() -> None:
     engine = local_engine(
         tiny_experiment(feddst(sparsity=0.8, moved=0.5, every=1, until=9), build=build, rounds=8, num_clients=6)
     )
-    layers, state = weight_layers(build(), engine.layout), engine.start()
+    layers, state = weight_layers(build()), engine.start()
     first = state.components["submodels"]["mask"]
     counts, masks = [int(first[a:b].sum()) for a, b in layers.values()], [first]
     assert counts == [13, 16, 11] and int(first.sum()) == 40 + 24

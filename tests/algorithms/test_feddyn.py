@@ -18,7 +18,7 @@ from fedsweep.components.local import LocalStep
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.streams import stream
 from fedsweep.testing import component_conforms, linear_model, local_engine, play_round, run_rounds, tiny_experiment
 
@@ -56,10 +56,10 @@ def test_the_optimum_is_reached_with_momentum_and_in_part(golden: Golden) -> Non
     found = golden(
         feddyn(strength=1.0),
         rounds=150,
-        steps=(30, 30, 30, 30, 30),
+        steps=(12, 12, 12, 12, 12),
         problem=five,
         cohort_size=2,
-        learning_rate=0.1,
+        learning_rate=0.2,
         optimizer=OptimizerSettings(momentum=0.5),
     )
     assert float(found[-1].vector) == pytest.approx(optimum, abs=1e-6)

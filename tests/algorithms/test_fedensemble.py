@@ -13,7 +13,7 @@ from fedsweep.catalog import build_method
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.testing import linear_model, local_engine, play_round, run_rounds, tiny_experiment
 
 

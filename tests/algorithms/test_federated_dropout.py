@@ -13,8 +13,7 @@ from fedsweep.algorithms.federated_dropout import federated_dropout, num_kept
 from fedsweep.engine.engine import Engine
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
-from fedsweep.models.networks.lenet import LeNet5
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import LeNet5, Mlp
 from fedsweep.models.unit_submodel import UnitSubModel
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment, tiny_pictures
 

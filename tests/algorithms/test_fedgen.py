@@ -16,13 +16,13 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.fedgen import GeneratedLatents, LatentGenerator, fedgen
-from fedsweep.algorithms.parts.generators import diversity, drawn, generated, new_generator
+from fedsweep.algorithms.parts.features import diversity, drawn, generated, new_generator
 from fedsweep.components.local import ClientFacts, LocalStep
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.records import SyncContext
 from fedsweep.runs.checkpoints.state_codec import from_bytes, to_bytes
 from fedsweep.streams import stream

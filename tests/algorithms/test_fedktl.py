@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from fedsweep.algorithms.fedktl import (
     ArcFace,
     ClassPrototypes,
+    ClippedSteps,
     Knowledge,
     LatentAlignment,
     cosines,
@@ -20,7 +21,6 @@ from fedsweep.algorithms.fedktl import (
     simplex,
     with_margin,
 )
-from fedsweep.algorithms.parts.clipped_steps import ClippedSteps
 from fedsweep.algorithms.parts.decoders import SmallDecoder
 from fedsweep.errors import ConfigError
 from fedsweep.models.registry import build_model
@@ -157,7 +157,7 @@ def test_a_step_is_on_a_gradient_of_at_most_that_norm() -> None:
 
 def test_the_components_conform() -> None:
     component_conforms(
-        LatentAlignment(decoder=SmallDecoder(latent_width=3), strength=1.0, epochs=1, learning_rate=0.1, batch_size=4)
+        LatentAlignment(decoder=SmallDecoder(latent_width=3), server_epochs=1, server_rate=0.1, server_batch=4)
     )
     assert hash(Knowledge(strength=1.0)) != hash(ArcFace(margin=0.5, scale=64.0)) != hash(ClassPrototypes())
 

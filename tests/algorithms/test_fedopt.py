@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedopt import AdaptiveServer, fedadagrad, fedadam, fedavgm, fedyogi
 from fedsweep.algorithms.fedprox import fedprox
-from fedsweep.algorithms.parts.server_steps import ServerMomentum
+from fedsweep.algorithms.parts.server_updates import ServerMomentum
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.engine.foresight.forecast import forecast
 from fedsweep.errors import ConfigError

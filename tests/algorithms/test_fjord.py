@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.fjord import NestedWidths, SelfDistillation, fjord, part_of_part
 from fedsweep.algorithms.moon import moon
-from fedsweep.algorithms.parts.width_tests import ordered_part
+from fedsweep.algorithms.parts.widths import ordered_part
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.engine.engine import Engine
@@ -24,8 +24,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.cost import fwd_macs_per_sample
 from fedsweep.models.network import Network
-from fedsweep.models.networks.lenet import LeNet5
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import LeNet5, Mlp
 from fedsweep.models.registry import build_model
 from fedsweep.models.slicing import build_submodel_module, ordered_kept
 from fedsweep.streams import stream

@@ -17,7 +17,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.user_network import adopt
 from fedsweep.streams import stream
 from fedsweep.testing import component_conforms, local_engine, run_rounds, tiny_experiment

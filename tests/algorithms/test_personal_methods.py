@@ -29,7 +29,7 @@ each_method = pytest.mark.parametrize("name", METHODS)
 
 def builder() -> Callable[[], nn.Module]:
     def net() -> nn.Module:  # local: pickled by value
-        from fedsweep.models.networks.mlp import Mlp
+        from fedsweep.models.networks.chains import Mlp
 
         return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 

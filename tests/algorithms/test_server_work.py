@@ -20,7 +20,7 @@ from fedsweep.algorithms.heterofl import heterofl
 from fedsweep.engine.state import RunState
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.functional import head_names
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.records import SyncContext
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 

@@ -29,7 +29,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.submodel import ElementMask
 from fedsweep.testing import (
@@ -64,7 +64,7 @@ def experiment(method: FederatedMethod, **more: Any) -> Experiment:
 
 
 def zeros(engine: Engine, vector: Tensor) -> float:
-    values = decided(vector, weight_layers(build(), engine.layout))
+    values = decided(vector, weight_layers(build()))
     return float((values == 0).double().mean())
 
 

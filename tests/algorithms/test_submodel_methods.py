@@ -22,7 +22,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.registry import build_model
 from fedsweep.streams import stream
 from fedsweep.testing import (

@@ -12,7 +12,7 @@ from fedsweep.bench.setups import SETUPS
 def test_ready_and_end_are_held_against_the_targets_and_the_split_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     readies = iter((9.0, 1.0, 1.5, 3.0, 9.0, 5.0, 7.0, 8.0))  # the first of each kind of run does not count
 
-    def play(case: Any, rounds: int) -> dict[str, Any]:
+    def play(runtime: Any, rounds: int) -> dict[str, Any]:
         assert rounds == 3
         split = {"before": {"libraries": 1.25, "data": 0.001}, "after": {"pictures": 0.5}}
         return {"ready_s": next(readies), "seconds": 3.5, "cpu_s": 4.0, **split}

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.algorithms.dynafed.distillation import dynafed
-from fedsweep.algorithms.dynafed.synthesis import Host, Synthesizer
-from fedsweep.algorithms.dynafed.trajectory import forward_of
-from fedsweep.models.networks.convnet import ConvNet3
+from fedsweep.algorithms.dynafed.synthesis import Synthesizer
+from fedsweep.models.networks.chains import ConvNet3
+from fedsweep.records import SyncContext
 from fedsweep.streams import Stream
 from fedsweep.trees import layout_of, model_vector
 
@@ -64,13 +64,17 @@ def main() -> None:
     )
     synthesizer = Synthesizer(
         method.refinements[0].synthesis,  # type: ignore[attr-defined]
-        Host(
-            forward=forward_of(model, layout),
+        SyncContext(
+            round=8,
+            index=0,
+            ends_round=True,
+            vector=walk[-1],
             layout=layout,
-            device=torch.device("cpu"),
+            anchors={},
+            learning_rate=0.1,
+            cohort=(),
+            model=model,
             stream=Stream(("bench",)),
-            checkpoint=lambda tree: None,
-            tell=lambda text: None,
         ),
         snapshots=walk,
         num_images=given.images,

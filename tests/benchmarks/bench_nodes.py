@@ -54,12 +54,18 @@ def two_nodes() -> Iterator[Any]:
 
 def engine_on(ray: Any, work: Experiment, exchange: Any) -> Engine:
     """An engine with a client actor on each node, whose sync points go this way."""
-    from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
+    from fedsweep.fleet.fleet import Vectors
+    from fedsweep.fleet.ray_fleet import FleetSettings, RayFleet
 
-    settings = FleetSettings(num_actors=2, name=f"nodes-{time.time()}", options={"num_cpus": 1}, exchange=exchange)
-    fleet = make_ray_fleet(
-        work, ray.put(work), settings, print, lambda index: {"num_cpus": 1, "resources": {f"node{index}": 1}}
+    settings = FleetSettings(
+        num_actors=2,
+        name=f"nodes-{time.time()}",
+        options={"num_cpus": 1},
+        placed=lambda index: {"resources": {f"node{index}": 1}},
+        vectors=Vectors.of(work),
+        exchange=exchange,
     )
+    fleet = RayFleet(ray.put(work), settings, print)
     fleet.ready()
     assert fleet.exchange.name == ("server" if exchange == "server" else "network"), fleet.exchange
     return Engine(work, fleet)

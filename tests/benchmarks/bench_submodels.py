@@ -26,7 +26,7 @@ from torch import nn
 
 from fedsweep.algorithms.feddhad.dropout_rates import drawn_units
 from fedsweep.algorithms.fjord import NestedWidths, part_of_part
-from fedsweep.algorithms.parts.width_tests import ordered_part
+from fedsweep.algorithms.parts.widths import ordered_part
 from fedsweep.bench.data import noise
 from fedsweep.catalog import build_method
 from fedsweep.components.submodels import SubModelPolicy
@@ -217,8 +217,8 @@ def handle_part(model: Network, number: int) -> float:
     groups = [g for g in model.unit_groups() if not g.residual]
     rates = {g.name: torch.full((g.size,), 0.1).double().numpy() for g in groups}
     began = time.perf_counter()
-    drawn = drawn_units(groups, rates, generator=stream(0, "units", number).numpy())
-    part = unit_submodel(model.unit_groups(), drawn.kept, scales=drawn.scales)
+    kept, scales = drawn_units(groups, rates, generator=stream(0, "units", number).numpy())
+    part = unit_submodel(model.unit_groups(), kept, scales=scales)
     part.build(model)
     covered = part.embed(part.extract(vector, layout), layout)
     coverage_mean(vector, [covered.vector], [covered.cover], [1.0])

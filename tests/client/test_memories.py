@@ -13,7 +13,7 @@ from fedsweep.client.memories import cut_memory, grown_memory
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.method import FederatedMethod
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import Payload, RoundContext, State
 from fedsweep.submodel import FULL_MODEL, SubModel

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, Objective
-from fedsweep.models.networks.fedstg_cnn import FedstgCnn
+from fedsweep.models.networks.chains import FedstgCnn
 from fedsweep.models.slicing import ordered_kept
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -33,7 +33,7 @@ class InSteps(UnitSubModel):
 
 
 GROUPS = FedstgCnn(input_shape=(3, 8, 8), num_classes=4).unit_groups()
-HALF = unit_submodel(GROUPS, {name: units.tolist() for name, units in ordered_kept(GROUPS, 0.5).items()})
+HALF = unit_submodel(GROUPS, ordered_kept(GROUPS, 0.5))
 
 
 def run(part: SubModel, **more: Any) -> Tensor:

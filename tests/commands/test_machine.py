@@ -4,6 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,9 @@ def test_ui_refuses_a_port_in_use(fedsweep: Command) -> None:
 
 
 def test_doctor_names_the_problem_and_is_exit_1(fedsweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_CHECKS", {"Python": doctor._python, "juggler": doctor._imported("no_such_juggler")})
+    monkeypatch.setattr(
+        doctor, "_CHECKS", {"Python": doctor._python, "juggler": partial(doctor._imported, "no_such_juggler")}
+    )
     code, out, err = fedsweep("doctor")
     assert (code, err) == (1, "")
     first, second, last = out.splitlines()

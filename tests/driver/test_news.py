@@ -10,51 +10,10 @@ from typing import Any
 import pytest
 
 from fedsweep.config.load import load_config
-from fedsweep.driver.news import Audience, Bulletin, News
+from fedsweep.driver.news import Bulletin, News
 from fedsweep.driver.observers import Observer
 from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.records import RoundRecord
-
-
-def heard() -> tuple[list[str], Audience]:
-    found: list[str] = []
-    return found, Audience(message=lambda text: found.append(f"! {text}"), working=lambda text: found.append(text))
-
-
-def test_everything_is_given_out_once_and_of_lines_the_newest() -> None:
-    bulletin = Bulletin()
-    bulletin.message("first")
-    bulletin.working("1 of 9")
-    bulletin.message("second")
-    bulletin.working("2 of 9")
-    assert bulletin.take() == News(messages=("first", "second"), working="2 of 9")
-    assert bulletin.take() == News()
-
-
-def test_a_listener_hears_what_was_said_before_and_then_at_once() -> None:
-    bulletin = Bulletin()
-    bulletin.message("before")
-    found, audience = heard()
-    bulletin.listen(audience)
-    bulletin.working("1 of 9")
-    bulletin.message("after")
-    assert found == ["! before", "1 of 9", "! after"]
-    assert bulletin.take() == News()
-
-
-def test_no_sentence_is_lost_where_one_thread_speaks_and_another_takes() -> None:
-    bulletin, taken = Bulletin(), []
-
-    def speak() -> None:
-        for number in range(5000):
-            bulletin.message(str(number))
-
-    speaker = threading.Thread(target=speak)
-    speaker.start()
-    while speaker.is_alive():
-        taken.extend(bulletin.take().messages)
-    taken.extend(bulletin.take().messages)
-    assert taken == [str(number) for number in range(5000)]
 
 
 class Diary(Observer):
@@ -71,6 +30,42 @@ class Diary(Observer):
 
     def working(self, text: str) -> None:
         self.entries.append(text)
+
+
+def test_everything_is_given_out_once_and_of_lines_the_newest() -> None:
+    bulletin = Bulletin()
+    bulletin.message("first")
+    bulletin.working("1 of 9")
+    bulletin.message("second")
+    bulletin.working("2 of 9")
+    assert bulletin.take() == News(messages=("first", "second"), working="2 of 9")
+    assert bulletin.take() == News()
+
+
+def test_a_listener_hears_what_was_said_before_and_then_at_once() -> None:
+    bulletin = Bulletin()
+    bulletin.message("before")
+    diary = Diary()
+    bulletin.listen([diary])
+    bulletin.working("1 of 9")
+    bulletin.message("after")
+    assert diary.entries == ["! before", "1 of 9", "! after"]
+    assert bulletin.take() == News()
+
+
+def test_no_sentence_is_lost_where_one_thread_speaks_and_another_takes() -> None:
+    bulletin, taken = Bulletin(), []
+
+    def speak() -> None:
+        for number in range(5000):
+            bulletin.message(str(number))
+
+    speaker = threading.Thread(target=speak)
+    speaker.start()
+    while speaker.is_alive():
+        taken.extend(bulletin.take().messages)
+    taken.extend(bulletin.take().messages)
+    assert taken == [str(number) for number in range(5000)]
 
 
 def played(folder: Path, *, iterations: int = 4, **runtime: Any) -> tuple[list[str], str]:

@@ -19,7 +19,7 @@ from fedsweep.components.codec import Codec
 from fedsweep.engine.foresight.forecast import forecast
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import Payload
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore

@@ -18,7 +18,7 @@ from fedsweep.components.pacing import FixedInterval
 from fedsweep.components.refinement import Refinement
 from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, ServerContext, State, SyncContext
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore

@@ -32,7 +32,7 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod
 from fedsweep.records import State
-from fedsweep.runs.tables.client_accuracy import accuracy_table
+from fedsweep.runs.tables.per_client import accuracy_table
 from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment
 from fedsweep.trees import ParamTree
 

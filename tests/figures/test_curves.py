@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
+from client_tables import write_clients
 from matplotlib.figure import Figure
 
 from fedsweep.errors import InputError, InvariantError
@@ -55,7 +56,7 @@ def write_run(path: Path, *, name: str, seed: int = 0, rounds: int = 4, status: 
     blank = RoundRecord(**{**values, **lists, "bytes_up": 60, "bytes_down": 40})
     folder = RunFolder.create(path, overwrite=False)
     folder.write_config(f"name: {name}\nseed: {seed}\nscenario: {{}}\nmethod: {{name: fedavg}}\n")
-    folder.write_clients(num_samples=[3, 1], label_counts=[[2, 1], [0, 1]])
+    write_clients(folder, [[2, 1], [0, 1]])
     if rounds:
         rows = [
             replace(blank, round=r, test_accuracy=r / 10 if r % 2 else None, test_loss=None)

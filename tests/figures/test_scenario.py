@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from client_tables import write_clients
 from matplotlib.figure import Figure
 
 import fedsweep
@@ -137,7 +138,7 @@ def test_runs_without_drift_have_no_class_shares(tmp_path: Path) -> None:
 
 def test_files_that_contradict_each_other_are_an_error(run_folder: Path, tmp_path: Path) -> None:
     RunFolder.create(tmp_path, overwrite=False).write_config("scenario: {}\nmethod: {}\n")
-    RunFolder(tmp_path).write_clients(num_samples=[1, 1], label_counts=[[1, 0], [0, 1]])
+    write_clients(RunFolder(tmp_path), [[1, 0], [0, 1]])
     (tmp_path / "scenario.json").write_text((run_folder / "scenario.json").read_text())
     with pytest.raises(OutputError, match=r"6 clients and 10 classes, but clients.parquet has \[2, 2\]"):
         class_shares_of(load_run(tmp_path))

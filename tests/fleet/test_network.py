@@ -17,6 +17,7 @@ import torch
 
 from fedsweep.client.worker import Alone
 from fedsweep.errors import ResourceError, WorkerLost
+from fedsweep.fleet.fleet import Vectors
 from fedsweep.fleet.network import Membership, NetworkExchange, find_store, open_store
 from fedsweep.streams import stream
 
@@ -45,8 +46,7 @@ def membership(index: int, size: int, values: int, dtype: torch.dtype, timeout_s
     return Membership(
         index=index,
         size=size,
-        num_values=values,
-        dtype=dtype,
+        vectors=Vectors(num_values=values, dtype=dtype, capacity=len(WORKERS)),
         host=HOST,
         connect_timeout_s=20.0,
         timeout_s=timeout_s,
@@ -197,7 +197,8 @@ def test_a_refused_connection_and_an_address_of_another_machine_are_told() -> No
 
 def test_a_member_that_stays_away_is_told() -> None:
     store = open_store(HOST, timeout_s=0.2)
-    lonely = Membership(index=0, size=2, num_values=3, dtype=torch.float32, host=HOST, connect_timeout_s=0.2)
+    three = Vectors(num_values=3, dtype=torch.float32, capacity=2)
+    lonely = Membership(index=0, size=2, vectors=three, host=HOST, connect_timeout_s=0.2)
     with pytest.raises(ResourceError, match="client actors do not reach each other"):
         NetworkExchange(store, lonely)
 

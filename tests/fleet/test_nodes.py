@@ -57,18 +57,18 @@ def in_turn(index: int) -> dict[str, Any]:
 def maker(
     ray: Any, experiment: Experiment, actors: int, options: Callable[[int], Mapping[str, Any]] = in_turn
 ) -> Callable[[Callable[[str], None]], Any]:
-    from fedsweep.fleet.ray_exchange import Vectors
-    from fedsweep.fleet.ray_fleet import RayFleet
+    from fedsweep.fleet.fleet import Vectors
+    from fedsweep.fleet.ray_fleet import FleetSettings, RayFleet
 
     def make(warn: Callable[[str], None]) -> RayFleet:
-        return RayFleet(
-            ray.put(experiment),
+        settings = FleetSettings(
             num_actors=actors,
             name=f"nodes-{next(_NAMES)}",
-            options=options,
+            options={},
+            placed=options,
             vectors=Vectors.of(experiment),
-            warn=warn,
         )
+        return RayFleet(ray.put(experiment), settings, warn)
 
     return make
 

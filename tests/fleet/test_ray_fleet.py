@@ -34,13 +34,18 @@ def play_in_own_processes(
     ray: Any, experiment: Experiment, *, hang_timeout_s: float = 60.0
 ) -> tuple[RunState, list[str]]:
     """The run on two actors as a run has them: each in a process of its own."""
-    from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
+    from fedsweep.fleet.fleet import Vectors
+    from fedsweep.fleet.ray_fleet import FleetSettings, RayFleet
 
     messages: list[str] = []
     settings = FleetSettings(
-        num_actors=2, name=f"test-{next(_NAMES)}", options={"num_cpus": 1}, hang_timeout_s=hang_timeout_s
+        num_actors=2,
+        name=f"test-{next(_NAMES)}",
+        options={"num_cpus": 1},
+        vectors=Vectors.of(experiment),
+        hang_timeout_s=hang_timeout_s,
     )
-    fleet = make_ray_fleet(experiment, ray.put(experiment), settings, messages.append)
+    fleet = RayFleet(ray.put(experiment), settings, messages.append)
     try:
         return run_rounds(Engine(experiment, fleet, on_repair=messages.append)), messages
     finally:

@@ -85,7 +85,8 @@ def test_a_run_shows_each_gauge_under_its_tags(shown: dict[str, Any]) -> None:
 
 def test_bytes_of_a_resumed_run_go_on_and_a_round_played_again_counts_once(shown: dict[str, Any]) -> None:
     metrics = metrics_of()
-    metrics.record_all([record(1, accuracy=0.1), record(2, accuracy=0.2)])
+    metrics.record(record(1, accuracy=0.1))
+    metrics.record(record(2, accuracy=0.2))
     metrics.record(record(3, accuracy=0.3))
     metrics.record(record(3, accuracy=0.3))
     assert shown["fedsweep_total_bytes"][0] == 300

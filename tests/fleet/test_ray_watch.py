@@ -13,7 +13,7 @@ import pytest
 
 from fedsweep.errors import ClusterLost
 from fedsweep.fleet import ray_watch
-from fedsweep.fleet.ray_watch import StartWatch, has_left_work, unless_lost
+from fedsweep.fleet.ray_watch import Attempt, StartWatch, has_left_work, unless_lost
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_ctrl_c_asks_the_work_to_end_and_waits_for_it(monkeypatch: pytest.Monkey
 
 def test_processes_that_were_started_live_as_long_as_the_thread_that_started_them() -> None:
     before = set(threading.enumerate())
-    unless_lost(lambda: None, alive, starts_processes=True)
+    Attempt(lambda: None, alive, starts_processes=True).result()
     (thread,) = set(threading.enumerate()) - before
     assert thread.daemon
     unless_lost(lambda: None, alive)

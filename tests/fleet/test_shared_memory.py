@@ -13,6 +13,7 @@ import torch
 
 from fedsweep.client.worker import Alone
 from fedsweep.errors import WorkerLost
+from fedsweep.fleet.fleet import Vectors
 from fedsweep.fleet.shared_memory import SharedMemoryExchange, make_group_files
 from fedsweep.streams import stream
 
@@ -25,11 +26,13 @@ def vectors(dtype: torch.dtype) -> dict[int, torch.Tensor]:
     return {k: torch.randn(VALUES, generator=generator, dtype=dtype) for k in CLIENTS}
 
 
-def member(folder: str, index: int, size: int, dtype: torch.dtype, gate, pipe, rounds: int) -> None:  # type: ignore[no-untyped-def]
+def averaged(dtype: torch.dtype) -> Vectors:
+    return Vectors(num_values=VALUES, dtype=dtype, capacity=len(CLIENTS))
+
+
+def member(folder: Path, index: int, size: int, dtype: torch.dtype, gate, pipe, rounds: int) -> None:  # type: ignore[no-untyped-def]
     torch.set_num_threads(1)
-    exchange = SharedMemoryExchange(
-        folder, index=index, size=size, num_values=VALUES, capacity=len(CLIENTS), dtype=dtype
-    )
+    exchange = SharedMemoryExchange(folder, averaged(dtype), index=index, size=size)
     gate.wait()
     exchange.connect()
     gate.wait()
@@ -45,15 +48,13 @@ def member(folder: str, index: int, size: int, dtype: torch.dtype, gate, pipe, r
 
 
 def start(tmp_path: Path, size: int, dtype: torch.dtype, rounds: int):  # type: ignore[no-untyped-def]
-    make_group_files(tmp_path, num_values=VALUES, capacity=len(CLIENTS), dtype=dtype)
+    make_group_files(tmp_path, averaged(dtype))
     context = multiprocessing.get_context("fork")
     gate = context.Barrier(size)
     pipes, processes = [], []
     for index in range(size):
         ours, theirs = context.Pipe()
-        process = context.Process(
-            target=member, args=(str(tmp_path), index, size, dtype, gate, theirs, rounds), daemon=True
-        )
+        process = context.Process(target=member, args=(tmp_path, index, size, dtype, gate, theirs, rounds), daemon=True)
         process.start()
         pipes.append(ours)
         processes.append(process)

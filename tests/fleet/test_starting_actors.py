@@ -21,17 +21,11 @@ pytestmark = pytest.mark.ray
 
 
 def made(ray: Any, experiment: Experiment, name: str, warnings: list[str]) -> Any:
-    from fedsweep.fleet.ray_exchange import Vectors
-    from fedsweep.fleet.ray_fleet import RayFleet
+    from fedsweep.fleet.fleet import Vectors
+    from fedsweep.fleet.ray_fleet import FleetSettings, RayFleet
 
-    return RayFleet(
-        ray.put(experiment),
-        num_actors=2,
-        name=name,
-        options=lambda index: {"num_cpus": 1},
-        vectors=Vectors.of(experiment),
-        warn=warnings.append,
-    )
+    settings = FleetSettings(num_actors=2, name=name, options={"num_cpus": 1}, vectors=Vectors.of(experiment))
+    return RayFleet(ray.put(experiment), settings, warnings.append)
 
 
 def test_every_port_of_the_cluster_is_on_loopback(shared_ray: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.models.functional import features_with, head_names, head_with, logits_with
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.registry import MODELS, build_model
 from fedsweep.models.user_network import adopt
 from fedsweep.streams import Stream

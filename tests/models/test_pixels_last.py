@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.models.network import Network
-from fedsweep.models.pixels_last import pixels_last
+from fedsweep.models.network import Network, pixels_last
 from fedsweep.models.registry import MODELS, build_model
 from fedsweep.models.slicing import build_submodel_module, ordered_kept
 from fedsweep.streams import Stream

@@ -9,7 +9,7 @@ import torch
 from fedsweep.catalog import bind_spec
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import Network
-from fedsweep.models.registry import MODELS, build_model, model_names
+from fedsweep.models.registry import MODELS, build_model
 from fedsweep.models.slicing import build_submodel_module
 from fedsweep.streams import Stream
 
@@ -93,7 +93,7 @@ def same_values(one: Network, other: Network) -> bool:
 
 
 def test_names_are_those_of_the_interface() -> None:
-    assert set(model_names()) == {
+    assert set(MODELS) == {
         "mlp", "cnn", "lenet5", "feddhad_cnn", "convnet3", "fedstg_cnn", "resnet18", "feddhad_resnet18", "vgg11",
         "vit_tiny",
     }  # fmt: skip

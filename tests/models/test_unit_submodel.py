@@ -52,7 +52,7 @@ def drawn(model: Network, share: float = 0.6, *, seed: int = 0, residual: bool =
 
 def half_width(model: Network) -> SubModel:
     groups = model.unit_groups()
-    return unit_submodel(groups, {name: units.tolist() for name, units in ordered_kept(groups, 0.5).items()})
+    return unit_submodel(groups, ordered_kept(groups, 0.5))
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -162,6 +162,8 @@ def test_nothing_left_out_is_the_full_model() -> None:
         ({"fc9": [0]}, {}),
         ({"fc1": []}, {}),
         ({"fc1": [1, 0]}, {}),
+        ({"fc1": [1, 1]}, {}),
+        ({"fc1": [-1, 2]}, {}),
         ({"fc1": [0, 128]}, {}),
         ({"fc1": [0, 1]}, {"fc1": [1.0]}),
         ({}, {"fc9": [1.0]}),

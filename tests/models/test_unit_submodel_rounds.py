@@ -19,8 +19,7 @@ from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.models.network import Network
-from fedsweep.models.networks.lenet import LeNet5
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import LeNet5, Mlp
 from fedsweep.models.registry import build_model
 from fedsweep.models.slicing import attach_unit_scales, ordered_kept
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
@@ -166,13 +165,8 @@ def lenet() -> nn.Module:
 def test_half_width_lenet_has_its_share_of_flops_and_bytes_and_all_the_steps() -> None:
     """FLOPs x 251,340 / 651,720, bytes x 15,888 / 62,006, the overhead of steps unchanged; rate 0 is the full clock."""
     images, labels = tiny_pictures()
-    half = unit_submodel(
-        LeNet5(input_shape=(3, 32, 32), num_classes=10).unit_groups(),
-        {
-            n: u.tolist()
-            for n, u in ordered_kept(LeNet5(input_shape=(3, 32, 32), num_classes=10).unit_groups(), 0.5).items()
-        },
-    )
+    groups = LeNet5(input_shape=(3, 32, 32), num_classes=10).unit_groups()
+    half = unit_submodel(groups, ordered_kept(groups, 0.5))
     parts = {
         "flops": tiny_device(1e9, bits_per_s=float("inf")),
         "bytes": tiny_device(float("inf"), bits_per_s=1e6),

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.errors import ConfigError, InvariantError
+from fedsweep.errors import ConfigError
 from fedsweep.models.network import InputShape, Network
 from fedsweep.models.registry import MODELS, build_model
 from fedsweep.models.slicing import (
@@ -268,43 +268,20 @@ def test_ordered_width_out_of_range_is_refused(width: float) -> None:
         ordered_width(10, width)
 
 
-@pytest.mark.parametrize(
-    ("kept", "message"),
-    [
-        ({"conv3": [0]}, "unknown unit group 'conv3'; did you mean 'conv"),
-        ({"conv1": []}, "at least one"),
-        ({"conv1": [0, 6]}, r"within 0..5, but got \[0, 6\]"),
-        ({"conv1": [-1, 2]}, "within"),
-        ({"conv1": [2, 1]}, "ascending"),
-        ({"conv1": [1, 1]}, "distinct"),
-    ],
-)
-def test_impossible_kept_units_are_refused(kept: dict[str, list[int]], message: str) -> None:
-    with pytest.raises(InvariantError, match=message):
-        kept_index(outline("lenet5").unit_groups(), kept)
-
-
-def test_scales_act_in_training_alone_and_go_with_their_handles() -> None:
+def test_scales_act_in_training_alone() -> None:
     model = build("mlp")
     inputs, _ = batch("mlp")
     plain = model.eval()(inputs)
-    handles = attach_unit_scales(model, {"fc2": torch.full((128,), 2.0)})
+    attach_unit_scales(model, {"fc2": torch.full((128,), 2.0)})
     assert torch.equal(model.eval()(inputs), plain)
     bias = model.get_parameter("classifier.bias")
     torch.testing.assert_close(model.train()(inputs) - bias, 2 * (plain - bias))
-    for handle in handles:
-        handle.remove()
-    assert torch.equal(model.train()(inputs), plain)
 
 
-def test_scales_that_do_not_fit_are_refused() -> None:
+def test_a_residual_group_is_masked_but_not_scaled() -> None:
     resnet = outline("feddhad_resnet18")
     with pytest.raises(ConfigError, match="'stage1' is tied by residual additions"):
         attach_unit_scales(resnet, {"stage1": torch.full((64,), 2.0)})
-    with pytest.raises(InvariantError, match="has 6 units, but its scales have shape"):
-        attach_unit_scales(outline("lenet5"), {"conv1": torch.ones(5)})
-    with pytest.raises(InvariantError, match="unknown unit group 'conv9'"):
-        attach_unit_scales(outline("lenet5"), {"conv9": torch.ones(6)})
 
 
 def test_group_norm_with_groups_of_several_channels_cannot_be_cut() -> None:

@@ -18,10 +18,9 @@ from fedsweep.errors import InputError
 from fedsweep.figures.style import COLOURS, setting_looks
 from fedsweep.reports.compare import compared_runs, print_runs, print_settings
 from fedsweep.reports.setting_table import settings_as
-from fedsweep.results.names import without_shared_start
 from fedsweep.results.settings import ReportRun, group_settings, remarks
-from fedsweep.results.texts import bytes_text, seconds_text
-from fedsweep.results.view import RunView, load_runs, run_labels
+from fedsweep.results.texts import bytes_text, seconds_text, without_shared_start
+from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 
@@ -62,15 +61,19 @@ def test_a_row_says_what_the_rounds_say(tmp_path: Path) -> None:
     )
     (row,) = compared_runs([write_run(tmp_path / "a", *rounds, seed=3, status=None)])
     assert (row.label, row.method, row.view.seed, row.status, row.num_rounds) == ("run", "FedAvg", 3, "unfinished", 4)
-    assert (row.test_accuracy, row.best_test_accuracy) == (0.7, 0.75)
-    assert (row.total_bytes, row.comm_ratio) == (5000, 0.5)
-    assert (row.sim_time_s, row.wall_time_s, row.folder) == (30.0, 6.0, tmp_path / "a")
+    assert (row.view.figure("test_accuracy"), row.view.figure("best_test_accuracy")) == (0.7, 0.75)
+    assert (row.view.figure("total_bytes"), row.view.figure("comm_ratio")) == (5000, 0.5)
+    assert (row.view.figure("sim_time_s"), row.view.figure("wall_time_s"), row.folder) == (30.0, 6.0, tmp_path / "a")
 
 
 def test_what_the_rounds_do_not_have_is_looked_for_in_the_result(tmp_path: Path) -> None:
     write_run(tmp_path / "a", {}, total_bytes=7, best_test_accuracy=0.9, test_accuracy=None)
     (row,) = compared_runs([tmp_path])
-    assert (row.total_bytes, row.best_test_accuracy, row.test_accuracy) == (1500, 0.9, None)
+    assert (
+        row.view.figure("total_bytes"),
+        row.view.figure("best_test_accuracy"),
+        row.view.figure("test_accuracy"),
+    ) == (1500, 0.9, None)
 
 
 def test_what_is_not_a_number_in_the_end_is_no_figure(tmp_path: Path) -> None:
@@ -85,13 +88,18 @@ def test_runs_without_a_round_have_a_row(tmp_path: Path) -> None:
     write_run(tmp_path / "a", status="failed")
     write_run(tmp_path / "b", status=None)
     first, second = compared_runs([tmp_path])
-    assert (first.status, first.num_rounds, first.test_accuracy, first.total_bytes) == ("failed", 0, None, None)
+    assert (first.status, first.num_rounds, first.view.figure("test_accuracy"), first.view.figure("total_bytes")) == (
+        "failed",
+        0,
+        None,
+        None,
+    )
     assert second.status == "unfinished"
 
 
 def test_nan_is_never_the_best(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", {"test_accuracy": math.nan}, {"test_accuracy": 0.1}, status=None)
-    assert compared_runs([path])[0].best_test_accuracy == 0.1
+    assert compared_runs([path])[0].view.figure("best_test_accuracy") == 0.1
 
 
 def test_merged_methods_are_named_together(tmp_path: Path) -> None:
@@ -132,11 +140,8 @@ def test_labels_grow_only_as_far_as_runs_need_to_be_told_apart(tmp_path: Path) -
     write_run(tmp_path / "1", name="one")
     write_run(tmp_path / "2", name="two", seed=0)
     write_run(tmp_path / "3", name="two", seed=1)
-    runs = load_runs([tmp_path])
-    assert run_labels(runs) == ["one", "two (seed 0)", "two (seed 1)"]
-    assert run_labels(runs, with_seeds=False) == ["one", "two", "two"]
+    assert [row.label for row in compared_runs([tmp_path])] == ["one", "two", "two"]
     write_run(tmp_path / "4", name="two", seed=1)
-    assert run_labels(load_runs([tmp_path])) == ["one", "two (seed 0)", "3", "4"]
     assert [row.label for row in compared_runs([tmp_path])] == ["one", "two", "3", "4"]
 
 

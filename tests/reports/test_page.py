@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from client_tables import write_clients
 
 from fedsweep.errors import InputError
 from fedsweep.reports.contents import build_report
@@ -109,7 +110,7 @@ def write_run(
         f"name: {json.dumps(name)}\nseed: {seed}\nscenario: {{clients: 3}}\nmethod: {{name: fedavg}}\n"
         f"training: {{optimizer: {{lr: {lr}}}}}\n"
     )
-    folder.write_clients(num_samples=[3, 1, 2], label_counts=[[2, 1], [0, 1], [1, 1]])
+    write_clients(folder, [[2, 1], [0, 1], [1, 1]])
     if accuracies:
         folder.write_rounds(
             [replace(ROUND, round=r, test_accuracy=value, **rounds or {}) for r, value in enumerate(accuracies, 1)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from client_tables import write_clients
 
 from fedsweep.errors import OutputError
 from fedsweep.reports import client_maps as maps_module
@@ -223,7 +224,7 @@ def test_presence_and_aggregation_are_told_apart_where_they_differ() -> None:
 def drifting(folder: Path, *, num_classes: int = 2, rounds: int = 2) -> RunView:
     """Two clients; the first has class 0 in odd rounds and class 1 in even ones."""
     RunFolder.create(folder, overwrite=False).write_config("scenario: {}\nmethod: {}\n")
-    RunFolder(folder).write_clients(num_samples=[num_classes] * 2, label_counts=[[1] * num_classes] * 2)
+    write_clients(RunFolder(folder), [[1] * num_classes] * 2)
     trace = ScenarioTrace(num_clients=2, num_classes=num_classes)
     for number in range(rounds):
         trace = trace.with_round([0, 1], {0: [number % 2]})
@@ -289,9 +290,7 @@ def test_runs_without_a_group_or_with_too_many_classes_have_no_chart_of_labels()
 
 def test_the_page_has_the_groups_labels_beside_the_maps(tmp_path: Path) -> None:
     for name in ("with", "damaged"):
-        RunFolder.create(tmp_path / name, overwrite=False).write_clients(
-            num_samples=COUNTS.sum(axis=1).tolist(), label_counts=COUNTS.tolist()
-        )
+        write_clients(RunFolder.create(tmp_path / name, overwrite=False), COUNTS)
     damaged = grouped(tmp_path / "damaged", high_frequency=[[2], [9]], cohort=[[0, 1, 2], [0, 9]])
     maps = client_maps([grouped(tmp_path / "with"), damaged, grouped(high_frequency=[None, None])], [0, 1, 2])
     titles = [[maps.charts[name].title for name in maps.views[index]] for index in range(3)]

@@ -53,6 +53,13 @@ def table(
     )
 
 
+@pytest.fixture(autouse=True)
+def _no_pictures_unless_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are drawn all the same, but to write them takes most of a small table's time."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr(of_groups, "save_both", lambda figure, stem: [])
+
+
 def run(asked: TableFile, out: Path, *, scale: str = "full") -> Grid:
     return measured_groups(asked, scale=scale, cells=cells_of(asked, scale), out=out, quiet=True)
 
@@ -118,7 +125,7 @@ class Stub:
     def setup(self, stream: object) -> tuple[()]:
         return ()
 
-    def choose_size(self, problem: GroupProblem, size: int) -> tuple[int, ...]:
+    def choose(self, problem: GroupProblem, *, size: int) -> tuple[int, ...]:
         if self.seconds[size] < 0:
             raise ResourceError("it needs scikit-opt, which is not installed")
         self.clock[0] += self.seconds[size]
@@ -188,7 +195,7 @@ def test_the_genetic_algorithm_is_a_row_like_any_other(tmp_path: Path) -> None:
 
 
 def test_pictures_have_a_panel_per_column_and_a_line_per_method(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pictures: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Figure] = []
     save = of_groups.save_both
@@ -250,7 +257,7 @@ def test_the_genetic_search_takes_the_tables_mutation(tmp_path: Path, monkeypatc
     from fedsweep.algorithms.dynamicfl.search import GeneticGroup
 
     seen = set()
-    monkeypatch.setattr(GeneticGroup, "choose_size", lambda self, problem, size: (seen.add(self.mutation), (0,))[1])
+    monkeypatch.setattr(GeneticGroup, "choose", lambda self, problem, size: (seen.add(self.mutation), (0,))[1])
     run(table("genetic", groups={"mutation": 0.01}), tmp_path)
     run(table("genetic"), tmp_path)
     assert seen == {0.01, 0.001}

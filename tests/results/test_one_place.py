@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from client_tables import write_clients
 from rich.console import Console
 
 from fedsweep.reports.compare import compared_runs, print_settings
@@ -61,7 +62,7 @@ def found(tmp_path: Path) -> Reproduction:
     for cell, path in made.folders(tmp_path / "out").items():
         folder = RunFolder.create(path, overwrite=False)
         folder.write_config(cell.config.to_yaml())
-        folder.write_clients(num_samples=[3, 1], label_counts=[[2, 1], [0, 1]])
+        write_clients(folder, [[2, 1], [0, 1]])
         rounds = enumerate(ACCURACIES[cell.row, cell.seed], start=1)
         folder.write_rounds([tiny_record(r, test_accuracy=a, wall_time_s=1.0, eval_time_s=0.25) for r, a in rounds])
         folder.write_result({"status": "finished"})
@@ -113,7 +114,7 @@ def test_what_a_target_took_is_the_same_in_the_report_and_in_the_table(found: Re
     report = build_report(find_sources([str(tmp_path / "out")], uri=None))
     place = next(k for k, s in enumerate(report.settings) if report.runs[s.runs[0]].method == "FedAvg")
     (row,) = [row for row in report.targets if row.setting == place]
-    assert (row.target, row.reached, row.runs, row.round, row.total_bytes) == (0.5, 2, 3, 2.5, 3000.0)
+    assert (row.target, row.reached, row.runs, row.took["round"], row.took["total_bytes"]) == (0.5, 2, 3, 2.5, 3000.0)
     views = views_of(found.table, found.folders(tmp_path / "out"))
     cell = measured(found.table, views, scale="full").cell("FedAvg", "even")
     assert cell is not None

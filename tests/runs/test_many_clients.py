@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from client_tables import profiles_of
 
 from fedsweep.engine.state import RunState
 from fedsweep.records import State
@@ -98,7 +99,7 @@ def test_a_disk_that_is_full_for_one_of_several_is_full(tmp_path: Path, monkeypa
 def test_divergences_of_many_clients_are_those_of_each() -> None:
     counts_NC = np.random.default_rng(0).integers(0, 5, size=(9000, 10))
     counts_NC[17] = 0
-    table = clients_table(counts_NC.sum(axis=1), counts_NC, budget_values=None, devices={})
+    table = clients_table(profiles_of(counts_NC))
     shares_C = population(counts_NC)
     for name, divergence in (("kl_divergence", kl_divergence), ("js_divergence", js_divergence)):
         values = table.column(name).to_pylist()
@@ -118,7 +119,7 @@ def test_divergences_are_computed_for_many_clients_at_once(monkeypatch: pytest.M
 
     monkeypatch.setattr(client_table, "kl_divergence", counting)
     counts_NC = np.ones((50_000, 10), dtype=np.int64)
-    clients_table(counts_NC.sum(axis=1), counts_NC, budget_values=None, devices={})
+    clients_table(profiles_of(counts_NC))
     assert len(calls) < 50
 
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import subprocess
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from client_tables import profiles_of, write_clients
 
 from fedsweep.errors import InvariantError, OutputError
 from fedsweep.records import RoundRecord
@@ -24,8 +24,10 @@ from fedsweep.runs.facts import run_facts
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.tables.clients import clients_table
 from fedsweep.runs.tables.rounds import records_to_table, scalar_figures
 from fedsweep.testing import tiny_record
+from fedsweep.world.devices import DeviceProfile
 
 torch.set_num_threads(1)
 
@@ -194,7 +196,7 @@ def test_scalar_figures_leave_out_lists_and_what_is_not_there() -> None:
 def test_clients_carry_their_divergence_from_the_population(tmp_path: Path) -> None:
     """Counts (2, 0) and (0, 2): the population is (1/2, 1/2), so KL is ln 2 and JS is that of (1, 0) to it."""
     folder = create(tmp_path)
-    folder.write_clients(num_samples=[2, 2, 0], label_counts=np.array([[2, 0], [0, 2], [0, 0]]))
+    write_clients(folder, [[2, 0], [0, 2], [0, 0]])
     table = folder.read_clients().to_pydict()
     assert table["client"] == [0, 1, 2] and table["num_samples"] == [2, 2, 0]
     assert table["label_counts"] == [[2, 0], [0, 2], [0, 0]]
@@ -206,20 +208,16 @@ def test_clients_carry_their_divergence_from_the_population(tmp_path: Path) -> N
 
 def test_clients_carry_budgets_and_devices(tmp_path: Path) -> None:
     folder = create(tmp_path)
-    devices: dict[str, Iterable[float | None]] = {"flops_per_s": np.array([1e9, 2e9]), "capability": [0.5, None]}
-    folder.write_clients(num_samples=[1, 1], label_counts=[[1], [1]], budget_values=[None, 7], devices=devices)
+    links = {"down_bits_per_s": 2e6, "up_bits_per_s": 1e6, "down_latency_s": 0.0, "up_latency_s": 0.25}
+    device = DeviceProfile(flops_per_s=1e9, overhead_s=0.5, **links)
+    first, second = profiles_of([[1], [1]])
+    profiles = [replace(first, device=device, capability=0.5), second]
+    folder.write_table("clients.parquet", clients_table(profiles, [None, 7]))
     table = folder.read_clients().to_pydict()
-    assert table["budget_values"] == [None, 7.0]
-    assert table["flops_per_s"] == [1e9, 2e9] and table["capability"] == [0.5, None]
-    assert table["up_latency_s"] == [None, None]
-
-
-def test_client_figures_must_fit(tmp_path: Path) -> None:
-    folder = create(tmp_path)
-    with pytest.raises(InvariantError, match="'budget_values': 1"):
-        folder.write_clients(num_samples=[1, 1], label_counts=[[1], [1]], budget_values=[1])
-    with pytest.raises(InvariantError, match="unknown device figures colour"):
-        folder.write_clients(num_samples=[1], label_counts=[[1]], devices={"colour": [1.0]})
+    assert table["budget_values"] == [None, 7.0] and table["capability"] == [0.5, 1.0]
+    assert table["flops_per_s"] == [1e9, None] and table["overhead_s"] == [0.5, None]
+    assert table["down_bits_per_s"] == [2e6, None] and table["up_bits_per_s"] == [1e6, None]
+    assert table["down_latency_s"] == [0.0, None] and table["up_latency_s"] == [0.25, None]
 
 
 def test_a_table_of_something_else_is_no_table_of_clients(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ import torch
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.fleet import Vectors
 from fedsweep.fleet.ray_client_actor import ClientActor
-from fedsweep.fleet.ray_exchange import ExchangeKind, Vectors
-from fedsweep.fleet.ray_fleet import RayFleet
+from fedsweep.fleet.ray_exchange import ExchangeKind
+from fedsweep.fleet.ray_fleet import FleetSettings, RayFleet
 from fedsweep.testing import run_rounds
 
 _KEYS = itertools.count()
@@ -95,12 +96,14 @@ class PooledFleet(RayFleet):
         self._pool = pool
         super().__init__(
             ray.put(experiment),
-            num_actors=num_actors,
-            name="pooled",
-            options=lambda index: {},
-            vectors=Vectors.of(experiment),
-            exchange=exchange,
-            warn=messages.append,
+            FleetSettings(
+                num_actors=num_actors,
+                name="pooled",
+                options={},
+                vectors=Vectors.of(experiment),
+                exchange=exchange,
+            ),
+            messages.append,
         )
 
     def _grow(self, indices: Sequence[int], begun: Sequence[Any] = ()) -> None:

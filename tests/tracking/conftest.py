@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from fedsweep.tracking.mlflow_store import open_store, sqlite_uri
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    place = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = place.parent  # made by the first of the processes; the others wait for it, as runs do
+    path = place / "empty-mlflow.db"
     open_store(sqlite_uri(path))
     return path
 

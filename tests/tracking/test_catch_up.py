@@ -106,7 +106,7 @@ def in_this_process(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
         ("locked", 0, ("run", "--resume", "run")),
         ("locked", 3, ("sync", "run")),
         ("damaged", 3, ("run", "--resume", "run")),
-        ("deleted", 3, ("sync", "run")),
+        pytest.param("deleted", 3, ("sync", "run"), marks=pytest.mark.slow),  # in three new processes
     ],
 )
 def test_a_store_that_comes_back_gets_all(

@@ -169,12 +169,12 @@ def test_wrong_availability_keys_are_refused(spec: dict[str, object], words: str
 
 def test_replayed_presence_is_the_recorded_one(tmp_path: Path) -> None:
     trace = ScenarioTrace(num_clients=20, num_classes=10).with_round((4, 2), {}).with_round((), {})
-    trace.save(tmp_path / "trace.json")
+    (tmp_path / "trace.json").write_text(trace.to_json())
     spec = {"kind": "replay", "file": str(tmp_path / "trace.json")}
     replay = build_availability(spec, num_rounds=2, num_clients=20)
     drawn = [replay.draw(r, capabilities=KINDS, history={}, stream_for=streams(8, r)) for r in (1, 2)]
     assert drawn == [(2, 4), ()]
-    with pytest.raises(ConfigError, match="as many clients as the recorded one, 20, but got 3"):
-        replay.draw(1, capabilities=capabilities(3), history={}, stream_for=streams(8, 1))
+    with pytest.raises(ConfigError, match="as many clients as the scenario has, 3, but"):
+        build_availability(spec, num_rounds=2, num_clients=3)
     with pytest.raises(ConfigError, match=r"training\.rounds=3"):
         build_availability(spec, num_rounds=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedsweep.streams import stream
-from fedsweep.world.client_test_shares import test_shares as shares_of
+from fedsweep.world.label_stats import test_shares as shares_of
 
 LABELS = np.repeat(np.arange(4), (40, 20, 7, 5))
 COUNTS_NC = np.array([[30, 0, 1, 0], [10, 10, 1, 0], [0, 30, 1, 0]])

@@ -193,7 +193,7 @@ def recorded(drift: Drift, num_rounds: int = 3) -> ScenarioTrace:
 def test_replayed_drift_gives_the_recorded_sets(tmp_path: Path) -> None:
     drift = rotation()
     trace = recorded(drift)
-    trace.save(tmp_path / "trace.json")
+    (tmp_path / "trace.json").write_text(trace.to_json())
     spec = {"kind": "replay", "file": str(tmp_path / "trace.json"), "pool": "all"}
     replay = build_drift(spec, num_classes=10, num_rounds=3, num_clients=4)
     assert isinstance(replay, ReplayDrift) and replay.trace == trace and replay.pool == "all"
@@ -201,8 +201,6 @@ def test_replayed_drift_gives_the_recorded_sets(tmp_path: Path) -> None:
         for client in range(4):
             expected = drift.class_set(client, number, drift_stream(client))
             assert replay.class_set(client, number, drift_stream(client, seed=9)) == expected
-            chances = replay.class_probabilities(client, number)
-            assert chances.sum() == pytest.approx(1.0) and tuple(np.flatnonzero(chances)) == expected
 
 
 def test_client_without_a_recorded_set_has_all_classes() -> None:
@@ -220,7 +218,7 @@ def test_client_without_a_recorded_set_has_all_classes() -> None:
     ],
 )
 def test_trace_of_another_scenario_is_refused(tmp_path: Path, run: dict[str, int], words: str) -> None:
-    recorded(rotation()).save(tmp_path / "trace.json")
+    (tmp_path / "trace.json").write_text(recorded(rotation()).to_json())
     spec = {"kind": "replay", "file": str(tmp_path / "trace.json")}
     with pytest.raises(ConfigError, match=words):
         build_drift(spec, **run)
@@ -249,11 +247,3 @@ HEAD = '{"format": "fedsweep-scenario", "version": 1, "num_clients": 2, "num_cla
 def test_damaged_trace_is_refused(text: str, words: str) -> None:
     with pytest.raises(DataError, match=words):
         ScenarioTrace.from_json(text)
-
-
-def test_round_beyond_the_trace_is_refused() -> None:
-    trace = recorded(rotation(), num_rounds=2)
-    with pytest.raises(ConfigError, match="from 1 to 2"):
-        trace.classes_of(0, 3)
-    with pytest.raises(ConfigError, match="from 1 to 2"):
-        trace.present_in(0)

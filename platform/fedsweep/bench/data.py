@@ -14,24 +14,14 @@ _NUM_TEST = 1000
 
 
 def data_for(name: str, request: Request) -> tuple[Dataset, str]:
-    """A data set and what to call it.
-
-    Args:
-        name: ``"cifar10"`` or ``"mnist"``.
-        request: Says where it may lie.
-    """
+    """The data set ``"cifar10"`` or ``"mnist"``, or noise of its shape where it is not there, and what to call it."""
     if is_present(name, root=request.root):
         return load_dataset(name, root=request.root, download=False), name
     return noise(name), f"noise shaped like {name}"
 
 
 def noise(name: str, *, samples: int | None = None) -> Dataset:
-    """Random bytes and labels of ten classes; the same each time.
-
-    Args:
-        name: Whose shape they have.
-        samples: How many to train on; by default as many as there are.
-    """
+    """Random bytes and labels of ten classes in a data set's shape, by default all its samples; the same each time."""
     shape, num_train = _SHAPES[name]
     generator = stream(0, "benchmark").numpy()
     sizes = {"train": samples or num_train, "test": _NUM_TEST}
@@ -51,11 +41,6 @@ def noise(name: str, *, samples: int | None = None) -> Dataset:
 
 
 def noise_like_mnist(*, root: str, download: bool) -> Dataset:
-    """For ``scenario.dataset``, where MNIST is not at hand.
-
-    Args:
-        root: Not read.
-        download: Nothing is fetched.
-    """
+    """For ``scenario.dataset``, where MNIST is not at hand; nothing is read or fetched."""
     del root, download
     return noise("mnist")

@@ -11,8 +11,8 @@ from typing import Any
 
 from fedsweep.bench.data import data_for
 from fedsweep.bench.plain import PlainLoop, work_of
-from fedsweep.bench.rounds import plan_of, playing, whole_command
-from fedsweep.bench.setup import Figure, Request, SetUp, in_turns
+from fedsweep.bench.rounds import beside, plan_of, whole_command
+from fedsweep.bench.setup import Figure, Request, SetUp
 
 _ROUNDS = 100
 _GIVEN: Mapping[str, Any] = {
@@ -29,16 +29,9 @@ def logistic(request: Request) -> Sequence[Figure]:
     dataset, called = data_for("mnist", request)
     rounds = request.rounds or _ROUNDS
     plan = plan_of(_GIVEN, dataset)
-    with playing(plan) as ours:
-        plain = PlainLoop(work_of(plan, dataset))
-        rounds_alone = in_turns(
-            lambda: ours.play(rounds),
-            lambda: plain.play(rounds),
-            request.repeats,
-            what=f"{rounds} rounds, in one process",
-            against="a plain loop",
-            data=called,
-        )
+    plain = PlainLoop(work_of(plan, dataset)).play
+    told = {"what": f"{rounds} rounds, in one process", "against": "a plain loop", "data": called}
+    rounds_alone = beside(plain, plan, request, rounds=rounds, **told)
     if not request.is_full:
         return [rounds_alone]
     whole = tuple(_command(request, rounds, named=called == "mnist") for _ in range(request.repeats))
@@ -51,7 +44,7 @@ def _command(request: Request, rounds: int, *, named: bool) -> float:
     scenario["dataset"] = "mnist" if named else "fedsweep.bench.data:noise_like_mnist"
     training = {**_GIVEN["training"], "rounds": rounds}
     given = {"name": "L1", **_GIVEN, "scenario": scenario, "training": training, "tracking": {"uri": "none"}}
-    return whole_command(given).seconds
+    return whole_command(given)[0]
 
 
 L1 = SetUp(

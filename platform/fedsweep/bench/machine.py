@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from fedsweep.runs.facts import run_facts
+from fedsweep.runs.facts import git_says, run_facts
 
 # CPUs that others may use while figures are still judged.
 MOST_LOAD_CPUS = 0.2
@@ -17,11 +16,7 @@ _LOOK_S, _LOOKS = 1.0, 3
 
 
 def machine_facts(device: str) -> dict[str, Any]:
-    """CPU, cores, memory, torch's threads, versions, commit and GPU, as they go into the JSON.
-
-    Args:
-        device: What is measured on.
-    """
+    """CPU, cores, memory, torch's threads, versions, commit and GPU, as they go into the JSON."""
     import psutil
     import torch
 
@@ -34,7 +29,8 @@ def machine_facts(device: str) -> dict[str, Any]:
         "device": device,
         "gpu": torch.cuda.get_device_name(0) if device == "cuda" else None,
     }
-    return {**facts, **run_facts(), "git_changed": _is_changed()}
+    changes = git_says("status", "--porcelain", "--untracked-files=no")
+    return {**facts, **run_facts(), "git_changed": None if changes is None else bool(changes)}
 
 
 def load_of_others() -> float:
@@ -58,13 +54,3 @@ def _cpu_name() -> str:
         return platform.processor() or platform.machine()
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.machine()
-
-
-def _is_changed() -> bool | None:
-    """Whether the current folder's checkout has changes that are not committed; None: it is none."""
-    command = ["git", "status", "--porcelain", "--untracked-files=no"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return bool(answer.stdout.strip())

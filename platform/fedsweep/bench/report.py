@@ -13,13 +13,7 @@ COLUMNS = ("set-up", "what", "against", "ratio", "least to greatest", "ours", "t
 
 
 def row(name: str, figure: Figure, *, is_judged: bool) -> tuple[str, ...]:
-    """One figure's row under :data:`COLUMNS`.
-
-    Args:
-        name: The set-up's.
-        figure: What was measured.
-        is_judged: The machine was quiet enough for a verdict.
-    """
+    """One figure's row under :data:`COLUMNS`, beside its set-up's name."""
     ratios = figure.ratios
     theirs = sorted(figure.reference_s)[len(figure.reference_s) // 2] if figure.reference_s else None
     asked = [f">= {figure.asked:g}"] if figure.asked is not None else []
@@ -38,7 +32,7 @@ def row(name: str, figure: Figure, *, is_judged: bool) -> tuple[str, ...]:
 
 
 def verdict(figure: Figure, *, is_judged: bool) -> str:
-    """``"reached"``, ``"missed"``, ``"not judged"``, or nothing where nothing is asked."""
+    """``"reached"``, ``"missed"``, ``"not judged"`` on a busy machine, or nothing where nothing is asked."""
     if figure.is_good is None:
         return ""
     if not is_judged:
@@ -49,14 +43,7 @@ def verdict(figure: Figure, *, is_judged: bool) -> str:
 def tree(
     found: Sequence[tuple[str, Figure]], *, machine: Mapping[str, Any], loads: Mapping[str, float], is_judged: bool
 ) -> dict[str, Any]:
-    """What ``--json`` writes.
-
-    Args:
-        found: The figures with their set-ups' names.
-        machine: See :func:`fedsweep.bench.machine.machine_facts`.
-        loads: CPUs that others used before each set-up.
-        is_judged: The machine was quiet enough for verdicts.
-    """
+    """What ``--json`` writes; ``loads`` are the CPUs that others used before each set-up."""
     return {
         "format": 1,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsweep.bench.setup import Figure, Request, in_turns
 from fedsweep.config.load import load_config
 from fedsweep.driver.backend import cluster_for
 from fedsweep.driver.run import Plan, Session, open_session, plan_run
@@ -86,24 +86,14 @@ def playing(plan: Plan) -> Iterator[Player]:
                 yield Player(session)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Played:
-    """A command that was run.
-
-    Attributes:
-        seconds: From its start to its end.
-        result: What ``result.json`` holds.
-    """
-
-    seconds: float
-    result: Mapping[str, Any]
+def beside(plain: Callable[[int], float], plan: Plan, request: Request, *, rounds: int, **told: Any) -> Figure:
+    """Rounds of a run in turns with those of a plain loop, which returns its seconds; ``told`` is the figure's."""
+    with playing(plan) as ours:
+        return in_turns(lambda: ours.play(rounds), lambda: plain(rounds), request.repeats, **told)
 
 
-def whole_command(given: Mapping[str, Any]) -> Played:
-    """``fedsweep run`` in a process of its own and an empty folder.
-
-    Args:
-        given: The configuration.
+def whole_command(given: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
+    """``fedsweep run`` in a process of its own and an empty folder: its seconds, and what ``result.json`` holds.
 
     Raises:
         RunError: It failed.
@@ -117,4 +107,4 @@ def whole_command(given: Mapping[str, Any]) -> Played:
         seconds = time.perf_counter() - began
         if done.returncode:
             raise RunError(f"fedsweep run ended with {done.returncode}: {done.stderr.strip()[-300:]}")
-        return Played(seconds=seconds, result=RunFolder(out).read_result())
+        return seconds, RunFolder(out).read_result()

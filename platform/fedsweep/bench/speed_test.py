@@ -12,7 +12,7 @@ from typing import Any
 
 from fedsweep.bench.data import data_for
 from fedsweep.bench.plain import PlainLoop, plain_processes, work_of
-from fedsweep.bench.rounds import plan_of, playing
+from fedsweep.bench.rounds import beside, plan_of, playing
 from fedsweep.bench.setup import Figure, Request, SetUp, in_turns
 from fedsweep.driver.run import Plan
 from fedsweep.world.data.datasets import Dataset
@@ -33,13 +33,7 @@ _GIVEN: Mapping[str, Any] = {
 
 
 def planned(dataset: Dataset, runtime: Mapping[str, Any], **more: Any) -> Plan:
-    """The comparison's run.
-
-    Args:
-        dataset: CIFAR-10, or noise of its shape.
-        runtime: The section of that name.
-        more: Further sections.
-    """
+    """The comparison's run on CIFAR-10, or noise of its shape; what is given are sections."""
     return plan_of({**_GIVEN, "runtime": runtime, **more}, dataset)
 
 
@@ -48,16 +42,9 @@ def on_cpus(request: Request) -> Sequence[Figure]:
     dataset, called = data_for("cifar10", request)
     plan = planned(dataset, {"backend": "ray", "client_actors": 2, "device": "cpu"})
     rounds = request.rounds or (CPU_ROUNDS if request.is_full else _QUICK_CPU_ROUNDS)
-    with plain_processes(work_of(plan, dataset), 2) as plain, playing(plan) as ours:
-        figure = in_turns(
-            lambda: ours.play(rounds),
-            lambda: plain(rounds),
-            request.repeats,
-            what=f"{rounds} rounds, 2 client actors",
-            against="two plain processes",
-            data=called,
-        )
-    return [figure]
+    with plain_processes(work_of(plan, dataset), 2) as plain:
+        told = {"what": f"{rounds} rounds, 2 client actors", "against": "two plain processes", "data": called}
+        return [beside(plain, plan, request, rounds=rounds, **told)]
 
 
 def on_device(request: Request) -> Sequence[Figure]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fedsweep.bench.rounds import whole_command
@@ -15,31 +14,23 @@ from fedsweep.driver.phases import TIMING
 _ROUNDS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Case:
-    """One kind of run, and within how many seconds it should be ready and end, on two cores that are free."""
-
-    what: str
-    runtime: Mapping[str, Any]
-    ready_s: float
-    end_s: float
-
-
-_CASES = (
-    _Case(what="in one process", runtime={"backend": "local"}, ready_s=2.0, end_s=4.0),
-    _Case(what="on two client actors", runtime={"backend": "ray", "client_actors": 2}, ready_s=6.0, end_s=9.0),
-)
+# A kind of run, and within how many seconds it should be ready and end, on two cores that are free.
+_CASES: Mapping[str, tuple[Mapping[str, Any], float, float]] = {
+    "in one process": ({"backend": "local"}, 2.0, 4.0),
+    "on two client actors": ({"backend": "ray", "client_actors": 2}, 6.0, 9.0),
+}
 
 
 def startup(request: Request) -> Sequence[Figure]:
     """The whole command, MLflow and pictures included, each time in an empty folder; where the time goes is said."""
-    return [figure for case in _CASES for figure in _figures(case, request)]
+    return [figure for what in _CASES for figure in _figures(what, request)]
 
 
-def _figures(case: _Case, request: Request) -> list[Figure]:
+def _figures(what: str, request: Request) -> list[Figure]:
+    runtime, ready_s, end_s = _CASES[what]
     rounds = request.rounds or _ROUNDS
-    _play(case, rounds)  # after this one the files lie in the system's memory
-    runs = [_play(case, rounds) for _ in range(request.repeats)]
+    _play(runtime, rounds)  # after this one the files lie in the system's memory
+    runs = [_play(runtime, rounds) for _ in range(request.repeats)]
     ready, ended = tuple(run["ready_s"] for run in runs), tuple(run["seconds"] for run in runs)
     facts: list[tuple[str, Any]] = []
     for part in ("before", "after"):
@@ -47,21 +38,21 @@ def _figures(case: _Case, request: Request) -> list[Figure]:
         facts.append((part, split))
         longest = sorted(split.items(), key=lambda item: -item[1])
         told = ", ".join(f"{name} {seconds:.2f}" for name, seconds in longest if seconds >= 0.005)
-        request.say(f"startup: {case.what}, seconds {part} the rounds: {told}")
+        request.say(f"startup: {what}, seconds {part} the rounds: {told}")
     facts.append(("cpu_s", statistics.median(run["cpu_s"] for run in runs)))
-    request.say(f"startup: {case.what}, CPU seconds: {facts[-1][1]:.2f}")
-    named = f"{case.what}, {rounds} rounds on digits"
+    request.say(f"startup: {what}, CPU seconds: {facts[-1][1]:.2f}")
+    named = f"{what}, {rounds} rounds on digits"
     return [
-        Figure(what=f"{named}: ready", ours_s=ready, limit_s=case.ready_s, facts=tuple(facts)),
-        Figure(what=f"{named}: ended", ours_s=ended, limit_s=case.end_s),
+        Figure(what=f"{named}: ready", ours_s=ready, limit_s=ready_s, facts=tuple(facts)),
+        Figure(what=f"{named}: ended", ours_s=ended, limit_s=end_s),
     ]
 
 
-def _play(case: _Case, rounds: int) -> dict[str, Any]:
+def _play(runtime: Mapping[str, Any], rounds: int) -> dict[str, Any]:
     """The run's own split, the seconds of the whole command, and the CPU seconds of all that it waited for."""
     before = _cpu_seconds()
-    played = whole_command({"name": "startup", "training": {"rounds": rounds}, "runtime": case.runtime})
-    return {**played.result[TIMING], "seconds": played.seconds, "cpu_s": _cpu_seconds() - before}
+    seconds, result = whole_command({"name": "startup", "training": {"rounds": rounds}, "runtime": runtime})
+    return {**result[TIMING], "seconds": seconds, "cpu_s": _cpu_seconds() - before}
 
 
 def _cpu_seconds() -> float:

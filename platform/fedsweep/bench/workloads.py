@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsweep.bench.data import data_for
 from fedsweep.bench.plain import PlainLoop, plain_processes, work_of
-from fedsweep.bench.rounds import plan_of, playing
+from fedsweep.bench.rounds import beside, plan_of, playing
 from fedsweep.bench.setup import Figure, Request, SetUp, in_turns
 from fedsweep.driver.run import Plan
 from fedsweep.world.data.datasets import Dataset
@@ -20,14 +20,7 @@ _ACTORS: Mapping[str, Any] = {"backend": "ray", "client_actors": 2, "device": "c
 
 
 def planned(dataset: Dataset, *, method: Mapping[str, Any], steps: int, runtime: Mapping[str, Any]) -> Plan:
-    """A run on LeNet-5.
-
-    Args:
-        dataset: CIFAR-10, or noise of its shape.
-        method: The section of that name.
-        steps: Of each client in a round.
-        runtime: The section of that name.
-    """
+    """A run on LeNet-5 with CIFAR-10, or noise of its shape; each client takes ``steps`` in a round."""
     training = {"cohort_size": 10, "local_steps": steps, "batch_size": 10, "optimizer": {"name": "sgd", "lr": 0.01}}
     given = {
         "scenario": {"clients": 100},
@@ -45,17 +38,10 @@ def long_rounds(request: Request) -> Sequence[Figure]:
     dataset, called = data_for("cifar10", request)
     plan = planned(dataset, method={"name": "fedavg"}, steps=steps, runtime=_ACTORS)
     rounds = request.rounds or 1
-    with plain_processes(work_of(plan, dataset), 2) as plain, playing(plan) as ours:
-        figure = in_turns(
-            lambda: ours.play(rounds),
-            lambda: plain(rounds),
-            request.repeats,
-            what=f"{rounds} x {steps} steps, 2 client actors",
-            against="two plain processes",
-            asked=0.96,
-            data=called,
-        )
-    return [figure]
+    what = f"{rounds} x {steps} steps, 2 client actors"
+    with plain_processes(work_of(plan, dataset), 2) as plain:
+        told = {"what": what, "against": "two plain processes", "asked": 0.96, "data": called}
+        return [beside(plain, plan, request, rounds=rounds, **told)]
 
 
 def short_rounds(request: Request) -> Sequence[Figure]:
@@ -95,18 +81,10 @@ def rounds_in_step(request: Request) -> Sequence[Figure]:
     dataset, called = data_for("cifar10", request)
     plan = planned(dataset, method=method, steps=steps, runtime=_ACTORS)
     rounds = request.rounds or 1
-    with playing(plan) as ours:
-        plain = PlainLoop(work_of(plan, dataset))
-        figure = in_turns(
-            lambda: ours.play(rounds),
-            lambda: plain.play_in_step(rounds),
-            request.repeats,
-            what=f"{rounds} x {steps} steps, averaged after each, 2 client actors",
-            against="a plain loop",
-            asked=1.8,
-            data=called,
-        )
-    return [figure]
+    plain = PlainLoop(work_of(plan, dataset)).play_in_step
+    what = f"{rounds} x {steps} steps, averaged after each, 2 client actors"
+    told = {"what": what, "against": "a plain loop", "asked": 1.8, "data": called}
+    return [beside(plain, plan, request, rounds=rounds, **told)]
 
 
 _LENET = "LeNet-5, 100 clients of 500, cohorts of 10, batches of 10"

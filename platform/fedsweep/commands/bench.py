@@ -54,7 +54,10 @@ def bench(
     where a figure that is asked for is missed.
     """
     if listed or names == [_LIST]:
-        _print_list()
+        from fedsweep.bench.setups import SETUPS
+
+        for setup in SETUPS.values():
+            print(f"{setup.name:8} {setup.summary}  [{', '.join(setup.devices)}]")
         return
     from fedsweep.bench.setup import Request
     from fedsweep.commands.parts.output import note
@@ -71,13 +74,6 @@ def bench(
     )
     if _measure(chosen, request, json=json, anyway=anyway):
         raise typer.Exit(1)
-
-
-def _print_list() -> None:
-    from fedsweep.bench.setups import SETUPS
-
-    for setup in SETUPS.values():
-        print(f"{setup.name:8} {setup.summary}  [{', '.join(setup.devices)}]")
 
 
 def _chosen(names: list[str], device: str) -> list[SetUp]:

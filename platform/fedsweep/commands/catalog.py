@@ -56,7 +56,11 @@ def show(
     if json_schema:
         if name is not None:
             raise ConfigError(f"NAME and --json-schema exclude each other, but got {name!r} with --json-schema")
-        _print_schema()
+        import json
+
+        from fedsweep.config.schema import json_schema as schema_tree
+
+        print(json.dumps(schema_tree(), indent=2))
         return
     if name is None:
         raise ConfigError("NAME is missing: give anything that fedsweep list lists, or --json-schema")
@@ -68,8 +72,8 @@ def show(
     everything = {kind: _of_kind(kind) for kind in KINDS}
     found = [(kind, entry) for kind, entries in everything.items() for entry in entries if entry.name == name]
     if not found and is_reference(name):
-        own = Named(name=name, summary="your own", source="", builder=lambda: resolve_reference("component", name))
-        _print_entry("component", own)
+        print(f"component {name}: your own")
+        _print_builder(resolve_reference("component", name))
         return
     if not found:
         names = {entry.name for entries in everything.values() for entry in entries}
@@ -85,23 +89,16 @@ def _of_kind(kind: str) -> list[Named]:
     return KINDS[kind]()
 
 
-def _print_schema() -> None:
-    import json
-
-    from fedsweep.config.schema import json_schema
-
-    print(json.dumps(json_schema(), indent=2))
-
-
 def _print_json(name: str) -> None:
     import json
+    from dataclasses import asdict
 
     from fedsweep.catalog import is_method
     from fedsweep.commands.parts.described import method_facts
     from fedsweep.reproduce.definition.table_file import read_table
     from fedsweep.reproduce.formats import table_tree
 
-    tree = method_facts(name).tree() if is_method(name) else table_tree(read_table(name))
+    tree = asdict(method_facts(name)) if is_method(name) else table_tree(read_table(name))
     print(json.dumps(tree, indent=1, ensure_ascii=False))
 
 
@@ -109,23 +106,27 @@ def _print_entry(kind: str, entry: Named) -> None:
     print(f"{kind} {entry.name}: {entry.summary}")
     if entry.source:
         print(f"source: {entry.source}")
-    if entry.builder is not None:
-        _print_builder(entry.builder(), entry)
-    if entry.builder is not None and kind == "method":
-        from fedsweep.commands.parts.executors import executors
+    if entry.key:
+        from fedsweep.catalog import TABLES
 
-        print(f"executors: {executors(entry.builder())}")
+        table = TABLES[entry.key]
+        builder = table.builder(entry.name)
+        _print_builder(builder, provided=table.provided)
+        if kind == "method":
+            from fedsweep.commands.parts.described import executors
+
+            print(f"executors: {executors(builder)}")
     if text := entry.text():
         print(text)
 
 
-def _print_builder(builder: Callable[..., Any], entry: Named) -> None:
+def _print_builder(builder: Callable[..., Any], *, provided: tuple[str, ...] = ()) -> None:
     from fedsweep.commands.parts.output import make_console, make_table
     from fedsweep.config.signatures import describe
 
     said = (inspect.getdoc(builder) or "").split("\n\nArgs:")[0].split("\n\nAttributes:")[0]
     print(f"\n{said}\n")
-    rows = describe(builder, provided=entry.provided)
+    rows = describe(builder, provided=provided)
     if not rows:
         print("no parameters")
         return

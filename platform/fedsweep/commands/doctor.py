@@ -6,10 +6,10 @@ import importlib
 import os
 import platform
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,6 @@ from fedsweep.commands.parts.options import examples
 
 EXAMPLES = examples("fedsweep doctor", "fedsweep doctor --clear")
 
-_OLDEST_PYTHON = (3, 11)
 _LEAST_DISK_GB, _LEAST_SHM_MB = 1.0, 200
 # The main job, small: a few clients, two rounds.
 _TINY = {
@@ -65,25 +64,20 @@ def doctor(
 
 
 def _python() -> str:
-    if sys.version_info < _OLDEST_PYTHON:
-        raise Problem(f"{platform.python_version()} is too old; install 3.11 or newer")
     return f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} CPUs"
 
 
-def _imported(name: str) -> Callable[[], str]:
-    def check() -> str:
-        try:
-            importlib.import_module(name)
-            return metadata.version(name)
-        except Exception as error:  # a broken library raises anything when it is imported
-            reason = str(error).strip().partition("\n")[0]
-            raise Problem(f"cannot be imported ({type(error).__name__}: {reason}); install fedsweep again") from error
-
-    return check
+def _imported(name: str) -> str:
+    try:
+        importlib.import_module(name)
+        return metadata.version(name)
+    except Exception as error:  # a broken library raises anything when it is imported
+        reason = str(error).strip().partition("\n")[0]
+        raise Problem(f"cannot be imported ({type(error).__name__}: {reason}); install fedsweep again") from error
 
 
 def _torch() -> str:
-    version = _imported("torch")()
+    version = _imported("torch")
     import torch
 
     return f"{version}, {torch.get_num_threads()} threads"
@@ -114,9 +108,9 @@ def _gpus() -> str:
 
 
 def _data_sets() -> str:
-    from fedsweep.world.data.datasets import dataset_names, default_root, is_present
+    from fedsweep.world.data.datasets import DATASETS, default_root, is_present
 
-    there = [name for name in dataset_names() if is_present(name, root=None)]
+    there = [name for name in DATASETS if is_present(name, root=None)]
     return f"{', '.join(there)} (in {default_root()}; others are downloaded there, or set scenario.root)"
 
 
@@ -173,8 +167,8 @@ _CHECKS: dict[str, Callable[[], str]] = {
     "Python": _python,
     "torch": _torch,
     "torchvision": _torchvision,
-    "Ray": _imported("ray"),
-    "MLflow": _imported("mlflow"),
+    "Ray": partial(_imported, "ray"),
+    "MLflow": partial(_imported, "mlflow"),
     "GPUs": _gpus,
     "data sets": _data_sets,
     "disk": _disk,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsweep.commands.parts.interrupts import INTERRUPTED
-from fedsweep.commands.parts.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
-from fedsweep.commands.parts.seeds import parse_seeds
+from fedsweep.commands.parts.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples, parse_seeds
 from fedsweep.errors import ClusterLost, ConfigError, OutputError
 
 if TYPE_CHECKING:

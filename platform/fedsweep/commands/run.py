@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsweep.commands.parts.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
+from fedsweep.commands.parts.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples, parse_seeds
 from fedsweep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
+    from fedsweep.driver.run import Plan
 
 EXAMPLES = examples(
     "fedsweep run quickstart/dynamicfl",
@@ -49,62 +53,82 @@ def run(
 
     Ctrl-C writes a checkpoint first; [b]--resume[/b] goes on from there to the same result as an unbroken run.
     """
-    if resume is None:
-        if rounds is not None:
-            raise ConfigError("--rounds goes with --resume DIR; a new run takes --set training.rounds=N")
-        settings = {"dry_run": dry_run, "overwrite": overwrite, "dashboard": dashboard, "quiet": quiet}
-        if seeds is not None:
-            from fedsweep.commands.parts.seeds import sweep_seeds
-
-            sweep_seeds(_named(config), overrides or [], seeds, out=out, **settings)
-            return
-        _run_new(_named(config), overrides or [], out=out, **settings)
+    if resume is not None:
+        given: dict[str, object] = {"CONFIG": config, "--set": overrides, "--seeds": seeds, "--out": out}
+        given |= {"--overwrite": overwrite, "--dry-run": dry_run}
+        if both := [name for name, value in given.items() if value]:
+            raise ConfigError(f"--resume and {both[0]} exclude each other: {resume / 'config.yaml'} says it all")
+        _resume(resume, rounds=rounds, dashboard=dashboard, quiet=quiet)
         return
-    given: dict[str, object] = {"CONFIG": config, "--set": overrides, "--seeds": seeds, "--out": out}
-    given |= {"--overwrite": overwrite, "--dry-run": dry_run}
-    if both := [name for name, value in given.items() if value]:
-        raise ConfigError(f"--resume and {both[0]} exclude each other: {resume / 'config.yaml'} says it all")
-    _resume(resume, rounds=rounds, dashboard=dashboard, quiet=quiet)
-
-
-def _named(config: str | None) -> str:
+    if rounds is not None:
+        raise ConfigError("--rounds goes with --resume DIR; a new run takes --set training.rounds=N")
     if config is None:
         raise ConfigError("CONFIG is missing: give a YAML file or a preset's name, or --resume DIR")
-    return config
-
-
-def _run_new(
-    config: str,
-    overrides: Sequence[str],
-    *,
-    out: Path | None,
-    dry_run: bool,
-    overwrite: bool,
-    dashboard: bool,
-    quiet: bool,
-) -> None:
+    if seeds is not None:
+        settings = {"dry_run": dry_run, "overwrite": overwrite, "dashboard": dashboard, "quiet": quiet}
+        _sweep_seeds(config, overrides or [], seeds, out=out, **settings)
+        return
     from fedsweep.commands.parts.playing import play
     from fedsweep.config.load import load_config
     from fedsweep.runs.default_folder import default_folder
 
-    loaded = load_config(config, overrides)
+    loaded = load_config(config, overrides or [])
     folder = (out or default_folder(loaded)).expanduser().absolute()
-    if not dry_run:
+    if dry_run:
+        _try_dry(loaded, folder, overwrite=overwrite)
+    else:
         play(loaded, folder, overwrite=overwrite, dashboard=dashboard, quiet=quiet)
-        return
-    from fedsweep.commands.parts.forecast import print_forecast
+
+
+def _sweep_seeds(config: str, overrides: Sequence[str], seeds: str, *, out: Path | None, **settings: Any) -> None:
+    """Run a configuration once for each seed, as a sweep over the seed alone."""
+    from fedsweep.commands.sweep import begin
+    from fedsweep.config.load import load_config
+    from fedsweep.sweeps.sweep_folder import SweepFolder
+
+    given = dict(load_config(config, overrides).given)
+    given["sweep"] = {"space": {"seed": {"grid": parse_seeds(seeds)}}}
+    folder = SweepFolder(out) if out is not None else None
+    begin(load_config(given), folder, **settings)
+
+
+def _try_dry(config: Config, folder: Path, *, overwrite: bool) -> None:
     from fedsweep.driver.backend import check_resources
     from fedsweep.driver.run import plan_run
     from fedsweep.runs.run_folder import RunFolder
     from fedsweep.tracking.factory import make_observers
 
     RunFolder(folder).check_free(overwrite=overwrite)
-    plan = plan_run(loaded)
+    plan = plan_run(config)
     watching = make_observers(plan.config, folder)
     check_resources(plan)
     for observer in watching:
         observer.check()
-    print_forecast(plan)
+    _print_forecast(plan)
+
+
+def _print_forecast(plan: Plan) -> None:
+    """The resolved configuration, and the forecast as comments: together still a configuration file."""
+    from fedsweep.engine.foresight.forecast import forecast
+    from fedsweep.engine.foresight.lane_trial import executor_in_words
+
+    cost = forecast(plan.experiment, num_actors=max(1, plan.num_actors))
+    about = "" if cost.exact else "about "
+    clock = "none, without scenario.devices" if cost.sim_time_s is None else f"{about}{cost.sim_time_s:,.1f} s"
+    lines = [
+        f"rounds: {cost.rounds}, at most",
+        f"runs: {plan.backend}",
+        f"executor: {executor_in_words(plan.experiment)}",
+        f"model parameters: {cost.num_params:,}",
+        f"local steps, all clients: {about}{cost.local_steps:,}",
+        f"bytes sent, both ways: {about}{cost.total_bytes:,} (communication ratio {cost.comm_ratio:.4f})",
+        f"bytes before round 1: {cost.registration_bytes:,}",
+        f"training FLOPs: {about}{cost.flops:.3g}",
+        f"simulated time: {clock}",
+        f"memory per actor, beside the program: {cost.memory_mb:,.1f} MB",
+    ]
+    said = [f"# note: {text}" for text in cost.remarks]
+    print(plan.config.to_yaml() + "\n".join(["# forecast", *(f"#   {line}" for line in lines), *said]))
 
 
 def _resume(folder: Path, *, rounds: int | None, dashboard: bool, quiet: bool) -> None:

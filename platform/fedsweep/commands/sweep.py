@@ -99,19 +99,7 @@ def begin(
     dashboard: bool,
     quiet: bool,
 ) -> None:
-    """Run a sweep, or add to one, and end with its exit code.
-
-    Args:
-        config: Its configuration.
-        folder: Where it goes; None: a folder of its name below ``runs``.
-        resume: Go on with what the folder holds.
-        extend: Add to what the folder holds.
-        reuse: Where finished runs of the same configurations may be.
-        dry_run: Print the trials alone.
-        overwrite: Replace what the folder holds.
-        dashboard: Start Ray's dashboard.
-        quiet: Without progress.
-    """
+    """Run a sweep, or go on with or add to what its folder holds (by default one below ``runs``); end with its code."""
     from fedsweep.commands.parts.output import note
     from fedsweep.commands.parts.trials import after_loss, run_trials, tell_interrupted
     from fedsweep.sweeps.prepare import default_folder, prepare

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,13 +94,7 @@ def _play_again(original: RunFolder, again: RunFolder, *, quiet: bool) -> dict[s
 def differences(
     original: RunFolder, again: RunFolder, *, results: tuple[Mapping[str, Any], Mapping[str, Any]]
 ) -> list[str]:
-    """What differs between two runs of one configuration, a line each; empty where they are the same.
-
-    Args:
-        original: A finished run.
-        again: The other.
-        results: What their ``result.json`` hold.
-    """
+    """What differs between two runs of one configuration and their ``result.json``, a line each."""
     from fedsweep.runs.run_folder import CLIENT_ACCURACY, TRAFFIC
 
     there, here = results
@@ -131,22 +125,15 @@ def _table_differences(there: pa.Table, here: pa.Table, *, row_names: str) -> li
         if name not in there.column_names or name not in here.column_names:
             lines.append(f"{name}: only {'there' if name in there.column_names else 'here'}")
             continue
-        if there.column(name).equals(here.column(name)):
+        one, other = there.column(name), here.column(name)
+        if one.equals(other):
             continue
-        lines += _first_difference(
-            name, there.column(name).to_pylist(), here.column(name).to_pylist(), there.column(row_names).to_pylist()
-        )
+        pairs = zip(there.column(row_names).to_pylist(), one.to_pylist(), other.to_pylist(), strict=False)
+        differing = [pair for pair in pairs if not _same(*pair[1:])]
+        if differing:
+            row, a, b = differing[0]
+            lines.append(f"{name}: {a} there, {b} here, first in row {row}, {len(differing)} rows in all")
     return lines
-
-
-def _first_difference(name: str, there: Sequence[Any], here: Sequence[Any], rows: Sequence[int]) -> list[str]:
-    differing = [k for k, pair in enumerate(zip(there, here, strict=False)) if not _same(*pair)]
-    if not differing:
-        return []
-    first = differing[0]
-    return [
-        f"{name}: {there[first]} there, {here[first]} here, first in row {rows[first]}, {len(differing)} rows in all"
-    ]
 
 
 def _same(one: Any, other: Any) -> bool:

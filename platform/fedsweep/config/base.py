@@ -22,12 +22,10 @@ class Section(BaseModel):
     )
 
 
-class Component(BaseModel):
+class Component(Section):
     """A named component; its parameters stand beside the name and are checked against its builder's signature."""
 
-    model_config = ConfigDict(
-        extra="allow", frozen=True, strict=True, allow_inf_nan=False, ser_json_inf_nan="constants"
-    )
+    model_config = ConfigDict(extra="allow")
 
     @property
     def parameters(self) -> dict[str, Any]:

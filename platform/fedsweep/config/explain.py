@@ -19,12 +19,7 @@ _MISSING = object()
 
 
 def explain(error: ValidationError, given: Mapping[str, Any]) -> str:
-    """One line on the first thing that is wrong; an unknown key comes before all else.
-
-    Args:
-        error: What pydantic raised on ``given``.
-        given: The tree that was validated.
-    """
+    """One line on the first thing that is wrong with what was given; an unknown key comes before all else."""
     found = [(_key_path(details, given), details) for details in error.errors()]
     unknown = [path for path, details in found if details["type"] == "extra_forbidden"]
     if unknown:

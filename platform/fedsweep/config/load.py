@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from fedsweep.config.explain import all_keys, branches, explain, schema_at
 from fedsweep.config.includes import read_whole
-from fedsweep.config.overrides import apply_overrides
+from fedsweep.config.overrides import SELECTORS, apply_overrides
 from fedsweep.config.presets import find_preset, list_presets
 from fedsweep.config.schema import Config
 from fedsweep.config.training import EXCLUSIVE_KEYS, NO_NUMBER
@@ -24,7 +24,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "method": Config().tree()["method"],
     "training.optimizer": {"name": "sgd"},
 }
-_SELECTORS = frozenset({"name", "kind", "merge"})
 # What ``fedsweep reproduce`` reads in the same file; no part of an experiment's configuration.
 _TABLE = "table"
 # Beyond this a whole number can't be compared with others that were read as floats, or be printed.
@@ -69,10 +68,6 @@ def check_key(key: str, *, kind: str = "key") -> None:
     """Checks that a dotted key can be set at all.
 
     Below a component (the method, the partition) any parameter is admitted: its builder knows them.
-
-    Args:
-        key: Dotted.
-        kind: What to call it in the message.
 
     Raises:
         ConfigError: There is no such key; the message names the nearest one.
@@ -161,7 +156,7 @@ def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
         for part in above:
             place = place.get(part) if isinstance(place, dict) else None
         found = place.get(last) if isinstance(place, dict) else None
-        if isinstance(found, dict) and not _SELECTORS & found.keys():
+        if isinstance(found, dict) and not SELECTORS & found.keys():
             place[last] = {**default, **found}
     training = tree.get("training")
     if isinstance(training, dict):

@@ -10,7 +10,7 @@ from fedsweep.config import yaml12
 from fedsweep.config.sweep import SPACE_KINDS
 from fedsweep.errors import ConfigError
 
-_SELECTORS = frozenset({"name", "kind", "merge"})
+SELECTORS = frozenset({"name", "kind", "merge"})
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -44,11 +44,6 @@ def set_value(tree: dict[str, Any], key: str, *, value: Any) -> None:
 
     A mapping without ``name`` or ``kind`` joins the mapping that is there; one with either replaces it, as anything
     else does. Below a list, a part of the key is a position from 0.
-
-    Args:
-        tree: What is given so far; changed.
-        key: Dotted.
-        value: Any YAML value.
 
     Raises:
         ConfigError: The key lies below something that is neither mapping nor null, or a position does not exist.
@@ -93,15 +88,10 @@ def _position(items: list[Any], part: str, *, key: str) -> int:
 
 
 def join(old: dict[str, Any], new: Mapping[str, Any]) -> None:
-    """Lays a mapping over another, in place, by the rules of :func:`set_value`.
-
-    Args:
-        old: What is there; changed.
-        new: What goes over it.
-    """
+    """Lays a new mapping over the old one, in place, by the rules of :func:`set_value`."""
     for name, value in new.items():
         before = old.get(name)
-        if isinstance(before, dict) and isinstance(value, dict) and not _SELECTORS & value.keys():
+        if isinstance(before, dict) and isinstance(value, dict) and not SELECTORS & value.keys():
             join(before, value)
         else:
             old[name] = copy.deepcopy(value)

@@ -145,11 +145,7 @@ _Loader.add_constructor(_PREFIX + "float", _construct_float)
 
 
 def parse(text: str, *, source: str) -> Any:
-    """The value of one YAML document.
-
-    Args:
-        text: The document.
-        source: Where it comes from, for messages.
+    """The value of one YAML document; messages name its source.
 
     Raises:
         ConfigError: It is not YAML, gives a key twice, or has a key that is not text; the message names the line.
@@ -192,7 +188,7 @@ def dump(value: Any) -> str:
     Args:
         value: Mappings with text keys, lists, tuples (written as lists), text, numbers, booleans and None.
     """
-    node = _Dumper(io.StringIO(), sort_keys=False).represent_data(_plain(value))
+    node = _Dumper(io.StringIO(), sort_keys=False).represent_data(value)
     _lay_out(node, depth=0)
     text: str = yaml.serialize(node, Dumper=_Dumper, allow_unicode=True, width=120)
     return text
@@ -208,9 +204,3 @@ def _lay_out(node: yaml.Node, *, depth: int) -> None:
     node.flow_style = are_scalars and (depth > 1 or not is_mapping)
     for item in below:
         _lay_out(item, depth=depth + 1)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -87,11 +87,7 @@ def cluster_for(
 ) -> Iterator[None]:
     """The Ray cluster of a run, where it needs one; what Ray has to say goes into the run's folder.
 
-    Args:
-        plan: The run.
-        folder: Its folder.
-        dashboard: Start Ray's dashboard on 127.0.0.1.
-        begun: A cluster that is starting already.
+    The rest is :func:`~fedsweep.fleet.ray_cluster.ray_cluster`'s.
     """
     if not plan.num_actors:
         yield

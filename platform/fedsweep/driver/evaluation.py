@@ -232,10 +232,10 @@ class Subject:
         accuracies = tested.class_accuracies(num_classes)
         tests_C = np.bincount(labels, minlength=num_classes)
         own = self._own_models(experiment, state)
-        if as_before:
-            notes += self._difference(
-                tested, why="it was of that" if notes else "another machine's or library's arithmetic"
-            )
+        before = self.result.get("test_accuracy")
+        if as_before and before not in (None, tested.accuracy):
+            why = "it was of that" if notes else "another machine's or library's arithmetic"
+            notes.append(f"the run's own last test came to {before}: {why}")
         if own is not None:
             notes.append(
                 "clients use models of their own, told apart as personal: the accuracy is the server's model's"
@@ -303,13 +303,6 @@ class Subject:
         inquiry = own_models_inquiry(experiment, test, self.round)
         answers = LocalFleet(experiment).measure(inquiry, state.vector, state.memories)
         return own_accuracies(answers, inquiry.clients)
-
-    def _difference(self, tested: Tested, *, why: str) -> list[str]:
-        """What to say where the run's own last test came to something else."""
-        before = self.result.get("test_accuracy")
-        if before is None or before == tested.accuracy:
-            return []
-        return [f"the run's own last test came to {before}: {why}"]
 
 
 def open_subject(source: str | Path, *, model: str | Path | None, overrides: Sequence[str]) -> Subject:

@@ -1,35 +1,19 @@
 """What a run has to say while a round is under way: sentences that stay, and how far long work is.
 
-Components speak in the process that holds the engine. Where a driver in the same process listens, it hears at once;
-where the engine is in an actor, its driver takes what there is from time to time.
+Components speak in the process that holds the engine. Where a driver in the same process listens, its observers hear at
+once; where the engine is in an actor, its driver takes what there is from time to time.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-
-@dataclass(frozen=True, kw_only=True)
-class Audience:
-    """Who hears of a run.
-
-    Attributes:
-        message: Takes a sentence for the user.
-        working: Takes a line on how far long work inside a round is; it replaces the one before.
-    """
-
-    message: Callable[[str], None]
-    working: Callable[[str], None]
-
-    def hear(self, news: News) -> None:
-        """Pass on what was taken from a bulletin."""
-        for text in news.messages:
-            self.message(text)
-        if news.working is not None:
-            self.working(news.working)
+if TYPE_CHECKING:
+    from fedsweep.driver.observers import Observer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +28,15 @@ class News:
     messages: tuple[str, ...] = ()
     working: str | None = None
 
+    def tell(self, observers: Sequence[Observer]) -> None:
+        """Let observers hear all of it."""
+        for text in self.messages:
+            for observer in observers:
+                observer.message(text)
+        if self.working is not None:
+            for observer in observers:
+                observer.working(self.working)
+
 
 class Bulletin:
     """Collects what is said until somebody takes it; any thread may speak, and any take."""
@@ -51,27 +44,27 @@ class Bulletin:
     def __init__(self) -> None:
         self._messages: deque[str] = deque()
         self._working: deque[str] = deque(maxlen=1)
-        self._audience: Audience | None = None
+        self._observers: Sequence[Observer] | None = None
         self._taking = threading.Lock()
 
-    def listen(self, audience: Audience) -> None:
+    def listen(self, observers: Sequence[Observer]) -> None:
         """From now on everything is passed on at once, and nothing is left to be taken."""
-        audience.hear(self.take())
-        self._audience = audience
+        self.take().tell(observers)
+        self._observers = observers
 
     def message(self, text: str) -> None:
         """A sentence for the user."""
-        if self._audience is None:
+        if self._observers is None:
             self._messages.append(text)
         else:
-            self._audience.message(text)
+            News(messages=(text,)).tell(self._observers)
 
     def working(self, text: str) -> None:
         """How far long work is."""
-        if self._audience is None:
+        if self._observers is None:
             self._working.append(text)
         else:
-            self._audience.working(text)
+            News(working=text).tell(self._observers)
 
     def take(self) -> News:
         """What was said since the last call; each sentence is given out once."""

@@ -79,27 +79,21 @@ class Observer:
         Raises:
             ResourceError: What the observer needs is not there.
         """
-        return
 
     def started(self, info: RunInfo) -> None:
         """The run starts or goes on, after its folder and ``config.yaml`` are written."""
-        return
 
     def round_done(self, record: RoundRecord) -> None:
         """A round is done and evaluated."""
-        return
 
     def checkpointed(self, round: int) -> None:
         """A checkpoint that holds this round is on disk."""
-        return
 
     def message(self, text: str) -> None:
         """A sentence for the user, about a lost worker say; may come in the middle of a round."""
-        return
 
     def working(self, text: str) -> None:
         """How far long work inside a round is; each line replaces the one before, and many come."""
-        return
 
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
         """The run is over and its files are written.
@@ -108,4 +102,3 @@ class Observer:
             status: How it ended: ``finished``, ``failed`` or ``killed``.
             result: The content of ``result.json``.
         """
-        return

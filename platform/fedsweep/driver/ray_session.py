@@ -6,26 +6,29 @@ import contextlib
 import functools
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from fedsweep.driver.news import Audience, News
+from fedsweep.driver.observers import Observer
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.errors import ClusterLost, FedsweepError, RunError
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.fleet.fleet import Fleet
-from fedsweep.fleet.ray_exchange import ExchangeKind, Vectors
-from fedsweep.fleet.ray_fleet import RayFleet, start_client
+from fedsweep.fleet.fleet import Vectors
+from fedsweep.fleet.ray_fleet import FleetSettings, RayFleet, start_client
 from fedsweep.fleet.ray_leftovers import lost_process
 from fedsweep.fleet.ray_metrics import RayMetrics
 from fedsweep.fleet.ray_watch import unless_lost
 from fedsweep.runs.folder_lock import write_along
+
+if TYPE_CHECKING:
+    from fedsweep.driver.run import Plan
 
 # So often is a server actor that is at work asked what there is to tell, in seconds.
 _LISTEN_EVERY_S = 0.5
@@ -33,29 +36,25 @@ _LISTEN_EVERY_S = 0.5
 _ANSWER_S = 300.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class FleetSettings:
-    """How client actors are made.
+def fleet_settings(plan: Plan, placed: Callable[[int], Mapping[str, Any]] = lambda index: {}) -> FleetSettings:
+    """How a run's client actors are made.
 
-    Attributes:
-        num_actors: How many.
-        name: Begins the actors' names.
-        options: Ray options of each.
-        exchange: How they aggregate among themselves; see :class:`ActorGroup`.
-        hang_timeout_s: See :class:`RayFleet`.
-        begun: The first actors, where they are starting already.
+    Args:
+        plan: The run.
+        placed: Further Ray options for each actor's number.
     """
+    runtime = plan.config.runtime
+    return FleetSettings(
+        num_actors=plan.num_actors,
+        name=f"{plan.config.name}-{uuid.uuid4().hex[:6]}",
+        vectors=Vectors.of(plan.experiment, own_gpu=runtime.gpus_per_client >= 1),
+        options={"num_cpus": runtime.cpus_per_client, "num_gpus": runtime.gpus_per_client},
+        placed=placed,
+    )
 
-    num_actors: int
-    name: str
-    options: Mapping[str, Any]
-    exchange: ExchangeKind = "auto"
-    hang_timeout_s: float = 60.0
-    begun: Sequence[Any] = ()
 
-
-class ServerActor:
-    """A :class:`RunSession` behind actor calls.
+class ServerActor(RunSession):
+    """A :class:`RunSession` behind actor calls, which shows its rounds on Ray's metrics endpoint.
 
     Args:
         experiment: The experiment; a view into the node's shared memory.
@@ -78,77 +77,27 @@ class ServerActor:
             client_actors=fleet.num_actors,
             gpus=own + fleet.num_actors * float(fleet.options.get("num_gpus", 0.0)),
         )
-        self._session = RunSession(
-            experiment, functools.partial(make_ray_fleet, experiment, reference[0], fleet), settings
-        )
+        super().__init__(experiment, functools.partial(RayFleet, reference[0], fleet), settings)
 
     def __repr__(self) -> str:
         return "ServerActor"
 
     def open(self, *, resume: bool) -> Opened:
-        opened = self._session.open(resume=resume)
-        self._metrics.record_all(opened.records)
+        opened = super().open(resume=resume)
+        for record in opened.records:
+            self._metrics.record(record)
         return opened
 
     def step(self) -> Step:
-        step = self._session.step()
+        step = super().step()
         if step.record is not None:
             self._metrics.record(step.record)
         return step
 
-    def save(self) -> int:
-        return self._session.save()
-
-    def news(self) -> News:
-        return self._session.news()
-
-    def finish(self, status: str, reason: str | None = None) -> dict[str, Any]:
-        return self._session.finish(status, reason)
-
-    def close(self) -> None:
-        self._session.close()
-
-
-def make_ray_fleet(
-    experiment: Experiment,
-    reference: Any,
-    fleet: FleetSettings,
-    warn: Callable[[str], None],
-    options: Callable[[int], Mapping[str, Any]] | None = None,
-) -> Fleet:
-    """The client actors of an experiment.
-
-    Args:
-        experiment: The experiment.
-        reference: The same in the object store.
-        fleet: How they are made.
-        warn: Takes a sentence when something falls back.
-        options: Further Ray options for each actor's number.
-    """
-
-    def all_options(index: int) -> Mapping[str, Any]:
-        return {**fleet.options, **(options(index) if options is not None else {})}
-
-    return RayFleet(
-        reference,
-        num_actors=fleet.num_actors,
-        name=fleet.name,
-        options=all_options,
-        vectors=Vectors.of(experiment, own_gpu=float(fleet.options.get("num_gpus", 0.0)) >= 1),
-        begun=fleet.begun,
-        hang_timeout_s=fleet.hang_timeout_s,
-        exchange=fleet.exchange,
-        warn=warn,
-    )
-
 
 @contextlib.contextmanager
 def ray_trouble(folder: Path) -> Iterator[None]:
-    """What Ray raises in the driver, as the failure of a run that can be gone on with.
-
-    Args:
-        folder: The run's.
-    """
+    """What Ray raises in the driver, as the failure of a run in this folder that can be gone on with."""
     try:
         yield
     except ClusterLost as error:
@@ -166,45 +115,35 @@ class RemoteSession:
     """A :class:`RunSession` in a server actor, with the session's own methods.
 
     Args:
-        experiment: The experiment; put into the object store once, for the server and all clients.
-        fleet: How client actors are made.
+        plan: The run; its experiment is put into the object store once, for the server and all clients.
         settings: Where the session writes.
-        options: Ray options of the server actor; it stays on this node, where the run folder is.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        *,
-        fleet: FleetSettings,
-        settings: SessionSettings,
-        options: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, plan: Plan, settings: SessionSettings) -> None:
+        # The server stays on this node, where the run folder is.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._reference = ray.put(experiment)
+        runtime, fleet = plan.config.runtime, fleet_settings(plan)
+        reference = self._reference = ray.put(plan.experiment)
+        if not runtime.cpus_per_server and not runtime.gpus_per_server:
+            # Beside their start the server's own then goes on; they are the server's to end. Where the server reserves
+            # something they wait for it, so that they can't take it away.
+            begun = [start_client(reference, fleet, index) for index in range(fleet.num_actors)]
+            fleet = replace(fleet, begun=begun)
         remote: Any = ray.remote(concurrency_groups={"control": 1})(ServerActor)  # type: ignore[call-overload]
         self._actor = remote.options(
             name=f"{fleet.name}-server",
             max_restarts=0,
             max_task_retries=0,
-            **{"scheduling_strategy": here, **options},
-        ).remote(self._reference, [self._reference], replace(fleet, begun=self._begun(fleet, options)), settings)
-        self._audience: Audience | None = None
+            scheduling_strategy=here,
+            num_cpus=runtime.cpus_per_server,
+            num_gpus=runtime.gpus_per_server,
+        ).remote(reference, [reference], fleet, settings)
+        self._observers: Sequence[Observer] | None = None
         self._folder = settings.folder
         self._is_lost = False
 
-    def _begun(self, fleet: FleetSettings, options: Mapping[str, Any]) -> Sequence[Any]:
-        """The client actors, beside whose start the server's own then goes on; they are the server's to end.
-
-        Where the server reserves something they wait for it, so that they can't take it away.
-        """
-        if options.get("num_cpus") or options.get("num_gpus"):
-            return ()
-        names = [f"{fleet.name}-client-{index}" for index in range(fleet.num_actors)]
-        return [start_client(self._reference, k, name=name, options=fleet.options) for k, name in enumerate(names)]
-
-    def listen(self, audience: Audience) -> None:
-        self._audience = audience
+    def listen(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
 
     def open(self, *, resume: bool) -> Opened:
         return self._call("open", resume=resume)  # type: ignore[no-any-return]
@@ -280,7 +219,7 @@ class RemoteSession:
         asked: Any = None
         while not ray.wait([done], timeout=_LISTEN_EVERY_S)[0]:
             self._check_cluster()
-            if self._audience is None:
+            if self._observers is None:
                 continue
             asked = asked or self._actor.news.options(concurrency_group="control").remote()
             if ray.wait([asked], timeout=_LISTEN_EVERY_S)[0]:
@@ -293,5 +232,5 @@ class RemoteSession:
     def _hear(self, asked: Any) -> None:
         with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
             news = ray.get(asked, timeout=30)
-            if self._audience is not None:
-                self._audience.hear(news)
+            if self._observers is not None:
+                news.tell(self._observers)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -18,7 +16,6 @@ from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.backend import choose_backend, cluster_for
-from fedsweep.driver.news import Audience
 from fedsweep.driver.observers import Observer, RunInfo, run_tags
 from fedsweep.driver.phases import TIMING, Phases
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
@@ -35,6 +32,7 @@ from fedsweep.runs.run_folder import RunFolder
 from fedsweep.world.data.datasets import load_dataset
 
 if TYPE_CHECKING:
+    from fedsweep.driver.ray_session import RemoteSession
     from fedsweep.fleet.ray_start import ClusterStart
     from fedsweep.world.data.datasets import Dataset
 
@@ -43,26 +41,7 @@ if TYPE_CHECKING:
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Session(Protocol):
-    """A run session, in this process or in a server actor; see :class:`RunSession`."""
-
-    def open(self, *, resume: bool) -> Opened:
-        """Begin, or go on from a checkpoint."""
-
-    def listen(self, audience: Audience) -> None:
-        """From now on messages are heard while a round is played."""
-
-    def step(self) -> Step:
-        """Play one round."""
-
-    def save(self) -> int:
-        """Write a checkpoint of the last finished round."""
-
-    def finish(self, status: str, reason: str | None = None) -> dict[str, Any]:
-        """Write the results."""
-
-    def close(self) -> None:
-        """End the fleet."""
+Session: TypeAlias = "RunSession | RemoteSession"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,49 +96,30 @@ def plan_run(
     return Plan(config=config, experiment=experiment, num_actors=num_actors, backend=why)
 
 
-@contextlib.contextmanager
-def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
-    """The session of a run, on the backend that the plan names; ended afterwards."""
-    settings = SessionSettings(
+def session_settings(plan: Plan, folder: Path) -> SessionSettings:
+    """Where a run's session writes and how often."""
+    return SessionSettings(
         folder=folder,
         checkpoint_every=plan.config.checkpoint.every,
         checkpoint_keep=plan.config.checkpoint.keep,
         facts={**run_facts(), "backend": "ray" if plan.num_actors else "local", "client_actors": plan.num_actors or 1},
         umask=present_umask(),
     )
+
+
+@contextlib.contextmanager
+def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
+    """The session of a run, on the backend that the plan names; ended afterwards."""
+    settings = session_settings(plan, folder)
     if not plan.num_actors:
         with one_thread():
             yield RunSession(plan.experiment, lambda warn: LocalFleet(plan.experiment), settings)
         return
-    from fedsweep.driver.ray_session import ray_trouble
-
-    with ray_trouble(folder):
-        with _remote_session(plan, settings) as session:
-            yield session
-
-
-@contextlib.contextmanager
-def _remote_session(plan: Plan, settings: SessionSettings) -> Iterator[Session]:
-    from fedsweep.driver.ray_session import FleetSettings, RemoteSession
+    from fedsweep.driver.ray_session import RemoteSession, ray_trouble
     from fedsweep.fleet.ray_watch import unless_lost
 
-    runtime = plan.config.runtime
-    make = functools.partial(
-        RemoteSession,
-        plan.experiment,
-        fleet=FleetSettings(
-            num_actors=plan.num_actors,
-            name=f"{plan.config.name}-{uuid.uuid4().hex[:6]}",
-            options={"num_cpus": runtime.cpus_per_client, "num_gpus": runtime.gpus_per_client},
-        ),
-        settings=settings,
-        options={"num_cpus": runtime.cpus_per_server, "num_gpus": runtime.gpus_per_server},
-    )
-    session = unless_lost(make)
-    try:
+    with ray_trouble(folder), contextlib.closing(unless_lost(lambda: RemoteSession(plan, settings))) as session:
         yield session
-    finally:
-        session.close()
 
 
 def present_umask() -> int:
@@ -250,7 +210,7 @@ def _drive(
         phases.enter("mlflow")
         for observer in observers:
             observer.started(info)
-        session.listen(_audience(observers))
+        session.listen(observers)
         phases.rounds()
         step = Step(record=None, stopped_by=None, messages=opened.messages)
         while step.stopped_by is None:
@@ -282,18 +242,6 @@ def _timed(result: dict[str, Any], folder: Path, phases: Phases) -> dict[str, An
         os.close(write_along(folder))  # or it is no longer the folder that this run was written to
         RunFolder(folder).write_result(result)
     return result
-
-
-def _audience(observers: Sequence[Observer]) -> Audience:
-    def message(text: str) -> None:
-        for observer in observers:
-            observer.message(text)
-
-    def working(text: str) -> None:
-        for observer in observers:
-            observer.working(text)
-
-    return Audience(message=message, working=working)
 
 
 def _tell(observers: Sequence[Observer], step: Step) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedsweep.driver.news import Audience, Bulletin, News
+from fedsweep.driver.news import Bulletin, News
+from fedsweep.driver.observers import Observer
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.foresight.turns import happened
 from fedsweep.engine.state import RunState
@@ -21,27 +22,18 @@ from fedsweep.errors import MemoryLost, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
-from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
-from fedsweep.runs.checkpoints.earlier import read_earlier
+from fedsweep.runs.checkpoints.checkpoint import CheckpointStore, read_earlier
 from fedsweep.runs.component_pictures import write_pictures
 from fedsweep.runs.facts import peak_memory_mb
-from fedsweep.runs.folder_guard import FolderGuard
-from fedsweep.runs.run_folder import RunFolder
-from fedsweep.runs.tables.traffic import write_client_tables
+from fedsweep.runs.folder_lock import FolderGuard
+from fedsweep.runs.run_folder import CLIENTS, RunFolder
+from fedsweep.runs.tables.clients import clients_table
+from fedsweep.runs.tables.per_client import write_client_tables
 from fedsweep.runs.targets import targets_reached
 from fedsweep.world.replay import ScenarioTrace
 
 # rounds.parquet is rewritten at most this often between checkpoints.
 _WRITE_EVERY_S = 5.0
-
-_DEVICE_FIGURES = (
-    "flops_per_s",
-    "overhead_s",
-    "down_bits_per_s",
-    "up_bits_per_s",
-    "down_latency_s",
-    "up_latency_s",
-)
 
 FleetFactory = Callable[[Callable[[str], None]], Fleet]
 
@@ -72,14 +64,10 @@ class Opened:
     Attributes:
         records: Rounds that a checkpoint brought.
         messages: Sentences for the user.
-        num_params: Trained scalars of the model.
-        num_actors: Workers of the fleet.
     """
 
     records: tuple[RoundRecord, ...]
     messages: tuple[str, ...]
-    num_params: int
-    num_actors: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,20 +127,16 @@ class RunSession:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def listen(self, audience: Audience) -> None:
+    def listen(self, observers: Sequence[Observer]) -> None:
         """From now on messages are heard at once, in the middle of a round too, and no step carries any."""
-        self._bulletin.listen(audience)
+        self._bulletin.listen(observers)
 
     def news(self) -> News:
         """What was said since the last call or step, where nobody listens. Safe to call from another thread."""
         return self._bulletin.take()
 
     def open(self, *, resume: bool) -> Opened:
-        """Begin, or go on from the newest valid checkpoint.
-
-        Args:
-            resume: Look for a checkpoint.
-        """
+        """Begin, or go on from the newest valid checkpoint where there is one to be looked for."""
         self._engine.check()
         start = None
         if resume:
@@ -170,14 +154,9 @@ class RunSession:
             start = self._engine.start()
         self._state = start
         self._reported = start.round
-        self._write_clients()
+        self._folder.write_table(CLIENTS, clients_table(self._experiment.world.profiles, self._budget_values()))
         self._fleet.ready()
-        return Opened(
-            records=start.records,
-            messages=self._taken_messages(),
-            num_params=self._engine.layout.num_params,
-            num_actors=self._fleet.num_workers,
-        )
+        return Opened(records=start.records, messages=self._taken_messages())
 
     def _checkpointed(self, state: RunState) -> RunState:
         """A checkpoint's state; what the exchange before round 1 cost is measured again where it was not kept."""
@@ -352,18 +331,6 @@ class RunSession:
     def _write_pictures(self, state: RunState) -> None:
         for seam, component in self._experiment.method.server_components():
             write_pictures(self._settings.folder, component.report(state.components[seam]).pictures)
-
-    def _write_clients(self) -> None:
-        world = self._experiment.world
-        devices = {}
-        if world.profiles[0].device is not None:
-            devices = {name: [getattr(p.device, name) for p in world.profiles] for name in _DEVICE_FIGURES}
-        self._folder.write_clients(
-            num_samples=[profile.num_samples for profile in world.profiles],
-            label_counts=[profile.label_counts for profile in world.profiles],
-            budget_values=self._budget_values(),
-            devices={**devices, "capability": [profile.capability for profile in world.profiles]},
-        )
 
     def _budget_values(self) -> list[float] | None:
         """What each client affords in a round, in values, at the method's frequencies."""

@@ -29,7 +29,7 @@ from fedsweep.world.availability import capabilities
 from fedsweep.world.data.datasets import Dataset, load_dataset
 from fedsweep.world.drift import Drift
 from fedsweep.world.label_stats import label_counts
-from fedsweep.world.partitions.registry import check_parts
+from fedsweep.world.partitions.base import check_parts
 from fedsweep.world.stragglers import WaitForAll
 
 # Lanes where the configuration leaves it open: more idle where a cohort does not divide by them.

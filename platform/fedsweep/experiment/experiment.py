@@ -24,8 +24,8 @@ from fedsweep.streams import stream
 from fedsweep.trees import FlatLayout, layout_of, model_vector
 from fedsweep.world.availability import Availability
 from fedsweep.world.budgets import BudgetPlan
-from fedsweep.world.client_test_shares import test_shares
 from fedsweep.world.drift import Drift, round_classes
+from fedsweep.world.label_stats import test_shares
 from fedsweep.world.stragglers import StragglerPolicy, WaitForAll
 
 # Proxy data and validation data, each inputs and labels; None where there are none.

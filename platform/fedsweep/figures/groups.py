@@ -110,6 +110,8 @@ def counts_of(run: RunView) -> np.ndarray | None:
     rows = RunFolder(run.folder).read_clients().column("label_counts").to_pylist()
     if not rows or not all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows):
         raise OutputError(f"{run.folder / CLIENTS}: label_counts must be lists of one length")
+    if not all(type(count) is int and 0 <= count < 2**53 for row in rows for count in row):
+        raise OutputError(f"{run.folder / CLIENTS}: label_counts must hold whole numbers from 0 on")
     return np.array(rows, dtype=np.int64)
 
 

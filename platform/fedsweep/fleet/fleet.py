@@ -8,9 +8,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from fedsweep.client.messages import Handle, Inquiry, Segment, SegmentReply
@@ -34,6 +35,39 @@ class ExchangeInUse:
 
     name: str = "in place"
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vectors:
+    """What workers exchange.
+
+    Attributes:
+        num_values: Length of the model's vector.
+        dtype: Its type.
+        capacity: Most attendees of a sync point.
+        own_gpu: Each worker has a GPU to itself.
+    """
+
+    num_values: int
+    dtype: torch.dtype
+    capacity: int
+    own_gpu: bool = False
+
+    @classmethod
+    def of(cls, experiment: Experiment, *, own_gpu: bool = False) -> Vectors:
+        """An experiment's."""
+        layout = experiment.layout
+        return cls(
+            num_values=layout.num_values,
+            dtype=layout.dtype,
+            capacity=experiment.training.cohort_size,
+            own_gpu=own_gpu and experiment.device == "cuda",
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """What a group's mapped files take."""
+        return (self.capacity + 1) * self.num_values * self.dtype.itemsize
 
 
 class Fleet(ABC):
@@ -132,17 +166,11 @@ def combine(answers: Sequence[SegmentReply]) -> SegmentReply:
 
 
 def _by_client(parts: Iterable[Mapping[int, _Part]]) -> dict[int, _Part]:
-    joined = {client: value for part in parts for client, value in part.items()}
-    return {client: joined[client] for client in sorted(joined)}
+    return dict(sorted((item for part in parts for item in part.items()), key=itemgetter(0)))
 
 
 def make_worker(experiment: Experiment, index: int = 0) -> Worker:
-    """A worker for an experiment's clients, in any process.
-
-    Args:
-        experiment: The experiment.
-        index: The worker's number, from 0.
-    """
+    """A worker for an experiment's clients, in any process; ``index`` is its number, from 0."""
     side, world, tests = client_side(experiment), experiment.world, None
     if experiment.method.evaluation.client_test() is not None:
         tests = ClientTests(images=world.test_images, labels=world.test_labels, indices=experiment.test_shares)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedsweep.client.worker import Exchange
 from fedsweep.errors import ResourceError, WorkerLost
+from fedsweep.fleet.fleet import Vectors
 from fedsweep.trees import weighted_mean
 
 if TYPE_CHECKING:
@@ -40,10 +41,8 @@ class Membership:
     Attributes:
         index: Its number, from 0.
         size: Members.
-        num_values: Length of a vector.
-        dtype: The vectors' type.
+        vectors: What is averaged; where every member has a GPU to itself, they go from GPU to GPU.
         host: Address of the member's node, on which it listens.
-        own_gpu: Every member has a GPU to itself: vectors go from GPU to GPU.
         connect_timeout_s: Longest wait for the others when the group is made.
         timeout_s: Longest wait for the others at one sync point.
         alone_bytes: Vectors that together have at most so many bytes are summed by every member by itself.
@@ -51,10 +50,8 @@ class Membership:
 
     index: int
     size: int
-    num_values: int
-    dtype: torch.dtype
+    vectors: Vectors
     host: str
-    own_gpu: bool = False
     connect_timeout_s: float
     timeout_s: float = 3600.0
     alone_bytes: int = 2**20
@@ -113,11 +110,11 @@ class NetworkExchange(Exchange):
     """
 
     def __init__(self, store: TCPStore, member: Membership) -> None:
-        self._member, self.on_device = member, member.own_gpu
-        self._device = torch.device("cuda" if member.own_gpu else "cpu")
+        self._member, self.on_device = member, member.vectors.own_gpu
+        self._device = torch.device("cuda" if member.vectors.own_gpu else "cpu")
         self._timeout = timedelta(seconds=member.timeout_s)
         # The last ranges may be short or empty; they are filled up so that all are equally long.
-        self._width = -(-member.num_values // member.size)
+        self._width = -(-member.vectors.num_values // member.size)
         self._whole, self._share = self._new(member.size * self._width), self._new(self._width)
         self._buffers: dict[str, Tensor] = {}
         with _reaching("client actors do not reach each other"):
@@ -125,7 +122,7 @@ class NetworkExchange(Exchange):
             self._gather(timedelta(seconds=member.connect_timeout_s))
 
     def _new(self, size: int) -> Tensor:
-        return torch.zeros(size, dtype=self._member.dtype, device=self._device)
+        return torch.zeros(size, dtype=self._member.vectors.dtype, device=self._device)
 
     def mean(
         self,
@@ -142,17 +139,17 @@ class NetworkExchange(Exchange):
             WorkerLost: Another member died or does not answer.
         """
         member = self._member
-        alone = len(attendees) * member.num_values * out.element_size() <= member.alone_bytes
+        alone = len(attendees) * member.vectors.num_values * out.element_size() <= member.alone_bytes
         homes = [[k for k in attendees if workers.get(k, 0) == index] for index in range(member.size)]
         ranges = [slice(k * self._width, (k + 1) * self._width) for k in range(member.size)]
         if alone:
-            ranges = [slice(0, member.num_values)] * member.size
+            ranges = [slice(0, member.vectors.num_values)] * member.size
         received = self._scatter([own[k] for k in homes[member.index]], [len(home) for home in homes], ranges)
         rows = dict(zip((k for home in homes for k in home), received, strict=True))
         weighted_mean([rows[k] for k in attendees], weights, out if alone else self._share)
         if not alone:
             self._gather(self._timeout)
-            out.copy_(self._whole[: member.num_values])
+            out.copy_(self._whole[: member.vectors.num_values])
 
     def _scatter(self, vectors: Sequence[Tensor], counts: Sequence[int], ranges: Sequence[slice]) -> list[Tensor]:
         """Sends each member its range of these vectors; returns this member's range of all members' vectors.
@@ -200,14 +197,14 @@ class NetworkExchange(Exchange):
 
     def close(self) -> None:
         """Leave; the other members see the end of the connection."""
-        if self._member.own_gpu and self._group is not None:
+        if self._member.vectors.own_gpu and self._group is not None:
             self._group.abort()  # which by itself would wait for what is under way on the GPU
         self._group = None
 
 
 def _process_group(store: TCPStore, member: Membership) -> Group:
     """A group that is not torch's default one, which can be made once in a process and belongs to the user."""
-    if member.own_gpu:
+    if member.vectors.own_gpu:
         from torch._C._distributed_c10d import ProcessGroupNCCL
 
         # Otherwise a lost member ends the process, or shows in whatever is next done on the GPU.

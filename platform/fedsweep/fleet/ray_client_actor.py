@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 import torch
 
-from fedsweep.client.messages import Inquiry
+from fedsweep.client.messages import Inquiry, Segment
 from fedsweep.errors import ResourceError, RunError
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.fleet.fleet import make_worker
+from fedsweep.fleet.fleet import Vectors, make_worker
 from fedsweep.fleet.network import Membership, NetworkExchange, find_store, open_store
-from fedsweep.fleet.ray_wire import Arrays, SentSegment, received_segment, sent_answer, to_arrays, to_tensor
+from fedsweep.fleet.ray_wire import received_segment, sent_answer, to_arrays, to_tensors
 from fedsweep.fleet.shared_memory import SharedMemoryExchange
 from fedsweep.records import State
 
@@ -49,12 +50,10 @@ class ClientActor:
         """Answers while the actor works; runs beside the work."""
         return os.getpid()
 
-    def prepare_exchange(self, folder: str, size: int, num_values: int, capacity: int, dtype: torch.dtype) -> None:
+    def prepare_exchange(self, folder: Path, size: int, vectors: Vectors) -> None:
         """First step of :class:`SharedMemoryExchange`."""
         self._close_exchange()
-        self._exchange = SharedMemoryExchange(
-            folder, index=self._index, size=size, num_values=num_values, capacity=capacity, dtype=dtype
-        )
+        self._exchange = SharedMemoryExchange(folder, vectors, index=self._index, size=size)
 
     def connect_exchange(self) -> None:
         """Second step."""
@@ -64,23 +63,13 @@ class ClientActor:
         self._worker.use_exchange(self._exchange)
 
     def open_store(self, host: str, timeout_s: float) -> int:
-        """First step of :class:`NetworkExchange`, for the actor of number 0; returns the store's port.
-
-        Args:
-            host: Address of the actor's node.
-            timeout_s: Longest wait for what another actor has to tell.
-        """
+        """First step of :class:`NetworkExchange`, for the actor of number 0; returns the store's port."""
         self._close_exchange()
         self._store = open_store(host, timeout_s=timeout_s)
         return int(self._store.port)
 
     def join_network(self, member: Membership, store: tuple[str, int]) -> None:
-        """Second step, for all at the same time.
-
-        Args:
-            member: The actor's place.
-            store: Where the store is.
-        """
+        """Second step, for all at the same time; the store is at a host's port."""
         if member.index:
             self._close_exchange()
             self._store = find_store(*store, timeout_s=member.connect_timeout_s)
@@ -93,7 +82,7 @@ class ClientActor:
         self._exchange = self._store = None
 
     def run(
-        self, sent: SentSegment, anchor: np.ndarray, clients: Sequence[int], keepers: Sequence[int], *memories: State
+        self, sent: Segment, anchor: np.ndarray, clients: Sequence[int], keepers: Sequence[int], *memories: State
     ) -> Any:
         """Go through a segment; each memory is a result of its own, so that it can stay where it is.
 
@@ -106,7 +95,7 @@ class ClientActor:
         """
         try:
             answer = self._worker.run(
-                received_segment(sent), to_tensor(anchor), dict(zip(clients, memories, strict=True))
+                received_segment(sent), to_tensors(anchor), dict(zip(clients, memories, strict=True))
             )
         except BaseException:
             # The others wait for this actor at the next sync point: let them see that it will not come.
@@ -117,17 +106,10 @@ class ClientActor:
 
     def measure(
         self, inquiry: Inquiry, vector: np.ndarray, clients: Sequence[int], *memories: State
-    ) -> dict[int, Arrays]:
-        """Ask clients.
-
-        Args:
-            inquiry: Who measures what.
-            vector: The server's model.
-            clients: Whose memories follow.
-            memories: What those clients remember.
-        """
-        answers = self._worker.measure(inquiry, to_tensor(vector), dict(zip(clients, memories, strict=True)))
-        return {client: to_arrays(tensors) for client, tensors in answers.items()}
+    ) -> dict[int, dict[str, np.ndarray]]:
+        """Ask clients; model and memories are given as to :meth:`run`."""
+        answers = self._worker.measure(inquiry, to_tensors(vector), dict(zip(clients, memories, strict=True)))
+        return to_arrays(answers)  # type: ignore[no-any-return]
 
 
 def _claim_gpu(gpus: float) -> None:

@@ -73,7 +73,7 @@ def _connected(
             (begun or ClusterStart(needs, dashboard=dashboard)).take()
         elif ours and address is not None:
             _join(ray, address)
-    session = None
+    session, has_failed = None, False
     if ours:
         keep_what_ray_says(folder)
         session = marked_session()
@@ -81,24 +81,15 @@ def _connected(
         if not ours or address is not None:
             check_fits([node["Resources"] for node in ray.nodes() if node["Alive"]], needs)
         yield ray
-    except (InputError, KeyboardInterrupt):
-        _end(ray, session, ours=ours)
+    except BaseException as error:
+        has_failed = not isinstance(error, InputError | KeyboardInterrupt)
         raise
-    except BaseException:
-        _end(ray, None, ours=ours)
+    finally:
+        if ours:
+            with contextlib.suppress(ClusterLost):
+                unless_lost(ray.shutdown)
         if session is not None:
-            tell_kept(session)
-        raise
-    _end(ray, session, ours=ours)
-
-
-def _end(ray: Any, session: Path | None, *, ours: bool) -> None:
-    """Leave or end the cluster; its session folder goes, too, where one is given."""
-    if ours:
-        with contextlib.suppress(ClusterLost):
-            unless_lost(ray.shutdown)
-    if session is not None:
-        remove_session(session)
+            (tell_kept if has_failed else remove_session)(session)
 
 
 @contextlib.contextmanager
@@ -181,17 +172,10 @@ def check_fits(nodes: Sequence[dict[str, float]], needs: ClusterNeeds) -> None:
 
 def _take_gpus(shares: list[float], wanted: float) -> bool:
     """Take a fraction of one GPU, or whole ones."""
-    if wanted == 0:
-        return True
-    if wanted >= 1:
-        whole = [k for k, share in enumerate(shares) if share > 1 - 1e-9][: int(wanted)]
-        if len(whole) < int(wanted):
-            return False
-        for k in whole:
-            shares[k] = 0.0
-        return True
-    for k, share in enumerate(shares):
-        if share + 1e-9 >= wanted:
-            shares[k] -= wanted
-            return True
-    return False
+    share, count = (1.0, int(wanted)) if wanted >= 1 else (wanted, 1)
+    found = [k for k, free in enumerate(shares) if free + 1e-9 >= share][:count]
+    if wanted and len(found) < count:
+        return False
+    for k in found:
+        shares[k] -= share
+    return True

@@ -10,16 +10,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import ray
-import torch
 
 from fedsweep.errors import ResourceError
-from fedsweep.experiment.experiment import Experiment
-from fedsweep.fleet.fleet import ExchangeInUse
+from fedsweep.fleet.fleet import ExchangeInUse, Vectors
 from fedsweep.fleet.network import Membership
 from fedsweep.fleet.shared_memory import make_group_files
 
@@ -28,39 +25,6 @@ ExchangeKind = Literal["auto", "network", "server"]
 _GROUP_PREFIX = "fedsweep-"
 # Longest wait for actors of other nodes to be reached, in seconds.
 _CONNECT_S = 20.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vectors:
-    """What is exchanged.
-
-    Attributes:
-        num_values: Length of the model's vector.
-        dtype: Its type.
-        capacity: Most attendees of a sync point.
-        own_gpu: Each actor has a GPU to itself.
-    """
-
-    num_values: int
-    dtype: torch.dtype
-    capacity: int
-    own_gpu: bool = False
-
-    @classmethod
-    def of(cls, experiment: Experiment, *, own_gpu: bool = False) -> Vectors:
-        """An experiment's."""
-        layout = experiment.layout
-        return cls(
-            num_values=layout.num_values,
-            dtype=layout.dtype,
-            capacity=experiment.training.cohort_size,
-            own_gpu=own_gpu and experiment.device == "cuda",
-        )
-
-    @property
-    def num_bytes(self) -> int:
-        """What a group's mapped files take."""
-        return (self.capacity + 1) * self.num_values * torch.empty(0, dtype=self.dtype).element_size()
 
 
 class ActorGroup:
@@ -86,16 +50,13 @@ class ActorGroup:
         return ExchangeInUse(name=self._name, notes=tuple(self._notes))
 
     def form(self, actors: Sequence[Any], nodes: Sequence[str]) -> None:
-        """Give the actors an exchange; raises Ray's errors where one of them dies meanwhile.
-
-        Args:
-            actors: By number.
-            nodes: Their nodes' ids.
-        """
+        """Give the actors, on nodes of these ids, an exchange; raises Ray's errors where one dies meanwhile."""
         self.drop()
         if len(actors) == 1:
             self._name = "in place"
-        elif self._kind == "network" or (self._kind == "auto" and {*nodes} != {_own_node()}):
+        elif self._kind == "network" or (
+            self._kind == "auto" and {*nodes} != {ray.get_runtime_context().get_node_id()}
+        ):
             self._meet(actors, nodes)
         elif self._kind == "auto":
             self._share_files(actors)
@@ -124,28 +85,24 @@ class ActorGroup:
             )
             return
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_GROUP_PREFIX}{os.getpid()}-", dir="/dev/shm"))
-        num_values, capacity, dtype = vectors.num_values, vectors.capacity, vectors.dtype
-        make_group_files(self._folder, num_values=num_values, capacity=capacity, dtype=dtype)
-        place = (str(self._folder), len(actors), num_values, capacity, dtype)
-        ray.get([actor.prepare_exchange.remote(*place) for actor in actors], timeout=self._timeout_s)
+        make_group_files(self._folder, vectors)
+        prepared = [actor.prepare_exchange.remote(self._folder, len(actors), vectors) for actor in actors]
+        ray.get(prepared, timeout=self._timeout_s)
         ray.get([actor.connect_exchange.remote() for actor in actors], timeout=self._timeout_s)
         self._name = "shared memory"
 
     def _meet(self, actors: Sequence[Any], nodes: Sequence[str]) -> None:
         addresses = _addresses()
         hosts = [addresses[node] for node in nodes]
-        vectors, size = self._vectors, len(actors)
         try:
             port = ray.get(actors[0].open_store.remote(hosts[0], _CONNECT_S), timeout=self._timeout_s)
             joined = [
                 actor.join_network.remote(
                     Membership(
                         index=index,
-                        size=size,
-                        num_values=vectors.num_values,
-                        dtype=vectors.dtype,
+                        size=len(actors),
+                        vectors=self._vectors,
                         host=host,
-                        own_gpu=vectors.own_gpu,
                         connect_timeout_s=_CONNECT_S,
                     ),
                     (hosts[0], port),
@@ -171,10 +128,6 @@ def _get_all(refs: Sequence[Any], *, timeout_s: float) -> None:
             refused = refused or error
     if refused is not None:
         raise refused
-
-
-def _own_node() -> str:
-    return str(ray.get_runtime_context().get_node_id())
 
 
 def _addresses() -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -16,15 +17,42 @@ from torch import Tensor
 
 from fedsweep.client.messages import Handle, Inquiry, Segment, SegmentReply
 from fedsweep.errors import ClientJobError, FedsweepError, InputError, MemoryLost, ResourceError, RunError, WorkerLost
-from fedsweep.fleet.fleet import ExchangeInUse, Fleet, combine
+from fedsweep.fleet.fleet import ExchangeInUse, Fleet, Vectors, combine
 from fedsweep.fleet.ray_client_actor import REMOTE_CLIENT_ACTOR
-from fedsweep.fleet.ray_exchange import ActorGroup, ExchangeKind, Vectors
-from fedsweep.fleet.ray_wire import Arrays, SentAnswer, received_answer, sent_segment, to_tensors
+from fedsweep.fleet.ray_exchange import ActorGroup, ExchangeKind
+from fedsweep.fleet.ray_wire import received_answer, sent_segment, to_tensors
 from fedsweep.records import Payload, State
 
 _POLL_S = 5.0
+# Longest wait for the actors to be there.
+_START_S = 120.0
 # So often may actors that start be replaced before the run fails.
 _MOST_STARTS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetSettings:
+    """How client actors are made.
+
+    Attributes:
+        num_actors: How many.
+        name: Begins their names.
+        vectors: What they aggregate among themselves.
+        options: Ray options of each.
+        placed: Further ones for an actor's number.
+        begun: The first actors, where they are starting already.
+        hang_timeout_s: An actor that does not answer for this long is taken for lost.
+        exchange: How they aggregate; see :class:`ActorGroup`.
+    """
+
+    num_actors: int
+    name: str
+    vectors: Vectors
+    options: Mapping[str, Any]
+    placed: Callable[[int], Mapping[str, Any]] = lambda index: {}
+    begun: Sequence[Any] = ()
+    hang_timeout_s: float = 60.0
+    exchange: ExchangeKind = "auto"
 
 
 class RayFleet(Fleet):
@@ -32,52 +60,28 @@ class RayFleet(Fleet):
 
     Args:
         experiment: A reference to the experiment in the object store.
-        num_actors: Client actors.
-        name: Begins the actors' names.
-        options: Ray options for each actor's number (resources, placement).
-        vectors: What the actors aggregate among themselves.
-        begun: The first actors, where they are starting already.
-        start_timeout_s: Longest wait for the actors to be there.
-        hang_timeout_s: An actor that does not answer for this long is taken for lost.
-        exchange: How they do; see :class:`ActorGroup`.
+        settings: How the actors are made.
         warn: Called with a sentence when something falls back.
     """
 
-    def __init__(
-        self,
-        experiment: Any,
-        *,
-        num_actors: int,
-        name: str,
-        options: Callable[[int], Mapping[str, Any]],
-        vectors: Vectors,
-        begun: Sequence[Any] = (),
-        start_timeout_s: float = 120.0,
-        hang_timeout_s: float = 60.0,
-        exchange: ExchangeKind = "auto",
-        warn: Callable[[str], None] = lambda message: None,
-    ) -> None:
-        self._experiment, self._num_actors, self._name, self._options = experiment, num_actors, name, options
-        self._start_timeout_s, self._hang_timeout_s, self._warn = start_timeout_s, hang_timeout_s, warn
-        self._group = ActorGroup(vectors, kind=exchange, timeout_s=start_timeout_s, warn=warn)
+    def __init__(self, experiment: Any, settings: FleetSettings, warn: Callable[[str], None]) -> None:
+        self._experiment, self._settings, self._warn = experiment, settings, warn
+        self._num_actors, self._hang_timeout_s = settings.num_actors, settings.hang_timeout_s
+        self._group = ActorGroup(settings.vectors, kind=settings.exchange, timeout_s=_START_S, warn=warn)
         self._births = 0
         self._closed = False
         self._nodes: dict[int, str] = {}
         self._actors: dict[int, Any] = {}
         self._starting: dict[int, Any] = {}
         self._pings: dict[int, tuple[Any, float]] = {}
-        self._grow(range(num_actors), begun)
+        self._grow(range(self._num_actors), settings.begun)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     def _grow(self, indices: Sequence[int], begun: Sequence[Any] = ()) -> None:
         for index in indices:
-            suffix = f"-{self._births}" if self._births else ""
-            name = f"{self._name}-client-{index}{suffix}"  # with a number: Ray knows a dead actor's for a while
             known = begun[index] if begun else None
-            self._actors[index] = known or start_client(
-                self._experiment, index, name=name, options=self._options(index)
-            )
+            self._actors[index] = known or start_client(self._experiment, self._settings, index, births=self._births)
             self._starting[index] = self._actors[index].where.remote()
         self._births += 1
 
@@ -105,11 +109,11 @@ class RayFleet(Fleet):
     def _see_started(self) -> list[int]:
         """Waits for actors that start; returns those that died meanwhile."""
         where, self._starting = self._starting, {}
-        _, late = ray.wait(list(where.values()), num_returns=len(where), timeout=self._start_timeout_s)
+        _, late = ray.wait(list(where.values()), num_returns=len(where), timeout=_START_S)
         if late:
             missing = [k for k, ref in where.items() if ref in late]
             raise self._kind_of_start_error(
-                f"client actors {missing} did not start within {self._start_timeout_s:.0f} s; the cluster has"
+                f"client actors {missing} did not start within {_START_S:.0f} s; the cluster has"
                 f" {ray.available_resources()} free"
             )
         dead = []
@@ -190,9 +194,9 @@ class RayFleet(Fleet):
             calls[index] = refs if keepers[index] else [refs]
         answers: dict[int, SegmentReply] = {}
 
-        def receive(index: int, sent: SentAnswer) -> None:
+        def receive(index: int, sent: SegmentReply) -> None:
             references = zip(keepers[index], calls[index][1:], strict=True)
-            kept = {k: ref for k, ref in references if k in sent.rest.totals}
+            kept = {k: ref for k, ref in references if k in sent.totals}
             answers[index] = received_answer(sent, kept)
 
         heads = {index: refs[0] for index, refs in calls.items()}
@@ -286,10 +290,7 @@ class RayFleet(Fleet):
             refs[index] = actor.measure.remote(inquiry.of(share), vector_ref, known, *[memories[k] for k in known])
         merged: dict[int, Payload] = {}
 
-        def receive(index: int, answers: Mapping[int, Arrays]) -> None:
-            merged.update({client: to_tensors(arrays) for client, arrays in answers.items()})
-
-        self._wait(refs, receive=receive)
+        self._wait(refs, receive=lambda index, answers: merged.update(to_tensors(answers)))
         return dict(sorted(merged.items()))
 
     def fetch(self, handle: Handle) -> State:
@@ -307,15 +308,17 @@ class RayFleet(Fleet):
         return ray.put(memory)
 
 
-def start_client(experiment: Any, index: int, *, name: str, options: Mapping[str, Any]) -> Any:
+def start_client(experiment: Any, settings: FleetSettings, index: int, *, births: int = 0) -> Any:
     """A client actor, which starts from now on.
 
     Args:
         experiment: A reference to the experiment in the object store.
+        settings: How it is made.
         index: Its number, from 0.
-        name: Its name on the cluster.
-        options: Further Ray options.
+        births: How often actors were made before; it is in the name, since Ray knows a dead actor's for a while.
     """
+    name = f"{settings.name}-client-{index}" + (f"-{births}" if births else "")
+    options = {**settings.options, **settings.placed(index)}
     # Ray may not restart it: a fresh process has neither a place in the exchange nor the round's work so far.
     remote = REMOTE_CLIENT_ACTOR.options(name=name, max_restarts=0, max_task_retries=0, **options)
     return remote.remote(experiment, index, float(options.get("num_gpus", 0.0)))

@@ -62,11 +62,7 @@ def marked_session() -> Path | None:
 
 
 def mark_new_sessions(before: Collection[Path]) -> set[Path]:
-    """The session folders that this process's clusters have made since, marked as ours.
-
-    Args:
-        before: Those that were there before.
-    """
+    """The session folders that this process's clusters have made beside those before, marked as ours."""
     new = own_sessions() - set(before)
     for folder in new:
         with contextlib.suppress(OSError):

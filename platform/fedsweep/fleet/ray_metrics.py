@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedsweep.records import RoundRecord
@@ -56,11 +56,6 @@ class RayMetrics:
         before = self._bytes_by_round.get(record.round - 1, 0)
         total = self._bytes_by_round[record.round] = before + record.bytes_up + record.bytes_down
         self.show(round=record.round, test_accuracy=record.test_accuracy, total_bytes=total)
-
-    def record_all(self, records: Iterable[RoundRecord]) -> None:
-        """Show the rounds that were done before this process went on with the run."""
-        for record in records:
-            self.record(record)
 
     def show(self, *, round: int, test_accuracy: float | None, total_bytes: int) -> None:
         """Show how far the run is; what is not known stays as it was."""

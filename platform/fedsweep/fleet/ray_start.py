@@ -202,6 +202,8 @@ def early_cluster(needs: ClusterNeeds | None, folder: Path | None = None) -> Ite
 def _begin(needs: ClusterNeeds, *, num_cpus: int, dashboard: bool, is_early: bool) -> Any:
     import ray
 
+    settings = worker_settings()
+    settings["runtime_env"]["env_vars"] |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else needs.store_bytes
     with _on_loopback(), contextlib.nullcontext() if dashboard else _only_what_is_needed():
         init: Any = ray.init
@@ -215,7 +217,7 @@ def _begin(needs: ClusterNeeds, *, num_cpus: int, dashboard: bool, is_early: boo
             object_store_memory=max(100 * 2**20, min(needs.store_bytes, int(free * 0.8))),
             log_to_driver=False,
             logging_level="ERROR",
-            **_worker_settings(),
+            **settings,
         )
 
 
@@ -251,11 +253,7 @@ def _only_what_is_needed() -> Iterator[None]:
 
 
 def set_environment(*, joining: bool) -> None:
-    """What Ray reads from the environment when it is imported and when it starts.
-
-    Args:
-        joining: A cluster that is there is joined; none is started.
-    """
+    """What Ray reads from the environment when it is imported and, unless a cluster is joined, when it starts."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     if not joining:
@@ -270,10 +268,3 @@ def _check_dashboard() -> None:
         importlib.import_module("ray.dashboard.optional_deps")
     except ImportError as error:
         raise ResourceError(f"the Ray dashboard needs an extra: pip install 'fedsweep[dashboard]' ({error})") from error
-
-
-def _worker_settings() -> dict[str, Any]:
-    """One thread for each worker, and the user's own modules."""
-    settings = worker_settings()
-    settings["runtime_env"]["env_vars"] |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return settings

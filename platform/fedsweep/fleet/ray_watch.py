@@ -10,6 +10,7 @@ import contextlib
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -36,10 +37,9 @@ echo "error: this process was ended before its time; $way_on" >&2
 
 @contextlib.contextmanager
 def last_word(folder: Path | None) -> Iterator[None]:
-    """Where Ray or the system ends this process in the meantime, another one tells the user how to go on.
+    """Where Ray or the system ends this process in the meantime, another one tells the user how to go on there.
 
-    Args:
-        folder: The run's or the sweep's; None: nobody does.
+    Without a folder, a run's or a sweep's, nobody does.
     """
     if folder is None:
         yield
@@ -74,19 +74,15 @@ class Attempt(Generic[_Result]):
         starts_processes: bool = False,
     ) -> None:
         self._work, self._lost, self._stays = work, lost, starts_processes
-        self._results: list[_Result] = []
-        self._errors: list[BaseException] = []
-        self._is_over = threading.Event()
+        self._future: Future[_Result] = Future()
         self._thread = threading.Thread(target=self._attempt, name="fedsweep-ray", daemon=True)
         self._thread.start()
 
     def _attempt(self) -> None:
         try:
-            self._results.append(self._work())
+            self._future.set_result(self._work())
         except BaseException as error:
-            self._errors.append(error)
-        finally:
-            self._is_over.set()
+            self._future.set_exception(error)
         if self._stays:
             threading.Event().wait()
 
@@ -101,17 +97,22 @@ class Attempt(Generic[_Result]):
             KeyboardInterrupt: Once the work is done: a cluster that has half begun can't be put away.
         """
         try:
-            _wait(self._thread, self._is_over, self._lost)
+            self._wait()
         except KeyboardInterrupt:
             if on_interrupt is not None:
                 on_interrupt()
-            _wait(self._thread, self._is_over, self._lost)
+            self._wait()
             raise
-        if self._errors and (name := self._lost()) is not None:
-            raise ClusterLost(f"Ray lost {name}") from self._errors[0]
-        if self._errors:
-            raise self._errors[0]
-        return self._results[0]
+        error = self._future.exception()
+        if error is not None and (name := self._lost()) is not None:
+            raise ClusterLost(f"Ray lost {name}") from error
+        return self._future.result()
+
+    def _wait(self) -> None:
+        while not wait([self._future], _LOOK_EVERY_S).done:
+            if (name := self._lost()) is not None and not wait([self._future], _GRACE_S).done:
+                _left_alone.append(self._thread)
+                raise ClusterLost(f"Ray lost {name}")
 
 
 def unless_lost(
@@ -119,17 +120,9 @@ def unless_lost(
     lost: Callable[[], str | None] = lost_process,
     *,
     on_interrupt: Callable[[], None] | None = None,
-    starts_processes: bool = False,
 ) -> _Result:
     """What some work with Ray gives, or raises; see :class:`Attempt`."""
-    return Attempt(work, lost, starts_processes=starts_processes).result(on_interrupt=on_interrupt)
-
-
-def _wait(thread: threading.Thread, is_over: threading.Event, lost: Callable[[], str | None]) -> None:
-    while not is_over.wait(_LOOK_EVERY_S):
-        if (name := lost()) is not None and not is_over.wait(_GRACE_S):
-            _left_alone.append(thread)
-            raise ClusterLost(f"Ray lost {name}")
+    return Attempt(work, lost).result(on_interrupt=on_interrupt)
 
 
 class StartWatch:

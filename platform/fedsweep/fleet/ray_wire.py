@@ -1,4 +1,4 @@
-"""What travels between the server and client actors: tensors as arrays.
+"""What travels between the server and client actors: messages with arrays in place of their tensors.
 
 Ray carries arrays beside its pickle, in shared memory on one node; a tensor it would copy into the pickle. What arrives
 may be read-only, so it is copied once, here.
@@ -6,120 +6,59 @@ may be read-only, so it is copied once, here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.client.messages import Reply, Segment, SegmentReply, Tally
-from fedsweep.components.base import Published
-from fedsweep.records import Payload
-
-Arrays = dict[str, np.ndarray]
+from fedsweep.client.messages import Segment, SegmentReply
 
 
-@dataclass(frozen=True, kw_only=True)
-class SentSegment:
-    """A segment on its way.
-
-    Attributes:
-        segment: Without its broadcasts and published contents.
-        broadcasts: Those, by client.
-        published: Those, by name, each with how it lies.
-    """
-
-    segment: Segment
-    broadcasts: Mapping[int, Arrays]
-    published: Mapping[str, tuple[np.ndarray, Literal["params"] | None]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentAnswer:
-    """A worker's answer on its way.
-
-    Attributes:
-        rest: Without replies, aggregate and memories; those are results of their own.
-        replies: Client, model, tally, payload and encoded params of each.
-        aggregate: The server's model after the last folded point.
-    """
-
-    rest: SegmentReply
-    replies: tuple[tuple[int, np.ndarray, Tally, Arrays, Arrays | None], ...]
-    aggregate: np.ndarray | None
-
-
-def sent_segment(segment: Segment) -> SentSegment:
+def sent_segment(segment: Segment) -> Segment:
     """The segment, ready to be sent."""
-    broadcasts = {client: to_arrays(tensors) for client, tensors in segment.broadcasts.items()}
-    published = {name: (content.value.numpy(), content.like) for name, content in segment.published.items()}
-    rest = replace(segment, broadcasts={}, published={})
-    return SentSegment(segment=rest, broadcasts=broadcasts, published=published)
+    return _segment(segment, to_arrays)
 
 
-def received_segment(sent: SentSegment) -> Segment:
+def received_segment(sent: Segment) -> Segment:
     """The segment that was sent."""
-    return replace(
-        sent.segment,
-        broadcasts={client: to_tensors(arrays) for client, arrays in sent.broadcasts.items()},
-        published={name: Published(value=to_tensor(v), like=like) for name, (v, like) in sent.published.items()},
+    return _segment(sent, to_tensors)
+
+
+def sent_answer(answer: SegmentReply) -> SegmentReply:
+    """The answer, ready to be sent; its memories are results of their own."""
+    return _answer(replace(answer, memories={}), to_arrays)
+
+
+def received_answer(sent: SegmentReply, memories: Mapping[int, object]) -> SegmentReply:
+    """The answer that was sent, with references to the clients' memories."""
+    return replace(_answer(sent, to_tensors), memories=memories)
+
+
+def to_arrays(value: Any) -> Any:
+    """Tensors on the CPU, alone or in mappings, as arrays that share their memory; all else as it is."""
+    if isinstance(value, Mapping):
+        return {name: to_arrays(item) for name, item in value.items()}
+    return value.numpy() if isinstance(value, Tensor) else value
+
+
+def to_tensors(value: Any) -> Any:
+    """Tensors of their own from what :func:`to_arrays` gave, whose arrays may be read-only by now."""
+    if isinstance(value, Mapping):
+        return {name: to_tensors(item) for name, item in value.items()}
+    return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
+
+
+def _segment(segment: Segment, change: Callable[[Any], Any]) -> Segment:
+    published = {name: replace(content, value=change(content.value)) for name, content in segment.published.items()}
+    return replace(segment, broadcasts=change(segment.broadcasts), published=published)
+
+
+def _answer(answer: SegmentReply, change: Callable[[Any], Any]) -> SegmentReply:
+    replies = tuple(
+        replace(reply, vector=change(reply.vector), extras=change(reply.extras), encoded=change(reply.encoded))
+        for reply in answer.replies
     )
-
-
-def sent_answer(answer: SegmentReply) -> SentAnswer:
-    """The answer, ready to be sent, without its memories."""
-    return SentAnswer(
-        rest=replace(answer, replies=(), memories={}, aggregate=None),
-        replies=tuple(
-            (
-                r.client,
-                r.vector.numpy(),
-                r.tally,
-                to_arrays(r.extras),
-                None if r.encoded is None else to_arrays(r.encoded),
-            )
-            for r in answer.replies
-        ),
-        aggregate=None if answer.aggregate is None else answer.aggregate.numpy(),
-    )
-
-
-def received_answer(sent: SentAnswer, memories: Mapping[int, object]) -> SegmentReply:
-    """The answer that was sent.
-
-    Args:
-        sent: What arrived.
-        memories: References to the clients' memories.
-    """
-    return replace(
-        sent.rest,
-        replies=tuple(
-            Reply(
-                client=client,
-                vector=to_tensor(vector),
-                tally=tally,
-                extras=to_tensors(extras),
-                encoded=None if encoded is None else to_tensors(encoded),
-            )
-            for client, vector, tally, extras, encoded in sent.replies
-        ),
-        memories=memories,
-        aggregate=None if sent.aggregate is None else to_tensor(sent.aggregate),
-    )
-
-
-def to_arrays(tensors: Payload) -> Arrays:
-    """Tensors on the CPU as arrays that share their memory."""
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
-
-
-def to_tensors(arrays: Arrays) -> Payload:
-    """Tensors of their own from arrays."""
-    return {name: to_tensor(array) for name, array in arrays.items()}
-
-
-def to_tensor(array: np.ndarray) -> Tensor:
-    """A tensor of its own from an array that may be read-only."""
-    return torch.from_numpy(np.array(array))
+    return replace(answer, replies=replies, aggregate=change(answer.aggregate))

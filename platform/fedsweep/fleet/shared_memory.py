@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedsweep.client.worker import Exchange
 from fedsweep.errors import WorkerLost
+from fedsweep.fleet.fleet import Vectors
 from fedsweep.trees import weighted_mean
 
 _TOKEN = struct.Struct("<Q")
@@ -37,32 +38,18 @@ class SharedMemoryExchange(Exchange):
 
     Args:
         folder: The group's private folder; ``slots`` and ``mean`` are made by :func:`make_group_files`.
+        vectors: What is averaged.
         index: This member's number, from 0.
         size: Members.
-        num_values: Length of a vector.
-        capacity: Most attendees of a sync point.
-        dtype: The vectors' type.
         timeout_s: Longest wait for the others at one sync point.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        index: int,
-        size: int,
-        num_values: int,
-        capacity: int,
-        dtype: torch.dtype,
-        timeout_s: float = 3600.0,
-    ) -> None:
-        self._folder, self._index, self._size = Path(folder), index, size
-        self._timeout_s = timeout_s
-        kind = _NUMPY[dtype]
-        self._slots = torch.from_numpy(
-            np.memmap(self._folder / "slots", dtype=kind, mode="r+", shape=(capacity, num_values))
-        )
-        self._mean = torch.from_numpy(np.memmap(self._folder / "mean", dtype=kind, mode="r+", shape=(num_values,)))
+    def __init__(self, folder: Path, vectors: Vectors, *, index: int, size: int, timeout_s: float = 3600.0) -> None:
+        self._folder, self._index, self._size, self._timeout_s = folder, index, size, timeout_s
+        num_values, kind = vectors.num_values, _NUMPY[vectors.dtype]
+        slots = np.memmap(folder / "slots", dtype=kind, mode="r+", shape=(vectors.capacity, num_values))
+        self._slots = torch.from_numpy(slots)
+        self._mean = torch.from_numpy(np.memmap(folder / "mean", dtype=kind, mode="r+", shape=(num_values,)))
         bounds = np.linspace(0, num_values, size + 1).astype(int)
         self._share = slice(int(bounds[index]), int(bounds[index + 1]))
         self._counter = 0
@@ -149,10 +136,9 @@ class SharedMemoryExchange(Exchange):
         self._readers, self._writers = {}, []
 
 
-def make_group_files(folder: Path, *, num_values: int, capacity: int, dtype: torch.dtype) -> None:
+def make_group_files(folder: Path, vectors: Vectors) -> None:
     """Make the mapped files of a group in its (existing, private) folder."""
-    width = torch.empty(0, dtype=dtype).element_size()
-    for name, values in (("slots", capacity * num_values), ("mean", num_values)):
+    for name, rows in (("slots", vectors.capacity), ("mean", 1)):
         with open(folder / name, "xb") as file:
-            os.posix_fallocate(file.fileno(), 0, max(1, values * width))
+            os.posix_fallocate(file.fileno(), 0, max(1, rows * vectors.num_values * vectors.dtype.itemsize))
         os.chmod(folder / name, 0o600)

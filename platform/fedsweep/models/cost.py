@@ -8,6 +8,8 @@ pooling count nothing. Only modules are seen: what a user's own network computes
 from __future__ import annotations
 
 import copy
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +56,28 @@ def layer_costs(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[str
     Returns:
         Weight -> (multiply-accumulates, operations of a batch norm: 4 per output).
     """
+    costs: dict[str, tuple[int, int]] = {}
+
+    def count(name: str, module: nn.Module, _: object, output: Tensor) -> None:
+        macs, norm = costs.get(name, (0, 0))
+        if isinstance(module, SelfAttention):
+            macs += module.macs(output)
+        elif isinstance(module, _NORMS):
+            norm += _OPERATIONS_PER_BATCH_NORM_OUTPUT * output.numel()
+        else:
+            macs += output.numel() * cast(Tensor, module.weight)[0].numel()
+        costs[name] = macs, norm
+
+    outline = _outline(model)
+    for path, module in outline.named_modules():
+        if isinstance(module, (*_CONVOLUTIONS, nn.Linear, *_NORMS, SelfAttention)):
+            weight = "value.bias" if isinstance(module, SelfAttention) else "weight"
+            name = f"{path}.{weight}" if path else weight
+            module.register_forward_hook(partial(count, name))
     # Not on the meta device: importing what it needs takes a second in every process, one sample milliseconds.
-    return _costs(_outline(model), torch.zeros(1, *input_shape))
+    with torch.no_grad():
+        outline(torch.zeros(1, *input_shape))
+    return costs
 
 
 def training_flops(macs: int, samples: float, *, passes: float = PASSES_OF_A_STEP) -> int:
@@ -86,39 +108,3 @@ def _placed(tensor: Tensor) -> Tensor:
     if tensor.device.type == "meta":
         return torch.zeros(tensor.shape, dtype=dtype)
     return tensor.detach().to(device="cpu", dtype=dtype, copy=True)
-
-
-def _costs(outline: nn.Module, inputs: Tensor) -> dict[str, tuple[int, int]]:
-    costs: dict[str, tuple[int, int]] = {}
-
-    def count(name: str, module: nn.Module) -> None:
-        def add(module: nn.Module, _: object, output: Tensor) -> None:
-            macs, norm = costs.get(name, (0, 0))
-            if isinstance(module, _NORMS):
-                costs[name] = (macs, norm + _OPERATIONS_PER_BATCH_NORM_OUTPUT * output.numel())
-            elif isinstance(module, SelfAttention):
-                costs[name] = (macs + module.macs(output), norm)
-            else:
-                cost = _linear_macs if isinstance(module, nn.Linear) else _conv_macs
-                costs[name] = (macs + cost(module, output), norm)
-
-        module.register_forward_hook(add)
-
-    for path, module in outline.named_modules():
-        if isinstance(module, (*_CONVOLUTIONS, nn.Linear, *_NORMS)):
-            count(f"{path}.weight" if path else "weight", module)
-        elif isinstance(module, SelfAttention):
-            count(f"{path}.value.bias" if path else "value.bias", module)
-    with torch.no_grad():
-        outline(inputs)
-    return costs
-
-
-def _conv_macs(module: nn.Module, output: Tensor) -> int:
-    assert isinstance(module.weight, Tensor)
-    return output.numel() * module.weight[0].numel()
-
-
-def _linear_macs(module: nn.Module, output: Tensor) -> int:
-    assert isinstance(module, nn.Linear)
-    return output.numel() * module.in_features

@@ -19,7 +19,6 @@ from fedsweep.trees import FlatLayout
 
 MODEL, SUFFIX = "model.safetensors", ".safetensors"
 _KEY = "model.init_from"
-_BLOCK_BYTES = 2**20
 # Beside its tensors, a file has their names; values may be of twice the model's precision.
 _HEADER_BYTES = 10 * 2**20
 
@@ -50,14 +49,11 @@ def weights_sha256(file: Path) -> str:
     Raises:
         DataError: It can't be read, or is no regular file.
     """
-    digest = hashlib.sha256()
     try:
         with open_regular(file, follow=True) as handle, open(handle, "rb", closefd=False) as data:
-            while block := data.read(_BLOCK_BYTES):
-                digest.update(block)
+            return hashlib.file_digest(data, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{_KEY}: {file} cannot be read: {error.strerror or error}") from error
-    return digest.hexdigest()
 
 
 def read_weights(file: Path, layout: FlatLayout, *, sha256: str | None, model: str, key: str = _KEY) -> Tensor:

@@ -13,16 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from fedsweep.errors import ConfigError, lacks_memory
-from fedsweep.models.network import InputShape, Network
-from fedsweep.models.networks.convnet import ConvNet3
-from fedsweep.models.networks.feddhad_cnn import FeddhadCnn
-from fedsweep.models.networks.fedstg_cnn import FedstgCnn
-from fedsweep.models.networks.lenet import Cnn, LeNet5
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.network import InputShape, Network, gains_by_pixels_last
+from fedsweep.models.networks.chains import Cnn, ConvNet3, FeddhadCnn, FedstgCnn, LeNet5, Mlp, Vgg11
 from fedsweep.models.networks.resnet import FeddhadResNet18, ResNet18
-from fedsweep.models.networks.vgg import Vgg11
 from fedsweep.models.networks.vit import VitTiny
-from fedsweep.models.pixels_last import gains_by_pixels_last
 from fedsweep.models.user_network import adopt
 from fedsweep.plugins import find_plugin
 from fedsweep.streams import Stream
@@ -62,11 +56,6 @@ MODELS: Mapping[str, ModelEntry] = {
         builder=VitTiny, summary="vision transformer of four small blocks", source="Dosovitskiy et al., ICLR 2021"
     ),
 }
-
-
-def model_names() -> tuple[str, ...]:
-    """The names of the built-in models, in the order of :data:`MODELS`."""
-    return tuple(MODELS)
 
 
 def build_model(name: str, *, input_shape: InputShape, num_classes: int, stream: Stream, **options: object) -> Network:

@@ -14,17 +14,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from fedsweep.errors import ConfigError, InvariantError, unknown_name
+from fedsweep.errors import ConfigError
+from fedsweep.models.unit_groups import Kept, KeptIndex, UnitGroup
 
 if TYPE_CHECKING:
     from fedsweep.models.network import Network
-from fedsweep.models.unit_groups import Kept, KeptIndex, UnitGroup
 
 
 def ordered_width(size: int, width: float) -> int:
@@ -44,14 +44,14 @@ def ordered_width(size: int, width: float) -> int:
     return max(1, math.ceil(width * size - 1e-9))
 
 
-def ordered_kept(groups: Sequence[UnitGroup], width: float) -> dict[str, Tensor]:
+def ordered_kept(groups: Sequence[UnitGroup], width: float) -> dict[str, range]:
     """The first units of each group at an ordered width: group name -> indices, ascending.
 
     Args:
         groups: The groups to cut.
         width: Share to keep, 0 < width <= 1.
     """
-    return {group.name: torch.arange(ordered_width(group.size, width)) for group in groups}
+    return {group.name: range(ordered_width(group.size, width)) for group in groups}
 
 
 def kept_index(groups: Sequence[UnitGroup], kept: Kept) -> KeptIndex:
@@ -64,16 +64,11 @@ def kept_index(groups: Sequence[UnitGroup], kept: Kept) -> KeptIndex:
     Returns:
         Name of parameter or buffer -> (dimension, kept indices) per cut dimension, dimensions ascending. Tensors of
         which nothing is left out are not listed.
-
-    Raises:
-        InvariantError: Where a group is unknown or its units are not as said above.
     """
-    sizes = {group.name: group.size for group in groups}
-    units_of = {name: _checked_units(name, units, sizes) for name, units in kept.items()}
     cuts: dict[str, list[tuple[int, Tensor]]] = {}
     for group in groups:
-        units = units_of.get(group.name)
-        if units is None or len(units) == group.size:
+        units = torch.as_tensor(kept.get(group.name, range(group.size)), dtype=torch.long, device="cpu")
+        if len(units) == group.size:
             continue
         for name, dim in group.produced:
             cuts.setdefault(name, []).append((dim, _entries(units, group.rows)))
@@ -85,19 +80,6 @@ def kept_index(groups: Sequence[UnitGroup], kept: Kept) -> KeptIndex:
 def _entries(units: Tensor, block: int) -> Tensor:
     """Which entries belong to the units, where each has ``block`` in a row."""
     return units if block == 1 else (units[:, None] * block + torch.arange(block)).flatten()
-
-
-def _checked_units(name: str, units: Sequence[int] | Tensor, sizes: Mapping[str, int]) -> Tensor:
-    if name not in sizes:
-        raise InvariantError(unknown_name("unit group", name, sizes))
-    index = torch.as_tensor(units, dtype=torch.long, device="cpu")
-    is_ascending = index.dim() == 1 and len(index) > 0 and bool((index[1:] > index[:-1]).all())
-    if not is_ascending or index[0] < 0 or index[-1] >= sizes[name]:
-        raise InvariantError(
-            f"kept units of group {name!r} must be at least one, distinct, ascending and within 0..{sizes[name] - 1}, "
-            f"but got {index.tolist()}"
-        )
-    return index
 
 
 def _sliced(tensor: Tensor, parts: tuple[tuple[int, Tensor], ...]) -> Tensor:
@@ -124,7 +106,6 @@ def build_submodel_module(model: Network, kept: Kept, *, scales: Mapping[str, Te
         scales: Group name -> factor per kept unit ``[kept]``, as in :func:`attach_unit_scales`.
 
     Raises:
-        InvariantError: Where ``kept`` or ``scales`` does not fit the network's groups.
         ConfigError: Where a residual group is scaled, or a group norm can't be cut.
     """
     index = kept_index(model.unit_groups(), kept)
@@ -162,54 +143,36 @@ def _match_sizes(module: nn.Module) -> None:
         module.num_channels = channels
 
 
-class _UnitScale:
+def _scaled(factors: Tensor, is_last: bool, module: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
     """A forward hook that multiplies each unit's output by its factor, in training only."""
-
-    def __init__(self, factors: Tensor, *, is_last: bool) -> None:
-        self.factors, self.is_last = factors, is_last
-
-    def __call__(self, module: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
-        if not module.training:
-            return None
-        trailing = 0 if self.is_last else output.dim() - 2
-        return output * self.factors.to(output).reshape(-1, *(1,) * trailing)
+    if not module.training:
+        return None
+    trailing = 0 if is_last else output.dim() - 2
+    return output * factors.to(output).reshape(-1, *(1,) * trailing)
 
 
-def attach_unit_scales(model: Network, scales: Mapping[str, Tensor]) -> list[RemovableHandle]:
+def attach_unit_scales(model: Network, scales: Mapping[str, Tensor]) -> None:
     """Multiply units' outputs, after the activation, by fixed factors while the network trains.
 
     The factors are no parameters, and in evaluation mode they do nothing. Zeros and ones on a full network give the
     masked model that a sub-model stands for.
 
     Args:
-        model: The network, changed in place until the handles are removed.
+        model: The network, changed in place.
         scales: Group name -> factor per unit ``[size]``. A residual group takes zeros and ones only: its sum passes
             several activations, where any other factor would be applied again and again.
 
-    Returns:
-        Handles whose ``remove()`` takes the factors away.
-
     Raises:
-        InvariantError: Where a group is unknown or the number of factors is not its size.
         ConfigError: Where a residual group gets other factors than zeros and ones.
     """
     groups = {group.name: group for group in model.unit_groups()}
-    handles = []
     for name, factors in scales.items():
-        if name not in groups:
-            raise InvariantError(unknown_name("unit group", name, groups))
         group = groups[name]
-        if tuple(factors.shape) != (group.size,):
-            raise InvariantError(
-                f"group {name!r} has {group.size} units, but its scales have shape {tuple(factors.shape)}"
-            )
         if group.residual and not bool(((factors == 0) | (factors == 1)).all()):
             raise ConfigError(
                 f"unit group {name!r} is tied by residual additions and can't be scaled, only masked by 0 and 1; "
                 "drop units of the blocks' inner convolutions instead, or train without rescaling"
             )
-        scale = _UnitScale(factors.detach().clone(), is_last=group.kind == "linear")
+        hook = partial(_scaled, factors.detach().clone(), group.kind == "linear")
         for path in group.modules:
-            module = model.get_submodule(path)
-            handles.append(module.register_forward_hook(scale))
-    return handles
+            model.get_submodule(path).register_forward_hook(hook)

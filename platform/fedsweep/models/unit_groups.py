@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from fedsweep.models.network import LinearHeadNetwork
-
 Kept = Mapping[str, Sequence[int] | Tensor]
-
-
 KeptIndex = Mapping[str, tuple[tuple[int, Tensor], ...]]
-
-
 UnitKind = Literal["conv", "linear", "head"]
 
 
@@ -96,25 +89,3 @@ def unit_group(
         residual=residual,
         rows=rows,
     )
-
-
-def chain_groups(model: LinearHeadNetwork, layers: Sequence[tuple[str, str | None, str]]) -> tuple[UnitGroup, ...]:
-    """The groups of a plain chain of layers up to the network's last ones: one per layer, named like it.
-
-    Args:
-        model: The network.
-        layers: Names of (convolution or linear layer, its norm or None, its activation), from the input on.
-    """
-    consumers = [*(layer for layer, _, _ in layers[1:]), model.reader]
-    chain = tuple(
-        unit_group(
-            model,
-            name=layer,
-            layers=[layer],
-            norms=[] if norm is None else [norm],
-            consumers=[consumer],
-            modules=[activation],
-        )
-        for (layer, norm, activation), consumer in zip(layers, consumers, strict=True)
-    )
-    return (*chain, *model.projection_groups())

@@ -7,6 +7,7 @@ smaller network is cut out, trained and put back is here, for any network that l
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -119,29 +120,22 @@ class UnitSubModel(SubModel):
         bits = sum(-(-sizes[name] // 8) for name, units in self.kept if units != tuple(range(len(units))))
         return bits + 4 * sum(len(values) for _, values in self.scales)
 
-    # -- where the part lies -------------------------------------------------------------------------------------
-
     def _cuts(self) -> KeptIndex:
         return kept_index(self.groups, dict(self.kept))
 
     def _make_layout(self, full: FlatLayout) -> FlatLayout:
-        cuts, shapes, num_params, offset = self._cuts(), [], 0, 0
-        num_buffers = num_riders = 0
-        for name, shape in zip(full.names, full.shapes, strict=True):
+        cuts, shapes = self._cuts(), []
+        sizes = [0, 0, 0]  # of parameters, buffers and riders
+        for (name, place), shape in zip(full.places().items(), full.shapes, strict=True):
+            kind = bisect([full.num_params, full.num_params + full.num_buffers], place.start)
             part = list(shape)
             for dim, units in cuts.get(name, ()):
                 part[dim] = len(units)
-            if offset >= full.num_params + full.num_buffers and shape == (full.num_params,):
-                part = [num_params]  # optimiser state that moves with the model: a value per parameter
-            size = prod(part)
-            num_params += size if offset < full.num_params else 0
-            num_buffers += size if full.num_params <= offset < full.num_params + full.num_buffers else 0
-            num_riders += size if offset >= full.num_params + full.num_buffers else 0
+            if kind == 2 and shape == (full.num_params,):
+                part = [sizes[0]]  # optimiser state that moves with the model: a value per parameter
+            sizes[kind] += prod(part)
             shapes.append(tuple(part))
-            offset += prod(shape)
-        return replace(
-            full, shapes=tuple(shapes), num_params=num_params, num_buffers=num_buffers, num_riders=num_riders
-        )
+        return replace(full, shapes=tuple(shapes), num_params=sizes[0], num_buffers=sizes[1], num_riders=sizes[2])
 
     def _index_and_cover(self, full: FlatLayout) -> tuple[Tensor, Tensor]:
         """Where the part's values lie in the full vector [V of the part], and which those are (bool [V])."""
@@ -153,17 +147,16 @@ class UnitSubModel(SubModel):
         return cast(tuple[Tensor, Tensor], known[1])
 
     def _make_index(self, full: FlatLayout) -> tuple[Tensor, Tensor]:
-        cuts, own, offset = self._cuts(), self.layout(full), 0
+        cuts, own = self._cuts(), self.layout(full)
         parts: list[Tensor] = []
-        for name, shape in zip(full.names, full.shapes, strict=True):
-            if offset >= full.num_params + full.num_buffers and shape == (full.num_params,):
-                parts.append(torch.cat(parts)[: own.num_params] + offset)
+        for (name, place), shape in zip(full.places().items(), full.shapes, strict=True):
+            if place.start >= full.num_params + full.num_buffers and shape == (full.num_params,):
+                parts.append(torch.cat(parts)[: own.num_params] + place.start)
             else:
-                places = torch.arange(offset, offset + prod(shape)).view(shape)
+                places = torch.arange(place.start, place.stop).view(shape)
                 for dim, units in cuts.get(name, ()):
                     places = places.index_select(dim, units)
                 parts.append(places.reshape(-1))
-            offset += prod(shape)
         index = torch.cat(parts)
         cover = torch.zeros(full.num_values, dtype=torch.bool)
         cover[index] = True

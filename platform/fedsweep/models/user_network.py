@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import cast, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fedsweep.errors import ConfigError
-from fedsweep.models.network import InputShape, Network
-from fedsweep.models.pixels_last import gains_by_pixels_last
+from fedsweep.models.network import InputShape, Network, gains_by_pixels_last
 from fedsweep.models.unit_groups import UnitGroup
 
 _PREFIX = "module"
@@ -31,6 +29,8 @@ class UserNetwork(Network):
         num_classes: C.
     """
 
+    module: Any
+
     def __init__(self, module: nn.Module, *, input_shape: InputShape, num_classes: int) -> None:
         super().__init__(input_shape=input_shape, num_classes=num_classes)
         self.module = module
@@ -44,21 +44,18 @@ class UserNetwork(Network):
 
     def features(self, inputs: Tensor) -> Tensor:
         """What the module's head reads ``[B, D]``, or the logits where it does not say."""
-        arranged = self.arranged(inputs)
-        if not self.has_features:
-            logits: Tensor = self.module(arranged)
-            return logits
-        return self._own("features")(arranged)
+        ask = self.module.features if self.has_features else self.module
+        answer: Tensor = ask(self.arranged(inputs))
+        return answer
 
     def head(self, features: Tensor) -> Tensor:
-        """Logits ``[B, C]`` of features ``[B, D]``."""
-        return self._own("head")(features) if self.has_features else features
+        logits: Tensor = self.module.head(features) if self.has_features else features
+        return logits
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:
         """The module's own groups, with the names that they have here; empty where it has none."""
         if not callable(getattr(self.module, "unit_groups", None)):
             return ()
-        groups = cast("Callable[[], tuple[UnitGroup, ...]]", self.module.unit_groups)()
         return tuple(
             dataclasses.replace(
                 group,
@@ -66,11 +63,8 @@ class UserNetwork(Network):
                 consumed=tuple((f"{_PREFIX}.{name}", dim, block) for name, dim, block in group.consumed),
                 modules=tuple(f"{_PREFIX}.{name}" for name in group.modules),
             )
-            for group in groups
+            for group in self.module.unit_groups()
         )
-
-    def _own(self, method: str) -> Callable[[Tensor], Tensor]:
-        return cast("Callable[[Tensor], Tensor]", getattr(self.module, method))
 
 
 def adopt(module: object, *, name: str, input_shape: InputShape, num_classes: int) -> Network:

@@ -65,15 +65,7 @@ class Chart:
 def drawn(
     traces: Sequence[Any], *, x: Mapping[str, Any], y: Mapping[str, Any], height: int = HEIGHT, **layout: Any
 ) -> dict[str, Any]:
-    """Traces and their layout as Plotly reads them, checked by Plotly: ``data`` and ``layout``.
-
-    Args:
-        traces: Of ``plotly.graph_objects``.
-        x: The x axis.
-        y: The y axis.
-        height: In pixels.
-        layout: More of the layout.
-    """
+    """Plotly's traces and their layout, ``height`` in pixels, as the page reads them: ``data`` and ``layout``."""
     import plotly.graph_objects as go
 
     figure = go.Figure(
@@ -105,11 +97,7 @@ def plain(text: str) -> str:
 
 
 def wrapped(text: str) -> str:
-    """:func:`plain`, in lines that leave room for figures beside them: Plotly breaks none itself.
-
-    Args:
-        text: Foreign text; lines may also end after its commas.
-    """
+    """:func:`plain`, in lines that leave room for figures and may end after commas: Plotly breaks none itself."""
     lines = [""]
     for word in re.findall(r"[^\s,]*[\s,]*", text):
         if lines[-1] and word and len(lines[-1]) + len(word) > _LINE:
@@ -119,35 +107,24 @@ def wrapped(text: str) -> str:
     return "<br>".join(map(plain, pieces))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scale:
-    """What a map's numbers look like and mean.
-
-    Attributes:
-        colours: Colours by shares of the way from ``least`` to ``most``, ascending.
-        most: The number with the last colour.
-        least: The number with the first colour.
-        say: What is said of a cell, in Plotly's words: ``%{x}``, ``%{y}``, ``%{z}``, and ``%{text}`` for its word.
-        words: A word for each number from 0 on; the page's script puts them where Plotly looks for a cell's text.
-    """
-
-    colours: Sequence[tuple[float, str]]
-    most: float
-    least: float = 0
-    say: str
-    words: Sequence[str] = ()
-
-
 def map_chart(
-    z: Sequence[Sequence[int | None]], scale: Scale, *, x: Mapping[str, Any], y: Mapping[str, Any], **texts: Any
+    z: Sequence[Sequence[int | None]],
+    heat: Mapping[str, Any],
+    *,
+    x: Mapping[str, Any],
+    y: Mapping[str, Any],
+    words: Sequence[str] = (),
+    **texts: Any,
 ) -> Chart:
     """A map of cells.
 
     Args:
         z: A number for each cell, row by row from the top; None where there is nothing to say of it.
-        scale: What the numbers mean.
+        heat: What Plotly's heatmap is told of colours, of the numbers with the last and (if not 0) with the first of
+            them, and of what is said of a cell.
         x: The axis below, as :func:`ids` gives it.
         y: The axis beside; it may have ticks of its own.
+        words: A word for each number from 0 on; the page's script puts them where Plotly looks for a cell's text.
         texts: ``title``, ``describe``, ``hint`` and ``key`` of the chart.
     """
     import plotly.graph_objects as go
@@ -157,15 +134,12 @@ def map_chart(
         z=z,
         x=x["ids"],
         y=y["ids"],
-        zmin=scale.least,
-        zmax=scale.most,
-        colorscale=scale.colours,
         showscale=False,
         xgap=1 if len(x["ids"]) <= 60 else 0,
         ygap=1 if tall > 6 else 0,
-        hovertemplate=f"{scale.say}<extra></extra>",
         hoverongaps=False,
-        meta={"label": texts["title"], "words": list(scale.words)},
+        meta={"label": texts["title"], "words": list(words)},
+        **{"zmin": 0, **heat},
     )
     whole = {
         name: {k: v for k, v in axis.items() if k != "ids"} | {"showgrid": False} for name, axis in (("x", x), ("y", y))
@@ -175,14 +149,7 @@ def map_chart(
 
 
 def ids(name: str, count: int, each: int, *, first: int = 0) -> dict[str, Any]:
-    """An axis of whole numbers, of which some share a cell: what Plotly is told of it, and ``ids``.
-
-    Args:
-        name: What they are.
-        count: How many there are.
-        each: How many share a cell.
-        first: The lowest.
-    """
+    """An axis of ``count`` whole numbers, of which ``each`` share a cell: what Plotly is told of it, and ``ids``."""
     shared = f" ({each} to a cell, by the first)" if each > 1 else ""
     return {
         "title": {"text": name + shared},
@@ -192,22 +159,11 @@ def ids(name: str, count: int, each: int, *, first: int = 0) -> dict[str, Any]:
 
 
 def span(place: int, each: int, count: int) -> str:
-    """The numbers of a cell: ``7``, or ``14 to 15`` where several share one.
-
-    Args:
-        place: The cell's place.
-        each: How many share a cell.
-        count: How many there are.
-    """
+    """Those of ``count`` numbers that the cell at a place holds: ``7``, or ``14 to 15`` where several share one."""
     return str(place) if each == 1 else f"{place * each} to {min(count, (place + 1) * each) - 1}"
 
 
 def tint(colour: str, share: float) -> str:
-    """A colour thinned out with white.
-
-    Args:
-        colour: As ``#RRGGBB``.
-        share: How much of it is left, 0..1.
-    """
+    """A colour ``#RRGGBB`` thinned out with white, so that a share of it is left, 0..1."""
     parts = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
     return "#" + "".join(f"{round(255 - (255 - part) * share):02X}" for part in parts)

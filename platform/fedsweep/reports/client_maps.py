@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsweep.errors import InputError, OutputError
-from fedsweep.figures.groups import COHORT, GROUP_LOOKS, HIGH, group_labels_of, has_group
+from fedsweep.errors import InputError
+from fedsweep.figures.groups import COHORT, GROUP_LOOKS, HIGH, counts_of, group_labels_of, has_group
 from fedsweep.figures.scenario import PART_LOOKS, Part, class_shares_of, shown_clients
 from fedsweep.figures.style import INK
-from fedsweep.reports.charts import PERCENT, Chart, Scale, drawn, ids, map_chart, span, tint
+from fedsweep.reports.charts import PERCENT, Chart, drawn, ids, map_chart, span, tint
 from fedsweep.results.view import RunView
-from fedsweep.runs.run_folder import CLIENTS, RunFolder
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Scatter
@@ -65,12 +64,7 @@ class ClientMaps:
 
 
 def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
-    """The charts of the runs' clients, as many as a page has room for.
-
-    Args:
-        runs: All runs.
-        order: Indices of the runs, the most interesting first.
-    """
+    """The charts of the runs' clients, as many as a page has room for; ``order`` has the most interesting first."""
     maps = ClientMaps()
     left_out = 0
     for index in order:
@@ -78,7 +72,7 @@ def client_maps(runs: Sequence[RunView], order: Sequence[int]) -> ClientMaps:
             left_out += 1
             continue
         try:
-            counts_NC = _label_counts(runs[index])
+            counts_NC = counts_of(runs[index])
         except InputError as error:
             maps.notes.append(str(error))
             counts_NC = None
@@ -111,7 +105,7 @@ def split_chart(counts_NC: np.ndarray) -> Chart:
     stops = [(share * share, tint(_FULL, share)) for share in np.linspace(0, 1, 9).tolist()]
     return map_chart(
         cells_CN.tolist(),
-        Scale(colours=stops, most=max(1, int(cells_CN.max())), say="client %{x}, class %{y}<br>%{z} samples"),
+        _heat(stops, max(1, int(cells_CN.max())), "client %{x}, class %{y}<br>%{z} samples"),
         title="What clients hold",
         describe="How samples of each class fall to clients",
         x=ids("client", num_clients, per_client),
@@ -159,7 +153,7 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
         hint = f"{sum(map(bool, attendees))} of {len(cohorts)} rounds aggregated."
     if any(groups):
         layers["in the high-frequency group"] = shares(groups)
-    axes = {
+    axes: dict[str, Any] = {
         "x": ids("round", len(cohorts), per_round, first=run.column("round")[0]),
         "y": ids("client", count, per_client),
     }
@@ -168,7 +162,7 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
     return [
         map_chart(
             np.rint(100 * cells).astype(int).tolist(),
-            Scale(colours=_SHADES, most=100, say="client %{y}, round %{x}<br>%{z} % of the cell"),
+            _heat(_SHADES, 100, "client %{y}, round %{x}<br>%{z} % of the cell"),
             title=f"Who was {name}",
             describe=f"Which clients were {name} in which rounds",
             hint=f"{hint} The stronger the colour, the more of the cell's clients and rounds.".strip(),
@@ -195,13 +189,8 @@ def _state_chart(states_NR: np.ndarray, *, axes: Mapping[str, Any], hint: str) -
     steps = [(end / len(_STATES), colour) for state, (_, colour) in enumerate(_STATES) for end in (state, state + 1)]
     return map_chart(
         states_NR.tolist(),
-        Scale(
-            colours=steps,
-            most=len(_STATES) - 0.5,
-            least=-0.5,
-            say="client %{y}, round %{x}<br>%{text}",
-            words=[text for text, _ in _STATES],
-        ),
+        _heat(steps, len(_STATES) - 0.5, "client %{y}, round %{x}<br>%{text}") | {"zmin": -0.5},
+        words=[text for text, _ in _STATES],
         title="Who took part",
         describe="Which clients took part in which rounds",
         key=[(text, colour) for state, (text, colour) in enumerate(_STATES) if (states_NR == state).any()],
@@ -244,7 +233,7 @@ def class_chart(run: RunView, shape: tuple[int, ...]) -> Chart | None:
     some = f"{len(shown)} of {num_clients} clients. " if len(shown) < num_clients else ""
     return map_chart(
         z,
-        Scale(colours=_SHADES, most=max(1, int(percents.max())), say="%{y}, round %{x}<br>%{z} % of its samples"),
+        _heat(_SHADES, max(1, int(percents.max())), "%{y}, round %{x}<br>%{z} % of its samples"),
         title="Which classes clients had",
         describe="Which classes clients have in which rounds",
         x=ids("round", num_rounds, per_round, first=1),
@@ -339,21 +328,9 @@ def _short(values: np.ndarray) -> list[float]:
     return found
 
 
-def _label_counts(run: RunView) -> np.ndarray | None:
-    """Samples per client and class [N, C]; None where the run has no such file yet.
-
-    Raises:
-        OutputError: The file is damaged or holds something else.
-    """
-    path = run.folder / CLIENTS
-    if not path.is_file():
-        return None
-    rows = RunFolder(run.folder).read_clients().column("label_counts").to_pylist()
-    if not rows or not rows[0] or not all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows):
-        raise OutputError(f"{path}: label_counts must be lists of one length")
-    if not all(type(count) is int and 0 <= count < 2**53 for row in rows for count in row):
-        raise OutputError(f"{path}: label_counts must hold whole numbers from 0 on")
-    return np.array(rows, dtype=np.int64)
+def _heat(colours: Sequence[tuple[float, str]], most: float, say: str) -> dict[str, Any]:
+    """What Plotly's heatmap is told: colours from the number 0 to ``most``, and what is said of a cell."""
+    return {"colorscale": colours, "zmax": most, "hovertemplate": f"{say}<extra></extra>"}
 
 
 def _summed(cells: np.ndarray, step: int) -> np.ndarray:
@@ -362,12 +339,7 @@ def _summed(cells: np.ndarray, step: int) -> np.ndarray:
 
 
 def interesting_first(accuracies: Mapping[int, float | None], settings: Sequence[Sequence[int]]) -> list[int]:
-    """Indices of runs: the best of each setting first, then the second best of each, and so on.
-
-    Args:
-        accuracies: Of each run.
-        settings: Indices of each setting's runs.
-    """
+    """Indices of runs: the best of each setting first, then the second best of each, and so on."""
 
     def rank(index: int) -> float:
         value = accuracies[index]

@@ -39,7 +39,7 @@ def compared_runs(folders: Iterable[str | Path]) -> list[ReportRun]:
     """
     runs, bad = report_runs(load_runs(folders))
     if bad:
-        raise OutputError(bad[0][1])
+        raise OutputError(bad[0])
     return runs
 
 
@@ -85,13 +85,13 @@ def _run_cells(run: ReportRun) -> list[str]:
     return [
         run.label,
         run.method,
-        _percent(run.test_accuracy),
-        _percent(run.best_test_accuracy),
-        bytes_text(run.total_bytes),
-        _ratio(run.comm_ratio),
-        seconds_text(run.sim_time_s),
-        seconds_text(run.wall_time_s),
-        seconds_text(run.round_time_s),
+        _percent(run.view.figure("test_accuracy")),
+        _percent(run.view.figure("best_test_accuracy")),
+        bytes_text(run.view.figure("total_bytes")),
+        _ratio(run.view.figure("comm_ratio")),
+        seconds_text(run.view.figure("sim_time_s")),
+        seconds_text(run.view.figure("wall_time_s")),
+        seconds_text(run.view.figure("round_time_s")),
         MISSING if run.view.seed is None else str(run.view.seed),
         run.status,
         str(run.num_rounds),
@@ -106,12 +106,12 @@ def _setting_cells(setting: Setting, method: str) -> list[str]:
         _percent(finite(accuracy.mean)),
         _percent(finite(accuracy.sd)),
         _interval(accuracy),
-        _percent(setting.best_accuracy),
-        bytes_text(setting.total_bytes),
-        _ratio(finite(setting.over_seeds("comm_ratio").mean)),
-        seconds_text(setting.sim_time_s),
-        seconds_text(finite(setting.over_seeds("wall_time_s").mean)),
-        seconds_text(finite(setting.over_seeds("round_time_s").mean)),
+        _percent(setting.figure("best_test_accuracy")),
+        bytes_text(setting.figure("total_bytes")),
+        _ratio(setting.figure("comm_ratio")),
+        seconds_text(setting.figure("sim_time_s")),
+        seconds_text(setting.figure("wall_time_s")),
+        seconds_text(setting.figure("round_time_s")),
         str(len(setting.counted)),
         str(setting.failed or MISSING),
     ]

@@ -12,9 +12,8 @@ from fedsweep.reports.charts import Chart
 from fedsweep.reports.client_maps import ClientMaps, client_maps, interesting_first
 from fedsweep.reports.parallel_chart import parallel_chart
 from fedsweep.reports.setting_charts import curve_chart, front_chart
-from fedsweep.reports.sources import Found
+from fedsweep.reports.sources import Found, reported_tables
 from fedsweep.reports.sweep_table import read_verdict
-from fedsweep.reports.tables import ReportedTable, reported_tables
 from fedsweep.reports.who_pays import ShareRow, share_rows
 from fedsweep.results.config_table import ConfigTable, config_table
 from fedsweep.results.pareto import BestUnderBudget, best_under_budgets, budget_grid, pareto_front, unsure_steps
@@ -29,7 +28,7 @@ from fedsweep.results.settings import (
     shortly_called,
     target_rows,
 )
-from fedsweep.results.texts import clean
+from fedsweep.results.texts import clean, some_of
 
 _SHOWN = 4
 
@@ -43,7 +42,7 @@ class Report:
         settings: The runs grouped: those that differ in their seed alone; the most accurate first.
         looks: A colour and a marker for each setting, by the order in which their first runs were made.
         accuracies: Each setting's test accuracy over its seeds.
-        unreadable: Folders of runs that cannot be read, with the reason.
+        unreadable: Why some runs cannot be shown.
         sweeps: Folders of sweeps that the runs belong to.
         front: Indices of the settings that no other beats in accuracy and bytes, cheapest first.
         front_notes: Of its neighbours, who cannot be told from the cheaper one.
@@ -53,7 +52,7 @@ class Report:
         maps: What clients hold and when they took part.
         shares: To whom accuracies fall, where that was tested.
         charts: The charts by name; those of clients are in the maps.
-        tables: The papers' tables that the runs were made for.
+        tables: The papers' tables that the runs were made for: captions and HTML.
         verdicts: Which differences the sweeps hold for more than chance, in lines.
         notes: What a reader must know.
     """
@@ -62,7 +61,7 @@ class Report:
     settings: tuple[Setting, ...]
     looks: tuple[Look, ...]
     accuracies: tuple[Estimate, ...]
-    unreadable: tuple[tuple[Path, str], ...]
+    unreadable: tuple[str, ...]
     sweeps: tuple[Path, ...]
     front: tuple[int, ...]
     budgets: tuple[BestUnderBudget, ...]
@@ -71,7 +70,7 @@ class Report:
     maps: ClientMaps
     shares: tuple[ShareRow, ...]
     charts: Mapping[str, Chart]
-    tables: tuple[ReportedTable, ...]
+    tables: tuple[tuple[str, str], ...]
     verdicts: tuple[str, ...]
     front_notes: tuple[str, ...]
     notes: tuple[str, ...]
@@ -85,43 +84,39 @@ class Report:
 def build_report(found: Found) -> Report:
     """Puts together what a page shows.
 
-    Args:
-        found: The runs.
-
     Raises:
         OutputError: None of the runs can be shown.
     """
     runs, bad = report_runs(found.runs)
     if not runs:
-        raise OutputError(bad[0][1])
+        raise OutputError(bad[0])
     runs, settings, looks = _ranked(runs, group_settings(runs))
     accuracies = [setting.over_seeds("test_accuracy") for setting in settings]
     curves = [setting.curve.accuracy_by_bytes() if setting.curve else [] for setting in settings]
     order = interesting_first(
-        {index: run.test_accuracy for index, run in enumerate(runs)}, [setting.runs for setting in settings]
+        {index: run.view.figure("test_accuracy") for index, run in enumerate(runs)},
+        [setting.runs for setting in settings],
     )
     maps = client_maps([run.view for run in runs], order)
     configs = config_table([runs[setting.runs[0]].flat for setting in settings])
     tables, problems = reported_tables(found.sweeps)
     # A table's columns are different worlds on purpose.
     one_table = len(tables) == 1 and all(run.folder.resolve().parent == found.sweeps[0].resolve() for run in found.runs)
-    said = (
-        *found.notes,
-        *problems,
-        *(() if one_table else _world_notes(configs)),
-        *remarks(runs, settings),
-        *maps.notes,
-    )
-    front = pareto_front([_point(s.total_bytes, s.accuracy) for s in settings])
+    worlds = [] if one_table else _world_notes(configs)
+    said = (*found.notes, *problems, *worlds, *remarks(runs, settings), *maps.notes)
+    front = pareto_front([_point(s.figure("total_bytes"), s.figure("test_accuracy")) for s in settings])
     return Report(
         runs=tuple(runs),
         settings=tuple(settings),
         looks=tuple(looks),
         accuracies=tuple(accuracies),
-        unreadable=(*((item.folder, item.reason) for item in found.unreadable), *bad),
+        unreadable=(*found.unreadable, *bad),
         sweeps=found.sweeps,
         front=tuple(front),
-        front_notes=tuple(_told(settings[a], settings[b]) for a, b in unsure_steps(front, accuracies)),
+        front_notes=tuple(
+            f"{settings[a].label} and {settings[b].label}: their 95 % intervals overlap, so the step may be chance"
+            for a, b in unsure_steps(front, accuracies)
+        ),
         budgets=tuple(best_under_budgets(curves, budget_grid(curves))),
         targets=tuple(target_rows(settings)),
         configs=configs,
@@ -153,8 +148,13 @@ def _ranked(
     runs: Sequence[ReportRun], settings: Sequence[Setting]
 ) -> tuple[list[ReportRun], list[Setting], list[Look]]:
     """The runs by short names; the settings, the most accurate first; and looks that their rank has no part in."""
-    pairs = list(zip(settings, setting_looks([runs[setting.runs[0]].method for setting in settings]), strict=True))
-    pairs.sort(key=lambda pair: (pair[0].accuracy is None, -(pair[0].accuracy or 0.0)))
+
+    def rank(pair: tuple[Setting, Look]) -> tuple[bool, float]:
+        accuracy = pair[0].figure("test_accuracy")
+        return accuracy is None, -(accuracy or 0.0)
+
+    looks = setting_looks([runs[setting.runs[0]].method for setting in settings])
+    pairs = sorted(zip(settings, looks, strict=True), key=rank)
     return shortly_called(runs), [setting for setting, _ in pairs], [look for _, look in pairs]
 
 
@@ -168,12 +168,8 @@ def _world_notes(configs: ConfigTable) -> list[str]:
         keys = [key for key in keys if key not in budgets]
     if not keys:
         return []
-    named = ", ".join(keys[:_SHOWN]) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
+    named = some_of(keys, _SHOWN)
     return [f"runs differ in {named}: these are different worlds, so accuracies and bytes are no fair comparison"]
-
-
-def _told(cheaper: Setting, dearer: Setting) -> str:
-    return f"{cheaper.label} and {dearer.label}: their 95 % intervals overlap, so the step may be chance"
 
 
 def _point(cost: float | None, accuracy: float | None) -> tuple[float, float] | None:

@@ -23,8 +23,7 @@ from fedsweep.errors import OutputError
 from fedsweep.reports.charts import SYMBOLS
 from fedsweep.reports.contents import Report, build_report
 from fedsweep.reports.setting_charts import run_name
-from fedsweep.reports.sources import find_sources
-from fedsweep.reports.tables import command_again
+from fedsweep.reports.sources import command_again, find_sources
 from fedsweep.results.settings import ReportRun
 from fedsweep.results.texts import bytes_text, clean, seconds_text
 from fedsweep.runs.files import atomic_write
@@ -81,9 +80,9 @@ def write_report(
         InputError: A source is neither a folder with runs nor an experiment, no run can be read, or the page can't be
             written.
     """
-    target = check_target(Path(path), overwrite=overwrite)
+    target = _checked_target(Path(path), overwrite=overwrite)
     if script == BESIDE:
-        check_script(target.with_name(PLOTLY), overwrite=overwrite)
+        _check_script(target.with_name(PLOTLY), overwrite=overwrite)
     elif script != INSIDE:
         raise OutputError(f"--script {script}: must be {INSIDE} or {BESIDE}")
     report = build_report(find_sources([str(source) for source in sources], uri=uri))
@@ -98,12 +97,7 @@ def write_report(
     return Written(path=target, size_bytes=len(data), num_runs=len(report.runs), notes=report.notes)
 
 
-def check_target(path: Path, *, overwrite: bool) -> Path:
-    """The page's absolute path.
-
-    Raises:
-        OutputError: It does not end in ``.html``, is a folder, or is a file that is no report and not to be replaced.
-    """
+def _checked_target(path: Path, *, overwrite: bool) -> Path:
     target = path.expanduser().absolute()
     if target.suffix.lower() not in SUFFIXES:
         raise OutputError(f"--out {path}: a report's name must end in {' or '.join(SUFFIXES)}")
@@ -120,24 +114,13 @@ def check_target(path: Path, *, overwrite: bool) -> Path:
     return target
 
 
-def check_script(path: Path, *, overwrite: bool) -> None:
-    """Passes where Plotly's script can be written.
-
-    Raises:
-        OutputError: Something else is there, and it is not to be replaced.
-    """
+def _check_script(path: Path, *, overwrite: bool) -> None:
     if path.exists() and not overwrite and (not path.is_file() or _PLOTLY_HEAD not in path.read_bytes()[:200]):
         raise OutputError(f"--script {BESIDE}: {path} holds something else than Plotly; write the page elsewhere")
 
 
 def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
-    """The page's text.
-
-    Args:
-        report: What it shows.
-        made: When, in UTC.
-        script: See :func:`write_report`.
-    """
+    """The page's text, which says when it was ``made``, in UTC; for ``script`` see :func:`write_report`."""
     from markupsafe import Markup
 
     environment = _environment()
@@ -145,6 +128,7 @@ def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
     # A page that was opened from a disk has no origin, so 'self' would not let it load what lies beside it.
     admitted = f"'{_hash(plotly)}'" if plotly else "'self' file:"
     versions = _common_versions(report.runs)
+    charts = {**report.charts, **report.maps.charts}
     order = [index for setting in report.settings for index in setting.runs]
     return environment.get_template("page.html.j2").render(
         report=report,
@@ -157,7 +141,8 @@ def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
         plotly=Markup(plotly),
         plotly_file=PLOTLY,
         drawn=_DRAWN,
-        data=Markup(_embedded(page_data(report))),
+        has_time=any(run.view.figure("sim_time_s") is not None for run in report.runs),
+        data=Markup(_embedded({name: chart.tree() for name, chart in charts.items()})),
         swatches=[(f"c{look.colour[1:]}", SYMBOLS[look.marker][1]) for look in report.looks],
         setting_of={index: place for place, setting in enumerate(report.settings) for index in setting.runs},
         order=order,
@@ -167,17 +152,15 @@ def render(report: Report, *, made: datetime, script: str = INSIDE) -> str:
             if i in report.maps.views
         ],
         versions=versions,
-        odd_versions=[_odd(run.versions, versions) for run in report.runs],
+        odd_versions=[
+            ", ".join(f"{name} {value}" for name, value in run.versions.items() if name not in versions)
+            for run in report.runs
+        ],
         commands=[shlex.join(["fedsweep", "run", str(run.folder / CONFIG)]) for run in report.runs],
         sweep_commands=[(path, command_again(path)) for path in report.sweeps],
-        tables=[(table.title, Markup(table.fragment)) for table in report.tables],
+        tables=[(title, Markup(fragment)) for title, fragment in report.tables],
         fedsweep_version=__version__,
     )
-
-
-def page_data(report: Report) -> dict[str, Any]:
-    """The figures that the page's script draws from: traces, layout and choices of each chart, by name."""
-    return {name: chart.tree() for name, chart in {**report.charts, **report.maps.charts}.items()}
 
 
 def plotly_script() -> str:
@@ -253,7 +236,3 @@ def _common_versions(runs: Sequence[ReportRun]) -> dict[str, str]:
     if not known:
         return {}
     return {name: value for name, value in known[0].items() if all(v.get(name) == value for v in known)}
-
-
-def _odd(versions: Mapping[str, str], common: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in versions.items() if name not in common)

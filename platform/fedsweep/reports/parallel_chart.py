@@ -28,11 +28,6 @@ def parallel_chart(settings: Sequence[Setting], looks: Sequence[Look], configs: 
     """A line for each setting through what varies and what came of it; None where nothing does.
 
     Plotly's own parallel coordinates need WebGL and a page that may compile scripts; lines on one plane do not.
-
-    Args:
-        settings: The settings.
-        looks: A look for each.
-        configs: Their configurations, side by side.
     """
     if len(settings) < 2 or not configs.differing:
         return None
@@ -71,9 +66,11 @@ def _axes(settings: Sequence[Setting], configs: ConfigTable) -> dict[str, _Axis]
     chosen = [key for key, texts in columns.items() if len({*texts} - {""}) > 1] or list(columns)
     keys = chosen[:_MOST_AXES]
     ends = {
-        "bytes": _range_axis([setting.total_bytes for setting in settings], bytes_text),
-        "simulated time": _range_axis([setting.sim_time_s for setting in settings], seconds_text),
-        "test accuracy": _range_axis([setting.accuracy for setting in settings], lambda share: f"{100 * share:.2f} %"),
+        "bytes": _range_axis([s.figure("total_bytes") for s in settings], bytes_text),
+        "simulated time": _range_axis([s.figure("sim_time_s") for s in settings], seconds_text),
+        "test accuracy": _range_axis(
+            [s.figure("test_accuracy") for s in settings], lambda share: f"{100 * share:.2f} %"
+        ),
     }
     varying = {name: _values_axis(columns[key]) for name, key in zip(_short_keys(keys), keys, strict=True)}
     return varying | {name: axis for name, axis in ends.items() if axis[1]}

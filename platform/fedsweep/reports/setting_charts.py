@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +32,7 @@ _MEANS, _RUNS, _ALWAYS = "mean", "run", "both"
 
 
 def curve_chart(runs: Sequence[ReportRun], settings: Sequence[Setting], looks: Sequence[Look]) -> Chart | None:
-    """Figures by round, bytes or time: means over seeds with bands, or each run; None where nothing was measured.
-
-    Args:
-        runs: All runs.
-        settings: Their settings.
-        looks: A look for each setting.
-    """
+    """Figures by round, bytes or time: means over seeds with bands, or each run; None where nothing was measured."""
     names = [name for name in FIGURES if any(name in run.curve.figures for run in runs)]
     if not names:
         return None
@@ -52,7 +46,8 @@ def curve_chart(runs: Sequence[ReportRun], settings: Sequence[Setting], looks: S
 
     last = max((run.curve.rounds[-1] for run in runs if run.curve.rounds), default=0)
     dticks = {"round": 1 if last <= FEW_TICKS else None}
-    against = ["round", "bytes", *(["simulated time"] if any(_timed(run.curve) for run in runs) else [])]
+    is_timed = any(value is not None for run in runs for value in run.curve.sim_time_s)
+    against = ["round", "bytes", *(["simulated time"] if is_timed else [])]
     has_bands = any(end != "line" for _, _, end in lines)
     return Chart(
         describe="Learning curves; the figures stand in the tables",
@@ -82,13 +77,9 @@ def _lines(runs: Sequence[ReportRun], place: int, setting: Setting, look: Look) 
     seeds = len(setting.counted)
     if setting.curve is not None and len(setting.runs) > 1:
         name = setting.label + (f", mean of {seeds} seeds" if seeds > 1 else "")
-        if setting.curve.low:
-            yield _edge(look, meta=_meta(f"{setting.label}, mean - sd", place, "band")), setting.curve, "low"
-            yield (
-                _edge(look, meta=_meta(f"{setting.label}, mean + sd", place, "band"), fill=True),
-                setting.curve,
-                "high",
-            )
+        for end, sign in (("low", "-"), ("high", "+")) if setting.curve.low else ():
+            meta = _meta(f"{setting.label}, mean {sign} sd", place, "band")
+            yield _edge(look, meta=meta, fill=end == "high"), setting.curve, end
         yield _line(setting.label, look, meta=_meta(name, place, _MEANS)), setting.curve, "line"
     for index in setting.runs:
         run = runs[index]
@@ -99,22 +90,13 @@ def _lines(runs: Sequence[ReportRun], place: int, setting: Setting, look: Look) 
 
 
 def run_name(run: ReportRun, *, is_one_of_many: bool) -> str:
-    """What a run is called beside others.
-
-    Args:
-        run: The run.
-        is_one_of_many: Whether its setting has more than one.
-    """
+    """What a run is called beside others; with its seed where it is one of many of its setting."""
     seed = f", seed {run.view.seed}" if is_one_of_many else ""
     return run.label + seed + ("" if run.status == "finished" else f" ({run.status})")
 
 
 def _meta(label: str, setting: int, kind: str) -> dict[str, Any]:
     return {"label": label, "setting": setting, "kind": kind}
-
-
-def _marker(look: Look, **more: Any) -> dict[str, Any]:
-    return {"color": look.colour, "symbol": SYMBOLS[look.marker][0], **more}
 
 
 def _line(name: str, look: Look, *, meta: Mapping[str, Any], thin: bool = False) -> Scatter:
@@ -124,7 +106,12 @@ def _line(name: str, look: Look, *, meta: Mapping[str, Any], thin: bool = False)
         name=wrapped(name),
         mode="lines+markers",
         line={"color": look.colour, "width": 1.2 if thin else 2},
-        marker=_marker(look, size=5 if thin else 7, maxdisplayed=_MARKS),
+        marker={
+            "color": look.colour,
+            "symbol": SYMBOLS[look.marker][0],
+            "size": 5 if thin else 7,
+            "maxdisplayed": _MARKS,
+        },
         connectgaps=True,
         meta=dict(meta),
     )
@@ -180,10 +167,6 @@ def _axis(axis: str, style: Mapping[str, Any], *, dtick: int | None = None) -> d
     return {f"{axis}.title.text": title, f"{axis}.uirevision": title, **{f"{axis}.{k}": v for k, v in whole.items()}}
 
 
-def _timed(curve: Curve) -> bool:
-    return any(value is not None for value in curve.sim_time_s)
-
-
 def _kinds(num_settings: int) -> list[dict[str, Any]]:
     options = [
         {"label": "means, bands of ± 1 sd", "show": [_ALWAYS, _MEANS, "band"]},
@@ -202,36 +185,24 @@ def front_chart(
     """Test accuracy against bytes with the Pareto front, by setting or by run; None where nothing was measured.
 
     Points off the front are hollow, and so are means on it that the cheaper neighbour's seeds don't tell apart; faint
-    are those that did not finish.
-
-    Args:
-        runs: All runs; those that failed have no point.
-        settings: Their settings.
-        looks: A look for each setting.
-        accuracies: Each setting's test accuracy over its seeds.
+    are those that did not finish. Runs that failed have no point.
     """
     has_seeds = len(runs) > len(settings)
     means = [
-        _End(
-            meta=_meta(s.label, place, _MEANS),
-            cost=s.total_bytes or 0,
-            accuracy=s.accuracy,
-            faint=all(runs[i].status != "finished" for i in s.counted),
-        )
+        end
         for place, s in enumerate(settings)
+        for end in _end(s.label, place, _MEANS, s.figure, faint=all(runs[i].status != "finished" for i in s.counted))
     ]
     ends = [
-        _End(
-            meta=_meta(run_name(run, is_one_of_many=has_seeds), place, _RUNS),
-            cost=run.total_bytes or 0,
-            accuracy=run.test_accuracy,
-            faint=run.status != "finished",
-        )
+        end
         for place, setting in enumerate(settings)
         for run in (runs[i] for i in setting.runs)
-        if run.status != "failed"
+        if has_seeds and run.status != "failed"
+        for end in _end(
+            run_name(run, is_one_of_many=True), place, _RUNS, run.view.figure, faint=run.status != "finished"
+        )
     ]
-    shown = [e for e in means if e.is_known], [e for e in ends if e.is_known and has_seeds]
+    shown = means, ends
     traces = [trace for group in shown for trace in _with_front(group, looks, accuracies)]
     sent = [end.cost for group in shown for end in group]
     if not sent:
@@ -252,26 +223,27 @@ def front_chart(
 class _End:
     """Where a run or the mean of a setting ended."""
 
-    meta: Mapping[str, Any]
+    label: str
+    setting: int
+    kind: str
     cost: float
-    accuracy: float | None
+    accuracy: float
     faint: bool
 
-    @property
-    def is_known(self) -> bool:
-        return bool(self.cost) and self.accuracy is not None
 
-    @property
-    def setting(self) -> int:
-        return int(self.meta["setting"])
+def _end(label: str, setting: int, kind: str, figure: Callable[[str], float | None], *, faint: bool) -> Iterator[_End]:
+    """Nothing where it sent nothing or was not tested."""
+    cost, accuracy = figure("total_bytes"), figure("test_accuracy")
+    if cost and accuracy is not None:
+        yield _End(label=label, setting=setting, kind=kind, cost=cost, accuracy=accuracy, faint=faint)
 
 
 def _with_front(ends: Sequence[_End], looks: Sequence[Look], accuracies: Sequence[Estimate]) -> Iterator[Scatter]:
-    front = [ends[place] for place in pareto_front([(end.cost, end.accuracy or 0.0) for end in ends])]
+    front = [ends[place] for place in pareto_front([(end.cost, end.accuracy) for end in ends])]
     if not front:
         return
     yield _front_line(front)
-    has_intervals = front[0].meta["kind"] == _MEANS
+    has_intervals = front[0].kind == _MEANS
     steps = unsure_steps([end.setting for end in front], accuracies) if has_intervals else []
     doubtful = {dearer for _, dearer in steps}
     for end in ends:
@@ -283,13 +255,13 @@ def _point(end: _End, look: Look, *, hollow: bool, error: Estimate | None) -> Sc
     import plotly.graph_objects as go
 
     known = error is not None and not math.isnan(error.low)
-    text = f"{100 * (end.accuracy or 0.0):.2f} %, {bytes_text(end.cost)}"
+    text = f"{100 * end.accuracy:.2f} %, {bytes_text(end.cost)}"
     if error is not None and known:
         text += f"<br>95 % interval {100 * error.low:.2f} to {100 * error.high:.2f} %, {error.count} seeds"
     symbol = SYMBOLS[look.marker][0] + ("-open" if hollow else "")
     edge = {"width": 1.5, "color": look.colour if hollow else "#FFFFFF"}
     return go.Scatter(
-        name=wrapped(end.meta["label"]),
+        name=wrapped(end.label),
         mode="markers",
         opacity=0.4 if end.faint else 1.0,
         x=[short(end.cost)],
@@ -305,7 +277,7 @@ def _point(end: _End, look: Look, *, hollow: bool, error: Estimate | None) -> Sc
         else None,
         text=text,
         hovertemplate="%{fullData.name}<br>%{text}<extra></extra>",
-        meta=dict(end.meta),
+        meta=_meta(end.label, end.setting, end.kind),
     )
 
 
@@ -319,5 +291,5 @@ def _front_line(front: Sequence[_End]) -> Scatter:
         y=[short(end.accuracy) for end in front],
         line={"color": INK, "width": 1, "dash": "dot", "shape": "hv"},
         hoverinfo="skip",
-        meta={"label": "Pareto front", "setting": None, "kind": front[0].meta["kind"]},
+        meta={"label": "Pareto front", "setting": None, "kind": front[0].kind},
     )

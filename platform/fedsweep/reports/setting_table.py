@@ -46,29 +46,21 @@ FIGURES = (
 
 
 def settings_as(runs: Sequence[ReportRun], form: str) -> str:
-    """The settings' table in one of :data:`FORMATS`, without ``text``.
+    """The table of all runs' settings in one of :data:`FORMATS`, but not as ``text``.
 
     Columns of which no setting has anything are left out, but in CSV, where figures are in SI units and unrounded.
-
-    Args:
-        runs: All runs.
-        form: ``md``, ``latex`` or ``csv``.
     """
     settings = group_settings(runs)
     if form == "csv":
         return _as_csv(runs, settings)
-    shown = [figure for figure in FIGURES if any(finite(s.over_seeds(figure.name).mean) is not None for s in settings)]
+    shown = [figure for figure in FIGURES if any(s.figure(figure.name) is not None for s in settings)]
     seeds = sorted({len(setting.counted) for setting in settings})
     counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     notes = [f"{_EVERY_SEED}; {counts} seeds a setting", *remarks(runs, settings)]
     return (_as_latex if form == "latex" else _as_markdown)(settings, shown, notes)
 
 
-def _cells(setting: Setting, shown: Sequence[Figure], *, plus_minus: str = "±") -> list[str]:
-    return [_cell(setting.over_seeds(figure.name), figure, plus_minus) for figure in shown]
-
-
-def _cell(found: Estimate, figure: Figure, plus_minus: str) -> str:
+def _cell(found: Estimate, figure: Figure) -> str:
     mean, sd, low, high = (finite(value) for value in (found.mean, found.sd, found.low, found.high))
     if mean is None:
         return MISSING
@@ -79,7 +71,7 @@ def _cell(found: Estimate, figure: Figure, plus_minus: str) -> str:
     if not figure.has_spread or sd is None:
         return number(mean)
     interval = "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
-    return f"{number(mean)} {plus_minus} {number(sd)}{interval}"
+    return f"{number(mean)} ± {number(sd)}{interval}"
 
 
 def _as_markdown(settings: Sequence[Setting], shown: Sequence[Figure], notes: Sequence[str]) -> str:
@@ -87,17 +79,22 @@ def _as_markdown(settings: Sequence[Setting], shown: Sequence[Figure], notes: Se
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     head = [line(["Setting", *(figure.heading for figure in shown)]), "|---" + "|---:" * len(shown) + "|"]
-    rows = [line([setting.label, *_cells(setting, shown)]) for setting in settings]
+    rows = [
+        line([setting.label, *(_cell(setting.over_seeds(figure.name), figure) for figure in shown)])
+        for setting in settings
+    ]
     return "\n".join([*head, *rows, "", *notes])
 
 
 def _as_latex(settings: Sequence[Setting], shown: Sequence[Figure], notes: Sequence[str]) -> str:
     """For booktabs; the greatest accuracy of the table is bold."""
-    best = max((s.accuracy for s in settings if s.accuracy is not None), default=None)
+    accuracies = [setting.figure("test_accuracy") for setting in settings]
+    best = max((accuracy for accuracy in accuracies if accuracy is not None), default=None)
     rows = []
-    for setting in settings:
-        cells = [latex_text(cell).replace("±", r"$\pm$") for cell in _cells(setting, shown)]
-        if cells and setting.accuracy is not None and setting.accuracy == best and len(settings) > 1:
+    for setting, accuracy in zip(settings, accuracies, strict=True):
+        found = (_cell(setting.over_seeds(figure.name), figure) for figure in shown)
+        cells = [latex_text(cell).replace("±", r"$\pm$") for cell in found]
+        if cells and accuracy is not None and accuracy == best and len(settings) > 1:
             cells[0] = rf"\textbf{{{cells[0]}}}"
         rows.append(" & ".join([latex_text(setting.label), *cells]) + r" \\")
     headings = " & ".join(["Setting", *(latex_text(figure.heading) for figure in shown)])
@@ -125,12 +122,7 @@ def _as_csv(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> str:
 
 
 def setting_row(runs: Sequence[ReportRun], setting: Setting) -> dict[str, Any]:
-    """A setting's figures by column, in SI units and unrounded; None where there is none.
-
-    Args:
-        runs: All runs.
-        setting: One of theirs.
-    """
+    """A setting's figures by column, in SI units and unrounded; None where there is none."""
     row: dict[str, Any] = {"setting": setting.label, "method": runs[setting.runs[0]].method}
     row |= {"seeds": len(setting.counted), "failed": setting.failed}
     for figure in FIGURES:

@@ -1,20 +1,27 @@
 """Where a report's runs come from: run folders, folders with runs below them, MLflow experiments.
 
-A run that cannot be read does not keep the others from being shown: it is listed with the reason.
+A run that cannot be read does not keep the others from being shown: it is listed with the reason. A sweep's folder also
+tells which of a paper's tables it was made for, and the command that makes it again.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsweep.errors import InputError, OutputError, ResourceError, unknown_name
-from fedsweep.results.view import RunView, load_run
-from fedsweep.runs.find import find_runs
+from fedsweep.reproduce.cell_texts import caption
+from fedsweep.reproduce.formats import html_fragment
+from fedsweep.reproduce.outputs import has_outputs, read_grid
+from fedsweep.reproduce.reproduction import request_of
+from fedsweep.results.texts import some_of
+from fedsweep.results.view import RunView, load_run, once, runs_below
 from fedsweep.runs.run_folder import CONFIG
+from fedsweep.sweeps.sweep_folder import SweepFolder
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -25,31 +32,18 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unreadable:
-    """A run folder with a damaged file.
-
-    Attributes:
-        folder: Which.
-        reason: What is wrong.
-    """
-
-    folder: Path
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Found:
     """What a report is made from.
 
     Attributes:
         runs: The runs, each once, in the order given.
-        unreadable: Folders that hold a run which cannot be read.
+        unreadable: Why others cannot be read.
         sweeps: Folders of the sweeps that the runs belong to.
         notes: What a reader must know.
     """
 
     runs: tuple[RunView, ...]
-    unreadable: tuple[Unreadable, ...]
+    unreadable: tuple[str, ...]
     sweeps: tuple[Path, ...]
     notes: tuple[str, ...]
 
@@ -66,34 +60,27 @@ def find_sources(sources: Sequence[str], *, uri: str | None) -> Found:
             of the runs can be read.
     """
     notes: list[str] = []
-    folders: dict[Path, Path] = {}
-    for source in sources:
-        found = _below(Path(source)) if os.path.isdir(source) else _of_experiment(source, uri, notes.append)
-        for folder in found:
-            folders.setdefault(folder.resolve(), folder)
-    runs, unreadable, first = [], [], None
+    folders = once(
+        folder
+        for source in sources
+        for folder in (runs_below(Path(source)) if os.path.isdir(source) else _of_experiment(source, uri, notes.append))
+    )
+    runs, errors = [], []
     for folder in folders.values():
         try:
             runs.append(load_run(folder))
         except InputError as error:
-            first = first or error
-            unreadable.append(Unreadable(folder=folder, reason=str(error)))
-    if first and not runs:
-        raise first
-    sweeps = _sweeps(folders)
+            errors.append(error)
+    if errors and not runs:
+        raise errors[0]
+    parents = dict.fromkeys(folder.parent for folder in folders)
+    sweeps = tuple(parent for parent in parents if SweepFolder(parent).has_plan)
     return Found(
         runs=tuple(runs),
-        unreadable=tuple(unreadable),
-        sweeps=tuple(sweeps),
+        unreadable=tuple(map(str, errors)),
+        sweeps=sweeps,
         notes=(*notes, *(note for sweep in sweeps for note in _sweep_notes(sweep, folders))),
     )
-
-
-def _below(folder: Path) -> list[Path]:
-    runs = find_runs(folder)
-    if not runs:
-        raise OutputError(f"{folder}: neither a run's folder nor one with runs below it (a run has a {CONFIG})")
-    return runs
 
 
 def _of_experiment(name: str, uri: str | None, say: Callable[[str], None]) -> list[Path]:
@@ -116,11 +103,11 @@ def _of_experiment(name: str, uri: str | None, say: Callable[[str], None]) -> li
     here = [folder for folder in tagged if folder.is_absolute() and os.path.isfile(folder / CONFIG)]
     gone = [str(folder) for folder in tagged if folder not in here]
     if not here:
-        named = f"; their tags name {_some(gone)}" if gone else ""
+        named = f"; their tags name {some_of(gone, _SHOWN)}" if gone else ""
         raise OutputError(f"the experiment {name!r} has no run whose folder is on this machine{named}")
     if gone:
         counts = f"{len(gone)} of {len(tagged)} run folders"
-        say(f"of the experiment {name!r}, {counts} are not on this machine: {_some(gone)}")
+        say(f"of the experiment {name!r}, {counts} are not on this machine: {some_of(gone, _SHOWN)}")
     return here
 
 
@@ -142,28 +129,44 @@ def _tagged_folders(client: MlflowClient, name: str) -> list[Path]:
     return sorted(map(Path, folders))
 
 
-def _sweeps(folders: dict[Path, Path]) -> list[Path]:
-    from fedsweep.sweeps.sweep_folder import PLAN
-
-    return [parent for parent in dict.fromkeys(folder.parent for folder in folders) if (parent / PLAN).is_file()]
-
-
 def _sweep_notes(sweep: Path, folders: dict[Path, Path]) -> list[str]:
     """Trials of a sweep that never began: they have no folder, so they would be passed over in silence."""
-    from fedsweep.sweeps.sweep_folder import SweepFolder
-
     try:
         trials = SweepFolder(sweep).read_plan().trials
     except InputError as error:
         return [str(error)]
     names = {folder.name for folder in folders if folder.parent == sweep}
     missing = [trial.folder for trial in trials if trial.folder not in names]
-    return (
-        [f"{len(missing)} of {len(trials)} trials of {sweep} are not in this report: {_some(missing)}"]
-        if missing
-        else []
-    )
+    if not missing:
+        return []
+    named = some_of(missing, _SHOWN)
+    return [f"{len(missing)} of {len(trials)} trials of {sweep} are not in this report: {named}"]
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+def reported_tables(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], list[str]]:
+    """A caption and HTML, in which every text that was read is escaped, for each sweep that made a paper's table.
+
+    Beside these, what is wrong with tables that cannot be read.
+    """
+    tables, problems = [], []
+    for folder in filter(has_outputs, folders):
+        try:
+            grid = read_grid(folder)
+        except InputError as error:
+            problems.append(str(error))
+        else:
+            tables.append((caption(grid), html_fragment(grid)))
+    return tables, problems
+
+
+def command_again(folder: Path) -> str:
+    """The command that does a sweep, or a table's cells, once more."""
+    try:
+        request = request_of(SweepFolder(folder))
+    except InputError:
+        return shlex.join(["fedsweep", "sweep", str(folder / CONFIG)])
+    words = ["fedsweep", "reproduce", request.table, "--scale", request.scale]
+    for option, value in (("--rows", request.rows), ("--columns", request.columns)):
+        words += [option, value] if value is not None else []
+    words += ["--seeds", ",".join(map(str, request.seeds))] if request.seeds else []
+    return shlex.join([*words, *(word for text in request.overrides for word in ("--set", text))])

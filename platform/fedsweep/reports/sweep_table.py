@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.results.texts import bytes_text
+from fedsweep.sweeps.sweep_folder import SUMMARY
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +33,12 @@ def print_summary(summary: Summary, console: Console) -> None:
     for setting in summary.settings:
         table.add_row(*_cells(setting, summary.metrics))
     console.print(table)
-    for line in (*_difference_lines(summary), *map(_failure_line, summary.failed), *_note_lines(summary)):
+    differences = [
+        {**asdict(d), "first": summary.settings[d.first].label, "second": summary.settings[d.second].label}
+        for d in summary.differences
+    ]
+    verdict = verdict_lines(differences, summary.metrics[0], summary.modes[0], num_settings=len(summary.settings))
+    for line in (*verdict, *map(_failure_line, summary.failed), *(f"note: {text}" for text in summary.notes)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -61,22 +67,10 @@ def _figure_text(value: float, name: str) -> str:
     return f"{value:.4f}" if name in _SHARES else f"{value:.4g}"
 
 
-def _difference_lines(summary: Summary) -> list[str]:
-    differences = [
-        {**asdict(d), "first": summary.settings[d.first].label, "second": summary.settings[d.second].label}
-        for d in summary.differences
-    ]
-    return verdict_lines(differences, summary.metrics[0], summary.modes[0], num_settings=len(summary.settings))
-
-
 def verdict_lines(differences: Sequence[Mapping[str, Any]], metric: str, mode: str, *, num_settings: int) -> list[str]:
-    """Which differences between settings are more than chance, in lines.
+    """Which differences between settings, as ``summary.json`` has them, are more than chance, in lines.
 
-    Args:
-        differences: As ``summary.json`` has them.
-        metric: What was compared.
-        mode: ``max`` or ``min``.
-        num_settings: How many settings there are.
+    The mode is ``max`` or ``min``.
     """
     known = [d for d in differences if d["p_value"] is not None and not math.isnan(d["p_value"])]
     if not known:
@@ -91,13 +85,7 @@ def verdict_lines(differences: Sequence[Mapping[str, Any]], metric: str, mode: s
 
 
 def read_verdict(folder: Path) -> list[str]:
-    """:func:`verdict_lines` of a sweep's folder; none where it has no summary, or one that cannot be read.
-
-    Args:
-        folder: The sweep's.
-    """
-    from fedsweep.sweeps.sweep_folder import SUMMARY
-
+    """:func:`verdict_lines` of a sweep's folder; none where it has no summary, or one that cannot be read."""
     try:
         tree = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         (metric, mode), *_ = tree["metrics"].items()
@@ -118,7 +106,3 @@ def _difference_text(difference: Mapping[str, Any], metric: str, mode: str) -> s
 def _failure_line(row: TrialRow) -> str:
     seed = "" if row.seed is None else f" (seed {row.seed})"
     return f"{row.status}: {row.trial.label}{seed}, round {row.rounds}: {row.reason or 'no reason is known'}"
-
-
-def _note_lines(summary: Summary) -> list[str]:
-    return [f"note: {text}" for text in summary.notes]

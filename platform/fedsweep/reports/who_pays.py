@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedsweep.results.seed_statistics import finite
 from fedsweep.results.settings import Setting
 from fedsweep.results.texts import MISSING
 
@@ -46,9 +45,7 @@ def share_rows(settings: Sequence[Setting]) -> list[ShareRow]:
     rows = []
     for name, of in OF.items():
         for place, setting in enumerate(settings):
-            mean, sd, worst, best = (
-                finite(setting.over_seeds(name + part).mean) for part in ("", "_sd", "_worst10", "_best10")
-            )
+            mean, sd, worst, best = (setting.figure(name + part) for part in ("", "_sd", "_worst10", "_best10"))
             if mean is not None:
                 rows.append(ShareRow(setting=place, of=of, mean=mean, sd=sd, worst=worst, best=best))
     return rows

@@ -217,7 +217,7 @@ def _of_size(
         start = time.perf_counter()
         if deadline is not None and start > deadline:
             return None
-        group = chooser.choose_size(problem, size)
+        group = chooser.choose(problem, size=size)
         seconds.append(time.perf_counter() - start)
         divergences.append(float(scores.group_divergence(problem, group)))
     return tuple(divergences), tuple(seconds)

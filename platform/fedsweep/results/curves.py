@@ -71,12 +71,7 @@ class Curve:
 
 
 def curve_of(run: RunView, names: Iterable[str] = FIGURES) -> Curve:
-    """A run's curve, all rounds.
-
-    Args:
-        run: The run.
-        names: The columns that are of interest.
-    """
+    """A run's curve, all rounds, of the columns that are of interest."""
     cells = {name: tuple(map(finite, run.column(name))) for name in names}
     return Curve(
         rounds=tuple(run.column("round")),
@@ -88,11 +83,7 @@ def curve_of(run: RunView, names: Iterable[str] = FIGURES) -> Curve:
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """The mean over seeds, round by round, for the rounds that all of them have.
-
-    Args:
-        curves: One or more.
-    """
+    """The mean over seeds, round by round, of one or more curves, for the rounds that all of them have."""
     if len(curves) == 1:
         return curves[0]
     places = [{number: place for place, number in enumerate(curve.rounds)} for curve in curves]

@@ -37,10 +37,7 @@ def pareto_front(points: Sequence[tuple[float, float] | None]) -> list[int]:
     not beat each other.
 
     Args:
-        points: Cost and accuracy of each; None for one that takes no part.
-
-    Returns:
-        Indices into ``points``.
+        points: Cost and accuracy of each; None for one that takes no part. Indices into these come back.
     """
     known = [(cost, -accuracy, index) for index, point in enumerate(points) if point for cost, accuracy in [point]]
     front: list[int] = []
@@ -53,12 +50,7 @@ def pareto_front(points: Sequence[tuple[float, float] | None]) -> list[int]:
 
 
 def unsure_steps(front: Sequence[int], accuracies: Sequence[Estimate]) -> list[tuple[int, int]]:
-    """Neighbours on the Pareto front that cannot be told from one another: their intervals overlap.
-
-    Args:
-        front: Indices into ``accuracies``, cheapest first.
-        accuracies: Over seeds.
-    """
+    """Neighbours on the Pareto front, cheapest first, that cannot be told from one another: their intervals overlap."""
     return [
         (cheaper, dearer)
         for cheaper, dearer in itertools.pairwise(front)
@@ -70,10 +62,6 @@ def reached(curve: Sequence[tuple[float, float]], budget: float) -> tuple[float,
     """The last evaluation within a budget: bytes sent by then, and the accuracy; None where there is none.
 
     It is the last one, not the best one: picking the best would be choosing by the test set.
-
-    Args:
-        curve: Bytes and accuracy, ascending in bytes.
-        budget: In bytes.
     """
     within = [point for point in curve if point[0] <= budget]
     return within[-1] if within else None
@@ -82,8 +70,7 @@ def reached(curve: Sequence[tuple[float, float]], budget: float) -> tuple[float,
 def budget_grid(curves: Sequence[Sequence[tuple[float, float]]]) -> list[int]:
     """Budgets 1, 2, 5, 10, ... from the cheapest first evaluation to the dearest last one, in bytes.
 
-    Args:
-        curves: Bytes and accuracy of each result, ascending in bytes.
+    A curve has bytes and accuracy, ascending in bytes.
     """
     firsts = [curve[0][0] for curve in curves if curve and curve[0][0] > 0]
     if not firsts:
@@ -104,11 +91,7 @@ def best_under_budgets(
 ) -> list[BestUnderBudget]:
     """For each budget the result that had reached the highest accuracy when it was used up.
 
-    Of equals the one that sent less is the better one.
-
-    Args:
-        curves: Bytes and accuracy of each result, ascending in bytes.
-        budgets: In bytes.
+    Of equals the one that sent less is the better one. Curves are as in :func:`budget_grid`, budgets in bytes.
     """
     rows = []
     for budget in budgets:

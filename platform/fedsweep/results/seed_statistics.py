@@ -83,10 +83,9 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def estimate(values: Iterable[float | None]) -> Estimate:
-    """Mean, standard deviation and bootstrap interval; the same values give the same interval wherever it is asked for.
+    """Mean, standard deviation and bootstrap interval of the values that are neither None nor NaN.
 
-    Args:
-        values: One per seed; what is None or NaN is left out.
+    The same values give the same interval wherever it is asked for.
     """
     known = [value for value in values if value is not None and not math.isnan(value)]
     if not known:
@@ -98,11 +97,7 @@ def estimate(values: Iterable[float | None]) -> Estimate:
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """Percentile interval of the mean.
-
-    Args:
-        values: At least two.
-    """
+    """Percentile interval of the mean of at least two values."""
     from scipy.stats import bootstrap as resample
 
     # Not keyed by the run: a report of a sweep's folder must print the sweep's own interval.

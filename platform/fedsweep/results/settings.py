@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from fedsweep.catalog import merged_title
 from fedsweep.errors import InputError
 from fedsweep.results.config_table import flat_config, setting_key
 from fedsweep.results.curves import Curve, curve_of, mean_curve
-from fedsweep.results.names import without_shared_start
-from fedsweep.results.seed_statistics import Estimate, estimate, finite
-from fedsweep.results.texts import clean
+from fedsweep.results.seed_statistics import Estimate, estimate, finite, mean
+from fedsweep.results.texts import clean, without_shared_start
 from fedsweep.results.view import RunView, run_labels
 
 _LONGEST_REASON = 1000
@@ -74,41 +72,6 @@ class ReportRun:
         """Rounds done."""
         return len(self.curve.rounds)
 
-    @property
-    def test_accuracy(self) -> float | None:
-        """The last one known, 0..1."""
-        return self.view.figure("test_accuracy")
-
-    @property
-    def best_test_accuracy(self) -> float | None:
-        """The best one, 0..1."""
-        return self.view.figure("best_test_accuracy")
-
-    @property
-    def total_bytes(self) -> float | None:
-        """Bytes both ways, registration apart."""
-        return self.view.figure("total_bytes")
-
-    @property
-    def comm_ratio(self) -> float | None:
-        """Mean communication ratio."""
-        return self.view.figure("comm_ratio")
-
-    @property
-    def sim_time_s(self) -> float | None:
-        """Virtual seconds."""
-        return self.view.figure("sim_time_s")
-
-    @property
-    def wall_time_s(self) -> float | None:
-        """Seconds of all rounds, evaluation included."""
-        return self.view.figure("wall_time_s")
-
-    @property
-    def round_time_s(self) -> float | None:
-        """Seconds a round, evaluation included: the median of all but the first."""
-        return self.view.figure("round_time_s")
-
     def fact(self, key: str) -> str:
         """What ``result.json`` says of the software or the files; empty where it says nothing."""
         return clean(self.view.result.get(key) or "")
@@ -142,37 +105,12 @@ class Setting:
     curve: Curve | None
 
     def over_seeds(self, name: str) -> Estimate:
-        """A figure over the counted runs.
-
-        Args:
-            name: As :meth:`~fedsweep.results.view.RunView.figure` knows it.
-        """
+        """A figure, as :meth:`~fedsweep.results.view.RunView.figure` knows it, over the counted runs."""
         return estimate(view.figure(name) for view in self.views)
 
-    @cached_property
-    def accuracy(self) -> float | None:
-        """Mean of the last test accuracies."""
-        return finite(self.over_seeds("test_accuracy").mean)
-
-    @cached_property
-    def accuracy_sd(self) -> float | None:
-        """Their sample standard deviation; None below two."""
-        return finite(self.over_seeds("test_accuracy").sd)
-
-    @cached_property
-    def best_accuracy(self) -> float | None:
-        """Mean of the best test accuracies."""
-        return finite(self.over_seeds("best_test_accuracy").mean)
-
-    @cached_property
-    def total_bytes(self) -> float | None:
-        """Mean of the bytes."""
-        return finite(self.over_seeds("total_bytes").mean)
-
-    @cached_property
-    def sim_time_s(self) -> float | None:
-        """Mean of the virtual seconds."""
-        return finite(self.over_seeds("sim_time_s").mean)
+    def figure(self, name: str) -> float | None:
+        """The mean alone of :meth:`over_seeds`; None where no counted run has the figure."""
+        return _mean(name, self.views)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,39 +122,31 @@ class TargetRow:
         target: The test accuracy, 0..1.
         reached: How many of the runs reached it.
         runs: How many there are.
-        round: The first evaluated round that did; None where no run has.
-        sim_time_s: Virtual seconds at its end; None without devices.
-        total_bytes: Bytes both ways up to and with it, registration apart.
-        flops: Training FLOPs of all clients up to and with it.
+        took: ``round``, the first evaluated one that did; ``sim_time_s``, virtual seconds at its end; ``total_bytes``,
+            both ways up to and with it, registration apart; ``flops``, of all clients' training until then. None where
+            no run has it.
     """
 
     setting: int
     target: float
     reached: int
     runs: int
-    round: float | None
-    sim_time_s: float | None
-    total_bytes: float | None
-    flops: float | None
+    took: Mapping[str, float | None]
 
 
-def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[tuple[Path, str]]]:
-    """The runs as a report shows them, and the folders and reasons of those that it cannot show.
-
-    Args:
-        views: What the folders hold.
-    """
+def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[str]]:
+    """The runs as a report shows them, and why it cannot show others."""
     good: list[tuple[RunView, Mapping[str, str]]] = []
-    bad: list[tuple[Path, str]] = []
+    bad: list[str] = []
     for view in views:
         # First of all: what is nested without end must not be put into words.
         try:
             flat = flat_config(view.config)
         except InputError as error:
-            bad.append((view.folder, f"{view.folder}: {error}"))
+            bad.append(f"{view.folder}: {error}")
             continue
         good.append((view, {clean(key): clean(value, longest=_LONGEST_REASON) for key, value in flat.items()}))
-    labels = run_labels([view for view, _ in good], with_seeds=False)
+    labels = run_labels([view for view, _ in good])
     runs = [
         ReportRun(view=view, label=clean(label), flat=flat, curve=curve_of(view))
         for (view, flat), label in zip(good, labels, strict=True)
@@ -243,12 +173,7 @@ def group_settings(runs: Sequence[ReportRun]) -> list[Setting]:
 
 
 def remarks(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> list[str]:
-    """What turned into something simpler without a word: what runs said at their end, and settings with equal models.
-
-    Args:
-        runs: All runs.
-        settings: Their settings.
-    """
+    """What became something simpler without a word: what runs said at their end, and settings with equal models."""
     said: dict[str, None] = {}
     found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for setting in settings:
@@ -273,22 +198,15 @@ def target_rows(settings: Sequence[Setting]) -> list[TargetRow]:
     for place, setting in enumerate(settings):
         for target in _targets(setting.views[0].config) if setting.views else ():
             reached = [cut for view in setting.views if (cut := view.reaching(target))]
-            round, sim_time_s, total_bytes, flops = (
-                finite(estimate(cut.figure(name) for cut in reached).mean) for name in _TOOK
-            )
-            rows.append(
-                TargetRow(
-                    setting=place,
-                    target=target,
-                    reached=len(reached),
-                    runs=len(setting.views),
-                    round=round,
-                    sim_time_s=sim_time_s,
-                    total_bytes=total_bytes,
-                    flops=flops,
-                )
-            )
+            took = {name: _mean(name, reached) for name in _TOOK}
+            counts = {"reached": len(reached), "runs": len(setting.views)}
+            rows.append(TargetRow(setting=place, target=target, took=took, **counts))
     return rows
+
+
+def _mean(name: str, views: Sequence[RunView]) -> float | None:
+    known = [value for view in views if (value := view.figure(name)) is not None]
+    return mean(known) if known else None
 
 
 def _targets(config: Mapping[str, object]) -> list[float]:
@@ -300,21 +218,17 @@ def _targets(config: Mapping[str, object]) -> list[float]:
 
 
 def _setting(runs: Sequence[ReportRun], members: Sequence[int], *, label: str) -> Setting:
-    counted = _counted(runs, members)
-    return Setting(
-        label=label,
-        runs=tuple(members),
-        counted=tuple(counted),
-        failed=sum(runs[index].status == "failed" for index in members),
-        views=tuple(runs[index].view for index in counted),
-        curve=mean_curve([runs[index].curve for index in counted]) if counted else None,
-    )
-
-
-def _counted(runs: Sequence[ReportRun], members: Sequence[int]) -> list[int]:
     able = [index for index in members if runs[index].num_rounds and runs[index].status != "failed"]
     finished = [index for index in able if runs[index].status == "finished"]
     by_seed: dict[object, int] = {}
     for index in finished or able:
         by_seed.setdefault(runs[index].view.seed, index)
-    return list(by_seed.values())
+    counted = tuple(by_seed.values())
+    return Setting(
+        label=label,
+        runs=tuple(members),
+        counted=counted,
+        failed=sum(runs[index].status == "failed" for index in members),
+        views=tuple(runs[index].view for index in counted),
+        curve=mean_curve([runs[index].curve for index in counted]) if counted else None,
+    )

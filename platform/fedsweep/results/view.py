@@ -175,13 +175,10 @@ def load_run(folder: Path) -> RunView:
         raise OutputError(f"{folder / CONFIG}: not a configuration: its top must be keys with values")
     columns = run.rounds_table().to_pydict() if run.has_rounds() else {}
     result = run.read_result() if run.has_result() else {}
-    return RunView(folder=folder, config=config, result=result, columns=columns, notes=_passed_over(folder))
-
-
-def _passed_over(folder: Path) -> tuple[str, ...]:
-    """Files of a run that are there, but are none: a pipe, a folder, a link that leads nowhere."""
-    odd = [folder / name for name in (RESULT, ROUNDS) if os.path.lexists(folder / name)]
-    return tuple(f"{path} is no regular file, so it is passed over" for path in odd if not path.is_file())
+    # What is there, but is no file: a pipe, a folder, a link that leads nowhere.
+    odd = [path for name in (RESULT, ROUNDS) if os.path.lexists(path := folder / name) and not path.is_file()]
+    notes = tuple(f"{path} is no regular file, so it is passed over" for path in odd)
+    return RunView(folder=folder, config=config, result=result, columns=columns, notes=notes)
 
 
 def load_runs(folders: Iterable[str | Path]) -> list[RunView]:
@@ -191,36 +188,34 @@ def load_runs(folders: Iterable[str | Path]) -> list[RunView]:
         OutputError: One of the folders does not exist or holds no run.
         InputError: A run's file is damaged.
     """
+    return [load_run(folder) for folder in once(run for folder in folders for run in runs_below(folder)).values()]
+
+
+def runs_below(folder: str | Path) -> list[Path]:
+    """The run folders that a folder is or holds.
+
+    Raises:
+        OutputError: It does not exist or holds no run.
+    """
+    runs = find_runs(folder)
+    if not runs:
+        raise OutputError(f"{folder}: neither a run's folder nor one with runs below it (a run has a {CONFIG})")
+    return runs
+
+
+def once(folders: Iterable[Path]) -> dict[Path, Path]:
+    """Each folder once, as it was called first, by where it really lies."""
     found: dict[Path, Path] = {}
     for folder in folders:
-        runs = find_runs(folder)
-        if not runs:
-            raise OutputError(f"{folder}: neither a run's folder nor one with runs below it (a run has a {CONFIG})")
-        for run in runs:
-            found.setdefault(run.resolve(), run)
-    return [load_run(folder) for folder in found.values()]
+        found.setdefault(folder.resolve(), folder)
+    return found
 
 
-def run_labels(runs: Sequence[RunView], *, with_seeds: bool = True) -> list[str]:
-    """A label for each run: its name, with what is needed to tell it from the others.
-
-    Args:
-        runs: The runs.
-        with_seeds: Write a seed that tells runs apart into the label; otherwise it stands elsewhere.
-    """
-    if with_seeds:
-        labels = [run.name for run in runs]
-        labels = _told_apart(labels, keys=labels, longer=[f"{run.name} (seed {run.seed})" for run in runs])
-        keys: list[object] = list(labels)
-    else:
-        labels = [run.name for run in runs]
-        keys = [(run.name, run.seed) for run in runs]
-    if len(set(keys)) < len(keys):
-        above = commonpath([run.folder.resolve() for run in runs])
-        places = [str(run.folder.resolve().relative_to(above)) for run in runs]
-        labels = _told_apart(labels, keys=keys, longer=places)
-    return labels
-
-
-def _told_apart(labels: Sequence[str], *, keys: Sequence[object], longer: Sequence[str]) -> list[str]:
-    return [more if keys.count(key) > 1 else label for label, key, more in zip(labels, keys, longer, strict=True)]
+def run_labels(runs: Sequence[RunView]) -> list[str]:
+    """A label for each run: its name; its place among the folders where another run has its name and seed, too."""
+    keys = [(run.name, run.seed) for run in runs]
+    if len(set(keys)) == len(keys):
+        return [run.name for run in runs]
+    above = commonpath([run.folder.resolve() for run in runs])
+    places = [str(run.folder.resolve().relative_to(above)) for run in runs]
+    return [place if keys.count(key) > 1 else key[0] for key, place in zip(keys, places, strict=True)]

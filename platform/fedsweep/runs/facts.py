@@ -38,12 +38,16 @@ def tell_commit(commit: str | None) -> None:
 def _git_commit() -> str | None:
     if "git_commit" in _told:
         return _told["git_commit"]
-    command = ["git", "rev-parse", "--verify", "HEAD"]
+    return git_says("rev-parse", "--verify", "HEAD") or None
+
+
+def git_says(*words: str) -> str | None:
+    """What git answers in the current folder; None where that is no checkout, or git is not there."""
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        answer = subprocess.run(["git", *words], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip() or None
+    return answer.stdout.strip()
 
 
 def peak_memory_mb() -> float:

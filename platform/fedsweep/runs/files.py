@@ -18,6 +18,8 @@ from fedsweep.errors import DataError, OutputError
 TEMPORARY = ".tmp"
 # The file of a run's folder that says where MLflow has the run.
 TRACKING = "mlflow.json"
+# And which shorter configurations a run had before it was given more rounds.
+EARLIER = "earlier.json"
 # A disk brings several files to safety at once in hardly more time than one.
 _WRITERS = 8
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -217,3 +219,13 @@ def atomic_write(path: Path, data: bytes) -> None:
     temporary.unlink(missing_ok=True)  # of a process with this number that was killed
     _write(path, data, temporary)
     sync_folder(path.parent)
+
+
+def check_no_link(path: Path) -> None:
+    """Refuse what would be written into where it is a link: whoever made it would have us write elsewhere.
+
+    Raises:
+        OutputError: It is; the line names it.
+    """
+    if path.is_symlink():
+        raise OutputError(f"{path} is a link, and nothing is written through links; move it away")

@@ -19,14 +19,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsweep.errors import OutputError
-from fedsweep.runs.links import check_no_links
+from fedsweep.errors import OutputError, RunError
+from fedsweep.runs.files import check_no_link
 
 LOCK = ".lock"
 # What a dead driver's actors need to notice and to end.
 _LEFTOVERS_S = 20.0
 _POLL_S = 0.1
 _WHO_BYTES = 300
+
+# What runs, sweeps and tables write into or add to; any other file is replaced as a whole, a link included.
+_WRITTEN_INTO = (
+    *("checkpoints", "checkpoints/objects", "pictures", "figures", "tensorboard", "wandb", ".tune", "optuna.log"),
+)
 
 # Folders that this process holds, with the thread that took each: what it calls may ask again.
 _held: dict[str, int] = {}
@@ -52,7 +57,8 @@ def sole_writer(folder: Path, *, patience_s: float = 0.0) -> Iterator[None]:
         return
     made = _make(folder)
     try:
-        check_no_links(folder)
+        for inner in _WRITTEN_INTO:
+            check_no_link(folder / inner)
         handle = _take(folder, patience_s)
     except BaseException:
         _unmake(made)
@@ -83,6 +89,41 @@ def write_along(folder: Path) -> int:
         os.close(handle)
         raise _taken(folder)
     return handle
+
+
+class FolderGuard:
+    """Guards the folder of a run that has begun: one thread at a time writes, and into that very folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._place = folder, _identity(folder)
+        # Reentrant: a checkpoint in the middle of a round is written where the round is, and that may be guarded.
+        self._lock = threading.RLock()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around whatever changes the folder.
+
+        Raises:
+            RunError: The folder is gone, or a file cannot be written.
+        """
+        with self._lock:
+            if self._place is None or _identity(self._folder) != self._place:
+                raise RunError(
+                    f"{self._folder} is gone, or another folder is in its place; what the run had written is lost, so"
+                    " run it again"
+                )
+            try:
+                yield
+            except OutputError as error:
+                raise RunError(str(error)) from error
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Device and number of a folder; None: there is none."""
+    with contextlib.suppress(OSError):
+        found = os.stat(folder)
+        return found.st_dev, found.st_ino
+    return None
 
 
 def _take(folder: Path, patience_s: float) -> int:

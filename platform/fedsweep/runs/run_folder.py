@@ -11,38 +11,41 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedsweep.bounded import MOST_TEXT_BYTES, open_regular, parse_json, read_regular
 from fedsweep.errors import OutputError
 from fedsweep.fleet.ray_leftovers import RAY_LOG
 from fedsweep.records import RoundRecord
-from fedsweep.runs.checkpoints.earlier import EARLIER
-from fedsweep.runs.door_files import clear_doors
-from fedsweep.runs.tables.bounds import MOST_CLIENT_ROWS, MOST_TABLE_BYTES, check_table_size
-from fedsweep.runs.tables.clients import clients_table
 from fedsweep.runs.tables.rounds import check_round_table, records_to_table, table_to_records
 
 if TYPE_CHECKING:
     import pyarrow as pa
-from fedsweep.runs.files import TEMPORARY, TRACKING, atomic_write
+from fedsweep.runs.files import EARLIER, TEMPORARY, TRACKING, atomic_write
 
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 CLIENT_ACCURACY, TRAFFIC = "client_accuracy.parquet", "traffic.parquet"
 RESULT, MODEL, CHECKPOINTS = "result.json", "model.safetensors", "checkpoints"
 SCENARIO, PICTURES, ROUNDS_CSV = "scenario.json", "pictures", "rounds.csv"
+TENSORBOARD, WANDB = "tensorboard", "wandb"
+# What these two are left has names that only a run writes.
+EVENTS_SUFFIX, ID_PREFIX = ".fedsweep", "fedsweep"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
 _TABLES = (ROUNDS, ROUNDS_CSV, CLIENTS, CLIENT_ACCURACY, TRAFFIC)
 _FILES = (*_TABLES, SCENARIO, RESULT, MODEL, EARLIER, TRACKING, RAY_LOG, CONFIG)
-_MOST_BYTES = dict.fromkeys((ROUNDS, CLIENTS, CLIENT_ACCURACY, TRAFFIC), MOST_TABLE_BYTES)
+_MOST_TABLE_BYTES = 256 * 2**20
+# What is more was not written by a run; values in lists count, too.
+_MOST_ROWS, _MOST_VALUES = 1_000_000, 20_000_000
+# With rows for each client of each round; larger ones are read in pieces, with pyarrow.
+_MOST_CLIENT_ROWS = 5_000_000
+_MOST_BYTES = dict.fromkeys((ROUNDS, CLIENTS, CLIENT_ACCURACY, TRAFFIC), _MOST_TABLE_BYTES)
 # Beside its tensors, a model's file has their names.
 _HEADER_BYTES = 10 * 2**20
 
@@ -113,9 +116,18 @@ class RunFolder:
         except UnicodeDecodeError as error:
             raise OutputError(f"{self.path / CONFIG}: not a text file in UTF-8 (byte {error.start})") from error
 
+    def write_table(self, name: str, table: pa.Table) -> None:
+        """Writes one of the run's tables, or replaces it."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        self._write(name, sink.getvalue().to_pybytes())
+
     def write_rounds(self, records: Sequence[RoundRecord]) -> None:
         """Replaces the table of rounds by one with a row for each record."""
-        self._write_table(ROUNDS, records_to_table(records))
+        self.write_table(ROUNDS, records_to_table(records))
 
     def rounds_table(self) -> pa.Table:
         """The table of rounds.
@@ -131,31 +143,6 @@ class RunFolder:
         """One record per round; raises as :meth:`rounds_table`."""
         return table_to_records(self.rounds_table())
 
-    def write_clients(
-        self,
-        *,
-        num_samples: ArrayLike,
-        label_counts: ArrayLike,
-        budget_values: Iterable[float | None] | None = None,
-        devices: Mapping[str, Iterable[float | None]] | None = None,
-    ) -> None:
-        """Writes the table of clients, with each client's divergence from the population's labels.
-
-        Args:
-            num_samples: Samples per client [N].
-            label_counts: Samples per client and class [N, C].
-            budget_values: What each affords in a round, in values [N]; None (also a single one): no limit.
-            devices: Figures of the simulated devices [N] by name, any of
-                :data:`~fedsweep.runs.tables.clients.DEVICE_FIGURES`.
-
-        Raises:
-            InvariantError: Lengths differ, or a device figure is unknown.
-        """
-        table = clients_table(
-            np.asarray(num_samples), np.asarray(label_counts), budget_values=budget_values, devices=devices or {}
-        )
-        self._write_table(CLIENTS, table)
-
     def read_clients(self) -> pa.Table:
         """The table of clients.
 
@@ -167,14 +154,6 @@ class RunFolder:
             if name not in table.column_names or table.column(name).null_count:
                 raise OutputError(f"{self.path / CLIENTS}: the column {name!r} is missing or has empty cells")
         return table
-
-    def write_client_accuracy(self, table: pa.Table) -> None:
-        """Replaces the table of clients' accuracies."""
-        self._write_table(CLIENT_ACCURACY, table)
-
-    def write_traffic(self, table: pa.Table) -> None:
-        """Replaces the table of what travelled."""
-        self._write_table(TRAFFIC, table)
 
     def client_table(self, name: str) -> pa.Table | None:
         """:data:`CLIENT_ACCURACY` or :data:`TRAFFIC`; None where the run has none.
@@ -294,7 +273,10 @@ class RunFolder:
                 path.unlink()
             if not any(pictures.iterdir()):
                 pictures.rmdir()
-        clear_doors(self.path)
+        for path in event_files(self.path):
+            path.unlink()
+        for path in offline_runs(self.path):
+            shutil.rmtree(path)
         leftovers = [path.name for name in _FILES for path in self.path.glob(f".{name}.*{TEMPORARY}")]
         for name in (CHECKPOINTS, *leftovers, *_FILES):
             (self.path / name).unlink(missing_ok=True)
@@ -317,14 +299,6 @@ class RunFolder:
         except OSError as error:
             raise OutputError(f"{self.path / name}: cannot be read: {_reason(error)}") from error
 
-    def _write_table(self, name: str, table: pa.Table) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink)
-        self._write(name, sink.getvalue().to_pybytes())
-
     def _read_table(self, name: str) -> pa.Table:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -334,11 +308,36 @@ class RunFolder:
             # Not by path: pyarrow would make columns of a folder named "lr=0.1". And without threads: in a process that
             # has imported torch first, every third one with pyarrow's own thread pool aborts when it exits.
             file = pq.ParquetFile(pa.BufferReader(data))
-            more = {"most_rows": MOST_CLIENT_ROWS} if name in (CLIENT_ACCURACY, TRAFFIC) else {}
-            check_table_size(file.metadata, self.path / name, **more)
+            has_client_rows = name in (CLIENT_ACCURACY, TRAFFIC)
+            most_rows = _MOST_CLIENT_ROWS if has_client_rows else _MOST_ROWS
+            _check_table_size(file.metadata, self.path / name, most_rows=most_rows)
             return file.read(use_threads=False)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise OutputError(f"{self.path / name}: not a readable parquet file: {error}") from error
+
+
+def event_files(folder: Path) -> Sequence[Path]:
+    """The event files for TensorBoard in a run's folder."""
+    return sorted((folder / TENSORBOARD).glob(f"events.out.tfevents.*{EVENTS_SUFFIX}"))
+
+
+def offline_runs(folder: Path) -> Sequence[Path]:
+    """The folders of offline runs for Weights & Biases in a run's folder, in the order of their beginning."""
+    found = sorted((folder / WANDB).glob(f"offline-run-*-{ID_PREFIX}*"))
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
+
+
+def _check_table_size(metadata: Any, source: Path, *, most_rows: int) -> None:
+    """Refuse a parquet file by its metadata, before its rows are read: a few bytes stand for millions of rows."""
+    if metadata.num_rows > most_rows:
+        raise OutputError(f"{source}: it has {metadata.num_rows} rows, more than {most_rows}")
+    groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
+    values = sum(group.column(j).num_values for group in groups for j in range(metadata.num_columns))
+    if values > (most := max(_MOST_VALUES, 6 * most_rows)):
+        raise OutputError(f"{source}: it has {values} values, more than {most}")
+    names = metadata.schema.to_arrow_schema().names
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise OutputError(f"{source}: the column {twice[0]!r} is there twice")
 
 
 def _jsonable(value: Any) -> Any:

@@ -66,10 +66,6 @@ def target_key(target: float) -> str:
 def targets_reached(records: Sequence[RoundRecord], targets: Sequence[float]) -> dict[str, dict[str, Any] | None]:
     """What ``result.json`` says of the targets: target -> the crossing's figures, None where it was never reached.
 
-    Args:
-        records: The run's rounds.
-        targets: Test accuracies, 0..1.
-
     Source: FedDHAD, section on experiments: time to a target accuracy, NaN where it is never reached.
     """
     watch = TargetWatch(targets)

@@ -18,8 +18,8 @@ from fedsweep.driver.run import plan_run
 from fedsweep.engine.foresight.forecast import Forecast, forecast
 from fedsweep.errors import InputError
 from fedsweep.experiment.checks import check_experiment
+from fedsweep.runs.files import check_no_link
 from fedsweep.runs.folder_lock import sole_writer
-from fedsweep.runs.links import check_no_link
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.sweeps.combinations import check_combination, check_metrics
 from fedsweep.sweeps.extend import extension

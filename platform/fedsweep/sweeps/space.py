@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ConfigError
-from fedsweep.results.names import method_label, value_text
+from fedsweep.results.texts import method_label, value_text
 from fedsweep.streams import stream
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +22,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.schema import Config
-from fedsweep.driver.ray_session import FleetSettings, make_ray_fleet
-from fedsweep.driver.run import Plan, Session, open_session
-from fedsweep.driver.session import RunSession, SessionSettings
+from fedsweep.driver.ray_session import fleet_settings
+from fedsweep.driver.run import Plan, Session, open_session, session_settings
+from fedsweep.driver.session import RunSession
 from fedsweep.fleet.fleet import Fleet
+from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
-from fedsweep.runs.facts import run_facts, tell_commit
+from fedsweep.runs.facts import tell_commit
 from fedsweep.sweeps.prepare import dataset_key, method_name
 from fedsweep.sweeps.resources import Share, group_factory
 from fedsweep.sweeps.space import TRIAL
@@ -186,36 +186,18 @@ def overlaid(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
 def session_in_group(plan: Plan, folder: Path) -> Iterator[Session]:
     """A session in this process, with client actors in the bundles of the trial's placement group."""
     torch.set_num_threads(1)  # as everywhere else: how many there are shows in the bits
-    facts = {**run_facts(), "backend": "ray", "client_actors": plan.num_actors}
-    session = RunSession(
-        plan.experiment,
-        lambda warn: _fleet_in_group(plan, warn),
-        SessionSettings(
-            folder=folder,
-            checkpoint_every=plan.config.checkpoint.every,
-            checkpoint_keep=plan.config.checkpoint.keep,
-            facts=facts,
-        ),
-    )
-    try:
+    settings = session_settings(plan, folder)
+    with contextlib.closing(RunSession(plan.experiment, lambda warn: _fleet_in_group(plan, warn), settings)) as session:
         yield session
-    finally:
-        session.close()
 
 
 def _fleet_in_group(plan: Plan, warn: Any) -> Fleet:
     group: Any = get_current_placement_group()
-    runtime = plan.config.runtime
 
-    def options(index: int) -> dict[str, Any]:
+    def placed(index: int) -> dict[str, Any]:
         place = PlacementGroupSchedulingStrategy(
             group, placement_group_bundle_index=1 + index, placement_group_capture_child_tasks=True
         )
         return {"scheduling_strategy": place}
 
-    settings = FleetSettings(
-        num_actors=plan.num_actors,
-        name=f"{plan.config.name}-{uuid.uuid4().hex[:6]}",
-        options={"num_cpus": runtime.cpus_per_client, "num_gpus": runtime.gpus_per_client},
-    )
-    return make_ray_fleet(plan.experiment, ray.put(plan.experiment), settings, warn, options)
+    return RayFleet(ray.put(plan.experiment), fleet_settings(plan, placed), warn)

@@ -18,8 +18,8 @@ from fedsweep.driver.run import Plan, Session, open_session, plan_run, run_info
 from fedsweep.driver.session import Step
 from fedsweep.errors import ClientJobError, InputError, InvariantError
 from fedsweep.records import RoundRecord
+from fedsweep.runs.files import check_no_link
 from fedsweep.runs.folder_lock import sole_writer
-from fedsweep.runs.links import check_no_link
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS, scalar_figures
 from fedsweep.tracking.doors.registry import further_doors

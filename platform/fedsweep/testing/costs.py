@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import cache
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.engine.cost import CostModel
@@ -15,8 +15,7 @@ from fedsweep.engine.foresight.forecast import forecast
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.method import FederatedMethod, MethodSettings
 from fedsweep.models.cost import BYTES_PER_VALUE
-from fedsweep.models.network import LinearHeadNetwork
-from fedsweep.models.unit_groups import UnitGroup, chain_groups
+from fedsweep.models.networks.chains import ChainNetwork
 from fedsweep.testing.fleets import FlopFleet, MeasuringFleet
 from fedsweep.testing.subject import Subject, fedavg_with, subject_of
 from fedsweep.testing.worlds import run_rounds
@@ -78,25 +77,15 @@ def _equal(where: str, counted: int, ledger: int, card: int) -> None:
         )
 
 
-class DeepNetwork(LinearHeadNetwork):
+class DeepNetwork(ChainNetwork):
     """Many layers alike, so that the first, whose inputs need no gradient, hardly counts."""
 
     def __init__(self) -> None:
         super().__init__(input_shape=(1, 1, 6), num_classes=4)
         sizes = [6, *[_WIDTH] * _DEPTH]
         for number in range(_DEPTH):
-            self.add_module(f"fc{number}", nn.Linear(sizes[number], _WIDTH))
-            self.add_module(f"relu{number}", nn.ReLU())
+            self.add_layer(f"fc{number}", nn.Linear(sizes[number], _WIDTH))
         self.add_head(_WIDTH, None)
-
-    def encode(self, inputs: Tensor) -> Tensor:
-        hidden = inputs.flatten(1)
-        for number in range(_DEPTH):
-            hidden = self.get_submodule(f"relu{number}")(self.get_submodule(f"fc{number}")(hidden))
-        return hidden
-
-    def unit_groups(self) -> tuple[UnitGroup, ...]:
-        return chain_groups(self, [(f"fc{n}", None, f"relu{n}") for n in range(_DEPTH)])
 
 
 def passes_are_those_that_torch_counts(subject: Subject) -> None:

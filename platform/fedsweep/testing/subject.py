@@ -18,9 +18,7 @@ from fedsweep.config.signatures import bind
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, MethodSettings
-from fedsweep.models.network import LinearHeadNetwork
-from fedsweep.models.networks.mlp import Mlp
-from fedsweep.models.unit_groups import UnitGroup, chain_groups
+from fedsweep.models.networks.chains import ChainNetwork, Mlp
 from fedsweep.testing.worlds import local_engine, run_rounds, tiny_data, tiny_device, tiny_experiment, with_devices
 
 ROUNDS = 3
@@ -35,20 +33,13 @@ def small_network() -> nn.Module:
     return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 
 
-class NormedNetwork(LinearHeadNetwork):
+class NormedNetwork(ChainNetwork):
     """The same with one hidden layer and batch norm."""
 
     def __init__(self) -> None:
         super().__init__(input_shape=(1, 1, 6), num_classes=4)
-        self.fc1, self.norm1, self.relu1 = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU()
+        self.add_layer("fc1", nn.Linear(6, 8), norm=nn.BatchNorm1d(8))
         self.add_head(8, None)
-
-    def encode(self, inputs: Tensor) -> Tensor:
-        hidden: Tensor = self.relu1(self.norm1(self.fc1(inputs.flatten(1))))
-        return hidden
-
-    def unit_groups(self) -> tuple[UnitGroup, ...]:
-        return chain_groups(self, [("fc1", "norm1", "relu1")])
 
 
 class PlainNetwork(nn.Module):

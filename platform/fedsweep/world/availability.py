@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedsweep.errors import ConfigError
 from fedsweep.streams import Stream
 from fedsweep.world.replay import ScenarioTrace, load_trace
-from fedsweep.world.spec_checks import check_choice, check_flag, check_integer, check_number
+from fedsweep.world.spec_checks import check_number
 
 KIND_SPEEDS = (1.0, 0.9, 0.8)  # fast, medium, slow
 HISTORY_EPOCHS = 3
@@ -84,18 +84,14 @@ class AlwaysAvailable(Availability):
 class CapabilityAvailability(Availability):
     """P_i(R) = min(ceiling, max(floor, base x c_i x perf_i(R) x decay(R))).
 
+    The fields are the parameters of :func:`capability`; 0 <= floor <= ceiling <= 1.
+
     Attributes:
-        num_rounds: T, rounds of the run, >= 1.
-        base: p0, 0..1.
-        floor: Smallest probability, 0..ceiling.
-        ceiling: Largest probability, floor..1.
         decay: ``linear``: 1 - R / (2 T), 0.5 at the end; ``exponential``: 2^(-R / T), 0.5 at the end as well;
             ``per_round``: 1 - R / 100, 0.5 from round 50 on. Never below 0.5.
         perf: ``shifted``: min(1.5, 0.7 + m); ``mean``: m itself; m is the mean accuracy of the client's last up to 3
             local epochs. Before its first training perf_i is 1. ``none``: always 1, so that presence does not depend
             on training and every method at a seed meets the same.
-        normalise: Divide c_i by its mean over all clients.
-        adaptive: False is the ablation: P_i = base for all, unclipped.
 
     Raises:
         ConfigError: A value is outside its range.
@@ -116,17 +112,12 @@ class CapabilityAvailability(Availability):
     adaptive: bool = True
 
     def __post_init__(self) -> None:
-        check_integer("num_rounds", self.num_rounds, low=1)
         for name in ("base", "floor", "ceiling"):
             check_number(name, getattr(self, name), low=0.0, high=1.0)
         if self.floor > self.ceiling:
             raise ConfigError(
                 f"`floor <= ceiling` must hold, but got floor={self.floor}, ceiling={self.ceiling}; swap them"
             )
-        check_choice("decay", self.decay, ("linear", "exponential", "per_round"))
-        check_choice("perf", self.perf, ("shifted", "mean", "none"))
-        check_flag("normalise", self.normalise)
-        check_flag("adaptive", self.adaptive)
 
     def probability(
         self, round: int, *, capabilities: NDArray[np.float64], history: Mapping[int, Sequence[float]]
@@ -169,18 +160,9 @@ class ReplayAvailability(Availability):
     def probability(
         self, round: int, *, capabilities: NDArray[np.float64], history: Mapping[int, Sequence[float]]
     ) -> NDArray[np.float64]:
-        """1 for who was there, 0 for the others.
-
-        Raises:
-            ConfigError: The round was not recorded, or with another number of clients.
-        """
-        if len(capabilities) != self.trace.num_clients:
-            raise ConfigError(
-                f"a replayed scenario must have as many clients as the recorded one, {self.trace.num_clients}, but got "
-                f"{len(capabilities)}; change scenario.clients or take another file"
-            )
+        """1 for who was there, 0 for the others."""
         chances = np.zeros(self.trace.num_clients)
-        chances[list(self.trace.present_in(round))] = 1.0
+        chances[list(self.trace.present[round - 1])] = 1.0
         return chances
 
 

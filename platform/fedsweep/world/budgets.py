@@ -42,13 +42,15 @@ class BudgetPlan(ABC):
             cost_low: kappa at the low rate.
         """
 
-    @abstractmethod
     def max_high(self, cohort_size: int, *, cost_high: float, cost_low: float) -> int:
         """H: the largest number of high-rate clients that the server admits in a cohort of this size, 0..cohort_size.
+
+        All, where the server has no limit.
 
         Raises:
             ConfigError: The server's budget does not even cover a cohort at the low rate.
         """
+        return cohort_size
 
     def eligible(self, cohort: Sequence[int], cost_high: float) -> NDArray[np.bool_]:
         """Whether each client of the cohort affords the high rate [M], in the cohort's order: tau_m >= kappa_high."""
@@ -86,18 +88,16 @@ class RelativeBudgets(BudgetPlan):
 
     Attributes:
         affords_high: Whether each client's budget is kappa_high [N]; otherwise it is kappa_low.
-        admitted_fraction: The share of a cohort that the server admits at the high rate; None: no limit.
+        admitted_fraction: The share of a cohort that the server admits at the high rate.
     """
 
     affords_high: NDArray[np.bool_]
-    admitted_fraction: float | None = None
+    admitted_fraction: float = 1.0
 
     def client_budgets(self, cost_high: float, cost_low: float) -> NDArray[np.float64]:
         return np.where(self.affords_high, float(cost_high), float(cost_low))
 
     def max_high(self, cohort_size: int, *, cost_high: float, cost_low: float) -> int:
-        if self.admitted_fraction is None:
-            return cohort_size
         return math.floor(self.admitted_fraction * cohort_size + SLACK)
 
 
@@ -143,9 +143,6 @@ class SharedBudgets(BudgetPlan):
 
     def client_budgets(self, cost_high: float, cost_low: float) -> NDArray[np.float64]:
         return self.shares * cost_high
-
-    def max_high(self, cohort_size: int, *, cost_high: float, cost_low: float) -> int:
-        return cohort_size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,55 +11,38 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from fedsweep.streams import Stream
 
 SPEED_SIGMA = 0.52  # sd of log CPU speed over 254 phones of the AI-Benchmark list
 
 
-class Rate(Protocol):
-    """How link rates spread over a fleet."""
-
-    @property
-    def typical(self) -> float:
-        """The median, bit/s."""
-        ...
-
-    def draw(self, source: Stream, count: int) -> list[float]:
-        """Rates of the first ``count`` clients, bit/s; a client's rate does not depend on ``count``."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class LogNormalRate:
-    """median x exp(log_sd x z), z standard normal: the parameter is the median, not the mean of the logarithm."""
+    """Link rates, bit/s: typical x exp(log_sd x z), z standard normal; ``typical`` is the median."""
 
-    median: float
+    typical: float
     log_sd: float
 
-    @property
-    def typical(self) -> float:
-        """The median, bit/s."""
-        return self.median
-
     def draw(self, source: Stream, count: int) -> list[float]:
-        return [self.median * math.exp(self.log_sd * z) for z in source.numpy().standard_normal(count).tolist()]
+        """Rates of the first ``count`` clients; a client's rate does not depend on ``count``."""
+        return [self.typical * math.exp(self.log_sd * z) for z in source.numpy().standard_normal(count).tolist()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class UniformRate:
-    """Uniform between ``low`` and ``high``."""
+    """Link rates, bit/s, uniform between ``low`` and ``high``."""
 
     low: float
     high: float
 
     @property
     def typical(self) -> float:
-        """The median, bit/s."""
+        """The median."""
         return (self.low + self.high) / 2
 
     def draw(self, source: Stream, count: int) -> list[float]:
+        """As :meth:`LogNormalRate.draw`."""
         return [self.low + (self.high - self.low) * u for u in source.numpy().random(count).tolist()]
 
 
@@ -78,8 +61,8 @@ class FleetRow:
 
     tiers: tuple[tuple[float, float], ...]
     overhead_s: float
-    down: Rate
-    up: Rate
+    down: LogNormalRate | UniformRate
+    up: LogNormalRate | UniformRate
     latency_s: float
     speed_sigma: float | None = SPEED_SIGMA
 
@@ -93,10 +76,10 @@ class FleetRow:
         return self.tiers[-1][0]
 
 
-_FLASH_DOWN = LogNormalRate(median=4.3e6, log_sd=0.47)
-_FLASH_UP = LogNormalRate(median=3.3e6, log_sd=0.68)
-_WIFI_DOWN = LogNormalRate(median=42e6, log_sd=0.26)
-_WIFI_UP = LogNormalRate(median=21e6, log_sd=0.26)  # half the downlink: an assumption, no source gives it
+_FLASH_DOWN = LogNormalRate(typical=4.3e6, log_sd=0.47)
+_FLASH_UP = LogNormalRate(typical=3.3e6, log_sd=0.68)
+_WIFI_DOWN = LogNormalRate(typical=42e6, log_sd=0.26)
+_WIFI_UP = LogNormalRate(typical=21e6, log_sd=0.26)  # half the downlink: an assumption, no source gives it
 _LTE_DOWN, _LTE_UP = UniformRate(low=5e6, high=12e6), UniformRate(low=2e6, high=5e6)
 _TIERS = ((0.6e9, 0.532), (1.7e9, 0.464), (5.8e9, 0.004))
 

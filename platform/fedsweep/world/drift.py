@@ -19,7 +19,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.guard import wrong
 from fedsweep.streams import Stream, stream
 from fedsweep.world.replay import ScenarioTrace, load_trace
-from fedsweep.world.spec_checks import check_choice, check_flag, check_integer, check_number
+from fedsweep.world.spec_checks import check_integer, check_number
 
 Pool = Literal["partition", "all"]
 WEIGHT_LIFT = 1.1  # w = (cos + 1.1)^2 lies between 0.01 and 4.41: rare classes stay possible
@@ -34,15 +34,6 @@ class Drift(ABC):
     """
 
     pool: Pool = "partition"
-
-    @abstractmethod
-    def class_probabilities(self, client: int, round: int) -> NDArray[np.float64]:
-        """The chance of each class to be drawn first [C], sums to 1.
-
-        Args:
-            client: From 0.
-            round: From 1.
-        """
 
     @abstractmethod
     def class_set(self, client: int, round: int, stream: Stream) -> tuple[int, ...]:
@@ -65,15 +56,7 @@ class CosineRotation(Drift):
     The class set: its size is uniform from min_classes to max_classes, its members are drawn one after the other
     without replacement with p_ic, renormalised after each.
 
-    Attributes:
-        num_classes: C, >= 1.
-        num_rounds: T, rounds of the run, >= 1.
-        rotation_speed: Full cycles in the run, >= 0; the period is num_rounds / rotation_speed.
-        class_shift: Phase between neighbouring classes, radians.
-        client_offset: Phase between neighbouring clients, radians.
-        min_classes: Smallest class set, 1..C.
-        max_classes: Largest class set, min_classes..C.
-        frozen: Ablation without rotation: the class set of round 1, drawn once, in all rounds.
+    The fields are the parameters of :func:`cosine_rotation`; 1 <= min_classes <= max_classes <= num_classes.
 
     Raises:
         ConfigError: A value is outside its range.
@@ -93,8 +76,6 @@ class CosineRotation(Drift):
     frozen: bool = False
 
     def __post_init__(self) -> None:
-        check_integer("num_classes", self.num_classes, low=1)
-        check_integer("num_rounds", self.num_rounds, low=1)
         check_number("rotation_speed", self.rotation_speed, low=0.0)
         check_number("class_shift", self.class_shift)
         check_number("client_offset", self.client_offset)
@@ -105,10 +86,9 @@ class CosineRotation(Drift):
                 f"`min_classes <= max_classes` must hold, but got min_classes={self.min_classes}, "
                 f"max_classes={self.max_classes}; swap them or give both"
             )
-        check_flag("frozen", self.frozen)
-        check_choice("pool", self.pool, ("partition", "all"))
 
     def class_probabilities(self, client: int, round: int) -> NDArray[np.float64]:
+        """The chance of each class to be drawn first [C], sums to 1."""
         turned = self._drawn_round(round) / self.num_rounds * self.rotation_speed
         phase = 2 * math.pi * turned + self.client_offset * client
         # The scalar cosine gives the same bits on every machine; a vectorised one need not.
@@ -139,13 +119,6 @@ class ReplayDrift(Drift):
     """
 
     trace: ScenarioTrace
-
-    def class_probabilities(self, client: int, round: int) -> NDArray[np.float64]:
-        """Uniform over the recorded class set: the probabilities behind it were not recorded."""
-        classes = self.trace.classes_of(client, round)
-        probabilities = np.zeros(self.trace.num_classes)
-        probabilities[list(classes)] = 1 / len(classes)
-        return probabilities
 
     def class_set(self, client: int, round: int, stream: Stream) -> tuple[int, ...]:
         return self.trace.classes_of(client, round)

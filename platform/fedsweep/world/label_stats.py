@@ -1,4 +1,4 @@
-"""Label counts of clients, and how far label distributions are from one another.
+"""Label counts of clients, how far label distributions are from one another, and test sets that follow them.
 
 Distributions may be given as shares or as counts: each is divided by its sum first. Logarithms are natural, 0 ln 0 is
 0, and nothing is smoothed.
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedsweep.errors import InvariantError
+from fedsweep.streams import Stream
 
 
 def label_counts(labels: NDArray[np.int64], parts: Sequence[NDArray[np.int64]], num_classes: int) -> NDArray[np.int64]:
@@ -80,6 +81,35 @@ def js_divergence(p: ArrayLike, q: ArrayLike) -> NDArray[np.float64]:
     p_shares, q_shares = _shares(p), _shares(q)
     middle = (p_shares + q_shares) / 2
     return (kl_divergence(p_shares, middle) + kl_divergence(q_shares, middle)) / 2
+
+
+def test_shares(test_labels: np.ndarray, label_counts_NC: np.ndarray, draws: Stream) -> tuple[np.ndarray, ...]:
+    """Deal the test set out among the clients, class by class: each gets its own part.
+
+    Nothing is dealt twice, and everything of a class that some client holds. A client gets of each class what its
+    training samples entitle it to, to within one; of classes that it does not hold, none.
+
+    Args:
+        test_labels: [T].
+        label_counts_NC: Training samples per client and class [N, C].
+        draws: Decides which samples, and in favour of whom shares are rounded.
+
+    Returns:
+        Indices of each client's test samples, ascending; none where there are too few for everybody.
+    """
+    num_clients, num_classes = label_counts_NC.shape
+    generator = draws.numpy()
+    dealt: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+    for label in range(num_classes):
+        members = generator.permutation(np.flatnonzero(test_labels == label))
+        order = generator.permutation(num_clients)  # or rounding would favour the same clients in every class
+        held = np.cumsum(label_counts_NC[order, label], dtype=np.int64)
+        if not held[-1]:
+            continue
+        ends = (2 * held * len(members) + held[-1]) // (2 * held[-1])  # in whole numbers, halves up
+        for client, own in zip(order.tolist(), np.split(members, ends[:-1]), strict=True):
+            dealt[client].append(own)
+    return tuple(np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64) for parts in dealt)
 
 
 def _shares(values: ArrayLike) -> NDArray[np.float64]:

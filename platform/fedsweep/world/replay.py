@@ -7,12 +7,11 @@ presence depends on how training went. The file is plain JSON and is checked whe
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedsweep.errors import ConfigError, DataError
-from fedsweep.world.spec_checks import check_integer, parse_document, read_text, write_text
+from fedsweep.world.spec_checks import check_integer, parse_document, read_text
 
 TRACE_FORMAT = "fedsweep-scenario"
 
@@ -58,22 +57,8 @@ class ScenarioTrace:
         }
         return replace(self, present=(*self.present, there), class_sets=(*self.class_sets, sets))
 
-    def present_in(self, round: int) -> tuple[int, ...]:
-        """Clients that were there in a round (from 1).
-
-        Raises:
-            ConfigError: The round was not recorded.
-        """
-        self._check_round(round)
-        return self.present[round - 1]
-
     def classes_of(self, client: int, round: int) -> tuple[int, ...]:
-        """A client's classes in a round (from 1); all where none are recorded.
-
-        Raises:
-            ConfigError: The round was not recorded.
-        """
-        self._check_round(round)
+        """A client's classes in a recorded round (from 1); all where none are recorded."""
         return self.class_sets[round - 1].get(client, tuple(range(self.num_classes)))
 
     def to_json(self) -> str:
@@ -116,17 +101,6 @@ class ScenarioTrace:
             present=tuple(part.present[0] for part in parts),
             class_sets=tuple(part.class_sets[0] for part in parts),
         )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace as a JSON file."""
-        write_text(path, self.to_json())
-
-    def _check_round(self, round: int) -> None:
-        if not 1 <= round <= self.num_rounds:
-            raise ConfigError(
-                f"a replayed round must be from 1 to {self.num_rounds}, which is what the file holds, but got round "
-                f"{round}; lower training.rounds or record more rounds"
-            )
 
 
 def load_trace(

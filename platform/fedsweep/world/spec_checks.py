@@ -23,7 +23,6 @@ def check_number(
     high: float = math.inf,
     above: float | None = None,
     finite: bool = True,
-    error: type[ConfigError] | type[DataError] = ConfigError,
 ) -> float:
     """The value as a float, once it is known to be a number in its range.
 
@@ -34,14 +33,13 @@ def check_number(
         high: Largest value allowed.
         above: If given, the value must be strictly larger.
         finite: Whether infinity is refused even where ``high`` is infinite. NaN is always refused.
-        error: What to raise: ``DataError`` for the content of a file.
 
     Raises:
-        ConfigError: (or ``error``) The value is no number or outside its range.
+        ConfigError: The value is no number or outside its range.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         rule = _rule(name, low=low, high=high, above=above)
-        raise error(f"`{name}` must be a number, but got {value!r}; give a number with {rule}")
+        raise ConfigError(f"`{name}` must be a number, but got {value!r}; give a number with {rule}")
     try:
         number = float(value)
     except OverflowError:
@@ -49,7 +47,7 @@ def check_number(
     inside = low <= number <= high and (above is None or number > above)
     if not inside or (finite and math.isinf(number)):
         rule = _rule(name, low=low, high=high, above=above)
-        raise error(f"{rule} must hold, but got {name}={value!r}; give a finite value in that range")
+        raise ConfigError(f"{rule} must hold, but got {name}={value!r}; give a finite value in that range")
     return number
 
 
@@ -62,6 +60,8 @@ def check_integer(
     error: type[ConfigError] | type[DataError] = ConfigError,
 ) -> int:
     """The value as an int, once it is known to be a whole number from ``low`` to ``high`` (None: no upper end).
+
+    ``error`` is what to raise: ``DataError`` for the content of a file.
 
     Raises:
         ConfigError: (or ``error``) The value is no whole number or outside its range.
@@ -83,17 +83,6 @@ def check_choice(name: str, value: object, known: Collection[str]) -> str:
     """
     if not isinstance(value, str) or value not in known:
         raise ConfigError(unknown_name(name, str(value), known))
-    return value
-
-
-def check_flag(name: str, value: object) -> bool:
-    """The value, once it is known to be true or false.
-
-    Raises:
-        ConfigError: It is something else.
-    """
-    if not isinstance(value, bool):
-        raise ConfigError(f"`{name}` must be true or false, but got {value!r}; write one of the two")
     return value
 
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.algorithms.dynafed.distillation import dynafed
-from fedsweep.algorithms.dynafed.synthesis import Host, Synthesis, Synthesizer
-from fedsweep.algorithms.dynafed.trajectory import draw_segment, forward_of
-from fedsweep.records import State
+from fedsweep.algorithms.dynafed.synthesis import Synthesis, Synthesizer
+from fedsweep.algorithms.dynafed.trajectory import draw_segment
+from fedsweep.records import State, SyncContext
 from fedsweep.streams import Stream
 from fedsweep.trees import FlatLayout, layout_of
 
@@ -85,15 +85,15 @@ def plain_synthesis(
     objectives = []
     for number in range(1, iterations + 1):
         draws = STREAM.child("iteration", number).child("segment", 0)
-        segment = draw_segment(len(walk), horizon=HORIZON, last_start=50, average=True, stream=draws)
-        target = sum(walk[pick] for pick in segment.picks) / len(segment.picks)
+        start, picks = draw_segment(len(walk), horizon=HORIZON, last_start=50, average=True, stream=draws)
+        target = sum(walk[pick] for pick in picks) / len(picks)
         variables = [part.clone().requires_grad_() for part in (x, y, rate)]
-        theta = walk[segment.start].clone().requires_grad_()
+        theta = walk[start].clone().requires_grad_()
         for _ in range(STEPS):
             loss = -(torch.softmax(variables[1], 1) * torch.log_softmax(plain_logits(theta, variables[0]), 1)).mean()
             (slope,) = torch.autograd.grad(loss, theta, create_graph=True)
             theta = theta - variables[2] * slope
-        objective = ((theta - target) ** 2).sum() / ((walk[segment.start] - target) ** 2).sum()
+        objective = ((theta - target) ** 2).sum() / ((walk[start] - target) ** 2).sum()
         slopes = torch.autograd.grad(objective, variables)
         x, y, rate = (part + adam.move(slope) for part, adam, slope in zip((x, y, rate), adams, slopes, strict=True))
         objectives.append(float(objective.detach()))
@@ -113,18 +113,23 @@ def learned(iterations: int) -> State:
     model = network()
     layout: FlatLayout = layout_of(model)
     assert dict(zip(layout.names, layout.shapes, strict=True)) == SHAPES
-    host = Host(
-        forward=forward_of(model, layout),
+    walk = trajectory()
+    sync = SyncContext(
+        round=SNAPSHOTS,
+        index=0,
+        ends_round=True,
+        vector=walk[-1],
         layout=layout,
-        device=torch.device("cpu"),
+        anchors={},
+        learning_rate=0.1,
+        cohort=(),
+        model=model,
         stream=STREAM,
-        checkpoint=lambda tree: None,
-        tell=lambda text: None,
     )
     return Synthesizer(
         settings(iterations),
-        host,
-        snapshots=trajectory(),
+        sync,
+        snapshots=walk,
         num_images=IMAGES,
         image_shape=(2, 4, 4),
         num_classes=CLASSES,

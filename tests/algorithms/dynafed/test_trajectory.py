@@ -21,7 +21,7 @@ from fedsweep.algorithms.dynafed.trajectory import (
     match,
     soft_cross_entropy,
 )
-from fedsweep.models.networks.convnet import ConvNet3
+from fedsweep.models.networks.chains import ConvNet3
 from fedsweep.streams import Stream
 from fedsweep.trees import layout_of, model_vector
 
@@ -179,13 +179,13 @@ def test_segments_of_eight_snapshots_with_horizon_three() -> None:
     segments = [
         draw_segment(8, horizon=3, last_start=50, average=True, stream=STREAM.child(number)) for number in range(600)
     ]
-    assert {segment.start for segment in segments} == {0, 1, 2, 3, 4}
-    assert {len(segment.picks) for segment in segments} == {2, 3}
-    offsets = [pick - segment.start for segment in segments for pick in segment.picks]
+    assert {start for start, _ in segments} == {0, 1, 2, 3, 4}
+    assert {len(picks) for _, picks in segments} == {2, 3}
+    offsets = [pick - start for start, picks in segments for pick in picks]
     assert set(offsets) == {1, 2, 3}
-    assert any(len(set(segment.picks)) < len(segment.picks) for segment in segments)
-    assert any(segment.start + 3 not in segment.picks for segment in segments)
-    counts = np.bincount([segment.start for segment in segments])
+    assert any(len(set(picks)) < len(picks) for _, picks in segments)
+    assert any(start + 3 not in picks for start, picks in segments)
+    counts = np.bincount([start for start, _ in segments])
     assert counts.min() > 80
 
 
@@ -193,8 +193,8 @@ def test_latest_start_and_plain_targets() -> None:
     segments = [
         draw_segment(30, horizon=4, last_start=2, average=False, stream=STREAM.child(number)) for number in range(60)
     ]
-    assert {segment.start for segment in segments} == {0, 1, 2}
-    assert all(segment.picks == (segment.start + 4,) for segment in segments)
+    assert {start for start, _ in segments} == {0, 1, 2}
+    assert all(picks == (start + 4,) for start, picks in segments)
 
 
 def test_batches_go_through_all_images_before_one_comes_again() -> None:

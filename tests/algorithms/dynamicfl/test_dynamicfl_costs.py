@@ -29,7 +29,7 @@ class Chosen(GroupChooser):
 
     rows: tuple[int, ...]
 
-    def choose(self, problem: GroupProblem) -> tuple[int, ...]:
+    def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         return self.rows
 
 

@@ -55,7 +55,7 @@ def test_exact_equals_exhaustive_for_a_given_size() -> None:
         chosen = instance(seed, 9, 5, concentration=0.4, budgets=False)
         size = 1 + seed % 9
         solution = ExactGroup(orders=1).solve(chosen, size=size)
-        optimum = group_divergence(chosen, ExhaustiveGroup().choose_size(chosen, size))
+        optimum = group_divergence(chosen, ExhaustiveGroup().choose(chosen, size=size))
         assert solution.kl == pytest.approx(optimum, abs=2e-12)
         assert solution.certified
         assert len(solution.group) == size
@@ -214,7 +214,7 @@ def test_wrong_limits_are_refused() -> None:
     with pytest.raises(ConfigError, match="orders=0"):
         ExactGroup(orders=0)
     with pytest.raises(ConfigError, match="but got 9"):
-        ExactGroup().choose_size(instance(0, 5, 3, concentration=1.0, budgets=False), 9)
+        ExactGroup().choose(instance(0, 5, 3, concentration=1.0, budgets=False), size=9)
 
 
 def test_a_search_that_went_over_its_limit_never_says_that_it_is_complete() -> None:

@@ -31,7 +31,7 @@ def problem(counts_AC: np.ndarray, *, max_size: int | None = None, eligible: lis
 
 def test_exhaustive_gives_the_printed_optimum_of_every_size() -> None:
     optima = {1: (2,), 2: (3, 4), 3: (0, 1, 2), 4: (0, 1, 2, 3), 5: (0, 1, 2, 3, 4)}
-    assert {size: ExhaustiveGroup().choose_size(problem(WORKED), size) for size in optima} == optima
+    assert {size: ExhaustiveGroup().choose(problem(WORKED), size=size) for size in optima} == optima
     assert ExhaustiveGroup().choose(problem(WORKED, max_size=4)) == (0, 1, 2)
     assert ExhaustiveGroup().choose(problem(WORKED, max_size=4, eligible=[0, 1, 3, 4])) == (3, 4)
     assert ExhaustiveGroup().choose(problem(WORKED, max_size=0)) == ()
@@ -42,7 +42,7 @@ def test_exhaustive_takes_the_first_of_equal_groups_across_batches() -> None:
     """All pairs of unlike clients are perfect; there are more groups than a batch holds."""
     counts = np.tile(np.array([[1, 0], [0, 1]]), (8, 1))
     assert ExhaustiveGroup().choose(problem(counts)) == (0, 1)
-    assert ExhaustiveGroup().choose_size(problem(counts), 8) == tuple(range(8))
+    assert ExhaustiveGroup().choose(problem(counts), size=8) == tuple(range(8))
 
 
 def test_exhaustive_equals_a_plain_loop_over_all_groups() -> None:
@@ -60,7 +60,7 @@ def test_exhaustive_refuses_more_groups_than_its_limit_and_says_how_many() -> No
         ExhaustiveGroup().choose(problem(counts))
     assert ExhaustiveGroup(max_subsets=30).choose(problem(counts, max_size=1)) == (0,)
     with pytest.raises(ConfigError, match="max_subsets=29"):
-        ExhaustiveGroup(max_subsets=29).choose_size(problem(counts), 1)
+        ExhaustiveGroup(max_subsets=29).choose(problem(counts), size=1)
     with pytest.raises(ConfigError, match="at least 1, but got 0"):
         ExhaustiveGroup(max_subsets=0)
 
@@ -97,7 +97,7 @@ def fake_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[RandomSearch]
 
 
 def test_genetic_hands_the_papers_settings_to_the_library(fake_library: type[RandomSearch]) -> None:
-    GeneticGroup(orders=3).choose_size(problem(WORKED, eligible=[0, 1, 3, 4]), 2)
+    GeneticGroup(orders=3).choose(problem(WORKED, eligible=[0, 1, 3, 4]), size=2)
     assert len(fake_library.calls) == 3
     for call in fake_library.calls:
         told = {key: value for key, value in call.items() if key not in ("func", "constraint_eq")}
@@ -140,7 +140,7 @@ def test_genetic_answer_outside_the_constraints_is_brought_inside(fake_library: 
     generator = np.random.default_rng(0)
     chosen = problem(generator.integers(1, 30, (40, 5)))
     for size in (1, 2, 39, 40):
-        assert len(set(GeneticGroup(individuals=2, orders=1).choose_size(chosen, size))) == size
+        assert len(set(GeneticGroup(individuals=2, orders=1).choose(chosen, size=size))) == size
     eligible = list(range(0, 40, 2))
     group = GeneticGroup(individuals=2, orders=1).choose(
         GroupProblem(**{**vars(chosen), "max_size": 2, "eligible_A": np.isin(np.arange(40), eligible)})
@@ -187,7 +187,7 @@ def test_the_library_itself_finds_the_worked_optima_and_sets_no_start_method() -
     pytest.importorskip("scipy")
     before = multiprocessing.get_start_method(allow_none=True)
     try:
-        group = GeneticGroup(orders=2, generations=40).choose_size(problem(WORKED), 2)
+        group = GeneticGroup(orders=2, generations=40).choose(problem(WORKED), size=2)
     except ResourceError:
         pytest.skip("scikit-opt is not installed")
     assert group == (3, 4)

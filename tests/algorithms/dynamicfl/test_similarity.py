@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from fedsweep.algorithms.dynamicfl.similarity import SketchProblem, choose_by_sketches, sketch
+from fedsweep.algorithms.dynamicfl.chooser import GroupProblem
+from fedsweep.algorithms.dynamicfl.similarity import SimilarityGroup, sketch
 from fedsweep.errors import ConfigError
 from fedsweep.streams import stream
 
@@ -12,11 +13,13 @@ def problem(
     samples: list[int] | None = None,
     eligible: list[int] | None = None,
     cap: int | None = None,
-) -> SketchProblem:
+) -> GroupProblem:
     num_clients = len(sketches_AD)
     weights = np.ones(num_clients) if samples is None else np.asarray(samples, dtype=float)
-    return SketchProblem(
-        sketches_AD=sketches_AD,
+    return GroupProblem(
+        counts_AC=np.zeros((num_clients, 0), dtype=np.int64),
+        population_C=np.zeros(0),
+        features_AD=sketches_AD,
         num_samples_A=weights,
         population_D=(weights[:, None] * sketches_AD).sum(axis=0) / weights.sum(),
         eligible_A=np.isin(np.arange(num_clients), range(num_clients) if eligible is None else eligible),
@@ -28,17 +31,17 @@ def problem(
 def test_the_smallest_group_with_the_populations_mean_is_chosen() -> None:
     """Means: all (0, 0); clients 0 and 1 cancel, 2 and 3 cancel."""
     sketches = np.array([[4.0, 0.0], [-4.0, 0.0], [0.0, 3.0], [0.0, -3.0]])
-    assert choose_by_sketches(problem(sketches)) in ((0, 1), (2, 3))
-    assert choose_by_sketches(problem(sketches, eligible=[0, 2, 3])) == (2, 3)
-    assert choose_by_sketches(problem(sketches, cap=1)) in ((2,), (3,))
+    assert SimilarityGroup().choose(problem(sketches)) in ((0, 1), (2, 3))
+    assert SimilarityGroup().choose(problem(sketches, eligible=[0, 2, 3])) == (2, 3)
+    assert SimilarityGroup().choose(problem(sketches, cap=1)) in ((2,), (3,))
 
 
 def test_members_weigh_by_their_samples() -> None:
     """Three samples at -1 cancel one at 3; the unweighted mean of these two would be 1."""
     sketches = np.array([[3.0], [-1.0], [1.4], [-1.6]])
-    assert choose_by_sketches(problem(sketches, samples=[1, 3, 2, 2]), orders=30) != (2, 3)
-    even = SketchProblem(**{**vars(problem(sketches, samples=[1, 3, 2, 2])), "population_D": np.zeros(1)})
-    assert choose_by_sketches(even, orders=30) == (0, 1)
+    assert SimilarityGroup(orders=30).choose(problem(sketches, samples=[1, 3, 2, 2])) != (2, 3)
+    even = GroupProblem(**{**vars(problem(sketches, samples=[1, 3, 2, 2])), "population_D": np.zeros(1)})
+    assert SimilarityGroup(orders=30).choose(even) == (0, 1)
 
 
 def test_budgets_hold_and_nobody_gives_the_empty_group() -> None:
@@ -46,7 +49,7 @@ def test_budgets_hold_and_nobody_gives_the_empty_group() -> None:
     for seed in range(20):
         eligible = np.flatnonzero(generator.random(8) < 0.6).tolist()
         cap = int(generator.integers(0, 9))
-        group = choose_by_sketches(problem(generator.normal(size=(8, 3)) + seed, eligible=eligible, cap=cap))
+        group = SimilarityGroup().choose(problem(generator.normal(size=(8, 3)) + seed, eligible=eligible, cap=cap))
         assert len(group) <= cap and set(group) <= set(eligible)
         assert bool(group) == bool(eligible and cap)
 
@@ -54,10 +57,10 @@ def test_budgets_hold_and_nobody_gives_the_empty_group() -> None:
 def test_the_scale_of_the_updates_and_of_the_samples_does_not_matter() -> None:
     generator = np.random.default_rng(1)
     sketches = generator.normal(size=(9, 4))
-    chosen = choose_by_sketches(problem(sketches, samples=[2] * 9))
+    chosen = SimilarityGroup().choose(problem(sketches, samples=[2] * 9))
     for scale in (1e-9, 1e9):
-        assert choose_by_sketches(problem(sketches * scale, samples=[14] * 9)) == chosen
-    assert choose_by_sketches(problem(np.ones((3, 2)))) in ((0,), (1,), (2,))
+        assert SimilarityGroup().choose(problem(sketches * scale, samples=[14] * 9)) == chosen
+    assert SimilarityGroup().choose(problem(np.ones((3, 2)))) in ((0,), (1,), (2,))
 
 
 def test_the_sketch_is_linear_repeatable_and_keeps_norms_roughly() -> None:

@@ -84,9 +84,9 @@ def test_the_chooser_is_given_no_label_counts(monkeypatch: pytest.MonkeyPatch) -
     seen: list[GroupProblem] = []
     choose = SimilarityGroup.choose
 
-    def spy(self: SimilarityGroup, problem: GroupProblem) -> tuple[int, ...]:
+    def spy(self: SimilarityGroup, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         seen.append(problem)
-        return choose(self, problem)
+        return choose(self, problem, size=size)
 
     monkeypatch.setattr(SimilarityGroup, "choose", spy)
     run_rounds(local_engine(one_class_each(by_similarity(), rounds=2)))

@@ -30,7 +30,7 @@ class Chosen(GroupChooser):
 
     rows: tuple[int, ...]
 
-    def choose(self, problem: GroupProblem) -> tuple[int, ...]:
+    def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         return self.rows
 
 
@@ -245,11 +245,6 @@ def test_levels_are_the_papers_and_numbers_are_taken_as_they_are() -> None:
 def test_wrong_parameters_are_refused_with_rule_value_and_way_out(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         dynamicfl(group="random", **options)
-
-
-def test_a_chooser_without_sizes_is_refused_a_size() -> None:
-    with pytest.raises(ConfigError, match="Chosen chooses no group of a given size; leave group_size out"):
-        two_speed(0, group_size=1)
 
 
 def test_the_interval_of_dynamicsgd_is_one_step_under_either_rule() -> None:

@@ -100,11 +100,11 @@ def test_rate_above_the_cap_is_the_cap() -> None:
 def test_draws_keep_their_share_and_scale_to_an_expectation_of_one() -> None:
     groups = (group("a", 20_000), group("b", 20_000))
     rates = {"a": np.full(20_000, 0.25), "b": np.full(20_000, 0.6)}
-    drawn = drawn_units(groups, rates, generator=stream(0, "draw").numpy())
+    drawn = kept, scales = drawn_units(groups, rates, generator=stream(0, "draw").numpy())
     for name, rate in (("a", 0.25), ("b", 0.6)):
-        assert len(drawn.kept[name]) / 20_000 == pytest.approx(1 - rate, abs=0.015)
-        assert sum(drawn.scales[name]) / 20_000 == pytest.approx(1.0, abs=0.04)
-        assert set(drawn.scales[name]) == {1 / (1 - rate)}
+        assert len(kept[name]) / 20_000 == pytest.approx(1 - rate, abs=0.015)
+        assert sum(scales[name]) / 20_000 == pytest.approx(1.0, abs=0.04)
+        assert set(scales[name]) == {1 / (1 - rate)}
     again = drawn_units(groups, rates, generator=stream(0, "draw").numpy())
     assert drawn == again != drawn_units(groups, rates, generator=stream(1, "draw").numpy())
 
@@ -112,17 +112,17 @@ def test_draws_keep_their_share_and_scale_to_an_expectation_of_one() -> None:
 def test_layer_that_would_lose_all_keeps_the_unit_with_the_smallest_rate() -> None:
     rates = {"a": np.array([0.9, 0.8, 0.9])}
     for seed in range(40):
-        drawn = drawn_units((group("a", 3),), rates, generator=stream(seed, "draw").numpy())
+        kept, scales = drawn_units((group("a", 3),), rates, generator=stream(seed, "draw").numpy())
         draws = stream(seed, "draw").numpy().random(3)
         if not (draws >= rates["a"]).any():
-            assert drawn.kept["a"] == (1,) and drawn.scales["a"] == pytest.approx((5.0,))
+            assert kept["a"] == (1,) and scales["a"] == pytest.approx((5.0,))
             return
     raise AssertionError("no draw of 40 lost the whole layer")
 
 
 def test_rate_zero_keeps_all_without_a_factor() -> None:
-    drawn = drawn_units((group("a", 5),), {"a": np.zeros(5)}, generator=stream(0, "draw").numpy())
-    assert drawn.kept["a"] == (0, 1, 2, 3, 4) and drawn.scales["a"] == (1.0,) * 5
+    kept, scales = drawn_units((group("a", 5),), {"a": np.zeros(5)}, generator=stream(0, "draw").numpy())
+    assert kept["a"] == (0, 1, 2, 3, 4) and scales["a"] == (1.0,) * 5
 
 
 # -- curvature ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import ClientUpdate, SyncContext
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore

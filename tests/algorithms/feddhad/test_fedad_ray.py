@@ -36,7 +36,7 @@ def same_rounds_in_both(pool: Pool, work: Experiment) -> RunState:
 
 def test_two_actors_give_the_bits_of_one_process(pool: Pool) -> None:
     def net() -> nn.Module:  # local: pickled by value
-        from fedsweep.models.networks.mlp import Mlp
+        from fedsweep.models.networks.chains import Mlp
 
         return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 
@@ -71,7 +71,7 @@ def test_codec_and_scaled_steps_give_the_bits_of_one_process(pool: Pool) -> None
             return move
 
     def net() -> nn.Module:
-        from fedsweep.models.networks.mlp import Mlp
+        from fedsweep.models.networks.chains import Mlp
 
         return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 

@@ -12,8 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsweep.algorithms.feddhad.degree_gradients import degree_gradients, pulls
-from fedsweep.algorithms.feddhad.degrees import JensenShannon, degree_weights, degrees, divergences
+from fedsweep.algorithms.feddhad.degrees import (
+    JensenShannon,
+    degree_gradients,
+    degree_weights,
+    degrees,
+    divergences,
+    pulls,
+)
 from fedsweep.algorithms.feddhad.feddh import NonIIDDegree, feddh
 from fedsweep.components.weighting import by_samples
 from fedsweep.errors import ConfigError

@@ -11,8 +11,7 @@ import torch
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.algorithms.feddhad.feddh import NonIIDDegree, feddh, fedjs
-from fedsweep.algorithms.feddhad.label_estimates import estimated_shares
+from fedsweep.algorithms.feddhad.feddh import NonIIDDegree, estimated_shares, feddh, fedjs
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.engine.state import RunState
 from fedsweep.method import FederatedMethod, merge

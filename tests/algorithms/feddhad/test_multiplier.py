@@ -20,8 +20,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import server_context
 from fedsweep.models.network import Network
-from fedsweep.models.networks.lenet import LeNet5
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import LeNet5, Mlp
 from fedsweep.models.registry import build_model
 from fedsweep.models.unit_submodel import MultiplierIn, UnitSubModel, unit_submodel
 from fedsweep.streams import stream

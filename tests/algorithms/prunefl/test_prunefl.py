@@ -16,8 +16,7 @@ from fedsweep.algorithms.prunefl.first_stage import mask_by_training
 from fedsweep.algorithms.prunefl.method import prunefl
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
-from fedsweep.models.networks.lenet import LeNet5
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import LeNet5, Mlp
 from fedsweep.streams import stream
 from fedsweep.testing import linear_model, local_engine, play_round, run_rounds, tiny_data, tiny_experiment
 
@@ -71,7 +70,7 @@ def test_the_dead_and_the_smallest_alive_are_chosen_again_in_each_layer() -> Non
 def test_times_follow_the_layers_operations_half() -> None:
     """LeNet-5: a weight of the first convolution is used 784 times in a sample, one of a linear layer once."""
     network = LeNet5(input_shape=(3, 32, 32), num_classes=10)
-    layers = weight_layers(network, local_engine(tiny_lenet()).layout)
+    layers = weight_layers(network)
     times = Choice(sparsity=0.8, times="layers", fixed_time=1.0).weight_times(network, layers)
     number = sum(b - a for a, b in layers.values())
     assert sum(times[n] * (b - a) for n, (a, b) in layers.items()) / number == pytest.approx(1.0)

@@ -28,7 +28,7 @@ from fedsweep.errors import ClientJobError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet, combine, make_worker
 from fedsweep.method import FederatedMethod, merge
-from fedsweep.models.networks.mlp import Mlp
+from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.registry import MODELS, build_model
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.streams import stream

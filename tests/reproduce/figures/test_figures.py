@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
+from client_tables import write_clients
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.container import BarContainer
@@ -231,10 +232,8 @@ def group_run(folder: Path = Path("/nowhere")) -> RunView:
     return run_view(accuracy=[0.1, 0.2], folder=folder, **groups)
 
 
-def write_clients(folder: Path) -> Path:
-    RunFolder.create(folder, overwrite=False).write_clients(
-        num_samples=COUNTS.sum(axis=1).tolist(), label_counts=COUNTS.tolist()
-    )
+def with_clients(folder: Path) -> Path:
+    write_clients(RunFolder.create(folder, overwrite=False), COUNTS)
     return folder
 
 
@@ -253,7 +252,7 @@ def test_membership_shows_cohort_and_group_by_round(drawn: list[Figure], tmp_pat
 
 
 def test_group_labels_are_the_groups_shares_beside_the_populations(drawn: list[Figure], tmp_path: Path) -> None:
-    folder = write_clients(tmp_path / "run")
+    folder = with_clients(tmp_path / "run")
     runs = one_run(group_run(folder), kind="group_labels")
     figure = picture(drawn, tmp_path, kind="group_labels", runs=runs)
     (axes,) = figure.axes
@@ -279,7 +278,7 @@ def test_groups_of_a_run_are_arrays() -> None:
 
 
 def test_classes_and_participation_are_read_from_the_runs_folder(drawn: list[Figure], tmp_path: Path) -> None:
-    folder = write_clients(tmp_path / "run")
+    folder = with_clients(tmp_path / "run")
     trace = ScenarioTrace(num_clients=4, num_classes=2)
     for classes in ({0: [0]}, {0: [1], 3: [0]}):
         trace = trace.with_round([0, 1, 2, 3], classes)

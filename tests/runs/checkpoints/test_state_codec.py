@@ -12,11 +12,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import nn
 
 from fedsweep.errors import DataError, InvariantError
-from fedsweep.runs.checkpoints.state_codec import decode, encode, from_bytes, to_bytes
+from fedsweep.runs.checkpoints.state_codec import from_bytes, to_bytes
 
 TORCH_TYPES = [
     torch.float64,
@@ -55,6 +55,11 @@ def same(a: Any, b: Any) -> bool:
 def bits_of(tensor: torch.Tensor) -> bytes:
     flat = tensor.resolve_conj().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes()
+
+
+def with_skeleton(text: str, **tensors: torch.Tensor) -> bytes:
+    """A file with a skeleton that was made up."""
+    return bytes(save({"skeleton": torch.tensor([*text.encode("ascii")], dtype=torch.uint8), **tensors}))
 
 
 def shapes() -> st.SearchStrategy[list[int]]:
@@ -166,7 +171,7 @@ def test_a_damaged_tree_is_a_tree_or_a_data_error_but_never_anything_else(tree: 
 )
 def test_a_made_up_skeleton_is_a_tree_or_a_data_error(root: Any) -> None:
     try:
-        found = decode(json.dumps({"version": 1, "root": root}), {"0": torch.zeros(2)})
+        found = from_bytes(with_skeleton(json.dumps({"version": 1, "root": root}), **{"0": torch.zeros(2)}))
     except DataError:
         return
     assert same(from_bytes(to_bytes(found)), found)
@@ -232,10 +237,10 @@ def test_the_input_stays_untouched() -> None:
 
 
 def test_what_was_decoded_has_memory_of_its_own() -> None:
-    skeleton, tensors = encode([torch.zeros(2), np.zeros(2)])
-    for loaded in decode(skeleton, tensors):
+    data = to_bytes([torch.zeros(2), np.zeros(2)])
+    for loaded in from_bytes(data):
         loaded += 1
-    assert all(tensor.tolist() == [0, 0] for tensor in tensors.values())
+    assert [loaded.tolist() for loaded in from_bytes(data)] == [[0, 0], [0, 0]]
 
 
 class Pair(NamedTuple):
@@ -294,7 +299,7 @@ def test_a_tree_that_holds_itself_is_refused() -> None:
 def test_a_skeleton_that_is_too_deep_is_refused() -> None:
     for depth in (102, 100_000):
         with pytest.raises(DataError):
-            decode('{"version":1,"root":' + "[" * depth + "]" * depth + "}", {})
+            from_bytes(with_skeleton('{"version":1,"root":' + "[" * depth + "]" * depth + "}"))
 
 
 @pytest.mark.parametrize(
@@ -332,7 +337,7 @@ def test_a_skeleton_that_is_too_deep_is_refused() -> None:
 )
 def test_hostile_skeletons_are_refused(root: object) -> None:
     with pytest.raises(DataError):
-        decode(json.dumps({"version": 1, "root": root}), {"0": torch.zeros(2)})
+        from_bytes(with_skeleton(json.dumps({"version": 1, "root": root}), **{"0": torch.zeros(2)}))
 
 
 @pytest.mark.parametrize(
@@ -340,7 +345,7 @@ def test_hostile_skeletons_are_refused(root: object) -> None:
 )
 def test_skeletons_of_another_form_are_refused(text: str) -> None:
     with pytest.raises(DataError):
-        decode(text, {})
+        from_bytes(with_skeleton(text))
 
 
 @pytest.mark.parametrize(
@@ -360,9 +365,9 @@ def test_bytes_that_are_no_tree_are_refused(data: bytes) -> None:
 
 
 def test_nothing_but_json_and_tensors_is_in_the_file() -> None:
-    skeleton, tensors = encode({"a": (torch.ones(2), 1)})
-    assert json.loads(skeleton) == {
+    tensors = load(to_bytes({"a": (torch.ones(2), 1)}))
+    assert json.loads(bytes(tensors.pop("skeleton").numpy())) == {
         "version": 1,
         "root": {"dict": [["a", {"tuple": [{"tensor": ["0", "float32", [2]]}, 1]}]]},
     }
-    assert tensors["0"].tolist() == [1, 1]
+    assert [*tensors] == ["0"] and tensors["0"].tolist() == [1, 1]

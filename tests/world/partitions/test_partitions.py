@@ -10,8 +10,9 @@ from fedsweep.catalog import bind_spec
 from fedsweep.errors import ConfigError, DataError, InvariantError
 from fedsweep.streams import stream
 from fedsweep.world.label_stats import label_counts
+from fedsweep.world.partitions.base import Partition, check_parts
 from fedsweep.world.partitions.draws import doubly_stochastic, log_dirichlet, repaired
-from fedsweep.world.partitions.registry import PARTITIONS, Partition, check_parts
+from fedsweep.world.partitions.registry import PARTITIONS
 
 SPECS: list[dict[str, Any]] = [
     {"kind": "iid"},

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +16,7 @@ from typing import Any
 from fedsweep.card import NEEDS, SYMBOLS, Card, Limit, card_of
 from fedsweep.catalog import TABLES, method_builder
 from fedsweep.config.signatures import ParameterRow, describe
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ConfigError, FedsweepError
 from fedsweep.method import SEAMS, FederatedMethod, merge
 
 
@@ -49,10 +51,6 @@ class MethodFacts:
     limits: tuple[str, ...]
     refuses: Mapping[str, tuple[str, ...]]
     live: tuple[str, ...]
-
-    def tree(self) -> dict[str, Any]:
-        """The same as plain data."""
-        return dataclasses.asdict(self)
 
     def text(self) -> str:
         """The same for the terminal, without what ``fedsweep show`` has above it: summary, parameters."""
@@ -113,11 +111,7 @@ def limit_text(limit: Limit) -> str:
 
 
 def refused_merges(method: FederatedMethod) -> dict[str, tuple[str, ...]]:
-    """Why a method can't be merged with some of the registered ones at their defaults, and which those are.
-
-    Args:
-        method: The method.
-    """
+    """Why a method can't be merged with some of the registered ones at their defaults, and which those are."""
     found: dict[str, tuple[str, ...]] = {}
     for other in TABLES["method"].names():
         if other == method.name:
@@ -130,27 +124,56 @@ def refused_merges(method: FederatedMethod) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def executors(builder: Callable[..., FederatedMethod]) -> str:
+    """Which executors a method knows without parameters of one's own, in words; tried in a world of milliseconds."""
+    try:
+        whole, uneven = _refused(builder, local_steps=2), _refused(builder, local_steps=None)
+    except (FedsweepError, TypeError) as error:
+        return f"loop (lanes can't be tried without more: {error})"
+    if whole:
+        return f"loop ({'; '.join(whole)})"
+    return "loop, lanes" + (", the latter where all batches are whole" if uneven else "")
+
+
+def _refused(builder: Callable[..., FederatedMethod], *, local_steps: int | None) -> tuple[str, ...]:
+    from fedsweep.engine.foresight.lane_trial import lanes_refused
+    from fedsweep.models.networks.chains import Mlp
+    from fedsweep.testing import tiny_data, tiny_experiment
+
+    images, labels = tiny_data()
+    experiment = tiny_experiment(
+        builder(),
+        sizes=(6,) * 6,  # not a multiple of the batch size
+        local_steps=local_steps,
+        build=functools.partial(Mlp, input_shape=(1, 1, 6), num_classes=4, hidden_width=8),
+        proxy=(images, None),
+        validation=(images, labels),
+    )
+    return lanes_refused(experiment)
+
+
 # -- what the program knows --------------------------------------------------------------------------------------
 
 
 def _components(method: FederatedMethod) -> Iterator[Any]:
     """What differs from FedAvg, and the parts that such components hold."""
-    plain = FederatedMethod(name="fedavg", source="")
-    own = [getattr(method, seam) for seam in SEAMS if getattr(method, seam) != getattr(plain, seam)]
-    for component in (*own, *method.terms, *method.refinements):
+    for component in itertools.chain(*_own_parts(method).values()):
         yield component
         parts = (getattr(component, field.name) for field in dataclasses.fields(component))
         yield from (part for part in parts if dataclasses.is_dataclass(part))
 
 
-def _changes(method: FederatedMethod) -> dict[str, str]:
+def _own_parts(method: FederatedMethod) -> dict[str, tuple[Any, ...]]:
+    """What differs from FedAvg, by seam."""
     plain = FederatedMethod(name="fedavg", source="")
     own = (seam for seam in SEAMS if getattr(method, seam) != getattr(plain, seam))
-    named: dict[str, tuple[object, ...]] = {seam: (getattr(method, seam),) for seam in own}
-    named |= {"terms": method.terms, "refinements": method.refinements}
+    return {seam: (getattr(method, seam),) for seam in own} | {"terms": method.terms, "refinements": method.refinements}
+
+
+def _changes(method: FederatedMethod) -> dict[str, str]:
     found = {
         seam.replace("_", " "): "; ".join(f"{type(c).__name__}, {_first_line(type(c))}" for c in components)
-        for seam, components in named.items()
+        for seam, components in _own_parts(method).items()
         if components
     }
     asked = [f"{f.name}={getattr(method.settings, f.name)}" for f in dataclasses.fields(method.settings)]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,45 +16,26 @@ class Named:
         name: What a configuration calls it.
         summary: One line.
         source: Who proposed or published it.
-        builder: Finds what its parameters are read from; None: it has none.
-        provided: Parameters that a configuration can't set.
+        key: Where a configuration names it, if it has parameters: one of :data:`fedsweep.catalog.TABLES`.
         text: Shown below everything else.
     """
 
     name: str
     summary: str
     source: str
-    builder: Callable[[], Callable[..., Any]] | None = None
-    provided: tuple[str, ...] = ()
+    key: str = ""
     text: Callable[[], str] = field(default=str)
 
 
 def _methods() -> list[Named]:
-    from fedsweep.catalog import method_builder, method_names
+    from fedsweep.catalog import TABLES, method_names
 
-    registry: Mapping[str, Any] = importlib.import_module("fedsweep.algorithms.registry").METHODS
-    own = [name for name in method_names() if name not in registry]
+    known = TABLES["method"].names()
+    said = [(name, entry.summary, entry.source) for name, entry in known.items()]
+    said += [(name, "of an installed package", "") for name in method_names() if name not in known]
     return [
-        *(
-            Named(
-                name=name,
-                summary=entry.summary,
-                source=entry.source,
-                builder=_bound(method_builder, name),
-                text=_bound(_card, name),
-            )
-            for name, entry in registry.items()
-        ),
-        *(
-            Named(
-                name=name,
-                summary="of an installed package",
-                source="",
-                builder=_bound(method_builder, name),
-                text=_bound(_card, name),
-            )
-            for name in own
-        ),
+        Named(name=name, summary=summary, source=source, key="method", text=partial(_card, name))
+        for name, summary, source in said
     ]
 
 
@@ -72,7 +52,7 @@ def _datasets() -> list[Named]:
     from fedsweep.world.data.datasets import DATASETS
 
     return [
-        Named(name=name, summary=entry.summary, source=entry.source, text=_bound(_whereabouts, name))
+        Named(name=name, summary=entry.summary, source=entry.source, text=partial(_whereabouts, name))
         for name, entry in DATASETS.items()
     ]
 
@@ -87,16 +67,7 @@ def _whereabouts(name: str) -> str:
 def _models() -> list[Named]:
     from fedsweep.models.registry import MODELS
 
-    return [
-        Named(
-            name=name,
-            summary=entry.summary,
-            source=entry.source,
-            builder=_bound(_itself, entry.builder),
-            provided=("input_shape", "num_classes"),
-        )
-        for name, entry in MODELS.items()
-    ]
+    return [Named(name=name, summary=entry.summary, source=entry.source, key="model") for name, entry in MODELS.items()]
 
 
 def _partitions() -> list[Named]:
@@ -107,7 +78,7 @@ def _partitions() -> list[Named]:
             name=name,
             summary=(inspect.getdoc(kind) or "").partition("\n")[0].rstrip("."),
             source=kind.source,
-            builder=_bound(_itself, kind),
+            key="scenario.partition",
         )
         for name, kind in PARTITIONS.items()
     ]
@@ -121,7 +92,7 @@ def _presets() -> list[Named]:
             name=preset.name,
             summary=preset.summary,
             source=f"tune_configs/{preset.name}.yaml",
-            text=_bound(preset.path.read_text, "utf-8"),
+            text=partial(preset.path.read_text, "utf-8"),
         )
         for preset in list_presets()
     ]
@@ -131,7 +102,7 @@ def _tables() -> list[Named]:
     from fedsweep.reproduce.definition.table_file import listed_tables
 
     return [
-        Named(name=preset.name, summary=preset.summary, source=source, text=_bound(_table_text, preset.name))
+        Named(name=preset.name, summary=preset.summary, source=source, text=partial(_table_text, preset.name))
         for preset, source in listed_tables()
     ]
 
@@ -141,14 +112,6 @@ def _table_text(name: str) -> str:
     from fedsweep.reproduce.formats import table_text
 
     return table_text(read_table(name))
-
-
-def _bound(function: Callable[..., Any], argument: Any) -> Callable[[], Any]:
-    return lambda: function(argument)
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 KINDS: Mapping[str, Callable[[], list[Named]]] = {

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from fedsweep.errors import ConfigError
+
+_MOST_SEEDS = 10_000
 
 Config = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A YAML file, or a preset's name ([b]fedsweep list presets[/b]).")
@@ -42,6 +47,26 @@ def whole_number(text: str | int) -> int:
         return int(text)
     except ValueError:
         raise typer.BadParameter(f"must be a whole number, but is {text!r}") from None
+
+
+def parse_seeds(text: str) -> list[int]:
+    """The seeds that ``--seeds`` names, each once.
+
+    Args:
+        text: Numbers and ranges from 0, e.g. ``0-4`` or ``0,3,7``.
+
+    Raises:
+        ConfigError: It names something else, or too many.
+    """
+    found: list[int] = []
+    for part in re.split(r"[,\s]+", text.strip()):
+        ends = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
+        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
+            raise ConfigError(f"--seeds takes numbers and ranges from 0, e.g. 0-4 or 0,3,7, but got {text!r}")
+        found += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+        if len(found) > _MOST_SEEDS:
+            raise ConfigError(f"--seeds takes at most {_MOST_SEEDS} seeds, but {text!r} names more")
+    return list(dict.fromkeys(found))
 
 
 def examples(*lines: str) -> str:

@@ -29,12 +29,7 @@ def make_console() -> Console:
 
 
 def make_table(*columns: str, left: int = 1) -> Table:
-    """A table without lines.
-
-    Args:
-        columns: Headings.
-        left: Columns that are flush left; the others hold numbers.
-    """
+    """A table without lines; the first ``left`` columns are flush left, the others hold numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for position, name in enumerate(columns):
         table.add_column(name, justify="left" if position < left else "right", no_wrap=position < left)
@@ -47,11 +42,7 @@ def note(text: str) -> None:
 
 
 def command(*words: str | Path) -> str:
-    """A ``fedsweep`` command that can be pasted into the shell that this one came from.
-
-    Args:
-        words: What follows the program's name.
-    """
+    """A ``fedsweep`` command that can be pasted into the shell that this one came from."""
     started_as = Path(sys.argv[0])
     program = ["fedsweep"]
     if shutil.which("fedsweep") is None:

@@ -24,16 +24,7 @@ _WRONG = 2
 def play(
     config: Config, folder: Path, *, resume: bool = False, overwrite: bool = False, dashboard: bool, quiet: bool
 ) -> None:
-    """Play a run and say how it ended.
-
-    Args:
-        config: Its configuration.
-        folder: Its folder.
-        resume: It goes on in its folder.
-        overwrite: Clear an earlier run's files from the folder.
-        dashboard: Start Ray's dashboard.
-        quiet: Nothing but messages and the last line.
-    """
+    """Play a run, or go on with the one in its folder, and say how it ended."""
     try:
         result = _played(config, folder, resume=resume, overwrite=overwrite, dashboard=dashboard, quiet=quiet)
     except KeyboardInterrupt:
@@ -95,11 +86,8 @@ def _played(
 def told_before_ray_ends(begun: ClusterStart | None) -> Iterator[None]:
     """Around planning: what is wrong is said at once, and not after a cluster that nobody needs has come up and gone.
 
-    Args:
-        begun: The cluster that is starting; None: an error passes as it is.
-
     Raises:
-        typer.Exit: Something was wrong, and has been said.
+        typer.Exit: Something was wrong, and has been said; where no cluster is starting, the error passes as it is.
     """
     try:
         yield
@@ -120,13 +108,7 @@ def _after_interrupt(folder: Path, way_on: str) -> str:
 
 
 def summary(result: Mapping[str, Any], folder: Path, *, opened_by: str) -> str:
-    """One line on a finished run.
-
-    Args:
-        result: What ``result.json`` holds.
-        folder: The run's folder.
-        opened_by: The command that opens the comparison.
-    """
+    """One line on a finished run, from its ``result.json``, with the command that opens the comparison."""
     accuracy, best = result["test_accuracy"], result["best_test_accuracy"]
     measured = "not evaluated" if accuracy is None else f"accuracy {accuracy:.4f} (best {best:.4f})"
     ratio = result["comm_ratio"]

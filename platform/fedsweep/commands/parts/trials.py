@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 def print_trials(entries: Sequence[Entry], *, heading: str, costs: Mapping[str, Forecast] | None = None) -> None:
-    """A table of trials with what each reserves.
-
-    Args:
-        entries: The trials.
-        heading: Of the column that has their labels.
-        costs: What trials will cost, by their folders' names, where that is to be shown.
-    """
+    """A table of trials with what each reserves, and what it will cost where that is given by trials' folders."""
     from fedsweep.commands.parts.output import make_console, make_table
     from fedsweep.results.texts import bytes_text
 
@@ -59,13 +53,7 @@ def run_trials(
 ) -> Summary:
     """Runs what is left, with progress in the terminal; where nothing is, the tracking store gets what it lacks.
 
-    Args:
-        prepared: The trials.
-        going_on: Their folder holds them already.
-        overwrite: Remove an earlier sweep from the folder.
-        dashboard: Start Ray's dashboard.
-        quiet: Without progress.
-        called: What the trials are called in messages, in the plural.
+    In messages the trials are ``called`` so.
 
     Raises:
         InputError: The folder, the cluster or a store can't be used.
@@ -86,13 +74,7 @@ def run_trials(
 
 
 def after_loss(error: ClusterLost, folder: SweepFolder, *words: str) -> RunError:
-    """A cluster that was lost, and the command that goes on without it.
-
-    Args:
-        error: What is wrong.
-        folder: Where the trials are.
-        words: The command that it ended.
-    """
+    """A cluster that was lost, and how the command that it ended goes on without it."""
     from fedsweep.commands.parts.output import command
 
     way_on = f"go on with {command(*words, '--resume', '--out', folder.path)}" if folder.has_plan else "try again"
@@ -100,13 +82,7 @@ def after_loss(error: ClusterLost, folder: SweepFolder, *words: str) -> RunError
 
 
 def tell_interrupted(folder: SweepFolder, *words: str, what: str) -> None:
-    """How to go on after an interrupt.
-
-    Args:
-        folder: Where the trials are.
-        words: The command that was interrupted.
-        what: What had not begun where nothing was written.
-    """
+    """How the interrupted command goes on; where nothing was written, ``what`` had not begun."""
     from fedsweep.commands.parts.output import command, note
 
     if folder.has_plan:

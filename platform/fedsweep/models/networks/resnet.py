@@ -7,28 +7,23 @@ projection of the shortcut (stages 2 to 4). The inner convolution of each block 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast, final
+from itertools import pairwise
+from typing import final
 
 from torch import Tensor, nn
 
 from fedsweep.models.network import InputShape, LinearHeadNetwork, require_size
-from fedsweep.models.networks.lenet import initialise_as_dynamicfl
+from fedsweep.models.networks.chains import initialise_as_dynamicfl
 from fedsweep.models.unit_groups import UnitGroup, unit_group
 
 _WIDTHS = (64, 128, 256, 512)
-_STRIDES = (1, 2, 2, 2)
 _BLOCKS_PER_STAGE = 2
 
 
-def _block_shapes() -> list[tuple[int, int, int]]:
-    """Channels in, channels out and stride of each block, in order."""
-    shapes = []
-    channels = _WIDTHS[0]
-    for width, stride in zip(_WIDTHS, _STRIDES, strict=True):
-        for position in range(_BLOCKS_PER_STAGE):
-            shapes.append((channels, width, stride if position == 0 else 1))
-            channels = width
-    return shapes
+def _block_chain(block: Callable[[int, int], nn.Module]) -> nn.Sequential:
+    """The blocks of all stages, in order."""
+    widths = [width for width in _WIDTHS for _ in range(_BLOCKS_PER_STAGE)]
+    return nn.Sequential(*(block(before, after) for before, after in pairwise([_WIDTHS[0], *widths])))
 
 
 def _blocks_of(stage: int) -> list[str]:
@@ -50,8 +45,9 @@ def _readers_of(stage: int) -> list[str]:
 class PreActivationBlock(nn.Module):
     """GN - ReLU - conv - GN - ReLU - conv, plus the input, or a 1x1 convolution of the first activation."""
 
-    def __init__(self, channels_in: int, channels_out: int, *, stride: int) -> None:
+    def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()
+        stride = 1 if channels_in == channels_out else 2
         self.norm1 = nn.GroupNorm(1, channels_in)
         self.relu1 = nn.ReLU()
         self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
@@ -59,7 +55,7 @@ class PreActivationBlock(nn.Module):
         self.relu2 = nn.ReLU()
         self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
         self.shortcut: nn.Conv2d | None = None
-        if stride != 1 or channels_in != channels_out:
+        if stride != 1:
             self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -103,9 +99,7 @@ class ResNet18(LinearHeadNetwork):
     def __init__(self, *, input_shape: InputShape, num_classes: int, projection: int | None = None) -> None:
         super().__init__(input_shape=input_shape, num_classes=num_classes)
         self.stem = nn.Conv2d(self.input_shape[0], _WIDTHS[0], 3, padding=1, bias=False)
-        self.blocks = nn.ModuleList(
-            PreActivationBlock(before, after, stride=stride) for before, after, stride in _block_shapes()
-        )
+        self.blocks = _block_chain(PreActivationBlock)
         self.norm = nn.GroupNorm(1, _WIDTHS[-1])
         self.relu = nn.ReLU()
         self.add_head(_WIDTHS[-1], projection)
@@ -113,10 +107,7 @@ class ResNet18(LinearHeadNetwork):
 
     def encode(self, inputs: Tensor) -> Tensor:
         """The globally averaged last maps ``[B, D]``."""
-        maps = self.stem(inputs)
-        for block in self.blocks:
-            maps = block(maps)
-        pooled: Tensor = self.relu(self.norm(maps)).mean(dim=(2, 3))
+        pooled: Tensor = self.relu(self.norm(self.blocks(self.stem(inputs)))).mean(dim=(2, 3))
         return pooled
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:
@@ -144,8 +135,9 @@ class ResNet18(LinearHeadNetwork):
 class BasicBlock(nn.Module):
     """Conv - BN - ReLU - conv - BN, plus the input or its projection (1x1 conv - BN), then ReLU; biases throughout."""
 
-    def __init__(self, channels_in: int, channels_out: int, *, stride: int) -> None:
+    def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()
+        stride = 1 if channels_in == channels_out else 2
         self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1)
         self.norm1 = nn.BatchNorm2d(channels_out)
         self.relu1 = nn.ReLU()
@@ -154,7 +146,7 @@ class BasicBlock(nn.Module):
         self.relu2 = nn.ReLU()
         self.shortcut: nn.Conv2d | None = None
         self.shortcut_norm: nn.BatchNorm2d | None = None
-        if stride != 1 or channels_in != channels_out:
+        if stride != 1:
             self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride)
             self.shortcut_norm = nn.BatchNorm2d(channels_out)
 
@@ -188,16 +180,12 @@ class FeddhadResNet18(LinearHeadNetwork):
         self.stem = nn.Conv2d(self.input_shape[0], _WIDTHS[0], 3, padding=1)
         self.norm = nn.BatchNorm2d(_WIDTHS[0])
         self.relu = nn.ReLU()
-        self.blocks = nn.ModuleList(
-            BasicBlock(before, after, stride=stride) for before, after, stride in _block_shapes()
-        )
+        self.blocks = _block_chain(BasicBlock)
         self.add_head(_WIDTHS[-1], projection)
 
     def encode(self, inputs: Tensor) -> Tensor:
         """The globally averaged last maps ``[B, D]``."""
-        maps = cast(Tensor, self.relu(self.norm(self.stem(inputs))))
-        for block in self.blocks:
-            maps = block(maps)
+        maps: Tensor = self.blocks(self.relu(self.norm(self.stem(inputs))))
         return maps.mean(dim=(2, 3))
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:

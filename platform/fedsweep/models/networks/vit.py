@@ -85,13 +85,9 @@ class VitTiny(LinearHeadNetwork):
         channels, rows, columns = self.input_shape
         self.embed = nn.Conv2d(channels, width, side, stride=side)
         self.positions = nn.Parameter(torch.empty((rows // side) * (columns // side), width))
-        self.blocks = nn.ModuleList(_Block(width, heads=heads, hidden=mlp_ratio * width) for _ in range(depth))
+        self.blocks = nn.Sequential(*(_Block(width, heads=heads, hidden=mlp_ratio * width) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.add_head(width, projection)
-        self._initialise()
-
-    def _initialise(self) -> None:
-        """Draws from torch's global generator, as torch's own initialisation does: the registry seeds it."""
         nn.init.normal_(self.positions)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -101,9 +97,7 @@ class VitTiny(LinearHeadNetwork):
     def encode(self, inputs: Tensor) -> Tensor:
         """The mean of the normalised tokens ``[B, D]``."""
         tokens = self.embed(inputs).flatten(2).transpose(1, 2) + self.positions
-        for block in self.blocks:
-            tokens = block(tokens)
-        pooled: Tensor = self.norm(tokens).mean(dim=1)
+        pooled: Tensor = self.norm(self.blocks(tokens)).mean(dim=1)
         return pooled
 
     def unit_groups(self) -> tuple[UnitGroup, ...]:

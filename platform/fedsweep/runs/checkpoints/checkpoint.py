@@ -10,24 +10,28 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor
 
+from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.client.messages import Handle
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError, DataError, OutputError, RunError
 from fedsweep.records import RoundRecord, State
 from fedsweep.runs.checkpoints.record_codec import pack, unpack
-from fedsweep.runs.checkpoints.state_codec import from_bytes, to_bytes
+from fedsweep.runs.checkpoints.state_codec import from_bytes, refuse_constant, to_bytes
 from fedsweep.runs.files import (
+    EARLIER,
     ObjectRef,
     ObjectStore,
+    atomic_write,
     read_plain,
     sweep_temporaries,
     sync_folder,
@@ -281,22 +285,17 @@ def _manifest_bytes(manifest: _Manifest) -> bytes:
     body = {
         "format": _FORMAT,
         "version": _VERSION,
-        "round": manifest.round,
-        "config_hash": manifest.config_hash,
-        "state": _ref_json(manifest.state),
-        "rows": [_ref_json(ref) for ref in manifest.rows],
-        "memories": {str(client): _ref_json(ref) for client, ref in manifest.memories.items()},
+        **vars(manifest),
+        "memories": {str(client): ref for client, ref in manifest.memories.items()},
     }
-    return json.dumps({"body": body, "sha256": _digest(body)}, indent=1).encode("ascii")
-
-
-def _ref_json(ref: ObjectRef) -> dict[str, object]:
-    return {"sha256": ref.sha256, "size": ref.size}
+    return json.dumps({"body": body, "sha256": _digest(body)}, indent=1, default=vars).encode("ascii")
 
 
 def _digest(body: object) -> str:
     """Of the content, whatever the spaces around it."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
+    return hashlib.sha256(
+        json.dumps(body, sort_keys=True, separators=(",", ":"), default=vars).encode("ascii")
+    ).hexdigest()
 
 
 def _read_manifest(path: Path) -> _Manifest:
@@ -308,7 +307,7 @@ def _read_manifest(path: Path) -> _Manifest:
     """
     data = read_plain(path, max_size=_MAX_MANIFEST_BYTES)
     try:
-        envelope = json.loads(data, parse_constant=_refuse_constant)
+        envelope = json.loads(data, parse_constant=refuse_constant)
         body = envelope["body"]
         intact = envelope["sha256"] == _digest(body)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -351,5 +350,33 @@ def _ref_of(entry: Any) -> ObjectRef:
     return ObjectRef(entry["sha256"], entry["size"])
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")
+def write_earlier(folder: Path, hashes: Sequence[str]) -> None:
+    """Replace the list of the hashes that a run's shorter configurations had: it may go on from their checkpoints.
+
+    Raises:
+        OutputError: It can't be written.
+    """
+    try:
+        atomic_write(folder / EARLIER, f"{json.dumps(list(dict.fromkeys(hashes)), indent=1)}\n".encode())
+    except OSError as error:
+        raise OutputError(f"{folder / EARLIER}: cannot be written: {error.strerror or error}") from error
+
+
+def read_earlier(folder: Path) -> tuple[str, ...]:
+    """What :func:`write_earlier` wrote; none where the run has the rounds that it was begun with.
+
+    Raises:
+        OutputError: The file is damaged.
+    """
+    path = folder / EARLIER
+    if not os.path.lexists(path):
+        return ()
+    try:
+        found = parse_json(read_regular(path, max_bytes=MOST_TEXT_BYTES))
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise OutputError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        raise OutputError(f"{path}: it must be a list of the configurations' hashes")
+    return tuple(found)

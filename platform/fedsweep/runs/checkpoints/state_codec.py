@@ -34,17 +34,8 @@ _PLAIN_INT = 2**63
 # What every version of safetensors can name.
 _NAMES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()
 _TORCH_TYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES}
-_ARRAY_TYPES: dict[str, torch.dtype] = {
-    "<f8": torch.float64,
-    "<f4": torch.float32,
-    "<f2": torch.float16,
-    "<i8": torch.int64,
-    "<i4": torch.int32,
-    "<i2": torch.int16,
-    "|i1": torch.int8,
-    "|u1": torch.uint8,
-    "|b1": torch.bool,
-}
+# By numpy's own names: "<f8" to "|b1".
+_ARRAY_TYPES = {np.dtype(name).str: dtype for name, dtype in _TORCH_TYPES.items() if name != "bfloat16"}
 _ALLOWED = (
     "a state is a tree of dicts (string or int keys), lists, tuples, tensors, arrays and numpy scalars of real numbers,"
     " int, float, str, bool and None"
@@ -54,70 +45,26 @@ _ALLOWED = (
 _Path = tuple[Any, ...]  # what the tree is called, then keys and indices
 
 
-def encode(tree: State, *, root: str = "tree") -> tuple[str, dict[str, Tensor]]:
-    """A tree as a JSON skeleton and the tensors that it names.
+def to_bytes(tree: State, *, root: str = "tree") -> bytes:
+    """A tree as the bytes of one safetensors file; equal trees give equal bytes.
 
     Args:
         tree: Dicts, lists, tuples, torch tensors and numpy arrays of real numbers, int, float, str, bool, None.
         root: What the tree is called in errors.
 
-    Returns:
-        The skeleton (ASCII), and contiguous tensors on the CPU, no two in the same memory; equal trees give equal ones.
-
     Raises:
         InvariantError: The tree holds something else, or is deeper than 100 levels; the message has the path to it.
     """
-    encoder = _Encoder()
-    skeleton = {"version": _VERSION, "root": encoder.node(tree, (root,))}
-    return json.dumps(skeleton, separators=(",", ":"), allow_nan=False), encoder.tensors
-
-
-def decode(skeleton: str, tensors: Mapping[str, Tensor]) -> State:
-    """The tree that :func:`encode` took apart.
-
-    Args:
-        skeleton: JSON, from anywhere.
-        tensors: By name, on the CPU.
-
-    Returns:
-        A tree with memory of its own.
-
-    Raises:
-        DataError: The skeleton isn't one, or does not fit the tensors.
-    """
-    try:
-        parsed = json.loads(skeleton, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"the skeleton of a state tree must be JSON, but: {error}") from error
-    if not isinstance(parsed, dict) or set(parsed) != {"version", "root"} or parsed["version"] != _VERSION:
-        raise DataError(f"the skeleton of a state tree must have a root and version {_VERSION}")
-    decoder = _Decoder(tensors)
-    tree = decoder.node(parsed["root"], 0)
-    unused = set(tensors) - decoder.used
-    if unused:
-        raise DataError(f"a state tree must name all of its tensors, but {sorted(unused)[:3]} are left over")
-    return tree
-
-
-def to_bytes(tree: State, *, root: str = "tree") -> bytes:
-    """A tree as the bytes of one safetensors file; equal trees give equal bytes.
-
-    Args:
-        tree: See :func:`encode`.
-        root: What the tree is called in errors.
-
-    Raises:
-        InvariantError: See :func:`encode`.
-    """
     from safetensors.torch import save
 
-    skeleton, tensors = encode(tree, root=root)
-    content = {_SKELETON: torch.frombuffer(bytearray(skeleton.encode("ascii")), dtype=torch.uint8), **tensors}
-    return bytes(save(content))
+    encoder = _Encoder()
+    content = {"version": _VERSION, "root": encoder.node(tree, (root,))}
+    skeleton = json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return bytes(save({_SKELETON: torch.frombuffer(bytearray(skeleton), dtype=torch.uint8), **encoder.tensors}))
 
 
 def from_bytes(data: bytes) -> State:
-    """The tree in the bytes of a safetensors file.
+    """The tree in the bytes of a safetensors file, with memory of its own.
 
     Args:
         data: Bytes from anywhere.
@@ -139,10 +86,21 @@ def from_bytes(data: bytes) -> State:
         text = bytes(skeleton.numpy()).decode("ascii")
     except UnicodeDecodeError as error:
         raise DataError(f"the skeleton of a state tree must be ASCII, but: {error}") from error
-    return decode(text, tensors)
+    try:
+        parsed = json.loads(text, parse_constant=refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"the skeleton of a state tree must be JSON, but: {error}") from error
+    if not isinstance(parsed, dict) or set(parsed) != {"version", "root"} or parsed["version"] != _VERSION:
+        raise DataError(f"the skeleton of a state tree must have a root and version {_VERSION}")
+    decoder = _Decoder(tensors)
+    tree = decoder.node(parsed["root"], 0)
+    if unused := set(tensors) - decoder.used:
+        raise DataError(f"a state tree must name all of its tensors, but {sorted(unused)[:3]} are left over")
+    return tree
 
 
-def _refuse_constant(text: str) -> NoReturn:
+def refuse_constant(text: str) -> NoReturn:
+    """For :func:`json.loads`, which by itself takes NaN and infinities; always a ValueError."""
     raise ValueError(f"{text} is no JSON")
 
 

@@ -3,71 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsweep.errors import InvariantError
+from fedsweep.records import ClientProfile
 from fedsweep.runs.tables.arrow_columns import list_column, number_column
 from fedsweep.world.label_stats import js_divergence, kl_divergence, population
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DEVICE_FIGURES = (
+_DEVICE_FIGURES = (
     "flops_per_s",
     "overhead_s",
     "down_bits_per_s",
     "up_bits_per_s",
     "down_latency_s",
     "up_latency_s",
-    "capability",
 )
 # Clients whose divergences are computed together: one by one they take longer than all else before the first round.
 _AT_ONCE = 4096
 
 
-def clients_table(
-    num_samples_N: np.ndarray,
-    label_counts_NC: np.ndarray,
-    *,
-    budget_values: Iterable[float | None] | None,
-    devices: Mapping[str, Iterable[float | None]],
-) -> pa.Table:
+def clients_table(profiles: Sequence[ClientProfile], budget_values: Sequence[float | None] | None = None) -> pa.Table:
     """The table, one row per client in the order of ids.
 
     Args:
-        num_samples_N: Samples per client [N].
-        label_counts_NC: Samples per client and class [N, C].
+        profiles: The clients'.
         budget_values: What each affords in a round, in values [N]; None (also a single one): no limit.
-        devices: Figures of the simulated devices [N] by name, any of :data:`DEVICE_FIGURES`.
-
-    Raises:
-        InvariantError: Lengths differ, or a device figure is unknown.
     """
     import pyarrow as pa
 
-    num_clients = len(num_samples_N)
-    if unknown := sorted(set(devices) - set(DEVICE_FIGURES)):
-        raise InvariantError(f"unknown device figures {', '.join(unknown)} (known: {', '.join(DEVICE_FIGURES)})")
-    given = {"budget_values": budget_values, **devices}
-    figures = {name: list(values) for name, values in given.items() if values is not None}
-    sizes = {"label_counts": len(label_counts_NC)} | {name: len(values) for name, values in figures.items()}
-    if wrong := {name: size for name, size in sizes.items() if size != num_clients}:
-        raise InvariantError(f"{num_clients} clients, but rows for another number of clients: {wrong}")
+    label_counts_NC = np.array([profile.label_counts for profile in profiles])
     kl, js = _divergences(label_counts_NC)
     columns = {
-        "client": number_column(range(num_clients), pa.int64()),
-        "num_samples": number_column(num_samples_N.tolist(), pa.int64()),
+        "client": number_column(range(len(profiles)), pa.int64()),
+        "num_samples": number_column([profile.num_samples for profile in profiles], pa.int64()),
         "label_counts": list_column(label_counts_NC.tolist(), pa.list_(pa.int64())),
         "kl_divergence": number_column(kl, pa.float64()),
         "js_divergence": number_column(js, pa.float64()),
+        "budget_values": number_column(budget_values or [None] * len(profiles), pa.float64()),
     }
-    for name in ("budget_values", *DEVICE_FIGURES):
-        cells = [None if value is None else float(value) for value in figures.get(name, [None] * num_clients)]
+    for name in _DEVICE_FIGURES:
+        cells = [None if profile.device is None else getattr(profile.device, name) for profile in profiles]
         columns[name] = number_column(cells, pa.float64())
-    return pa.Table.from_arrays([*columns.values()], names=[*columns])
+    columns["capability"] = number_column([profile.capability for profile in profiles], pa.float64())
+    return pa.table(columns)
 
 
 def _divergences(label_counts_NC: np.ndarray) -> tuple[list[float | None], list[float | None]]:

@@ -34,11 +34,6 @@ class RoundColumn:
     nullable: bool = False
 
     @property
-    def is_late(self) -> bool:
-        """Whether tables that were written before there was such a column are read without it."""
-        return self.name in _LATE
-
-    @property
     def is_scalar(self) -> bool:
         """Whether a cell holds one number, so that it can be a metric."""
         return self.kind in ("int", "float")
@@ -109,18 +104,14 @@ def table_to_records(table: pa.Table) -> list[RoundRecord]:
     extras = [name for name in table.column_names if name not in _NAMES]
     records = []
     for row in table.to_pylist():
-        figures = {column.name: _tupled(row[column.name]) for column in ROUND_COLUMNS if column.name in row}
-        extra = {name: row[name] for name in extras if row[name] is not None}
-        records.append(RoundRecord(**figures, extra=extra))
+        extra = {name: row.pop(name) for name in extras}
+        figures: dict[str, Any] = {name: tuple(cell) if isinstance(cell, list) else cell for name, cell in row.items()}
+        records.append(RoundRecord(**figures, extra={name: x for name, x in extra.items() if x is not None}))
     return records
 
 
 def check_round_table(table: pa.Table, source: object) -> None:
     """Refuses a table that is not one of rounds.
-
-    Args:
-        table: What was read.
-        source: The file, for the message.
 
     Raises:
         OutputError: A column is missing or of another type, a cell that must be there is null, or the rounds do not
@@ -129,8 +120,8 @@ def check_round_table(table: pa.Table, source: object) -> None:
     types = _arrow_types()
     for column in ROUND_COLUMNS:
         if column.name not in table.column_names:
-            if column.is_late:
-                continue
+            if column.name in _LATE:
+                continue  # such tables were written before there was the column
             raise OutputError(f"{source}: the column {column.name!r} is missing, so this is not a table of rounds")
         cells = table.column(column.name)
         if not cells.type.equals(types[column.kind]):
@@ -162,7 +153,3 @@ def _check_ascending(rounds: Sequence[int]) -> None:
     for before, after in zip([0, *rounds], rounds, strict=False):
         if after <= before:
             raise InvariantError(f"rounds must ascend from 1, but round {after} follows round {before}")
-
-
-def _tupled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
-from fedsweep.runs.door_files import EVENTS_SUFFIX, TENSORBOARD, event_files
+from fedsweep.runs.run_folder import EVENTS_SUFFIX, TENSORBOARD, event_files
 from fedsweep.tracking.doors.registry import missing
 from fedsweep.tracking.rows import RowMaker, telling
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
-from fedsweep.runs.door_files import ID_PREFIX, offline_runs
+from fedsweep.runs.run_folder import ID_PREFIX, offline_runs
 from fedsweep.tracking.doors.registry import missing
 from fedsweep.tracking.rows import RowMaker, telling
 

@@ -70,13 +70,10 @@ def _store(folder: Path, arrays: Arrays) -> None:
     """Write all arrays under a temporary name first: a folder of the final name is always complete."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
-        try:
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as temporary:
             for key, array in arrays.items():
-                np.save(temporary / f"{key}.npy", array, allow_pickle=False)
+                np.save(Path(temporary) / f"{key}.npy", array, allow_pickle=False)
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(temporary, folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
     except OSError:
         return

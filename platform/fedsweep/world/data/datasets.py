@@ -23,7 +23,7 @@ from fedsweep.world.data import folder_sets, huggingface, leaf, torchvision_sets
 from fedsweep.world.data.files import default_root
 from fedsweep.world.data.record import Dataset
 
-__all__ = ["DATASETS", "Dataset", "DatasetEntry", "dataset_names", "default_root", "is_present", "load_dataset"]
+__all__ = ["DATASETS", "Dataset", "DatasetEntry", "default_root", "is_present", "load_dataset"]
 
 _NUM_DIGITS_TEST = 360
 
@@ -33,30 +33,23 @@ class DatasetEntry:
     """A data set that is known by name.
 
     Attributes:
-        name: What a configuration calls it.
         summary: One line on its content.
         source: Who published it, and when.
         load: Called with the data folder and ``download=``.
         is_present: Whether its files seem to lie under a data folder; nothing is read.
     """
 
-    name: str
     summary: str
     source: str
     load: Callable[..., Dataset]
     is_present: Callable[[Path], bool]
 
 
-def dataset_names() -> tuple[str, ...]:
-    """The names of the data sets that come with the package, in the order of :data:`DATASETS`."""
-    return tuple(DATASETS)
-
-
 def is_present(name: str, *, root: str | None) -> bool:
     """Whether a built-in data set's files seem to lie under the data folder; their content is not looked at.
 
     Args:
-        name: One of :func:`dataset_names`.
+        name: One of :data:`DATASETS`.
         root: The data folder; None for the user's cache.
     """
     return DATASETS[name].is_present(_root_path(root))
@@ -66,7 +59,7 @@ def load_dataset(name: str, *, root: str | None, download: bool, image_size: int
     """A data set, by name.
 
     Args:
-        name: One of :func:`dataset_names`, ``hf:NAME`` or ``hf:./FOLDER``, ``package.module:callable``, or an entry
+        name: One of :data:`DATASETS`, ``hf:NAME`` or ``hf:./FOLDER``, ``package.module:callable``, or an entry
             point of ``fedsweep.datasets``.
         root: The folder that holds the data, in torchvision's layout; None for the user's cache.
         download: Whether missing files may be fetched from the network.
@@ -126,7 +119,8 @@ def _load_digits(root: Path, *, download: bool) -> Dataset:
     The split is stratified and always the same, whatever the run's seed. ``root`` and ``download`` change nothing: the
     data come with the package.
     """
-    table = _digits_table()
+    # [1797, 65]: 64 pixels and the label, in scikit-learn's order. Importing scikit-learn would take a second.
+    table: NDArray[np.uint8] = np.load(Path(__file__).with_name("digits.npy"), allow_pickle=False)
     images = table[:, :-1].reshape(-1, 1, 8, 8)
     labels = table[:, -1].astype(np.int64)
     test = _stratified(labels, num_chosen=_NUM_DIGITS_TEST, stream=Stream(("digits-split",)))
@@ -144,12 +138,6 @@ def _load_digits(root: Path, *, download: bool) -> Dataset:
         std=(float(pixels.std()),),
         class_names=tuple(str(digit) for digit in range(10)),
     )
-
-
-def _digits_table() -> NDArray[np.uint8]:
-    """[1797, 65]: 64 pixels and the label, in scikit-learn's order. Importing scikit-learn would take a second."""
-    table: NDArray[np.uint8] = np.load(Path(__file__).with_name("digits.npy"), allow_pickle=False)
-    return table
 
 
 def _stratified(labels: NDArray[np.int64], *, num_chosen: int, stream: Stream) -> NDArray[np.int64]:
@@ -170,72 +158,60 @@ def _files_present(*paths: str) -> Callable[[Path], bool]:
 
 
 DATASETS: dict[str, DatasetEntry] = {
-    entry.name: entry
-    for entry in (
-        DatasetEntry(
-            name="digits",
-            summary="8x8 grey digits, 10 classes, 1437 + 360; comes with the package",
-            source="UCI optical recognition of handwritten digits, Alpaydin and Kaynak 1998",
-            load=_load_digits,
-            is_present=lambda root: True,
+    "digits": DatasetEntry(
+        summary="8x8 grey digits, 10 classes, 1437 + 360; comes with the package",
+        source="UCI optical recognition of handwritten digits, Alpaydin and Kaynak 1998",
+        load=_load_digits,
+        is_present=lambda root: True,
+    ),
+    "mnist": DatasetEntry(
+        summary="28x28 grey digits, 10 classes, 60,000 + 10,000",
+        source="LeCun et al. 1998",
+        load=partial(torchvision_sets.load_idx, "mnist"),
+        is_present=_files_present("MNIST/raw/train-images-idx3-ubyte.gz", "MNIST/raw/train-images-idx3-ubyte"),
+    ),
+    "fashion_mnist": DatasetEntry(
+        summary="28x28 grey garments, 10 classes, 60,000 + 10,000",
+        source="Xiao, Rasul and Vollgraf 2017",
+        load=partial(torchvision_sets.load_idx, "fashion_mnist"),
+        is_present=_files_present(
+            "FashionMNIST/raw/train-images-idx3-ubyte.gz", "FashionMNIST/raw/train-images-idx3-ubyte"
         ),
-        DatasetEntry(
-            name="mnist",
-            summary="28x28 grey digits, 10 classes, 60,000 + 10,000",
-            source="LeCun et al. 1998",
-            load=torchvision_sets.load_mnist,
-            is_present=_files_present("MNIST/raw/train-images-idx3-ubyte.gz", "MNIST/raw/train-images-idx3-ubyte"),
-        ),
-        DatasetEntry(
-            name="fashion_mnist",
-            summary="28x28 grey garments, 10 classes, 60,000 + 10,000",
-            source="Xiao, Rasul and Vollgraf 2017",
-            load=torchvision_sets.load_fashion_mnist,
-            is_present=_files_present(
-                "FashionMNIST/raw/train-images-idx3-ubyte.gz", "FashionMNIST/raw/train-images-idx3-ubyte"
-            ),
-        ),
-        DatasetEntry(
-            name="cifar10",
-            summary="32x32 colour photographs, 10 classes, 50,000 + 10,000",
-            source="Krizhevsky 2009",
-            load=torchvision_sets.load_cifar10,
-            is_present=_files_present("cifar-10-batches-py/data_batch_1", "cifar-10-python.tar.gz"),
-        ),
-        DatasetEntry(
-            name="cifar100",
-            summary="32x32 colour photographs, 100 classes, 50,000 + 10,000",
-            source="Krizhevsky 2009",
-            load=torchvision_sets.load_cifar100,
-            is_present=_files_present("cifar-100-python/train", "cifar-100-python.tar.gz"),
-        ),
-        DatasetEntry(
-            name="svhn",
-            summary="32x32 colour house numbers, 10 classes, 73,257 + 26,032",
-            source="Netzer et al. 2011",
-            load=torchvision_sets.load_svhn,
-            is_present=_files_present("train_32x32.mat"),
-        ),
-        DatasetEntry(
-            name="femnist",
-            summary="28x28 grey letters and digits by 3,500 writers, 62 classes; LEAF's JSON files",
-            source="Caldas et al. 2018 (LEAF), after Cohen et al. 2017",
-            load=leaf.load_femnist,
-            is_present=lambda root: leaf.find_femnist(root) is not None,
-        ),
-        DatasetEntry(
-            name="cinic10",
-            summary="32x32 colour photographs, 10 classes, 90,000 + 90,000",
-            source="Darlow et al. 2018",
-            load=folder_sets.load_cinic10,
-            is_present=lambda root: folder_sets.find_cinic10(root) is not None,
-        ),
-        DatasetEntry(
-            name="tiny_imagenet",
-            summary="64x64 colour photographs, 200 classes, 100,000 + 10,000",
-            source="Stanford CS231n 2015, after Deng et al. 2009",
-            load=folder_sets.load_tiny_imagenet,
-            is_present=lambda root: folder_sets.find_tiny_imagenet(root) is not None,
-        ),
-    )
+    ),
+    "cifar10": DatasetEntry(
+        summary="32x32 colour photographs, 10 classes, 50,000 + 10,000",
+        source="Krizhevsky 2009",
+        load=partial(torchvision_sets.load_cifar, "cifar10"),
+        is_present=_files_present("cifar-10-batches-py/data_batch_1", "cifar-10-python.tar.gz"),
+    ),
+    "cifar100": DatasetEntry(
+        summary="32x32 colour photographs, 100 classes, 50,000 + 10,000",
+        source="Krizhevsky 2009",
+        load=partial(torchvision_sets.load_cifar, "cifar100"),
+        is_present=_files_present("cifar-100-python/train", "cifar-100-python.tar.gz"),
+    ),
+    "svhn": DatasetEntry(
+        summary="32x32 colour house numbers, 10 classes, 73,257 + 26,032",
+        source="Netzer et al. 2011",
+        load=torchvision_sets.load_svhn,
+        is_present=_files_present("train_32x32.mat"),
+    ),
+    "femnist": DatasetEntry(
+        summary="28x28 grey letters and digits by 3,500 writers, 62 classes; LEAF's JSON files",
+        source="Caldas et al. 2018 (LEAF), after Cohen et al. 2017",
+        load=leaf.load_femnist,
+        is_present=lambda root: leaf.find_femnist(root) is not None,
+    ),
+    "cinic10": DatasetEntry(
+        summary="32x32 colour photographs, 10 classes, 90,000 + 90,000",
+        source="Darlow et al. 2018",
+        load=folder_sets.load_cinic10,
+        is_present=lambda root: folder_sets.find_cinic10(root) is not None,
+    ),
+    "tiny_imagenet": DatasetEntry(
+        summary="64x64 colour photographs, 200 classes, 100,000 + 10,000",
+        source="Stanford CS231n 2015, after Deng et al. 2009",
+        load=folder_sets.load_tiny_imagenet,
+        is_present=lambda root: folder_sets.find_tiny_imagenet(root) is not None,
+    ),
 }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedsweep.errors import DataError
 from fedsweep.world.data.cache import Arrays, cached_arrays, with_progress
-from fedsweep.world.data.record import Dataset
+from fedsweep.world.data.record import Dataset, of_bytes
 
 _CINIC_PLACES = ("CINIC-10", "cinic-10", "cinic10", ".")
 _TINY_PLACES = ("tiny-imagenet-200", "tiny_imagenet", ".")
@@ -49,15 +49,8 @@ def load_cinic10(root: Path, *, download: bool) -> Dataset:
     class_names = sorted(entry.name for entry in (folder / "train").iterdir() if entry.is_dir())
     samples = {part: _class_folders(folder / part, class_names) for part in ("train", "test")}
     arrays = _decoded("cinic10", samples, side=32, extra_sources=())
-    return Dataset(
-        name="cinic10",
-        **arrays,
-        num_classes=len(class_names),
-        scale=255.0,
-        mean=(0.4789, 0.4723, 0.4305),
-        std=(0.2421, 0.2383, 0.2587),
-        class_names=tuple(class_names),
-    )
+    pixels = (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)
+    return of_bytes("cinic10", arrays, pixels=pixels, class_names=class_names)
 
 
 def load_tiny_imagenet(root: Path, *, download: bool) -> Dataset:
@@ -82,15 +75,8 @@ def load_tiny_imagenet(root: Path, *, download: bool) -> Dataset:
         "test": _annotated(annotations, class_ids),
     }
     arrays = _decoded("tiny_imagenet", samples, side=64, extra_sources=(annotations,))
-    return Dataset(
-        name="tiny_imagenet",
-        **arrays,
-        num_classes=len(class_ids),
-        scale=255.0,
-        mean=(0.4802, 0.4481, 0.3975),
-        std=(0.2770, 0.2691, 0.2821),
-        class_names=_words(folder / "words.txt", class_ids),
-    )
+    pixels = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+    return of_bytes("tiny_imagenet", arrays, pixels=pixels, class_names=_words(folder / "words.txt", class_ids))
 
 
 def _first_folder(root: Path, places: Sequence[str], *, needs: Sequence[str]) -> Path | None:

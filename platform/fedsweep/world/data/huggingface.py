@@ -143,10 +143,7 @@ def _dataset(found: _Found, *, image_size: int | None) -> Dataset:
     names = getattr(used[0].features[labels], "names", None)
     return Dataset(
         name=found.name,
-        train_images=arrays["train_images"],
-        train_labels=arrays["train_labels"],
-        test_images=arrays["test_images"],
-        test_labels=arrays["test_labels"],
+        **{key: values for key, values in arrays.items() if key != "train_writers"},
         num_classes=len(names) if names else int(arrays["train_labels"].max()) + 1,
         scale=255.0,
         mean=tuple(float(mean) for mean in values.mean(axis=(0, 2, 3), dtype=np.float64)),

@@ -21,7 +21,7 @@ from fedsweep.bounded import read_regular
 from fedsweep.errors import DataError
 from fedsweep.streams import Stream
 from fedsweep.world.data.cache import Arrays, cached_arrays, with_progress
-from fedsweep.world.data.record import Dataset
+from fedsweep.world.data.record import Dataset, of_bytes
 
 _logger = logging.getLogger(__name__)
 _SHARD = re.compile(r"all_data_(\d+)")
@@ -65,19 +65,8 @@ def load_femnist(root: Path, *, download: bool) -> Dataset:
     sources = [file for part in parts for file in sorted((folder / part).glob("*.json"))]
     _warn_of_gaps(folder, parts)
     arrays = cached_arrays("femnist", sources=sources, decode=lambda: _decode(folder, parts))
-    return Dataset(
-        name="femnist",
-        train_images=arrays["train_images"],
-        train_labels=arrays["train_labels"],
-        test_images=arrays["test_images"],
-        test_labels=arrays["test_labels"],
-        num_classes=62,
-        scale=255.0,
-        mean=(0.9614,),
-        std=(0.1634,),
-        writers=arrays["writers"],
-        class_names=(*string.digits, *string.ascii_uppercase, *string.ascii_lowercase),
-    )
+    class_names = [*string.digits, *string.ascii_uppercase, *string.ascii_lowercase]
+    return of_bytes("femnist", arrays, pixels=((0.9614,), (0.1634,)), class_names=class_names)
 
 
 def _warn_of_gaps(folder: Path, parts: tuple[str, ...]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,3 +126,23 @@ class Dataset:
                 f"data set {self.name!r}: class_names must hold num_classes={self.num_classes} names or none, but "
                 f"holds {len(self.class_names)}"
             )
+
+
+def of_bytes(
+    name: str,
+    arrays: Mapping[str, NDArray[Any]],
+    *,
+    pixels: tuple[tuple[float, ...], tuple[float, ...]],
+    class_names: Sequence[str],
+) -> Dataset:
+    """A data set of pixels 0..255 whose classes are named.
+
+    Args:
+        name: What it is called in tables.
+        arrays: The images and labels, perhaps the writers, by their names in :class:`Dataset`.
+        pixels: Mean and standard deviation per channel, of the pixels divided by 255.
+        class_names: One per class.
+    """
+    mean, std = pixels
+    names = tuple(class_names)
+    return Dataset(name=name, **arrays, num_classes=len(names), scale=255.0, mean=mean, std=std, class_names=names)

@@ -12,6 +12,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,6 @@ _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-# A torch.library.Library takes its declarations back when it is collected, so it lives as long as the process.
-_declared: list[Any] = []
 
 
 def import_torchvision() -> Any:
@@ -70,12 +69,12 @@ def _operators_load(package: Path) -> bool:
     return True
 
 
-def _declare_operators() -> None:
-    """Declare the operators' signatures, once per process."""
+@cache
+def _declare_operators() -> Any:
+    """Declare the operators' signatures, once per process: a library takes them back when it is collected."""
     import torch
 
-    if not _declared:
-        library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-        for schema in _SCHEMAS:
-            library.define(schema)  # type: ignore[no-untyped-call]
-        _declared.append(library)
+    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    for schema in _SCHEMAS:
+        library.define(schema)  # type: ignore[no-untyped-call]
+    return library

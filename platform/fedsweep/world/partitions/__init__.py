@@ -1,5 +1,1 @@
 """How the training samples fall to the clients: what a partition is, the kinds, and all of them by name in registry."""
-
-from fedsweep.world.partitions.base import Partition
-
-__all__ = ["Partition"]

@@ -54,7 +54,8 @@ class FlowerDatasets(Partition):
                 f"scenario.partition.partitioner: {unknown_name('class', self.partitioner, known.__all__)}"
             )
         built = getattr(known, self.partitioner)
-        given = {"num_partitions": num_clients, "seed": stream.seed(32), "partition_by": _by(self.partitioner)}
+        by = "writer" if "NaturalId" in self.partitioner else "label"
+        given = {"num_partitions": num_clients, "seed": stream.seed(32), "partition_by": by}
         given = {key: value for key, value in given.items() if key in inspect.signature(built).parameters}
         columns = {"index": np.arange(len(labels)), "label": labels}
         if writers is not None:
@@ -72,7 +73,3 @@ class FlowerDatasets(Partition):
                 f" ({type(error).__name__}: {reason}); see scenario.partition.parameters"
             ) from error
         return without_empty(parts, "lower scenario.clients")
-
-
-def _by(partitioner: str) -> str:
-    return "writer" if "NaturalId" in partitioner else "label"

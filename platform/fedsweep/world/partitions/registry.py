@@ -16,24 +16,10 @@ import numpy as np
 from fedsweep.errors import ConfigError
 from fedsweep.plugins import call_builder, find_plugin
 from fedsweep.streams import Stream
-from fedsweep.world.partitions.base import Partition, check_parts, check_positive
-from fedsweep.world.partitions.draws import Floats, Indices, cut
+from fedsweep.world.partitions.base import Partition, check_positive
+from fedsweep.world.partitions.draws import Indices, cut
 from fedsweep.world.partitions.flower import FlowerDatasets
 from fedsweep.world.partitions.kinds import IID, BalancedDirichlet, Classes, Dirichlet, Quantity, Writer
-
-__all__ = [
-    "IID",
-    "PARTITIONS",
-    "BalancedDirichlet",
-    "Classes",
-    "Dirichlet",
-    "FlowerDatasets",
-    "Mixture",
-    "Partition",
-    "Quantity",
-    "Writer",
-    "check_parts",
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +50,7 @@ class Mixture(Partition):
         num_classes: int,
         writers: Indices | None = None,
     ) -> list[Indices]:
-        shares: Floats = np.array([part["share"] for part in self.of], dtype=np.float64)
+        shares = np.array([part["share"] for part in self.of], dtype=np.float64)
         order = stream.child("piles").numpy().permutation(len(labels))
         piles = [np.sort(pile) for pile in np.split(order, np.cumsum(cut(shares, len(labels)))[:-1])]
         held = [

@@ -17,7 +17,7 @@ from fedsweep.driver.run import plan_run, resumable, run_plan
 from fedsweep.engine.cost import registration_bytes
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import CONFIG, RESULT, TRAFFIC, RunFolder
-from fedsweep.runs.tables.traffic import REGISTRATION, traffic_table
+from fedsweep.runs.tables.per_client import REGISTRATION, traffic_table
 from fedsweep.testing import local_engine, run_rounds, subject_of
 
 torch.set_num_threads(1)

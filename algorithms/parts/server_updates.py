@@ -1,0 +1,105 @@
+"""Server updates: a rate and a momentum of the server's own; completed models.
+
+Completed, what a client does not hold of the model counts with the server's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedsweep.components.server_update import Replace, ServerUpdate, mean_of_updates
+from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep.submodel import Covered
+from fedsweep.trees import weighted_mean
+
+from .ranges import below_one, positive
+
+Aggregate = Literal["masked", "complete"]
+
+
+def in_whole(update: ClientUpdate, sync: SyncContext) -> Covered:
+    """An attendee's model among the values of the full one.
+
+    Raises:
+        ValueError: The component that asks has not declared that it needs models.
+    """
+    if update.vector is None:
+        raise ValueError("an aggregation on the server needs the attendees' models")
+    return update.submodel.embed(update.vector, sync.layout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerMomentum(ServerUpdate):
+    """``v <- momentum * v + (mean - w)``, ``w <- w + server_learning_rate * v``; buffers take the mean.
+
+    Attributes:
+        momentum: Share of the last move that is kept, at least 0 and below 1.
+        server_learning_rate: Above 0.
+
+    Source: Hsu, Qi, Brown (2019), section 4.3.
+    """
+
+    needs_updates: ClassVar[bool] = True
+    momentum: float
+    server_learning_rate: float = 1.0
+
+    def init(self, context: ServerContext) -> State:
+        """No velocity yet; only parameters have one."""
+        return {"velocity": torch.zeros(context.layout.num_params, dtype=context.layout.dtype)}
+
+    def apply(
+        self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        mean, params = mean_of_updates(updates, weights, sync), slice(sync.layout.num_params)
+        velocity = self.momentum * state["velocity"] + (mean[params] - sync.vector[params])
+        mean[params] = sync.vector[params] + self.server_learning_rate * velocity
+        return mean, {"velocity": velocity}
+
+
+def server_steps(*, momentum: float = 0.0, server_learning_rate: float = 1.0) -> ServerUpdate:
+    """The plain mean where there is neither momentum nor another rate than 1, bit for bit; else the momentum update.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+    below_one(momentum=momentum)
+    positive(server_learning_rate=server_learning_rate)
+    if not momentum and server_learning_rate == 1:
+        return Replace()
+    return ServerMomentum(momentum=momentum, server_learning_rate=server_learning_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompleteNet(ServerUpdate):
+    """``w + sum_k q_k m_k (w_k - w)``: the mean of all attendees' models, gaps filled with the server's values.
+
+    Where a share of the weights holds a coordinate, it moves by that share of what the mean over its holders moves. A
+    coordinate that nobody holds stays as it is, bit for bit.
+
+    Source: Wen, Jeon, Huang (2022), FedDrop, complete networks; Caldas et al. (2018), the authors' program, where
+    changes padded with zeros are averaged over all clients.
+    """
+
+    needs_updates: ClassVar[bool] = True
+
+    def apply(
+        self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        rows, held = [], torch.zeros(sync.layout.num_values, dtype=torch.bool)
+        for update in updates:
+            part = in_whole(update, sync)
+            held |= True if part.cover is None else part.cover
+            rows.append(part.vector if part.cover is None else torch.where(part.cover, part.vector, sync.vector))
+        out = torch.empty_like(sync.vector)
+        weighted_mean(rows, weights.tolist(), out)
+        return torch.where(held, out, sync.vector), state
+
+
+def aggregation(aggregate: Aggregate) -> ServerUpdate:
+    """``"masked"``: each coordinate is the mean over its holders; ``"complete"``: :class:`CompleteNet`."""
+    return CompleteNet() if aggregate == "complete" else Replace()

@@ -1,0 +1,118 @@
+"""Tables with rows for each client of each round.
+
+``client_accuracy.parquet`` has how good the tested models are for each client, ``traffic.parquet`` who was sent and who
+sent how much of what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedsweep.engine.cost import registration_sizes
+from fedsweep.engine.state import RunState
+from fedsweep.engine.who_pays import client_accuracies, present_counts
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.records import RoundRecord, Traffic
+from fedsweep.runs.run_folder import CLIENT_ACCURACY, TRAFFIC, RunFolder
+from fedsweep.submodel import Direction
+from fedsweep.world.label_stats import label_counts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+REGISTRATION = "registration"
+_ACCURACY_NAMES = ("round", "client", "accuracy", "samples", "personal_accuracy", "personal_samples")
+
+
+def write_client_tables(folder: RunFolder, experiment: Experiment, state: RunState) -> None:
+    """Replaces the tables that have rows for each client of each round; not as often as that of the rounds.
+
+    All that is written follows from the state, so nothing is there twice after a resume.
+    """
+    if (table := accuracy_table(experiment, state.records)) is not None:
+        folder.write_table(CLIENT_ACCURACY, table)
+    folder.write_table(TRAFFIC, traffic_table(experiment, state.setup_traffic, state.records))
+
+
+def accuracy_table(experiment: Experiment, records: Sequence[RoundRecord]) -> pa.Table | None:
+    """A row for each client in each round that tells clients' accuracies; None where no round does.
+
+    ``accuracy`` is the server's tested model's on the classes of the client's own, by their shares in its data, over
+    ``samples`` test samples of these classes. ``personal_accuracy`` is that of the model that the client itself would
+    use, on the ``personal_samples`` of its own share of the test set. Both are null where there is no such test.
+    """
+    import pyarrow as pa
+
+    rows = [row for row in records if row.class_accuracies is not None or row.personal_accuracies is not None]
+    if not rows:
+        return None
+    # Counts stand beside NaN in columns of floats: they are exact up to 2^53.
+    cells = np.concatenate([_cells(experiment, row) for row in rows])
+    kinds = [pa.float64() if name.endswith("accuracy") else pa.int64() for name in _ACCURACY_NAMES]
+    columns = [pa.array(cells[:, place], from_pandas=True).cast(kind) for place, kind in enumerate(kinds)]
+    return pa.table(dict(zip(_ACCURACY_NAMES, columns, strict=True)))
+
+
+def _cells(experiment: Experiment, row: RoundRecord) -> np.ndarray:
+    """A round's cells [N, columns], NaN for what is null."""
+    world, classes = experiment.world, experiment.classes(row.round)
+    num_classes = world.data.num_classes
+    cells = np.full((len(world.profiles), len(_ACCURACY_NAMES)), np.nan)
+    cells[:, 0], cells[:, 1] = row.round, np.arange(len(cells))
+    if row.class_accuracies is not None:
+        own_NC = present_counts(experiment.label_counts_NC, classes)
+        tests_C = np.bincount(world.test_labels, minlength=num_classes)
+        cells[:, 2] = client_accuracies(row.class_accuracies, own_NC)
+        cells[:, 3] = np.where(own_NC > 0, tests_C, 0).sum(axis=1)
+    if row.personal_accuracies is not None:
+        shares_NC = label_counts(world.test_labels, experiment.test_shares, num_classes)
+        cells[:, 4] = row.personal_accuracies
+        cells[:, 5] = present_counts(shares_NC, classes).sum(axis=1)
+    return cells
+
+
+def traffic_table(experiment: Experiment, setup: Traffic | None, records: Sequence[RoundRecord]) -> pa.Table:
+    """A row for each round, client, direction and kind: its bytes, and the client's local steps of the round.
+
+    Round 0 is what travels once: ``registration``, and what methods ask before round 1. Its bytes are
+    ``registration_bytes`` of ``result.json``, those of other rounds ``bytes_up`` and ``bytes_down``. What is not known,
+    the exchange before round 1 or a round of an older version, has no rows.
+    """
+    import pyarrow as pa
+
+    parts = [(0, _registration(experiment)), *([(0, setup)] if setup is not None else [])]
+    parts += [(record.round, record.traffic) for record in records if record.traffic is not None]
+    names = sorted({name for _, part in parts for name in part.names})
+    places = {name: place for place, name in enumerate(names)}
+    kinds = [np.array([places[name] for name in part.names], np.int32)[part.kinds.numpy()] for _, part in parts]
+    ups = np.concatenate([part.up.numpy() for _, part in parts]).astype(np.int32)
+    return pa.table(
+        {
+            "round": np.concatenate([np.full(len(part.clients), round, np.int64) for round, part in parts]),
+            "client": np.concatenate([part.clients.numpy() for _, part in parts]).astype(np.int64),
+            "direction": pa.DictionaryArray.from_arrays(ups, pa.array(["down", "up"])).cast(pa.string()),
+            "kind": pa.DictionaryArray.from_arrays(np.concatenate(kinds), pa.array(names)).cast(pa.string()),
+            "bytes": np.concatenate([part.num_bytes.numpy() for _, part in parts]),
+            "steps": np.concatenate([part.steps.numpy() for _, part in parts]).astype(np.int64),
+        }
+    )
+
+
+def _registration(experiment: Experiment) -> Traffic:
+    """What each client sends and gets when it registers."""
+    sizes = registration_sizes(experiment)
+    ways: list[Direction] = [way for way in ("down", "up") if sizes[way]]
+    clients = torch.tensor([profile.client for profile in experiment.world.profiles], dtype=torch.int32)
+    entries = len(clients) * len(ways)
+    return Traffic(
+        clients=clients.repeat_interleave(len(ways)),
+        up=torch.tensor([way == "up" for way in ways]).repeat(len(clients)),
+        kinds=torch.zeros(entries, dtype=torch.int16),
+        num_bytes=torch.tensor([sizes[way] for way in ways]).repeat(len(clients)),
+        steps=torch.zeros(entries, dtype=torch.int32),
+        names=(REGISTRATION,),
+    )
