@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedsweep.card import Card, with_card
+from fedsweep.components.aggregation import Weighting, by_samples
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.weighting import Weighting, by_samples
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext

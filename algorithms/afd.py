@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsweep.card import Card, Limit, parameters_of, takes, with_card
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.method import FederatedMethod
 from fedsweep.models.slicing import ordered_width
 from fedsweep.models.unit_groups import UnitGroup

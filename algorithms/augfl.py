@@ -18,12 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsweep.card import Card, takes, with_card
+from fedsweep.components.aggregation import Refinement, Uniform
 from fedsweep.components.base import ComponentReport, Published
 from fedsweep.components.evaluation import GlobalModel
 from fedsweep.components.local import LocalStep, LocalTerm, Memory, Objective
 from fedsweep.components.probes import ClientTest, LocalClient
-from fedsweep.components.refinement import Refinement
-from fedsweep.components.weighting import Uniform
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, MethodSettings
 from fedsweep.models.cost import PASSES_OF_A_STEP

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsweep.card import Card, Limit, with_card
+from fedsweep.components.aggregation import BySamples, Weighting, by_samples
 from fedsweep.components.local import Memory
+from fedsweep.components.planning import WholeModel
 from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.components.submodels import WholeModel
-from fedsweep.components.weighting import BySamples, Weighting, by_samples
 from fedsweep.method import FederatedMethod
 from fedsweep.models.functional import features_with, head_names
 from fedsweep.records import ClientUpdate, Payload, State, SyncContext

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from fedsweep.card import Card, Limit, takes, with_card
+from fedsweep.components.aggregation import Refinement, by_samples
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.refinement import Refinement
-from fedsweep.components.weighting import by_samples
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext

@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedsweep.card import Card, with_card
-from fedsweep.components.weighting import Weighting
+from fedsweep.components.aggregation import Weighting
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, State, SyncContext
 

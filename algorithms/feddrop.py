@@ -17,7 +17,7 @@ from torch import nn
 
 from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import BYTES_PER_VALUE, layer_costs, training_flops

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedsweep.card import Card, Limit, takes, with_card
+from fedsweep.components.aggregation import ServerUpdate, mean_of_updates
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.components.server_update import ServerUpdate, mean_of_updates
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, RoundContext, ServerContext, State, SyncContext

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.card import Card, Limit, with_card
+from fedsweep.components.aggregation import ServerUpdate, Uniform, mean_of_updates
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.evaluation import Evaluation, GlobalModel
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.components.server_update import ServerUpdate, mean_of_updates
-from fedsweep.components.weighting import Uniform
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.functional import logits_with

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import floor
 
 from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.method import FederatedMethod
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import RoundContext, ServerContext, State

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsweep.card import Card, Limit, takes, with_card
+from fedsweep.components.aggregation import Refinement
 from fedsweep.components.base import ComponentReport, Published
 from fedsweep.components.local import LocalStep, LocalTerm
-from fedsweep.components.refinement import Refinement
 from fedsweep.method import FederatedMethod
 from fedsweep.models.functional import head_names, head_with
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext

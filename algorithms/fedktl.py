@@ -19,12 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.card import Card, parameters_of, takes, with_card
+from fedsweep.components.aggregation import Refinement
 from fedsweep.components.base import ComponentReport, Published
 from fedsweep.components.evaluation import Evaluation
-from fedsweep.components.local import LocalStep, Memory, Objective
+from fedsweep.components.local import LocalSolver, LocalStep, Memory, Objective
 from fedsweep.components.probes import ClientTest, LocalClient, Probe
-from fedsweep.components.refinement import Refinement
-from fedsweep.components.solver import LocalSolver
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import training_flops
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext

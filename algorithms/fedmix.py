@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsweep.card import Card, Limit, parameters_of, takes, with_card
+from fedsweep.components.aggregation import Refinement
 from fedsweep.components.base import Published
 from fedsweep.components.local import LocalStep, Objective
 from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.components.refinement import Refinement
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext

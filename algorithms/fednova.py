@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.weighting import Weighting, by_samples
+from fedsweep.components.aggregation import Weighting, by_samples
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, State, SyncContext
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.server_update import ServerUpdate, mean_of_updates
+from fedsweep.components.aggregation import ServerUpdate, mean_of_updates
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 

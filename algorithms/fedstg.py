@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from fedsweep.card import Card, Limit, parameters_of, takes, with_card
+from fedsweep.components.aggregation import BySamples, Weighting
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.pacing import OncePerRound, Pacing
-from fedsweep.components.weighting import BySamples, Weighting
+from fedsweep.components.planning import OncePerRound, Pacing
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import (

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.local import CrossEntropy, LocalStep, Objective
-from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.method import FederatedMethod
 from fedsweep.models.slicing import ordered_kept, ordered_width
 from fedsweep.models.unit_groups import UnitGroup

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.card import Card, Limit, with_card
+from fedsweep.components.aggregation import BySamples, Uniform
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.submodels import SubModelPolicy
-from fedsweep.components.weighting import BySamples, Uniform
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.network import LinearHeadNetwork, Network

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsweep.card import Card, Limit, takes, with_card
+from fedsweep.components.aggregation import Refinement
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.components.refinement import Refinement
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.trees import ParamTree

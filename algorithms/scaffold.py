@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from fedsweep.card import Card, with_card
+from fedsweep.components.aggregation import BySamples, Refinement, Uniform, When
 from fedsweep.components.base import Published
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.components.refinement import Refinement
-from fedsweep.components.weighting import BySamples, Uniform, When
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.trees import ParamTree, weighted_mean

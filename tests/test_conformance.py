@@ -13,11 +13,10 @@ from torch import Tensor
 
 from fedsweep.algorithms.registry import METHODS
 from fedsweep.card import Card, Limit, with_card
+from fedsweep.components.aggregation import Refinement, Weighting
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.components.refinement import Refinement
-from fedsweep.components.submodels import SubModelPolicy
-from fedsweep.components.weighting import Weighting
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, RoundContext, ServerContext, State, SyncContext

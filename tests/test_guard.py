@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.components.aggregation import Refinement
 from fedsweep.components.base import Published
 from fedsweep.components.codec import Codec
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork
 from fedsweep.components.probes import Probe
-from fedsweep.components.refinement import Refinement
-from fedsweep.engine.foresight.forecast import check_first_round
+from fedsweep.engine.foresight import check_first_round
 from fedsweep.errors import ClientJobError, ComponentError, ConfigError, FedsweepError, InvariantError
 from fedsweep.guard import guarded, place_of
 from fedsweep.method import FederatedMethod

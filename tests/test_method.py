@@ -12,11 +12,10 @@ from torch import Tensor
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg, fedsgd
 from fedsweep.algorithms.fedprox import Proximal, fedprox
+from fedsweep.components.aggregation import Refinement, Uniform
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.local import LocalTerm
-from fedsweep.components.pacing import FixedInterval
-from fedsweep.components.refinement import Refinement
-from fedsweep.components.weighting import Uniform
+from fedsweep.components.planning import FixedInterval
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, MethodSettings, merge
 from fedsweep.records import ClientUpdate, Payload, State, SyncContext

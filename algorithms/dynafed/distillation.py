@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from fedsweep.card import Card, Limit, parameters_of, takes, with_card
+from fedsweep.components.aggregation import BySamples, Refinement, Uniform
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.refinement import Refinement
-from fedsweep.components.weighting import BySamples, Uniform
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import PASSES_OF_A_STEP

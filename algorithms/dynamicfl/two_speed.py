@@ -16,7 +16,7 @@ import numpy as np
 
 from fedsweep.card import Card, Limit, takes, with_card
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.pacing import FixedInterval, Pacing, check_sync_rule, cut_round, due_steps
+from fedsweep.components.planning import FixedInterval, Pacing, check_sync_rule, cut_round, due_steps
 from fedsweep.components.probes import Probe
 from fedsweep.errors import ConfigError, unknown_name
 from fedsweep.method import FederatedMethod, MethodSettings

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsweep.components.aggregation import Weighting
 from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.components.weighting import Weighting
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.trees import ParamTree, coverage_mean
 from fedsweep.world.label_stats import js_divergence, population

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fedsweep.card import Card, Limit, parameters_of, takes, with_card
 from fedsweep.components.base import ComponentReport
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.components.probes import Probe
-from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import BYTES_PER_VALUE, fwd_macs_per_sample, training_flops

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.card import Card, Limit, takes, with_card
+from fedsweep.components.aggregation import Weighting
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.probes import Probe
-from fedsweep.components.weighting import Weighting
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.functional import logits_with

@@ -15,8 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.components.pacing import Pacing
-from fedsweep.components.selection import Selection
+from fedsweep.components.planning import Pacing, Selection
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientUpdate, LocalJob, RoundContext, ServerContext, State, SyncContext, SyncPoint
 

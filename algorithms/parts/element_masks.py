@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.local import LocalStep, LocalTerm, Memory
-from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
 from fedsweep.submodel import ElementMask, SubModel

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedsweep.components.evaluation import GlobalModel
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.components.probes import ClientTest, LocalClient
-from fedsweep.components.submodels import SubModelPolicy
 from fedsweep.models.functional import head_names, logits_with
 from fedsweep.records import Payload, RoundContext, ServerContext, State
 from fedsweep.submodel import PartOfModel, SubModel

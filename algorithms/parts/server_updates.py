@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.components.server_update import Replace, ServerUpdate, mean_of_updates
+from fedsweep.components.aggregation import Replace, ServerUpdate, mean_of_updates
 from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
 from fedsweep.submodel import Covered
 from fedsweep.trees import weighted_mean

@@ -12,8 +12,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from fedsweep.components.aggregation import Refinement
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.refinement import Refinement
 from fedsweep.errors import ConfigError
 from fedsweep.models.slicing import ordered_kept
 from fedsweep.models.unit_groups import UnitGroup

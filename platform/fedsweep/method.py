@@ -8,18 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from fedsweep.components.aggregation import BySamples, Refinement, Replace, ServerUpdate, Weighting
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.codec import AsItIs, Codec
 from fedsweep.components.evaluation import Evaluation, GlobalModel
-from fedsweep.components.local import CrossEntropy, LocalTerm, Objective
-from fedsweep.components.pacing import OncePerRound, Pacing
+from fedsweep.components.local import CrossEntropy, LocalSolver, LocalTerm, Objective, OptimizerSteps
+from fedsweep.components.planning import OncePerRound, Pacing, Selection, SubModelPolicy, UniformSelection, WholeModel
 from fedsweep.components.probes import Probe
-from fedsweep.components.refinement import Refinement
-from fedsweep.components.selection import Selection, UniformSelection
-from fedsweep.components.server_update import Replace, ServerUpdate
-from fedsweep.components.solver import LocalSolver, OptimizerSteps
-from fedsweep.components.submodels import SubModelPolicy, WholeModel
-from fedsweep.components.weighting import BySamples, Weighting
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.records import State
 

@@ -59,6 +59,12 @@ class FlatLayout:
         """Parameters and float buffers, without riders, as views into ``vector``."""
         return self._views(vector, self.num_params + self.num_buffers)
 
+    def padded(self, params: Tensor) -> Tensor:
+        """A new vector [num_values] with one value for each trained parameter [num_params], and zeros behind them."""
+        vector = params.new_zeros(self.num_values)
+        vector[: self.num_params] = params
+        return vector
+
     def parts(self, views: ParamTree) -> tuple[ParamTree, ParamTree]:
         """Of all views of a vector the trained parameters alone, and these with the float buffers."""
         starts = {name: self._places[name].start for name in views}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.abavg import ByAccuracy, abavg
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.components.weighting import Uniform
+from fedsweep.components.aggregation import Uniform
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment

@@ -19,8 +19,8 @@ from fedsweep.algorithms.fedopt import fedavgm
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.parts.arrivals import Arrivals, Discount, IdleClients
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.weighting import Uniform
-from fedsweep.engine.foresight.forecast import forecast
+from fedsweep.components.aggregation import Uniform
+from fedsweep.engine.foresight import forecast
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg, fedsgd
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.pacing import Pacing
-from fedsweep.components.weighting import Uniform, Weighting
+from fedsweep.components.aggregation import Uniform, Weighting
+from fedsweep.components.planning import Pacing
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod

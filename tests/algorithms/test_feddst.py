@@ -12,11 +12,11 @@ from torch import nn
 from fedsweep.algorithms.feddst import AdjustableMask, erk_densities, feddst, moved_weights
 from fedsweep.algorithms.parts.element_masks import largest, shared_out, weight_layers
 from fedsweep.card import card_of
-from fedsweep.components.server_update import mean_of_updates
+from fedsweep.components.aggregation import mean_of_updates
 from fedsweep.errors import ConfigError
 from fedsweep.models.networks.chains import Mlp
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
-from fedsweep.testing.costs import bytes_are_the_cards
+from fedsweep.testing.checks import bytes_are_the_cards
 from fedsweep.testing.subject import Subject
 
 

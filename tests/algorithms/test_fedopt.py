@@ -13,7 +13,7 @@ from fedsweep.algorithms.fedopt import AdaptiveServer, fedadagrad, fedadam, feda
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.parts.server_updates import ServerMomentum
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.engine.foresight.forecast import forecast
+from fedsweep.engine.foresight import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import ClientUpdate, ServerContext, SyncContext

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedsweep.algorithms.fedstg import SamplesSpeedRarity, StagnationAware, fedstg
-from fedsweep.components.weighting import by_samples
+from fedsweep.components.aggregation import by_samples
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.schedules import HalfCosineWithDrops
 from fedsweep.records import (

@@ -17,7 +17,7 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.fedstg import SamplesSpeedRarity, StagnationAware, fedstg
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.weighting import BySamples, Uniform
+from fedsweep.components.aggregation import BySamples, Uniform
 from fedsweep.config.load import load_config
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError

@@ -18,8 +18,8 @@ from fedsweep.algorithms.fedopt import fedadam
 from fedsweep.algorithms.fedstg import fedstg
 from fedsweep.algorithms.scaffold import Correction, MeanControl, scaffold
 from fedsweep.client.optimizer import OptimizerSettings
+from fedsweep.components.aggregation import Uniform
 from fedsweep.components.codec import Codec
-from fedsweep.components.weighting import Uniform
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment

@@ -24,7 +24,7 @@ from fedsweep.algorithms.prunefl.method import prunefl
 from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.foresight.forecast import forecast
+from fedsweep.engine.foresight import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment

@@ -29,7 +29,7 @@ from fedsweep.algorithms.fjord import NestedWidths, part_of_part
 from fedsweep.algorithms.parts.widths import ordered_part
 from fedsweep.bench.data import noise
 from fedsweep.catalog import build_method
-from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.engine.engine import Engine
 from fedsweep.method import FederatedMethod
 from fedsweep.models.network import Network

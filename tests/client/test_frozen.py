@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.frozen import Frozen, twin
-from fedsweep.components.local import NOBODY, ClientFacts, LocalStep, LocalTerm, LocalWork, Memory
+from fedsweep.components.local import NOBODY, ClientFacts, Frozen, LocalStep, LocalTerm, LocalWork, Memory, twin
 from fedsweep.errors import ClientJobError
 from fedsweep.method import FederatedMethod
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment

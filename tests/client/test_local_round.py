@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.scaffold import scaffold
-from fedsweep.client.flat_module import ModuleSlot
+from fedsweep.client.modules import ModuleSlot
 from fedsweep.client.optimizer import ClientOptimizer, OptimizerSettings
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.components.pacing import FixedInterval
-from fedsweep.components.solver import LocalSolver
+from fedsweep.components.local import LocalSolver, LocalStep, LocalTerm, LocalWork, Memory
+from fedsweep.components.planning import FixedInterval
 from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate

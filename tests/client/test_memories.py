@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsweep.client.memories import cut_memory, grown_memory
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.method import FederatedMethod
 from fedsweep.models.networks.chains import Mlp
 from fedsweep.models.unit_submodel import unit_submodel

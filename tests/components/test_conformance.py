@@ -13,12 +13,9 @@ from torch import Tensor
 
 from fedsweep.algorithms.registry import METHODS
 from fedsweep.catalog import build_method
+from fedsweep.components.aggregation import BySamples, Uniform, mean_of_updates
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.pacing import FixedInterval, OncePerRound, cut_round, due_steps
-from fedsweep.components.selection import UniformSelection
-from fedsweep.components.server_update import mean_of_updates
-from fedsweep.components.submodels import WholeModel
-from fedsweep.components.weighting import BySamples, Uniform
+from fedsweep.components.planning import FixedInterval, OncePerRound, UniformSelection, WholeModel, cut_round, due_steps
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientUpdate, ClientWork, LocalJob, RoundContext, SyncContext, SyncPoint
 from fedsweep.streams import stream

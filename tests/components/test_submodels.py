@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.submodels import WholeModel
+from fedsweep.components.planning import WholeModel
 from fedsweep.engine.engine import Engine
 from fedsweep.method import FederatedMethod
 from fedsweep.submodel import FULL_MODEL, Covered, SubModel

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.components.pacing import FixedInterval, Pacing
-from fedsweep.components.server_update import mean_of_updates
-from fedsweep.components.weighting import Uniform, Weighting
+from fedsweep.components.aggregation import Uniform, Weighting, mean_of_updates
+from fedsweep.components.planning import FixedInterval, Pacing
 from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, LocalJob, RoundContext, State, SyncContext, SyncPoint

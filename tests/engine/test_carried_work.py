@@ -13,9 +13,8 @@ import torch
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
-from fedsweep.components.pacing import Pacing
-from fedsweep.components.submodels import SubModelPolicy
-from fedsweep.engine.foresight.forecast import forecast
+from fedsweep.components.planning import Pacing, SubModelPolicy
+from fedsweep.engine.foresight import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
@@ -91,7 +90,7 @@ def test_carried_work_does_not_go_with_terms_that_send() -> None:
 
 def test_carried_work_does_not_go_with_sub_models() -> None:
     with pytest.raises(ConfigError, match="over several rounds, which does not go with sub-models"):
-        local_engine(tiny_experiment(method(submodels=Cuts()))).check()
+        check_experiment(tiny_experiment(method(submodels=Cuts())))
     check_experiment(tiny_experiment(method(submodels=Cuts(), discard=True)))
 
 

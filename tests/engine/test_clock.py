@@ -9,7 +9,7 @@ import pytest
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.components.pacing import FixedInterval, Pacing
+from fedsweep.components.planning import FixedInterval, Pacing
 from fedsweep.experiment.experiment import Experiment, StopLimits
 from fedsweep.method import FederatedMethod
 from fedsweep.records import LocalJob, RoundContext, State, SyncPoint

@@ -14,10 +14,9 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.feddh import feddh
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
-from fedsweep.components.pacing import Pacing
-from fedsweep.components.selection import Selection
+from fedsweep.components.planning import Pacing, Selection
 from fedsweep.engine.dropouts import close_round
-from fedsweep.engine.foresight.forecast import check_first_round, forecast
+from fedsweep.engine.foresight import check_first_round, forecast
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.components.pacing import FixedInterval
-from fedsweep.components.refinement import Refinement
-from fedsweep.components.server_update import ServerUpdate, mean_of_updates
-from fedsweep.components.weighting import Weighting, When, by_samples
+from fedsweep.components.aggregation import Refinement, ServerUpdate, Weighting, When, by_samples, mean_of_updates
+from fedsweep.components.planning import FixedInterval
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError

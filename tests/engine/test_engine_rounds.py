@@ -16,7 +16,7 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Objective
-from fedsweep.components.pacing import Pacing
+from fedsweep.components.planning import Pacing
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment, StopLimits
 from fedsweep.method import FederatedMethod, merge

@@ -16,7 +16,7 @@ from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.client.messages import Handle, Inquiry, Segment, SegmentReply
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Objective
-from fedsweep.components.pacing import FixedInterval, Pacing
+from fedsweep.components.planning import FixedInterval, Pacing
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError, RunError, WorkerLost

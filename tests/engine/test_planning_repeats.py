@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicsgd
-from fedsweep.components.pacing import cut_round, due_steps
+from fedsweep.components.planning import cut_round, due_steps
 from fedsweep.engine.plan import Planner
 from fedsweep.errors import InvariantError
 from fedsweep.records import LocalJob, RoundContext, SyncPoint

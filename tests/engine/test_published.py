@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.components.aggregation import Refinement
 from fedsweep.components.base import Published
 from fedsweep.components.local import LocalStep, LocalTerm
-from fedsweep.components.pacing import FixedInterval
-from fedsweep.components.refinement import Refinement
+from fedsweep.components.planning import FixedInterval
 from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod
 from fedsweep.models.networks.chains import Mlp

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.pacing import Pacing
-from fedsweep.components.selection import Selection
+from fedsweep.components.planning import Pacing, Selection
 from fedsweep.engine.engine import Engine
 from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.components.refinement import Refinement
+from fedsweep.components.aggregation import Refinement
 from fedsweep.config.load import load_config
 from fedsweep.errors import DataError
 from fedsweep.experiment.build import build_experiment

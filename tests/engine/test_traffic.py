@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from fedsweep.algorithms.fedavg import fedavg
+from fedsweep.components.aggregation import Refinement, Weighting, by_samples
 from fedsweep.components.local import LocalStep, LocalTerm
-from fedsweep.components.pacing import FixedInterval
+from fedsweep.components.planning import FixedInterval
 from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.components.refinement import Refinement
-from fedsweep.components.weighting import Weighting, by_samples
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.ledger import Ledger, whole_values
+from fedsweep.engine.ledger import Ledger, Size, whole_values
 from fedsweep.errors import InvariantError
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
@@ -231,7 +230,7 @@ def test_the_ledger_adds_by_client_direction_and_kind() -> None:
         0, "up", {"mask": torch.zeros(9, dtype=torch.bool), "scores": torch.zeros((2, 3), dtype=torch.float16)}
     )
     ledger.message(1, "up", whole_values({"params": 5}))
-    ledger.packed(0, "down", 3)
+    ledger.message(0, "down", {"mask": Size(0, 3)})
     assert ledger.values == {
         (0, "down", "params"): 20,
         (0, "down", "buffers"): 2,

@@ -14,7 +14,7 @@ import fedsweep.catalog
 import fedsweep.experiment.build
 from fedsweep import run
 from fedsweep.cli import main
-from fedsweep.components.weighting import Weighting
+from fedsweep.components.aggregation import Weighting
 from fedsweep.config.load import load_config
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.space import list_trials

@@ -14,7 +14,7 @@ from torch import nn
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.pacing import FixedInterval
+from fedsweep.components.planning import FixedInterval
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import torch
 
+from fedsweep.components.aggregation import Refinement
 from fedsweep.components.base import Published
 from fedsweep.components.local import NOBODY, ClientFacts, LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.components.refinement import Refinement
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.trees import ParamTree

@@ -52,7 +52,7 @@ class Encoder:
     def _encode(self, move: Tensor, stream: Stream) -> Payload:
         if not self._codec.error_feedback:
             return self._checked(self._codec.encode(move, stream))
-        left = self._cut(self._left)
+        left = self._submodel.extract(self._full.padded(self._left), self._full)[: len(self._travels)].clone()
         move = move + left[self._travels]
         message = self._checked(self._codec.encode(move, stream))
         left[self._travels] = move - _decoded(self._codec, message, len(move))
@@ -67,16 +67,9 @@ class Encoder:
         """What the client remembers: what its messages have left out [P of the full model], where that is fed back."""
         return {"codec": self._left} if self._codec.error_feedback else {}
 
-    def _cut(self, values: Tensor) -> Tensor:
-        whole = values.new_zeros(self._full.num_values)
-        whole[: self._full.num_params] = values
-        return self._submodel.extract(whole, self._full)[: len(self._travels)].clone()
-
     def _grown(self, part: Tensor) -> Tensor:
         """A part's values in full size; what does not travel is as it was."""
-        padded = part.new_zeros(self._submodel.layout(self._full).num_values)
-        padded[: len(part)] = part
-        held = self._submodel.embed(padded, self._full)
+        held = self._submodel.embed(self._submodel.layout(self._full).padded(part), self._full)
         values, params = held.vector[: self._full.num_params], slice(self._full.num_params)
         return values.clone() if held.cover is None else torch.where(held.cover[params], values, self._left)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -17,19 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.coding import Encoder
-from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.lanes.draws import seed_draws
 from fedsweep.client.lanes.lane import Lane, Taken
 from fedsweep.client.messages import ClientSide, Reply, RoundTotals, Tally, Turn
-from fedsweep.client.narrowed import Narrowed, part_of_step
+from fedsweep.client.modules import ModuleSlot, Narrowed, part_of_step
 from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.client.shards import Batches, Shard, pass_accuracies
 from fedsweep.client.terms import ClientTerms
-from fedsweep.client.views import ClientViews, measured
 from fedsweep.components.local import ClientFacts, LocalStep, LocalWork, Memory
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.errors import ClientJobError
-from fedsweep.guard import OnClient, check_scalar
+from fedsweep.guard import OnClient, check_named, check_scalar
 from fedsweep.records import LocalJob, Payload, State
 from fedsweep.streams import stream
 from fedsweep.submodel import SubModel
@@ -50,6 +49,9 @@ class LocalRound:
         memory: What the client remembers; None: nothing yet.
         num_classes: Classes of the data set.
         tests: The client's share of the test set, where it is to test a model.
+
+    Attributes:
+        step_reached: The local step of this round that was begun last, from 1; 0 before the first.
     """
 
     def __init__(
@@ -71,9 +73,7 @@ class LocalRound:
         self.layout = slot.layout
         self._side, self._round, self._learning_rate = side, round, learning_rate
         self._slot, self._shard, self._full = slot, shard, full
-        self._views_of = ClientViews(
-            client=turn.client, round=round, seed=side.seed, num_classes=num_classes, shard=shard, test_shard=tests
-        )
+        self._num_classes, self._tests = num_classes, tests
         self._work, self._when = turn.work, OnClient(turn.client, round)
         self._facts = ClientFacts(
             client=turn.client,
@@ -85,7 +85,7 @@ class LocalRound:
             told_share=side.share(turn.client),
         )
         self._batches = Batches(shard, turn.work, seed=side.seed, round=round, client=turn.client)
-        self._position = self._reached = self._due = self._samples = 0
+        self._position = self.step_reached = self._due = self._samples = 0
         self._job_steps, self._job_effective_steps = 0, 0.0
         self._loss_sum = self._probed = 0.0
         self._hits: list[tuple[int, int]] = []
@@ -132,22 +132,11 @@ class LocalRound:
         self._anchor, self._anchor_tree = anchor, self.layout.model(anchor)
 
     def begin(
-        self,
-        job: LocalJob,
-        anchor: Tensor | None,
-        *,
-        version: int,
-        broadcast: Payload,
-        probes: tuple[Probe, ...],
+        self, job: LocalJob, anchor: Tensor | None, *, version: int, broadcast: Payload, probes: tuple[Probe, ...]
     ) -> None:
         """Take up a job. Its steps are taken when the client is waited for, see :meth:`advance`.
 
-        Args:
-            job: The work.
-            anchor: The server's model [V full] that was just sent; None where the job resumes.
-            version: The anchor's version.
-            broadcast: What came with it.
-            probes: Measurements to make at the start.
+        The server's model [V full], its version and a broadcast were just sent; there is none where the job resumes.
         """
         if anchor is not None:
             self.vector.copy_(self.submodel.extract(anchor, self._full))
@@ -191,25 +180,23 @@ class LocalRound:
             self._hits += zip(taken.hits, self._batches.sizes(self._position, self._due), strict=True)
             self._count(taken.losses)
         elif self._due:
-            self._count(self._steps_alone())
+            module = self._slot.bind(self._views)
+            if not module.training:
+                module.train()
+            steps = range(self._position, self._position + self._due)
+            losses = [self._one_step(module, position) for position in steps]
+            only_one = len(losses) == 1
+            self._count([float(losses[0])] if only_one else cast("list[float]", torch.stack(losses).tolist()))
         self._finish_terms()
         self._measure([p for p in probes if p.when != "start"])
         total = float(self.vector.sum())
         if not math.isfinite(total) and not bool(torch.isfinite(self.vector).all()):
             raise self._error(self._position, "its model has values that are not finite; lower the learning rate")
 
-    def _steps_alone(self) -> list[float]:
-        module = self._slot.bind(self._views)
-        if not module.training:
-            module.train()
-        first = self._position
-        losses = [self._one_step(module, position) for position in range(first, first + self._due)]
-        return [float(losses[0])] if len(losses) == 1 else cast("list[float]", torch.stack(losses).tolist())
-
     def _count(self, values: Sequence[float]) -> None:
         """Take note of steps that were taken, by their losses."""
         first, steps = self._position, len(values)
-        self._due, self._position, self._reached = 0, first + steps, first + steps
+        self._due, self._position, self.step_reached = 0, first + steps, first + steps
         self._samples += sum(self._batches.sizes(first, steps))
         loss_sum = math.fsum(values)
         if not math.isfinite(loss_sum):
@@ -227,7 +214,7 @@ class LocalRound:
 
     def _one_step(self, module: nn.Module, position: int) -> Tensor:
         side = self._side
-        self._reached = position + 1
+        self.step_reached = position + 1
         inputs, targets = self._batches.at(position)
         seed_draws(self._batches.seed(position), side.device)
         narrow = part_of_step(self.submodel, position, slot=self._slot, known=self._narrowed)
@@ -324,21 +311,35 @@ class LocalRound:
         if not probes:
             return
         for probe in probes:
-            view = self._view(f"probe {probe.name}", reads_data=probe.reads_data)
-            self._keep_extras(probe.name, measured(probe, view, when=self._when))
+            found = probe.measure(self._view(f"probe {probe.name}", reads_data=probe.reads_data))
+            check_named(found, Tensor, probe, "measure", when=self._when)
+            self._keep_extras(probe.name, found)
             self._probed += probe.passes * len(self._shard)
         # A probe may have run backward passes; what it left must not reach the next step.
         self._slot.gradient.zero_()
 
+    @cached_property
+    def _inputs(self) -> Tensor:
+        return self._shard.everything()[0]  # made ready once, where somebody looks at them
+
     def _view(self, purpose: str, *, reads_data: bool = True) -> LocalClient:
-        """The client as it is now."""
-        return self._views_of.view(
-            purpose,
-            self._slot.bind(self._views),
+        """The client as it is now; ``purpose`` names its random numbers."""
+        model = self._slot.bind(self._views).eval()
+        tests = (None, None) if self._tests is None else self._tests.everything()
+        return LocalClient(
+            client=self.client,
+            round=self._round,
+            inputs=self._inputs if reads_data else torch.empty(0),
+            targets=self._shard.targets,
+            num_classes=self._num_classes,
+            anchor={name: self._anchor_tree[name] for name in self._trained if self._anchor_tree},
             params=self._trained,
-            anchor=self._anchor_tree,
+            model=model,
+            forward_with=lambda values, inputs: torch.func.functional_call(model, values, (inputs,), strict=False),
+            stream=stream(self._side.seed, purpose, self._round, self.client),
             memories=self._terms.memories(),
-            reads_data=reads_data,
+            test_inputs=tests[0],
+            test_targets=tests[1],
         )
 
     def _keep_extras(self, owner: str, payload: Payload) -> None:
@@ -348,17 +349,8 @@ class LocalRound:
 
     # -- results -------------------------------------------------------------------------------------------------
 
-    @property
-    def step_reached(self) -> int:
-        """The local step of this round that was begun last, from 1; 0 before the first."""
-        return self._reached
-
     def reply(self, *, leaves: bool) -> Reply:
-        """What travels at a sync point.
-
-        Args:
-            leaves: The round ends with it, so the vector itself may go; otherwise the client goes on in it.
-        """
+        """What travels at a sync point; where the client ``leaves``, its round ends, and the vector itself may go."""
         extras, self._extras = self._extras, {}
         vector = self.vector.cpu() if leaves else self.vector.cpu().clone()
         reply = Reply(client=self.client, vector=vector, tally=self._tally, extras=extras)

@@ -6,8 +6,7 @@ they lie in full size, since the next sub-model may hold other coordinates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from math import prod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,14 +32,7 @@ def cut_memory(memory: Any, submodel: SubModel, full: FlatLayout) -> Any:
 
 
 def grown_memory(memory: Any, before: Any, *, submodel: SubModel, full: FlatLayout) -> Any:
-    """The reverse of :func:`cut_memory`; what the part does not hold is as it was ``before``, or zero.
-
-    Args:
-        memory: The client's memory after its work.
-        before: What was kept of it until then, in full size; None: nothing.
-        submodel: The part that the client had.
-        full: The full model's layout.
-    """
+    """The reverse of :func:`cut_memory`; what the part does not hold is as it was ``before``, in full size, or zero."""
     if submodel == FULL_MODEL:
         return memory
     part = submodel.layout(full)
@@ -73,22 +65,17 @@ def _is_param_tree(value: Any, layout: FlatLayout) -> bool:
     if not isinstance(value, dict) or not all(isinstance(tensor, Tensor) for tensor in value.values()):
         return False
     params, buffers = layout.num_params, layout.num_buffers
-    return value.keys() in (set(_names(layout, params)), set(_names(layout, params + buffers)))
+    return value.keys() in (_names(layout, params), _names(layout, params + buffers))
 
 
-def _names(layout: FlatLayout, stop: int) -> Iterator[str]:
+def _names(layout: FlatLayout, stop: int) -> set[str]:
     """The names of what lies before a place in the vector."""
-    offset = 0
-    for name, shape in zip(layout.names, layout.shapes, strict=True):
-        if offset >= stop:
-            return
-        offset += prod(shape)
-        yield name
+    return {name for name, place in layout.places().items() if place.start < stop}
 
 
 def _like(tree: ParamTree, layout: FlatLayout, vector: Tensor) -> ParamTree:
     """A vector as a tree with buffers, where the given one has some, or without."""
-    has_buffers = len(tree) > sum(1 for _ in _names(layout, layout.num_params))
+    has_buffers = len(tree) > len(_names(layout, layout.num_params))
     return layout.model(vector) if has_buffers else layout.params(vector)
 
 

@@ -12,9 +12,8 @@ from torch import Tensor
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.base import Published
 from fedsweep.components.codec import AsItIs, Codec
-from fedsweep.components.local import LocalTerm, Objective
+from fedsweep.components.local import LocalSolver, LocalTerm, Objective
 from fedsweep.components.probes import Probe
-from fedsweep.components.solver import LocalSolver
 from fedsweep.records import ClientWork, Payload, SyncPoint
 from fedsweep.submodel import SubModel
 

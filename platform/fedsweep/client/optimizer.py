@@ -74,20 +74,15 @@ class ClientOptimizer:
             return torch.from_numpy(np.array(self._kept.get(name, 0.0), dtype=np.float32))
         value = torch.zeros_like(self._flat.detach())
         if name in self._kept:
-            value.copy_(self._cut(self._kept[name]))
+            # The sub-model's share of what has one value per parameter of the full model.
+            padded = self._full.padded(torch.from_numpy(np.array(self._kept[name])))
+            value.copy_(self._submodel.extract(padded, self._full)[: self._part.num_params])
         return value
-
-    def _cut(self, per_param: np.ndarray) -> Tensor:
-        """The sub-model's share of an array with one value per parameter of the full model."""
-        whole = torch.zeros(self._full.num_values, dtype=self._full.dtype)
-        whole[: self._full.num_params] = torch.from_numpy(np.array(per_param))
-        return self._submodel.extract(whole, self._full)[: self._part.num_params]
 
     def _grown(self, name: str) -> np.ndarray:
         """A state tensor in the full model's size: the sub-model's share; the rest as it was, or zero."""
-        part = torch.zeros(self._part.num_values, dtype=self._part.dtype)
-        part[: self._part.num_params] = self.torch.state[self._flat][name].detach().cpu()
-        covered = self._submodel.stays(part, self._full)
+        part = self.torch.state[self._flat][name].detach().cpu()
+        covered = self._submodel.stays(self._part.padded(part), self._full)
         whole = covered.vector[: self._full.num_params].clone()
         if covered.cover is not None:
             old = torch.from_numpy(np.array(self._kept[name])) if name in self._kept else torch.zeros_like(whole)

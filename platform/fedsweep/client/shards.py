@@ -28,10 +28,6 @@ def batch_order(work: ClientWork, order_stream: Stream) -> list[np.ndarray]:
     batches of exactly ``batch_size``, so a batch may cross from one pass into the next and a sample may come twice
     in it where the shard is smaller (DynamicFL, section 8 of its specification); otherwise each pass ends with a
     batch of what is left.
-
-    Args:
-        work: Steps, batch size and samples of the round.
-        order_stream: The client's stream for batches in this round.
     """
     generator = order_stream.numpy()
     n, size = work.num_samples, work.batch_size

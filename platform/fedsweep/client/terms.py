@@ -48,8 +48,7 @@ class ClientTerms:
     @property
     def see_gradients(self) -> bool:
         """Whether one of them adds to the gradient or is shown it."""
-        hooks = ("gradient", "after_step")
-        return any(getattr(type(term), hook) is not getattr(LocalTerm, hook) for term in self._terms for hook in hooks)
+        return any(term.has_own("gradient", "after_step") for term in self._terms)
 
     def prepare(
         self, params: ParamTree, values: ParamTree, anchor: ParamTree, look: Look
@@ -71,7 +70,7 @@ class ClientTerms:
             memory, replacing = pair(given, term, "prepare", must="memory, params or None", when=self._when)
             self._remember(term, memory, "prepare")
             check_tree(replacing, values, term, "prepare", when=self._when)
-            self._marks[term.name] = None if _remembers_in_steps(type(term)) else marks(memory)
+            self._marks[term.name] = None if term.has_own("after_step") else marks(memory)
             yield replacing
 
     def at(self, step: LocalStep, seen: Callable[[Memory], Memory] | None = None) -> Iterator[LocalTerm]:
@@ -182,11 +181,6 @@ def marks(memory: Memory) -> dict[str, tuple[int, int]]:
         name: (id(value), value._version if isinstance(value, Tensor) and not value.is_inference() else 0)
         for name, value in memory.items()
     }
-
-
-@cache
-def _remembers_in_steps(term: type[LocalTerm]) -> bool:
-    return term.after_step is not LocalTerm.after_step
 
 
 @cache

@@ -7,18 +7,18 @@ A Ray client actor wraps one; the local fleet is one. How several workers averag
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.lanes.grouping import Lanes
 from fedsweep.client.lanes.lane import Taken
 from fedsweep.client.local_round import LocalRound
 from fedsweep.client.messages import ClientSide, Inquiry, RoundTotals, Segment, SegmentReply, Turn
+from fedsweep.client.modules import ModuleSlot
 from fedsweep.client.shards import ClientTests, Shard, TrainingData
 from fedsweep.components.base import Published
 from fedsweep.errors import ClientJobError, FedsweepError, InvariantError
@@ -145,7 +145,8 @@ class Worker:
             due = [k for k in point.attend if self._mine(segment, k) and k in self._sessions]
             taken = self._taken_together(due)
             for client in due:
-                self._guard(segment, client, lambda k=client, t=taken: self._sessions[k].advance(probes, t.get(k)))
+                with self._guarded(segment, client):
+                    self._sessions[client].advance(probes, taken.get(client))
             self._attended.update(due)
             if number < len(segment.points) - 1:
                 # The exchange takes part in every process, also where no attendee is: all wait for the same mean.
@@ -179,17 +180,14 @@ class Worker:
             if client not in self._sessions:
                 if client not in turns:
                     raise InvariantError(f"client {client} has a job in round {segment.round} but no turn")
-                self._guard(segment, client, lambda k=client: self._open(segment, turns[k], memories.get(k)))
+                with self._guarded(segment, client):
+                    self._open(segment, turns[client], memories.get(client))
             session = self._sessions[client]
             broadcast = segment.broadcasts.get(client, {}) | self._given(segment.published, session.submodel)
             self._attended.discard(client)
-            self._guard(
-                segment,
-                client,
-                lambda s=session, j=job, b=broadcast: s.begin(
-                    j, None if j.resume else current, version=version, broadcast=b, probes=segment.probes
-                ),
-            )
+            anchor = None if job.resume else current
+            with self._guarded(segment, client):
+                session.begin(job, anchor, version=version, broadcast=broadcast, probes=segment.probes)
 
     def _given(self, contents: Mapping[str, Published], submodel: SubModel) -> Payload:
         """What is published, as a client with this part of the model has it; views where nothing is cut."""
@@ -200,8 +198,7 @@ class Worker:
                 continue
             part, values = submodel.layout(self._layout), content.value
             if submodel != FULL_MODEL:
-                whole = values.new_zeros(self._layout.num_values)
-                whole[: self._layout.num_params] = values
+                whole = self._layout.padded(values)
                 held = submodel.embed(submodel.extract(whole, self._layout), self._layout)
                 travels = whole if held.cover is None else held.vector.masked_fill(~held.cover, 0.0)
                 values = submodel.extract(travels, self._layout)
@@ -269,23 +266,21 @@ class Worker:
         if segment.closes:
             together = self._taken_together(sorted(self._sessions))
             for client, session in self._sessions.items():
-
-                def end(s: LocalRound = session, k: int = client) -> None:
-                    if k in together:
-                        s.advance(taken=together[k])
-                    totals[k], memory = s.close(attended=k in self._attended)
-                    if memory is not None:
-                        kept[k] = memory
-
-                self._guard(segment, client, end)
+                with self._guarded(segment, client):
+                    if client in together:
+                        session.advance(taken=together[client])
+                    totals[client], memory = session.close(attended=client in self._attended)
+                if memory is not None:
+                    kept[client] = memory
             self._sessions, self._attended = {}, set()
         notes = () if self._lanes is None else self._lanes.notes()
         return SegmentReply(replies=replies, totals=totals, memories=kept, aggregate=aggregate, notes=notes)
 
-    def _guard(self, segment: Segment, client: int, action: Any) -> None:
-        """Run a client's work; whatever it raises comes out with the client, the round and the step."""
+    @contextmanager
+    def _guarded(self, segment: Segment, client: int) -> Iterator[None]:
+        """Around a client's work: whatever it raises comes out with the client, the round and the step."""
         try:
-            action()
+            yield
         except (ClientJobError, InvariantError, MemoryError):
             raise
         except Exception as error:
@@ -294,13 +289,7 @@ class Worker:
             raise client_error(error, client=client, round=segment.round, step=step) from error
 
     def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, State]) -> dict[int, Payload]:
-        """What clients measure at the server's model [V]; nothing is trained, and no term is asked.
-
-        Args:
-            inquiry: Who measures what.
-            vector: The model; stays as it is.
-            memories: What clients remember.
-        """
+        """What clients measure at the server's model [V], which stays as it is; no term is asked."""
         answers: dict[int, Payload] = {}
         for client in inquiry.clients:
             classes = inquiry.classes.get(client)

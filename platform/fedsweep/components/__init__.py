@@ -1,30 +1,47 @@
 """The seams of a method, and the records that travel through them: what a component imports, from one place.
 
-One module for each seam, with its abstract base and its FedAvg default. These names stay when modules move.
+Each seam is an abstract base with its FedAvg default. These names stay when modules move.
 """
 
+from fedsweep.components.aggregation import (
+    BySamples,
+    Refinement,
+    Replace,
+    ServerUpdate,
+    Uniform,
+    Weighting,
+    by_samples,
+    mean_of_updates,
+)
 from fedsweep.components.base import ComponentReport, Published, ServerComponent
 from fedsweep.components.codec import AsItIs, Codec
 from fedsweep.components.evaluation import Evaluation, GlobalModel
-from fedsweep.components.frozen import Frozen
 from fedsweep.components.local import (
     NOBODY,
     ClientFacts,
     CrossEntropy,
+    Frozen,
+    LocalSolver,
     LocalStep,
     LocalTerm,
     LocalWork,
     Memory,
     Objective,
+    OptimizerSteps,
 )
-from fedsweep.components.pacing import FixedInterval, OncePerRound, Pacing, check_sync_rule, cut_round, due_steps
+from fedsweep.components.planning import (
+    FixedInterval,
+    OncePerRound,
+    Pacing,
+    Selection,
+    SubModelPolicy,
+    UniformSelection,
+    WholeModel,
+    check_sync_rule,
+    cut_round,
+    due_steps,
+)
 from fedsweep.components.probes import ClientTest, LocalClient, Probe
-from fedsweep.components.refinement import Refinement
-from fedsweep.components.selection import Selection, UniformSelection
-from fedsweep.components.server_update import Replace, ServerUpdate, mean_of_updates
-from fedsweep.components.solver import LocalSolver, OptimizerSteps
-from fedsweep.components.submodels import SubModelPolicy, WholeModel
-from fedsweep.components.weighting import BySamples, Uniform, Weighting, by_samples
 from fedsweep.models.cost import layer_costs, training_flops
 from fedsweep.models.functional import features_with, head_names, head_with, logits_with
 from fedsweep.models.unit_groups import UnitGroup

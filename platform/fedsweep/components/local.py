@@ -6,6 +6,7 @@ parameters, and owns one slot of the client's memory under its name; so terms st
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from abc import ABC, abstractmethod
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.components.frozen import Frozen, twin
+from fedsweep.models.functional import features_with, logits_with
 from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -67,6 +68,43 @@ class ClientFacts:
 
 
 NOBODY = ClientFacts()
+
+
+def twin(model: nn.Module) -> nn.Module:
+    """A copy of a client's module in evaluation mode, to be asked under any values.
+
+    The client's own module can't be asked: in training mode a forward pass would move its batch norms' statistics and
+    draw its dropout.
+    """
+    return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+class Frozen:
+    """A model under given values; gradients reach the inputs, not the values.
+
+    Args:
+        model: The module to ask with, a :func:`twin`.
+        values: Params by name, and float buffers.
+
+    Raises:
+        ValueError: Values are missing.
+    """
+
+    def __init__(self, model: nn.Module, values: ParamTree) -> None:
+        missing = [name for name, _ in model.named_parameters() if name not in values]
+        if missing:
+            raise ValueError(f"a frozen model needs all params by name, but {', '.join(missing[:3])} are not given")
+        # Passed along with each call, not written into the module: the next model to be asked must not change what a
+        # backward pass of this one finds.
+        self._model, self._values = model, {name: value.detach() for name, value in values.items()}
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Output of the model's ``features`` [B, D]."""
+        return features_with(self._model, self._values, inputs)
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Logits [B, C]."""
+        return logits_with(self._model, self._values, inputs)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -246,6 +284,11 @@ class LocalTerm(ABC):
     needs_exact_moves: ClassVar[bool] = False
     name: str
 
+    @classmethod
+    def has_own(cls, *hooks: str) -> bool:
+        """Whether the term does something in one of these hooks."""
+        return any(getattr(cls, hook) is not getattr(LocalTerm, hook) for hook in hooks)
+
     @property
     def passes(self) -> float:
         """What the term adds to a step's cost, in forward passes per sample; 1 for a teacher that is asked."""
@@ -290,3 +333,42 @@ class LocalTerm(ABC):
     ) -> tuple[Memory, Payload] | tuple[Memory, Payload, ParamTree | None]:
         """At a job's end; the payload travels with the update. Params that come third replace the present ones."""
         return memory, {}
+
+
+class LocalSolver(ABC):
+    """Takes one local step at a time.
+
+    Class attributes:
+        plain: A step is one gradient and one step of the optimiser, so it may be taken otherwise to the same end:
+            several clients' together, or without this solver being asked. Not so, unless it says so again, for a class
+            with a ``step`` of its own.
+    """
+
+    plain: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **more: object) -> None:
+        super().__init_subclass__(**more)
+        if "step" in vars(cls):
+            cls.plain = bool(vars(cls).get("plain", False))
+
+    @abstractmethod
+    def step(self, optimizer: torch.optim.Optimizer, evaluate: Callable[[], Tensor]) -> Tensor:
+        """Take one step and return the loss at its start.
+
+        Args:
+            optimizer: The client's optimiser over its parameters as one vector.
+            evaluate: Computes the loss at the present parameters and leaves its gradient (terms and clipping
+                included) with the optimiser; may be called several times.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSteps(LocalSolver):
+    """One gradient, one step of the configured optimiser."""
+
+    plain: ClassVar[bool] = True
+
+    def step(self, optimizer: torch.optim.Optimizer, evaluate: Callable[[], Tensor]) -> Tensor:
+        loss = evaluate()
+        optimizer.step()
+        return loss

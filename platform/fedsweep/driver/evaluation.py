@@ -258,14 +258,7 @@ class Subject:
     def _tested(self, experiment: Experiment, evaluation: Evaluation, state: State, voters: Sequence[Tensor]) -> Tested:
         world, model = experiment.world, experiment.new_model().to(experiment.server_device)
         load_vector(model, layout_of(model), self.values)
-        evaluator = Evaluator(
-            world.test_images,
-            world.test_labels,
-            transform=world.data.transform,
-            batch_size=experiment.evaluation_batch,
-            device=experiment.server_device,
-            dtype=experiment.layout.dtype,
-        )
+        evaluator = Evaluator(experiment, world.test_images, world.test_labels)
         return evaluator.test(evaluation, state, model, [model_alone(vector, experiment.layout) for vector in voters])
 
     @cached_property

@@ -16,9 +16,10 @@ from typing import Any
 from fedsweep.driver.news import Bulletin, News
 from fedsweep.driver.observers import Observer
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.foresight.turns import happened
+from fedsweep.engine.foresight import happened
 from fedsweep.engine.state import RunState
 from fedsweep.errors import MemoryLost, RunError
+from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
@@ -137,7 +138,7 @@ class RunSession:
 
     def open(self, *, resume: bool) -> Opened:
         """Begin, or go on from the newest valid checkpoint where there is one to be looked for."""
-        self._engine.check()
+        check_world(self._engine.experiment)
         start = None
         if resume:
             found = self._store.newest(keep_handle=self._fleet.keep)

@@ -13,7 +13,7 @@ from fedsweep.errors import InvariantError
 from fedsweep.guard import kept, pair, vector_and_state, wrong
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, State, SyncContext
-from fedsweep.streams import Stream
+from fedsweep.streams import stream
 
 
 class Aggregator:
@@ -21,11 +21,11 @@ class Aggregator:
 
     Args:
         method: The method.
-        stream_for: ``stream_for(seam, round, index)``.
+        seed: The run's.
     """
 
-    def __init__(self, method: FederatedMethod, stream_for: Callable[[str, int, int], Stream]) -> None:
-        self._method, self._stream_for = method, stream_for
+    def __init__(self, method: FederatedMethod, seed: int) -> None:
+        self._method, self._seed = method, seed
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         """Checked weights [M] of a sync point's attendees, and the weighting's new state."""
@@ -103,4 +103,4 @@ class Aggregator:
 
     def _for(self, seam: str, sync: SyncContext) -> SyncContext:
         """The sync point as a component sees it: with random numbers that no other component has."""
-        return replace(sync, stream=self._stream_for(seam, sync.round, sync.index))
+        return replace(sync, stream=stream(self._seed, seam, sync.round, -1, sync.index))

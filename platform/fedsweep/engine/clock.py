@@ -56,23 +56,13 @@ class Prices:
     sends_at_once: bool = False
 
     def probed(self, *, last: bool) -> float:
-        """Forward passes of all of a client's samples that a job takes outside its steps.
-
-        Args:
-            last: It is the client's last job of the round.
-        """
+        """Forward passes of all a client's samples that a job takes outside its steps; ``last`` in the round."""
         measured = sum(probe.passes for probe in self.probes if last or probe.when != "round_end")
         return measured + self.costs.job_passes
 
 
 def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
-    """Virtual seconds of download, steps and upload, with the round's jitter.
-
-    Args:
-        leg: The way.
-        context: The round; the client is of its cohort, unless it takes no steps.
-        prices: What work costs.
-    """
+    """Virtual seconds of download, steps and upload, with the round's jitter; who takes steps is of the cohort."""
     device = context.profiles[leg.client].device
     if device is None:
         raise InvariantError(f"client {leg.client} has no device")
@@ -88,8 +78,8 @@ def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
         jittered(device, seed=prices.seed, round=context.round, client=leg.client),
         steps=leg.steps,
         flops=costs.flops(submodel, samples, work=context.work.get(leg.client), probed=probed),
-        bits_down=(costs.bits(submodel, "down") + 8 * submodel.index_bytes() * leg.masked) if leg.down else 0,
-        bits_up=costs.bits(submodel, "up") if leg.up else 0,
+        bits_down=8 * (costs.num_bytes(submodel, "down") + submodel.index_bytes() * leg.masked) if leg.down else 0,
+        bits_up=8 * costs.num_bytes(submodel, "up") if leg.up else 0,
     )
 
 
@@ -111,11 +101,6 @@ def round_end(points: tuple[SyncPoint, ...], context: RoundContext, prices: Pric
 
     Work that nobody waits for goes on after the round, unless the whole round waits for nobody: then it lasts as long
     as its jobs.
-
-    Args:
-        points: The round's.
-        context: The round; its ``clock`` is the start.
-        prices: What work costs.
 
     Returns:
         Virtual seconds, and for each client whose work goes on when it will be done; where work is sent at once, when

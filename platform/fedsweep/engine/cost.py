@@ -105,12 +105,8 @@ class CostModel:
         """
         return self.macs(submodel, count_batch_norm=True) * self._passes(self._batch) / PASSES_OF_A_STEP
 
-    def message(self, submodel: SubModel, direction: Direction) -> Mapping[str, int]:
-        """Scalars of a message that carries the sub-model, by kind."""
-        return {kind: size.values for kind, size in self.sizes(submodel, direction).items()}
-
     def sizes(self, submodel: SubModel, direction: Direction) -> Mapping[str, Size]:
-        """What such a message counts, by kind, without the masks that come with it once a round.
+        """What a message that carries the sub-model counts, by kind, without the masks that come with it once a round.
 
         A codec's message is taken to be as long as one of noise: of most it depends on the number of values alone.
         """
@@ -139,17 +135,9 @@ class CostModel:
             self._travelling = {key: travelling(submodel, self.layout)}  # parts that are drawn anew do not come back
         return self._travelling[key]
 
-    def values(self, submodel: SubModel, direction: Direction) -> int:
-        """Scalars of that message in total."""
-        return sum(size.values for size in self.sizes(submodel, direction).values())
-
     def num_bytes(self, submodel: SubModel, direction: Direction) -> int:
-        """Its bytes."""
+        """Bytes of that message in total."""
         return sum(size.num_bytes for size in self.sizes(submodel, direction).values())
-
-    def bits(self, submodel: SubModel, direction: Direction) -> int:
-        """Its bits."""
-        return 8 * self.num_bytes(submodel, direction)
 
 
 def registration_sizes(experiment: Experiment) -> Mapping[Direction, int]:

@@ -33,12 +33,10 @@ from fedsweep.engine.who_pays import (
     untested,
 )
 from fedsweep.errors import InvariantError, RunError, WorkerLost
-from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.guard import check_items, guarded, kept
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State
-from fedsweep.streams import stream
 from fedsweep.trees import load_vector
 
 # A round is begun at most this often; an actor that dies every time has a cause that repairing will not cure.
@@ -79,12 +77,9 @@ class Engine:
         self._tools = RoundTools(
             experiment=experiment,
             fleet=fleet,
-            aggregator=Aggregator(
-                experiment.method, lambda seam, round, index: stream(experiment.seed, seam, round, -1, index)
-            ),
+            aggregator=Aggregator(experiment.method, experiment.seed),
             costs=self.costs,
             model=experiment.new_model(),
-            server_tensors=experiment.server_tensors,
             keep=on_partial,
             message=on_repair,
             note=self._note,
@@ -92,8 +87,8 @@ class Engine:
         )
         self._rows = RowMaker(experiment, self.costs)
         world = experiment.world
-        self._test = self._evaluator(world.test_images, world.test_labels)
-        self._validation = None if world.validation is None else self._evaluator(*world.validation)
+        self._test = Evaluator(experiment, world.test_images, world.test_labels)
+        self._validation = None if world.validation is None else Evaluator(experiment, *world.validation)
 
     def _note(self, texts: Sequence[str]) -> None:
         """Tell what workers have to say, each thing once in a run."""
@@ -102,24 +97,11 @@ class Engine:
                 self.notes.append(text)
                 self._on_repair(text)
 
-    def _evaluator(self, images: np.ndarray, labels: np.ndarray) -> Evaluator:
-        return Evaluator(
-            images,
-            labels,
-            transform=self.experiment.world.data.transform,
-            batch_size=self.experiment.evaluation_batch,
-            device=self.experiment.server_device,
-            dtype=self.layout.dtype,
-        )
-
     # -- the start -----------------------------------------------------------------------------------------------
 
+    @guarded(when="before round 1")
     def start(self) -> RunState:
         """The run before round 1: initial model, components' states, one-off exchange."""
-        with guarded(when="before round 1"):
-            return self._started()
-
-    def _started(self) -> RunState:
         vector = self.experiment.initial_vector.clone()
         components: dict[str, State] = {}
         ledger = Ledger()
@@ -191,23 +173,20 @@ class Engine:
             ClientJobError: A client's work failed.
         """
         with guarded(when=f"in round {state.round + 1}"):
-            return self._advanced(state)
-
-    def _advanced(self, state: RunState) -> tuple[RunState, str | None]:
-        began = time.perf_counter()
-        # Plan: who takes part, how much each does, when they synchronise, and so what models cost and the clock says.
-        plan = self.planner.plan(state)
-        limit = self._would_pass(state, plan.num_bytes, plan.clock)
-        if limit is not None:
-            return state, limit
-        # Send, train, aggregate.
-        round = self._played(plan, state)
-        # Payloads are known only now; a round that passes a limit with them never was.
-        limit = self._would_pass(state, round.ledger.total_bytes, plan.clock)
-        if limit is not None:
-            return state, limit
-        # Record: test the model, make the row, tell the components.
-        return self._recorded(round, time.perf_counter() - began), None
+            began = time.perf_counter()
+            # Plan: who takes part, how much each does, when they synchronise, what models cost and the clock says.
+            plan = self.planner.plan(state)
+            limit = self._would_pass(state, plan.num_bytes, plan.clock)
+            if limit is not None:
+                return state, limit
+            # Send, train, aggregate.
+            round = self._played(plan, state)
+            # Payloads are known only now; a round that passes a limit with them never was.
+            limit = self._would_pass(state, round.ledger.total_bytes, plan.clock)
+            if limit is not None:
+                return state, limit
+            # Record: test the model, make the row, tell the components.
+            return self._recorded(round, time.perf_counter() - began), None
 
     def _would_pass(self, state: RunState, more_bytes: int, clock: float | None) -> str | None:
         stop = self.experiment.training.stop
@@ -247,14 +226,7 @@ class Engine:
     def _tested(
         self, record: RoundRecord, vector: Tensor, state: State, updates: Sequence[ClientUpdate]
     ) -> RoundRecord:
-        """The row with what the evaluation says, where the round is due for one.
-
-        Args:
-            record: The row.
-            vector: The server's model [V].
-            state: The evaluation's.
-            updates: The round's last attendees'.
-        """
+        """The row with what the evaluation says of the server's model [V], where the round is due for that."""
         if not self._due(record.round):
             return record
         began = time.perf_counter()
@@ -307,10 +279,6 @@ class Engine:
         seconds = record.eval_time_s + time.perf_counter() - began
         record = replace(record, personal_accuracies=tuple(accuracies.tolist()), eval_time_s=seconds)
         return _with_figures(record, spread("personal_accuracy", accuracies))
-
-    def check(self) -> None:
-        """What can only be known with model and world together; wrong input is a ConfigError before round 1."""
-        check_world(self.experiment)
 
 
 def _with_figures(record: RoundRecord, figures: Mapping[str, float]) -> RoundRecord:

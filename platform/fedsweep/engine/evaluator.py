@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.components.evaluation import Evaluation
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import wrong
 from fedsweep.records import ClientUpdate, State
-from fedsweep.world.transforms import Transform
 
 # Test sets of up to this many bytes are transformed once.
 _CACHE_BYTES = 512 * 2**20
@@ -50,22 +50,14 @@ class Tested:
         return int(self.hits_C.sum()) / int(self.counts_C.sum())
 
     def class_accuracies(self, num_classes: int) -> tuple[float, ...]:
-        """The accuracy of each class; NaN where the set has none of it.
-
-        Args:
-            num_classes: Classes of the data set.
-        """
+        """The accuracy of each class; NaN where the set has none of it."""
         found = np.full(num_classes, np.nan)
         known = np.flatnonzero(self.counts_C)
         found[known] = self.hits_C[known] / self.counts_C[known]
         return tuple(found.tolist())
 
     def confusion(self, num_classes: int) -> np.ndarray:
-        """How many samples of each class were told to be of each [C, C]: rows are true, columns predicted.
-
-        Args:
-            num_classes: Of the model.
-        """
+        """How many samples of each class were told to be of each [C, C]: rows are true, columns predicted."""
         cells = np.bincount(self.labels * num_classes + self.predicted, minlength=num_classes**2)
         return cells.reshape(num_classes, num_classes)
 
@@ -74,44 +66,26 @@ class Evaluator:
     """Tests models on one data set.
 
     Args:
+        experiment: Says what is done to a batch, how large it is, and where the passes run: on the server's device.
         images: [T, C, H, W].
         labels: [T].
-        transform: What is done to a batch; without augmentation here.
-        batch_size: Samples per forward pass.
-        device: Where the passes run.
-        dtype: The model's floating type.
     """
 
-    def __init__(
-        self,
-        images: np.ndarray,
-        labels: np.ndarray,
-        *,
-        transform: Transform,
-        batch_size: int,
-        device: str,
-        dtype: torch.dtype,
-    ) -> None:
-        self._transform, self._batch_size, self._device, self._dtype = transform, batch_size, device, dtype
+    def __init__(self, experiment: Experiment, images: np.ndarray, labels: np.ndarray) -> None:
+        self._transform, self._batch_size = experiment.world.data.transform, experiment.evaluation_batch
+        self._device, self._dtype = experiment.server_device, experiment.layout.dtype
         self._images = images
         self._labels = torch.from_numpy(np.array(labels, dtype=np.int64))
         self._ready: list[Tensor] | None = None
         if images[0].size * len(images) * 4 <= _CACHE_BYTES:
-            self._ready = [self._inputs(start) for start in range(0, len(images), batch_size)]
+            self._ready = [self._inputs(start) for start in range(0, len(images), self._batch_size)]
 
     def _inputs(self, start: int) -> Tensor:
         raw = torch.from_numpy(np.array(self._images[start : start + self._batch_size]))
         return self._transform(raw, generator=None, train=False).to(device=self._device, dtype=self._dtype)
 
     def test(self, evaluation: Evaluation, state: State, model: nn.Module, updates: Sequence[ClientUpdate]) -> Tested:
-        """Test a model in one pass.
-
-        Args:
-            evaluation: Which model answers.
-            state: That component's state.
-            model: Loaded with the server's model, on the evaluator's device.
-            updates: The round's last attendees.
-        """
+        """Test a model, loaded and on the evaluator's device, in one pass; the updates are the last attendees'."""
         model.eval()
         predicted, loss = [], 0.0
         with torch.inference_mode():

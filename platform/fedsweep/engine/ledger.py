@@ -67,10 +67,6 @@ class Ledger:
         """Named extra tensors."""
         self.message(client, direction, payload_sizes(tensors))
 
-    def packed(self, client: int, direction: Direction, num_bytes: int) -> None:
-        """Bytes of masks or index lists."""
-        self.message(client, direction, {"mask": Size(0, num_bytes)})
-
     def total(self, direction: Direction) -> int:
         """Scalars in one direction."""
         return sum(size for (_, way, _), size in self.values.items() if way == direction)
@@ -85,11 +81,7 @@ class Ledger:
         return self.bytes("up") + self.bytes("down")
 
     def traffic(self, steps: Mapping[int, int]) -> Traffic:
-        """All of it, by client, direction and kind.
-
-        Args:
-            steps: Local steps of clients; others took none.
-        """
+        """All of it, by client, direction and kind; clients that are not in ``steps`` took no local step."""
         entries = sorted(self.sizes.items())
         clients = [client for (client, _, _), _ in entries]
         names = sorted({kind for (_, _, kind), _ in entries})

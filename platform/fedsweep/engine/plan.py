@@ -37,8 +37,8 @@ class RoundPlan:
         ready: When clients whose work goes on over that end will be done.
         probes: The round's measurements, as far as planning knows them.
         values: Scalars that models will move, both ways; payloads come on top.
-        value_bytes: Their bytes.
-        index_bytes: Bytes of sub-models' masks, down: with each client's first download.
+        num_bytes: Bytes that models and masks will move, both ways; payloads come on top.
+        index_bytes: Of these the sub-models' masks, down: with each client's first download.
         lost: Members of the cohort that drop out; the sync points are without them.
     """
 
@@ -47,16 +47,11 @@ class RoundPlan:
     components: Mapping[str, State]
     clock: float | None
     values: int
-    value_bytes: int
+    num_bytes: int
     index_bytes: int
     lost: Mapping[int, LostWork] = field(default_factory=dict)
     ready: Mapping[int, float] = field(default_factory=dict)
     probes: tuple[Probe, ...] = ()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that models and masks will move, both ways; payloads come on top."""
-        return self.value_bytes + self.index_bytes
 
     @property
     def folds(self) -> bool:
@@ -129,7 +124,7 @@ class Planner:
             components=components,
             clock=end,
             values=models.values,
-            value_bytes=models.num_bytes,
+            num_bytes=models.num_bytes + index_bytes,
             index_bytes=index_bytes,
             lost=lost,
             ready=ready,

@@ -13,12 +13,12 @@ from fedsweep.client.messages import Handle, RoundTotals, Segment, SegmentReply,
 from fedsweep.components.base import Published
 from fedsweep.engine.aggregation import Aggregator
 from fedsweep.engine.cost import CostModel
-from fedsweep.engine.ledger import Ledger, Versions
+from fedsweep.engine.ledger import Ledger, Size, Versions
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.state import RunState
 from fedsweep.engine.updates import announced, answered, decoded, joined, kept
 from fedsweep.errors import InvariantError
-from fedsweep.experiment.experiment import Experiment, ServerTensors
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State, SyncContext, SyncPoint
 
@@ -33,7 +33,6 @@ class RoundTools:
         aggregator: The method's server side.
         costs: What messages count.
         model: A template for the components' forward passes.
-        server_tensors: Proxy and validation data, as components see them.
         keep: Called with a state that holds a refinement's unfinished work.
         message, note: Take a component's sentences for the user, and what workers have to say.
         working: Takes a component's lines on how far long work is.
@@ -44,7 +43,6 @@ class RoundTools:
     aggregator: Aggregator
     costs: CostModel
     model: nn.Module
-    server_tensors: ServerTensors = (None, None)
     keep: Callable[[RunState], None] = lambda state: None
     message: Callable[[str], None] = lambda text: None
     working: Callable[[str], None] = lambda text: None
@@ -287,7 +285,7 @@ class Round:
         submodel = self.plan.submodel(client)
         self.ledger.message(client, "down", self._costs.sizes(submodel, "down"))
         if client not in self._masked:
-            self.ledger.packed(client, "down", submodel.index_bytes())
+            self.ledger.message(client, "down", {"mask": Size(0, submodel.index_bytes())})
             self._masked.add(client)
         self.ledger.payload(client, "down", broadcast)
 
@@ -301,7 +299,7 @@ class Round:
         for name, content in contents.items():
             got[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
             if has.get(name) != got[name]:
-                size = self._costs.message(submodel, "down")["params"] if content.like else content.value.numel()
+                size = self._costs.sizes(submodel, "down")["params"].values if content.like else content.value.numel()
                 self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
         return got
 
@@ -372,6 +370,7 @@ class Round:
     def _sync(self, index: int, *, ends_round: bool) -> SyncContext:
         """A sync point of the round, by its number."""
         tools, context = self._tools, self.plan.context
+        proxy, validation = tools.experiment.server_tensors
         return SyncContext(
             round=context.round,
             index=index,
@@ -390,8 +389,8 @@ class Round:
             spent=self.spent.append,
             forward_flops=tools.costs.forward_flops,
             device=tools.experiment.server_device,
-            proxy_data=tools.server_tensors[0],
-            validation_data=tools.server_tensors[1],
+            proxy_data=proxy,
+            validation_data=validation,
         )
 
     def _keep(self, call: str, tree: State) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,23 +17,6 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import wrong
 from fedsweep.records import RoundRecord, State
 from fedsweep.world.label_stats import kl_divergence, population
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupFigures:
-    """What a round's plan says of its high-frequency group and of the values that move; columns of the row.
-
-    Attributes:
-        high_frequency: The group; None where the method has none.
-        kl_divergence: Of its labels from the population's, in nats; None without a group.
-        comm_cost: kappa_g, in values.
-        comm_ratio: kappa_g over A x 2|W| x L; None without a cohort.
-    """
-
-    high_frequency: tuple[int, ...] | None
-    kl_divergence: float | None
-    comm_cost: int
-    comm_ratio: float | None
 
 
 class RowMaker:
@@ -54,7 +37,6 @@ class RowMaker:
         plan, ledger, context = round.plan, round.ledger, round.plan.context
         reports = self._reports(round.components)
         up, down = ledger.total("up"), ledger.total("down")
-        group = self.group_figures(plan, round.components, cost=up + down)
         steps = sum(total.steps for total in round.totals.values())
         loss_sum = sum(total.loss_sum for total in round.totals.values())
         lost_steps = {k: work.steps for k, work in plan.lost.items() if work.steps}
@@ -67,8 +49,6 @@ class RowMaker:
             train_loss=loss_sum / steps if steps else None,
             lr=round.learning_rate,
             cohort=context.cohort,
-            high_frequency=group.high_frequency,
-            kl_divergence=group.kl_divergence,
             attendees=round.attendees,
             sync_points=round.sync_points,
             values_up=up,
@@ -77,8 +57,6 @@ class RowMaker:
             bytes_down=ledger.bytes("down"),
             total_bytes=round.state.total_bytes + ledger.total_bytes,
             over_budget=self._over_budget(round),
-            comm_cost=group.comm_cost,
-            comm_ratio=group.comm_ratio,
             local_steps=steps + sum(lost_steps.values()),
             flops=self._flops(plan, round.totals, lost_steps) + spent,
             fwd_macs_per_sample=self._macs(plan, trained),
@@ -90,26 +68,20 @@ class RowMaker:
             present=None if self._experiment.world.availability is None else context.present,
             extra=_further(reports, stale, spent),
             traffic=ledger.traffic(taken),
+            **self.group_figures(plan, round.components, cost=up + down),
         )
 
-    def group_figures(self, plan: RoundPlan, components: Mapping[str, State], *, cost: int) -> GroupFigures:
-        """What needs no training beyond what the components know.
+    def group_figures(self, plan: RoundPlan, components: Mapping[str, State], *, cost: int) -> dict[str, Any]:
+        """The columns that need no training.
 
-        Args:
-            plan: The round.
-            components: The components' states.
-            cost: Values that move, both ways.
+        They tell of the high-frequency group, if any, and of kappa_g: the values that move, both ways (``cost``).
         """
         known = (report.high_frequency for report in self._reports(components))
         high = next((group for group in known if group is not None), None)
         if high is not None and not plan.context.cohort:
             high = ()  # nobody was there to be planned for: the state still has an earlier round's group
-        return GroupFigures(
-            high_frequency=high,
-            kl_divergence=self._kl(high),
-            comm_cost=cost,
-            comm_ratio=self._comm_ratio(plan, cost),
-        )
+        ratio = self._comm_ratio(plan, cost)
+        return {"high_frequency": high, "kl_divergence": self._kl(high), "comm_cost": cost, "comm_ratio": ratio}
 
     def _staleness(self, round: Round) -> tuple[int, ...] | None:
         """How often the server's model changed since each attendee received its own."""

@@ -24,15 +24,7 @@ _Named = TypeVar("_Named")
 
 
 def announced(client: int, work: ClientWork, *, layout: FlatLayout, version: int, learning_rate: float) -> ClientUpdate:
-    """What is known of an attendee before it has worked.
-
-    Args:
-        client: Its id.
-        work: How much it does.
-        layout: The full model's.
-        version: Of the server's model.
-        learning_rate: The round's.
-    """
+    """What is known of an attendee before it has worked."""
     return ClientUpdate(
         client=client,
         vector=None,
@@ -50,29 +42,12 @@ def announced(client: int, work: ClientWork, *, layout: FlatLayout, version: int
 
 def model_alone(vector: Tensor, layout: FlatLayout) -> ClientUpdate:
     """An update of which no more than the model is known."""
-    return ClientUpdate(
-        client=0,
-        vector=vector,
-        layout=layout,
-        submodel=FULL_MODEL,
-        anchor_version=0,
-        num_samples=0,
-        steps=0,
-        effective_steps=0.0,
-        learning_rate=0.0,
-        samples_since_anchor=0,
-    )
+    nothing = ClientWork(steps=0, batch_size=1, whole_batches=False, num_samples=0)
+    return replace(announced(0, nothing, layout=layout, version=0, learning_rate=0.0), vector=vector)
 
 
 def decoded(reply: Reply, submodel: SubModel, *, costs: CostModel, anchors: Mapping[int, Tensor]) -> Reply:
-    """The answer with its model in full, where a codec made something else of it.
-
-    Args:
-        reply: What the client sent.
-        submodel: The part that it trained.
-        costs: Knows the codec, and what of the part travels.
-        anchors: The server's models by version.
-    """
+    """The answer with its model in full, where a codec made something else of it."""
     if reply.encoded is None:
         return reply
     vector = decoded_model(
@@ -86,13 +61,7 @@ def decoded(reply: Reply, submodel: SubModel, *, costs: CostModel, anchors: Mapp
 
 
 def answered(known: ClientUpdate, reply: Reply, submodel: SubModel) -> ClientUpdate:
-    """The update of an attendee that has worked.
-
-    Args:
-        known: What was known before.
-        reply: What it sent.
-        submodel: The part that it trained.
-    """
+    """The update of an attendee that has worked, from what was known before."""
     layout = submodel.layout(known.layout)
     return _with_tally(
         replace(known, vector=reply.vector, layout=layout, submodel=submodel, extras=reply.extras), reply.tally
@@ -100,15 +69,7 @@ def answered(known: ClientUpdate, reply: Reply, submodel: SubModel) -> ClientUpd
 
 
 def kept(client: int, tally: Tally, memory: State, *, layout: FlatLayout, learning_rate: float) -> ClientUpdate:
-    """The update of a client that worked in earlier rounds only; it sends what it kept then.
-
-    Args:
-        client: Its id.
-        tally: What it has done since it last received a model.
-        memory: What it remembers.
-        layout: The full model's.
-        learning_rate: The last round's.
-    """
+    """The update of a client that worked in earlier rounds only; it sends what it kept then."""
     work = ClientWork(steps=0, batch_size=1, whole_batches=False, num_samples=tally.samples)
     known = announced(client, work, layout=layout, version=tally.anchor_version, learning_rate=learning_rate)
     return _with_tally(replace(known, vector=torch.from_numpy(np.array(memory["held"]))), tally)

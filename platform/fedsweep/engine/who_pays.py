@@ -35,12 +35,7 @@ def client_accuracies(class_accuracies: tuple[float, ...], label_counts_NC: np.n
 
 
 def present_counts(label_counts_NC: np.ndarray, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
-    """The samples [N, C] that clients have in a round.
-
-    Args:
-        label_counts_NC: All of theirs.
-        classes: Under drift, all clients' classes of the round; empty without.
-    """
+    """The samples [N, C] that clients have in a round, under drift those of its classes; without, these are empty."""
     if not classes:
         return label_counts_NC
     present_NC = np.zeros_like(label_counts_NC)
@@ -70,24 +65,13 @@ def spread(name: str, values: np.ndarray) -> dict[str, float]:
 
 
 def own_models_inquiry(experiment: Experiment, test: ClientTest, round: int) -> Inquiry:
-    """Asks every client how good the model is that it would use itself.
-
-    Args:
-        experiment: Whose clients they are.
-        test: The method's.
-        round: Under drift, the round whose classes they have.
-    """
+    """Asks every client how good the model is that it would use itself; under drift, with the round's classes."""
     clients = tuple(profile.client for profile in experiment.world.profiles)
     return Inquiry(clients=clients, probes=(test,), round=round, classes=experiment.classes(round))
 
 
 def own_accuracies(answers: Mapping[int, Payload], clients: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """What they answer: accuracies [N], NaN for a client without test samples, and how many each has [N].
-
-    Args:
-        answers: By client.
-        clients: Those asked, in the order of the result.
-    """
+    """What they answer: accuracies [N], NaN for a client without test samples, and how many each has [N]."""
     hits, samples = (np.array([int(answers[k][f"{ClientTest.name}/{part}"]) for k in clients]) for part in _COUNTED)
     return np.where(samples > 0, hits / np.maximum(samples, 1), np.nan), samples
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.method import FederatedMethod
 from fedsweep.world.stragglers import StragglerPolicy
 
 
@@ -25,9 +24,13 @@ def check_world(experiment: Experiment) -> None:
             " another scenario.partition"
         )
     devices = [p.device for p in experiment.world.profiles if p.device is not None]
-    if devices and not nobody_drops_out(experiment.world.stragglers, [d.drop_probability for d in devices]):
-        check_method(experiment.method)
-    method = experiment.method
+    method, may_drop_out = experiment.method, [d.drop_probability for d in devices]
+    if devices and method.pacing.carries_work() and not nobody_drops_out(experiment.world.stragglers, may_drop_out):
+        raise ConfigError(
+            f"method {method.name}: its clients keep what they trained over several rounds, so it is not defined what a"
+            " client that drops out of one takes with it; leave out scenario.devices.stragglers and"
+            " scenario.devices.drop_probability, or choose another method"
+        )
     if method.needs_effective_steps and experiment.training.optimizer.name != "sgd":
         raise ConfigError(
             f"method {method.name} divides clients' moves by their effective steps, which training.optimizer"
@@ -72,17 +75,3 @@ def check_experiment(experiment: Experiment) -> None:
 def nobody_drops_out(policy: StragglerPolicy, drop_probabilities: Iterable[float]) -> bool:
     """Whether every client of every cohort is always waited for."""
     return not policy.judges_rounds and not any(drop_probabilities)
-
-
-def check_method(method: FederatedMethod) -> None:
-    """Refuse what can't lose a client in a round.
-
-    Raises:
-        ConfigError: The method's clients carry work from round to round.
-    """
-    if method.pacing.carries_work():
-        raise ConfigError(
-            f"method {method.name}: its clients keep what they trained over several rounds, so it is not defined what a"
-            " client that drops out of one takes with it; leave out scenario.devices.stragglers and"
-            " scenario.devices.drop_probability, or choose another method"
-        )

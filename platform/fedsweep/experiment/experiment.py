@@ -238,20 +238,8 @@ class Experiment:
     def _num_samples(self) -> int:
         return sum(profile.num_samples for profile in self.world.profiles)
 
-    def steps_are_equal(self) -> bool:
-        """Whether all clients take the same number of steps."""
-        if self.method.settings.local_steps is not None or isinstance(self.training.local_steps, int):
-            return True
-        asked = self.training.equal_steps
-        return bool(self.method.settings.equal_steps) if asked is None else asked
-
     def local_steps(self, client: int, num_samples: int) -> tuple[int, int, bool]:
-        """A client's local steps, its batch size, and whether its batches are whole.
-
-        Args:
-            client: Its id.
-            num_samples: Samples that it has in the round, at least 1.
-        """
+        """A client's local steps, its batch size, and whether its batches are whole; it has at least 1 sample."""
         batch = self.drawn(self.training.batch_size, "batch_size", client)
         fixed = self.method.settings.local_steps
         if fixed is None and self.training.local_steps is not None:
@@ -259,7 +247,8 @@ class Experiment:
         if fixed is not None:
             # A method's own single step (FedSGD) is on the client's whole set where the batch would hold more.
             return fixed, batch, self.method.settings.local_steps is None
-        if self.steps_are_equal():
+        asked = self.training.equal_steps
+        if self.method.settings.equal_steps if asked is None else asked:
             return self.equal_steps(), batch, True
         epochs = self.drawn(self.training.local_epochs, "local_epochs", client)
         return epochs * math.ceil(num_samples / batch), batch, False

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.catalog import build_method
-from fedsweep.components.pacing import Pacing
+from fedsweep.components.planning import Pacing
 from fedsweep.sweeps.space import Trial, canonical, walk
 
 if TYPE_CHECKING:

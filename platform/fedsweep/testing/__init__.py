@@ -4,7 +4,6 @@ from fedsweep.testing.conformance import CHECKS, method_conforms
 from fedsweep.testing.subject import Subject, golden_problem, subject_of
 from fedsweep.testing.worlds import (
     AsIs,
-    ConstantRate,
     GivenParts,
     ModelFactory,
     component_conforms,
@@ -24,7 +23,6 @@ from fedsweep.testing.worlds import (
 __all__ = [
     "CHECKS",
     "AsIs",
-    "ConstantRate",
     "GivenParts",
     "ModelFactory",
     "Subject",

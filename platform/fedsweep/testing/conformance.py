@@ -17,7 +17,7 @@ from fedsweep.card import Limit
 from fedsweep.catalog import method_builder
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, LocalTerm
-from fedsweep.components.selection import UniformSelection
+from fedsweep.components.planning import UniformSelection
 from fedsweep.config.signatures import bind, describe
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
@@ -27,7 +27,12 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import SEAMS, FederatedMethod, MethodSettings
 from fedsweep.runs.checkpoints.state_codec import from_bytes, to_bytes
-from fedsweep.testing import costs, merges, parts
+from fedsweep.testing.checks import (
+    bytes_are_the_cards,
+    merges_run_or_are_refused,
+    parts_are_cut_and_put_back,
+    passes_are_those_that_torch_counts,
+)
 from fedsweep.testing.fleets import SplitFleet
 from fedsweep.testing.subject import (
     ROUNDS,
@@ -344,14 +349,14 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "bits": bits_do_not_depend_on_placement,
     "resume": it_goes_on_after_a_stop,
     "purity": nothing_is_changed_in_place,
-    "ledger": costs.bytes_are_the_cards,
+    "ledger": bytes_are_the_cards,
     "limits": limits_are_other_methods,
     "life": it_is_alive,
-    "merges": merges.merges_run_or_are_refused,
+    "merges": merges_run_or_are_refused,
     "rough worlds": rough_worlds_are_survived_or_refused,
     "order": clients_names_do_not_matter,
     "streams": streams_are_fedavgs,
-    "cost": costs.passes_are_those_that_torch_counts,
+    "cost": passes_are_those_that_torch_counts,
     "golden": golden_rounds_are_met,
-    "sub-models": parts.parts_are_cut_and_put_back,
+    "sub-models": parts_are_cut_and_put_back,
 }

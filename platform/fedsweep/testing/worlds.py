@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.client.shards import TrainingData
 from fedsweep.components.base import ServerComponent
-from fedsweep.components.submodels import SubModelPolicy
+from fedsweep.components.planning import SubModelPolicy
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.round import Round
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World
+from fedsweep.experiment.schedules import Constant
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientProfile, RoundContext, RoundRecord, State
@@ -152,7 +153,7 @@ def tiny_experiment(
             batch_size=batch_size,
             optimizer=optimizer or OptimizerSettings(),
             learning_rate=learning_rate,
-            schedule=ConstantRate(learning_rate),
+            schedule=Constant(rate=learning_rate),
             stop=stop or StopLimits(),
         ),
     )
@@ -161,17 +162,6 @@ def tiny_experiment(
 def _profiles(indices: tuple[np.ndarray, ...], labels: np.ndarray, num_classes: int) -> tuple[ClientProfile, ...]:
     counts = [np.bincount(labels[own], minlength=num_classes) for own in indices]
     return tuple(ClientProfile(client=k, num_samples=len(own), label_counts=counts[k]) for k, own in enumerate(indices))
-
-
-@dataclass(frozen=True)
-class ConstantRate:
-    """The same learning rate in every round."""
-
-    rate: float
-
-    def __call__(self, round: int) -> float:
-        """The rate."""
-        return self.rate
 
 
 def local_engine(experiment: Experiment) -> Engine:
@@ -191,12 +181,7 @@ def run_rounds(engine: Engine, state: RunState | None = None, rounds: int | None
 
 
 def play_round(engine: Engine, state: RunState | None = None) -> Round:
-    """The next round as it went, before it becomes a row: what each client sent, and what the ledger says.
-
-    Args:
-        engine: The engine.
-        state: The run before the round; its start by default.
-    """
+    """The next round as it went, before it becomes a row: what each client sent, and what the ledger says."""
     state = engine.start() if state is None else state
     return engine._played(engine.planner.plan(state), state)
 

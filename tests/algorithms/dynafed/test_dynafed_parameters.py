@@ -7,7 +7,7 @@ import pytest
 
 from fedsweep.algorithms.dynafed.distillation import PROFILES, TrajectoryDistillation, dynafed
 from fedsweep.catalog import bind_spec, build_method
-from fedsweep.components.weighting import BySamples, Uniform
+from fedsweep.components.aggregation import BySamples, Uniform
 from fedsweep.config import load_config
 from fedsweep.config.presets import list_presets
 from fedsweep.errors import ConfigError

@@ -14,7 +14,7 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.weighting import Uniform
+from fedsweep.components.aggregation import Uniform
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment

@@ -13,7 +13,7 @@ from fedsweep.algorithms.dynamicfl.dynacomm import DynaComm
 from fedsweep.algorithms.dynamicfl.two_speed import LEVELS, TwoSpeed, dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.pacing import due_steps
+from fedsweep.components.planning import due_steps
 from fedsweep.engine.engine import Engine
 from fedsweep.method import FederatedMethod, MethodSettings
 from fedsweep.streams import stream

@@ -15,7 +15,7 @@ from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalStep, Objective
-from fedsweep.components.pacing import FixedInterval
+from fedsweep.components.planning import FixedInterval
 from fedsweep.method import FederatedMethod, MethodSettings
 from fedsweep.testing import local_engine, run_rounds, tiny_experiment
 

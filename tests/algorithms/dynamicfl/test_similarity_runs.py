@@ -16,7 +16,7 @@ from fedsweep.algorithms.dynamicfl.similarity import GradientSketch, SimilarityG
 from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed, dynamicfl
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.probes import LocalClient
-from fedsweep.engine.foresight.forecast import forecast
+from fedsweep.engine.foresight import forecast
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod

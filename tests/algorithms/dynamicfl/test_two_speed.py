@@ -13,7 +13,7 @@ from fedsweep.algorithms.dynamicfl.chooser import GroupChooser, GroupProblem
 from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed, dynamicfl, dynamicsgd, interval_of
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.pacing import FixedInterval, OncePerRound
+from fedsweep.components.planning import FixedInterval, OncePerRound
 from fedsweep.engine.round import Round
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, MethodSettings

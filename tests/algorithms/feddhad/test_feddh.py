@@ -21,7 +21,7 @@ from fedsweep.algorithms.feddhad.degrees import (
     pulls,
 )
 from fedsweep.algorithms.feddhad.feddh import NonIIDDegree, feddh
-from fedsweep.components.weighting import by_samples
+from fedsweep.components.aggregation import by_samples
 from fedsweep.errors import ConfigError
 from fedsweep.records import ClientProfile, ClientUpdate, ServerContext, SyncContext
 from fedsweep.streams import stream

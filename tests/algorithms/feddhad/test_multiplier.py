@@ -14,8 +14,7 @@ from fedsweep.algorithms.feddhad.fedad import AdaptiveDropout, fedad
 from fedsweep.client.lanes.grouping import why_alone
 from fedsweep.client.messages import ClientSide
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.local import CrossEntropy
-from fedsweep.components.solver import OptimizerSteps
+from fedsweep.components.local import CrossEntropy, OptimizerSteps
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import server_context

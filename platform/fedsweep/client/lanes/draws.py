@@ -65,13 +65,7 @@ class _Intercepted(TorchFunctionMode):
 
 
 def drawn_shapes(module: nn.Module, values: ParamTree, inputs: Tensor) -> list[Drawn]:
-    """The network's draws in a forward pass, in order.
-
-    Args:
-        module: The network.
-        values: Its values, which may be changed.
-        inputs: A batch.
-    """
+    """The network's draws in a forward pass, in order; its values may be changed."""
     found: list[Drawn] = []
 
     def note(function: Callable[..., Tensor], given: Tensor, p: float) -> Tensor:
@@ -110,11 +104,7 @@ class LaneDraws:
 
     @contextlib.contextmanager
     def given(self, noise: Sequence[Tensor]) -> Iterator[None]:
-        """Within it, what the network draws is this.
-
-        Args:
-            noise: One lane's, in the order of the draws.
-        """
+        """Within it, what the network draws is one lane's noise, in the order of the draws."""
         if not self._shapes:
             yield
             return

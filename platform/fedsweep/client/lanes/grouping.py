@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedsweep.client.lanes.lane import Lane, Taken
-from fedsweep.client.lanes.tile import Tile, has_own
+from fedsweep.client.lanes.tile import Tile
 from fedsweep.client.messages import ClientSide, LaneSettings
 from fedsweep.submodel import SubModel
 
@@ -47,9 +47,6 @@ class Lanes:
 
     def take(self, lanes: Sequence[Lane]) -> dict[int, Taken]:
         """Take the steps that are due.
-
-        Args:
-            lanes: Clients with steps due.
 
         Returns:
             By client what it has taken; who is missing has not been changed.
@@ -143,11 +140,7 @@ def alone(reason: str) -> str:
 def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_padded: bool) -> str | None:
     """Why a client's steps can't be taken with others', as far as it is known beforehand; None: they can.
 
-    Args:
-        side: The experiment's client side.
-        submodel: The client's part of the model.
-        module: A network of its kind.
-        is_padded: Some batch has fewer samples than the others, and is filled up.
+    Padded: some batch has fewer samples than the others, and is filled up.
     """
     if not side.solver.plain:
         return f"the method's solver ({type(side.solver).__name__}) takes steps of a kind of its own"
@@ -160,7 +153,7 @@ def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_pad
         apart.append(f"objective {type(side.objective).__name__}")
     if apart:
         return f"the {apart[0]} draws random numbers, or looks at values, of one client at a time"
-    after = [term.name for term in side.terms if has_own(term, "after_step")]
+    after = [term.name for term in side.terms if term.has_own("after_step")]
     if after:
         return f"the term {after[0]} works after each step"
     if not is_padded:
@@ -168,7 +161,7 @@ def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_pad
     whole = "training.local_steps, or equal_steps: true, makes all batches whole"
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in module.modules()):
         return f"batch norm would take in what fills up smaller batches ({whole})"
-    reading = [term.name for term in side.terms if has_own(term, "loss")]
+    reading = [term.name for term in side.terms if term.has_own("loss")]
     if reading or not side.objective.skips_padding:
         reader = f"term {reading[0]}" if reading else f"objective {type(side.objective).__name__}"
         return f"the {reader} would take in what fills up smaller batches ({whole})"

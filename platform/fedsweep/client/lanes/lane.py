@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedsweep.client.flat_module import ModuleSlot
+from fedsweep.client.modules import ModuleSlot
 from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.components.local import ClientFacts, Memory
 from fedsweep.records import Payload

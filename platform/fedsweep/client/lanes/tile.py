@@ -82,7 +82,7 @@ class Tile:
         self._facts = {name: self._zeros(*value.shape, dtype=value.dtype) for name, value in _facts(pattern).items()}
         self._active = torch.ones(width, dtype=torch.bool, device=self._device)
         self._asking = _Asking(pattern.slot.module)
-        self._twin = pattern.slot.twin if any(has_own(term, "loss") for term in side.terms) else None
+        self._twin = pattern.slot.twin if any(term.has_own("loss") for term in side.terms) else None
         if self._twin is not None:
             self._twin()  # made now: in a lane the module has no values that could be copied
         full = inputs[:1].expand(pattern.batch_size, *inputs.shape[1:])
@@ -109,10 +109,7 @@ class Tile:
         return {name: rows[:, at].view(len(rows), *shape) for (name, at), shape in shapes if at.stop <= end}
 
     def run(self, lanes: Sequence[Lane]) -> tuple[list[list[float]], list[list[int]]]:
-        """Take the steps that are due; where one can't be had, no client has been changed.
-
-        Args:
-            lanes: Up to K clients.
+        """Take the steps that are due of up to K clients; where one can't be had, no client has been changed.
 
         Returns:
             For each lane the losses of its steps, and how many samples of each were classified rightly. Of a client
@@ -185,10 +182,7 @@ class Tile:
     # -- a step --------------------------------------------------------------------------------------------------
 
     def _taken(self, *, idle: bool) -> tuple[Tensor, Tensor]:
-        """One step of all lanes.
-
-        Args:
-            idle: Some lanes have no batch and stay as they are.
+        """One step of all lanes; where some are idle, they have no batch and stay as they are.
 
         Returns:
             The losses at its start [K], and how many samples were classified rightly [K]; 0 where nobody asks.
@@ -265,7 +259,7 @@ class Tile:
 
     def _add_terms(self) -> None:
         """Add what the terms add to the gradients. They see the parameters, not the batch."""
-        if not any(has_own(term, "gradient") for term in self._side.terms):
+        if not any(term.has_own("gradient") for term in self._side.terms):
             return
 
         def lane(params: ParamTree, seen: dict[str, Any]) -> list[ParamTree]:
@@ -325,8 +319,3 @@ def _facts(lane: Lane) -> dict[str, Tensor]:
     if facts.told_share is not None:
         known["share"] = torch.tensor(facts.told_share, dtype=lane.vector.dtype)
     return known
-
-
-def has_own(term: LocalTerm, hook: str) -> bool:
-    """Whether a term does something there."""
-    return getattr(type(term), hook) is not getattr(LocalTerm, hook)

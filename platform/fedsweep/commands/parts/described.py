@@ -136,7 +136,7 @@ def executors(builder: Callable[..., FederatedMethod]) -> str:
 
 
 def _refused(builder: Callable[..., FederatedMethod], *, local_steps: int | None) -> tuple[str, ...]:
-    from fedsweep.engine.foresight.lane_trial import lanes_refused
+    from fedsweep.engine.foresight import lanes_refused
     from fedsweep.models.networks.chains import Mlp
     from fedsweep.testing import tiny_data, tiny_experiment
 

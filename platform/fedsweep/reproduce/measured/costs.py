@@ -18,7 +18,7 @@ import numpy as np
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
 from fedsweep.engine.cost import CostModel
-from fedsweep.engine.foresight.forecast import planned_rounds
+from fedsweep.engine.foresight import planned_rounds
 from fedsweep.engine.plan import Planner
 from fedsweep.engine.row import RowMaker
 from fedsweep.experiment.build import build_experiment
@@ -141,15 +141,12 @@ def _columns(experiment: Experiment) -> dict[str, list[Any]]:
         if stop.sim_time_s is not None and plan.clock is not None and plan.clock > stop.sim_time_s:
             break
         found = rows.group_figures(plan, plan.components, cost=plan.values)
-        group = found.high_frequency
-        row = {
+        group = found["high_frequency"]
+        row = found | {
             "round": plan.context.round,
             "cohort": list(plan.context.cohort),
             "high_frequency": None if group is None else list(group),
             "sim_time_s": plan.clock,
-            "kl_divergence": found.kl_divergence,
-            "comm_cost": found.comm_cost,
-            "comm_ratio": found.comm_ratio,
         }
         rounds.append(row)
     return {name: [row[name] for row in rounds] for name in _COLUMNS}

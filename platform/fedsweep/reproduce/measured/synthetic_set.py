@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -80,14 +80,7 @@ def scratch_accuracy(folder: Path) -> float:
     model.train()
     _descend(model, found, rate=_SCRATCH_RATE, passes=_SCRATCH_PASSES)
     world = experiment.world
-    evaluator = Evaluator(
-        world.test_images,
-        world.test_labels,
-        transform=world.data.transform,
-        batch_size=experiment.evaluation_batch,
-        device="cpu",
-        dtype=torch.get_default_dtype(),
-    )
+    evaluator = Evaluator(replace(experiment, server_device="cpu"), world.test_images, world.test_labels)
     return evaluator.test(GlobalModel(), {}, model, ()).accuracy
 
 

@@ -1,19 +1,75 @@
-"""A local step that trains a part of what the client has: its module, its values, and the way back."""
+"""A client's module, bound to its values; and that of the part which a local step trains, with the way back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedsweep.client.flat_module import ModuleSlot
 from fedsweep.client.memories import cut_memory
-from fedsweep.components.local import LocalStep
+from fedsweep.components.local import LocalStep, twin
 from fedsweep.records import Payload
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout, ParamTree
+
+
+class ModuleSlot:
+    """A module whose parameters and float buffers can be bound to any client's vector.
+
+    Args:
+        module: Taken over by the slot.
+        layout: How its values lie in a vector.
+        device: Where it lives.
+
+    Attributes:
+        gradient: Where backward passes leave the gradient [P].
+        gradients: The same by name, as views.
+        parameters: The module's, in the layout's order.
+        twin: Gives a copy that is only asked; made when it is first wanted.
+    """
+
+    def __init__(self, module: nn.Module, layout: FlatLayout, device: str) -> None:
+        self.module = module.to(device)
+        self.layout = layout
+        self.gradient = torch.zeros(layout.num_params, dtype=layout.dtype, device=device)
+        self.parameters = list(self.module.parameters())
+        self._tensors: list[Tensor] = list(self.parameters)
+        self.gradients = layout.params(self.gradient)
+        for parameter, view in zip(self._tensors, self.gradients.values(), strict=True):
+            parameter.grad = view
+        self._tensors += [b for b in self.module.buffers() if b.is_floating_point()]
+        self._bound: list[Tensor] | None = None
+        self.twin = cache(partial(twin, self.module))
+
+    def bind(self, views: list[Tensor]) -> nn.Module:
+        """The module, with the given tensors as its parameters and buffers."""
+        if self._bound is not views:
+            for tensor, view in zip(self._tensors, views, strict=False):
+                tensor.data = view
+            self._bound = views
+        return self.module
+
+    def descend(self, loss: Tensor, values: list[Tensor], rate: float) -> Tensor:
+        """A step of the loss's gradient alone, to the same bits as by way of :attr:`gradient`.
+
+        A backward pass would read and write that vector twice before an optimiser reads it: with 1.6 million parameters
+        an eighth of a step's time.
+
+        Args:
+            loss: A scalar.
+            values: The bound tensors, as for :meth:`bind`.
+            rate: The learning rate.
+
+        Returns:
+            The loss.
+        """
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        pairs = [(value, given) for value, given in zip(values, gradients, strict=False) if given is not None]
+        torch._foreach_add_([value for value, _ in pairs], [given for _, given in pairs], alpha=-rate)
+        return loss.detach()
 
 
 class Narrowed:
@@ -26,6 +82,7 @@ class Narrowed:
     Attributes:
         params: The part's parameters by name.
         gradients: Their gradients.
+        twin: As the slot has it, of the part.
     """
 
     def __init__(self, part: SubModel, slot: ModuleSlot) -> None:
@@ -33,6 +90,7 @@ class Narrowed:
         device = str(slot.gradient.device)
         layout = part.layout(slot.layout)
         self._slot = ModuleSlot(part.build(slot.module), layout, device)
+        self.twin = self._slot.twin
         self._vector = torch.zeros(layout.num_values, dtype=layout.dtype, device=device)
         cover = part.embed(self._vector, slot.layout).cover
         self._cover = None if cover is None else cover.to(device)
@@ -56,10 +114,6 @@ class Narrowed:
     def tree(self, vector: Tensor) -> ParamTree:
         """The part's params and float buffers of a vector like the client's own."""
         return self._slot.layout.model(self._part.extract(vector, self._whole))
-
-    def twin(self) -> nn.Module:
-        """A copy of the part's module that is only asked."""
-        return self._slot.twin()
 
     def memory(self, memory: Any) -> Any:
         """A term's memory as the part sees it."""
@@ -97,8 +151,7 @@ class Narrowed:
         if self._places is not None:
             gradient.scatter_add_(0, self._places[: self._slot.layout.num_params], self._slot.gradient)
             return
-        padded = torch.zeros_like(self._vector)
-        padded[: self._slot.layout.num_params] = self._slot.gradient
+        padded = self._slot.layout.padded(self._slot.gradient)
         grown = self._part.embed(padded, self._whole).vector[: self._whole.num_params]
         gradient.add_(grown.to(gradient.device))
 
@@ -127,14 +180,7 @@ def _places(part: SubModel, whole: FlatLayout, device: str) -> Tensor | None:
 
 
 def part_of_step(submodel: SubModel, position: int, *, slot: ModuleSlot, known: dict[str, Narrowed]) -> Narrowed | None:
-    """What a local step trains of a client's part; None: all of it.
-
-    Args:
-        submodel: The client's part.
-        position: The step's number within the round, from 0.
-        slot: The client's own module.
-        known: What earlier steps of the round trained, by key; added to.
-    """
+    """What a local step (from 0 within the round) trains of a client's part; None: all of it. ``known`` is added to."""
     part = submodel.at_step(position)
     if part == FULL_MODEL:
         return None

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from fedsweep.config.load import load_config
-from fedsweep.engine.foresight.forecast import forecast
-from fedsweep.engine.foresight.turns import happened
+from fedsweep.engine.foresight import forecast, happened
 from fedsweep.experiment.build import build_experiment
 from fedsweep.testing import local_engine, run_rounds
 

@@ -1,17 +1,89 @@
-"""Pacing: how a round is cut into sync points."""
+"""Planning: who takes part in a round, which part of the model each client gets, and when they synchronise.
+
+By default that is a uniform draw, the whole model, and one sync point a round. A sub-model really is smaller:
+``extract`` gives the vector that travels, ``embed`` puts a client's vector back to full shape together with which
+coordinates it covers.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from typing import ClassVar
 
+import numpy as np
+from torch import Tensor
+
 from fedsweep.components.base import ServerComponent
 from fedsweep.errors import ConfigError
-from fedsweep.records import LocalJob, RoundContext, State, SyncPoint
+from fedsweep.records import ClientUpdate, LocalJob, RoundContext, State, SyncContext, SyncPoint
+from fedsweep.submodel import FULL_MODEL, SubModel
+
+
+class Selection(ServerComponent):
+    """Chooses the cohort among the clients that are there."""
+
+    @abstractmethod
+    def choose(self, state: State, context: RoundContext) -> tuple[tuple[int, ...], State]:
+        """The cohort, of ``context.available``, and the new state.
+
+        Its order matters only to a pacing that reads ``context.drawn``.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniformSelection(Selection):
+    """Uniform without replacement, the same for every method at a seed.
+
+    Source: McMahan et al. (2017), Algorithm 1.
+    """
+
+    def choose(self, state: State, context: RoundContext) -> tuple[tuple[int, ...], State]:
+        size = min(context.cohort_size, len(context.available))
+        chosen = context.stream.numpy().choice(np.asarray(context.available), size=size, replace=False)
+        return tuple(sorted(int(client) for client in chosen)), state
+
+
+class SubModelPolicy(ServerComponent):
+    """Decides each cohort member's sub-model.
+
+    Class attributes:
+        cuts: Clients may get less than the whole model.
+    """
+
+    cuts: ClassVar[bool] = True
+
+    @property
+    def scales_steps(self) -> bool:
+        """Whether parts may have a :meth:`~fedsweep.submodel.SubModel.step_scale`."""
+        return False
+
+    @abstractmethod
+    def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
+        """Each cohort member's sub-model, and the new state."""
+
+    def settle(
+        self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
+    ) -> tuple[Tensor, State]:
+        """The server's next model [V] as the policy leaves it, and the new state: after all refinements.
+
+        Where the parts of later rounds leave something out for good, this is where it becomes zero.
+        """
+        return vector, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeModel(SubModelPolicy):
+    """Everybody gets the whole model."""
+
+    cuts: ClassVar[bool] = False
+
+    def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
+        return dict.fromkeys(context.cohort, FULL_MODEL), state
+
 
 IsDue = Callable[[int, int], bool]  # (interval, step from 1) -> whether a client synchronises after the step
 

@@ -1,0 +1,329 @@
+"""What can be told of a run before it: its costs, what of its method will do nothing, if clients step together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import chain, islice
+from typing import Any, Literal
+
+from torch import nn
+
+from fedsweep.client.lanes.grouping import alone, why_alone
+from fedsweep.client.messages import LaneSettings, Tally
+from fedsweep.engine.cost import CostModel, registration_bytes
+from fedsweep.engine.engine import Engine
+from fedsweep.engine.plan import Planner, RoundPlan, alike
+from fedsweep.engine.row import RowMaker
+from fedsweep.engine.state import RunState
+from fedsweep.errors import ConfigError
+from fedsweep.experiment.experiment import Experiment, client_side, server_context
+from fedsweep.fleet.fleet import LocalFleet
+from fedsweep.guard import guarded, hook_of
+from fedsweep.models.cost import BYTES_PER_VALUE
+from fedsweep.submodel import FULL_MODEL, SubModel
+
+Formula = Literal["up", "down", "setup_up", "setup_down"]
+
+_NEVER = "no inner synchronisation in any round: clients are averaged once a round, as in FedAvg"
+_ALONE = "one client at most in the group that synchronises inside rounds: averaged alone, it keeps its model"
+_PLANNED = 50
+# So many rounds have their rate looked at before the first, and the last one: nobody waits for those of 10^30.
+_MOST_RATES = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a run will cost.
+
+    Attributes:
+        rounds: Rounds of the run.
+        local_steps: All clients', all rounds.
+        total_bytes: Both ways; beside the models what the methods' cards say of rounds with one aggregation.
+        registration_bytes: Before round 1, registration and exchange.
+        comm_ratio: Mean over rounds.
+        flops: Training, all clients.
+        sim_time_s: Virtual seconds, or None without devices.
+        num_params: Trained scalars of the model.
+        memory_mb: What a client actor holds beside the program itself: models, gradients, optimiser state, its
+            clients' samples.
+        exact: Every round was planned; otherwise figures are extrapolated.
+        remarks: What will do nothing, in sentences.
+    """
+
+    rounds: int
+    local_steps: int
+    total_bytes: int
+    registration_bytes: int
+    comm_ratio: float
+    flops: int
+    sim_time_s: float | None
+    num_params: int
+    memory_mb: float
+    exact: bool
+    remarks: tuple[str, ...] = ()
+
+
+@guarded(when="as its first round was planned", raises=ConfigError)
+def check_first_round(experiment: Experiment) -> None:
+    """Plan the first round: what only that brings to light, a budget below the low rate say, is wrong input, too.
+
+    Where a policy judges whole rounds, the next ones are planned as well: a group may be empty at first, and a method
+    synchronises several times only in a later round.
+
+    Raises:
+        ConfigError: The method can't be planned in this world.
+    """
+    _check_schedule(experiment)
+    planner = Planner(experiment, CostModel(experiment))
+    ahead = _PLANNED if experiment.world.stragglers.judges_rounds else 1
+    for _ in islice(planned_rounds(experiment, planner), ahead):
+        pass
+
+
+def _check_schedule(experiment: Experiment) -> None:
+    schedule: Callable[[int], object] = experiment.training.schedule
+    last = experiment.training.rounds
+    for round in chain(range(1, min(last, _MOST_RATES)), [last]):
+        rate = schedule(round)
+        if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
+            raise ConfigError(
+                f"training.schedule: {hook_of(schedule, '__call__')} must give a finite rate that is not below 0, but"
+                f" gave {rate!r} for round {round}"
+            )
+
+
+def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int = _PLANNED) -> Forecast:
+    """Plan the run's rounds and add up what they cost.
+
+    Methods whose plans depend on training (measurements, accuracy) are forecast as they start.
+
+    Args:
+        experiment: The experiment.
+        num_actors: Client actors that the clients are laid on.
+        most_planned: Rounds that are planned one by one; longer runs are extrapolated.
+    """
+    costs = CostModel(experiment)
+    planner, rows, layout = Planner(experiment, costs), RowMaker(experiment, costs), costs.layout
+    beside, seen = Beside(experiment, costs), set[int]()
+    rounds = experiment.training.rounds
+    planned = min(rounds, most_planned)
+    steps = num_bytes = flops = 0
+    ratios = []
+    clock: float | None = None
+    plans = []
+    for plan in islice(planned_rounds(experiment, planner), planned):
+        plans.append(plan)
+        taken = steps_by_client(plan)
+        steps += sum(taken.values())
+        num_bytes += plan.num_bytes + _beside(plan, beside, seen)
+        clock = plan.clock
+        for client, count in taken.items():
+            work, probed = plan.context.work[client], _probed(plan, client, costs.job_passes)
+            flops += costs.flops(plan.context.submodels[client], work.samples_in(count), work=work, probed=probed)
+        ratio = rows.group_figures(plan, plan.components, cost=plan.values)["comm_ratio"]
+        if ratio is not None:
+            ratios.append(ratio)
+    scale = rounds / planned
+    return Forecast(
+        rounds=rounds,
+        local_steps=round(steps * scale),
+        total_bytes=round(num_bytes * scale),
+        registration_bytes=registration_bytes(experiment) + beside.setup_bytes,
+        comm_ratio=sum(ratios) / len(ratios) if ratios else 0.0,
+        flops=round(flops * scale),
+        sim_time_s=None if clock is None else clock * scale,
+        num_params=layout.num_params,
+        memory_mb=_memory_mb(experiment, num_values=layout.num_values, num_actors=num_actors),
+        exact=planned == rounds,
+        remarks=tuple(foreseen(experiment, plans)),
+    )
+
+
+def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPlan]:
+    """The plans of the run's rounds, one after another, as if nothing that is trained had a say in them."""
+    has_devices = experiment.world.profiles[0].device is not None
+    components, clock = dict(experiment.initial_states), 0.0 if has_devices else None
+    state = RunState(vector=experiment.initial_vector, components=components, clock=clock)
+    for _ in range(experiment.training.rounds):
+        plan = planner.plan(state)
+        yield plan
+        delivered = {k for point in plan.points for k in point.attend} | set(plan.lost)
+        held = {k: Tally() for k in sorted({*state.held, *steps_by_client(plan)} - delivered)}
+        state = replace(
+            state, round=state.round + 1, components=plan.components, clock=plan.clock, ready=plan.ready, held=held
+        )
+
+
+def steps_by_client(plan: RoundPlan) -> dict[int, int]:
+    """Local steps that each cohort member takes in a planned round."""
+    taken = dict.fromkeys(plan.context.cohort, 0) | {k: work.steps for k, work in plan.lost.items()}
+    for point, times in alike(plan.points):
+        for job in point.start:
+            taken[job.client] += times * job.steps
+    return taken
+
+
+def _beside(plan: RoundPlan, beside: Beside, seen: set[int]) -> int:
+    """Bytes that travel beside the models in a round; whoever takes part in it has been seen afterwards."""
+    total = Fraction(0)
+    started = {job.client for point in plan.points for job in point.start if not job.resume}
+    attending = {client for point in plan.points for client in point.attend}
+    ways: tuple[tuple[Formula, set[int]], ...] = (("down", started), ("up", attending & started))
+    for which, clients in ways:
+        for client in sorted(clients):
+            part, first = plan.submodel(client), client not in seen
+            total += beside.values(which, client, part, round=plan.context.round, first=first)
+    seen |= started
+    return int(BYTES_PER_VALUE * total)
+
+
+def _probed(plan: RoundPlan, client: int, job_passes: float) -> float:
+    """Forward passes of one sample that a client will take outside its steps."""
+    if not plan.probes and not job_passes:
+        return 0.0
+    jobs = sum(times for point, times in alike(plan.points) for job in point.start if job.client == client)
+    each = sum(probe.passes for probe in plan.probes if probe.when != "round_end") + job_passes
+    once = sum(probe.passes for probe in plan.probes if probe.when == "round_end")
+    return plan.context.work[client].num_samples * (jobs * each + bool(jobs) * once)
+
+
+def _memory_mb(experiment: Experiment, *, num_values: int, num_actors: int) -> float:
+    """Models, gradient and samples of the clients that are on one actor at a time."""
+    clients = -(-experiment.training.cohort_size // num_actors)
+    slots = 2 if experiment.training.optimizer.name == "adam" else bool(experiment.training.optimizer.momentum)
+    anchors = 1 if experiment.method.terms else 0
+    models = num_values * (clients * (1 + int(slots) + anchors) + 4)
+    sample = int(experiment.world.data.images[0].size)
+    samples = sum(sorted((p.num_samples for p in experiment.world.profiles), reverse=True)[:clients]) * sample
+    return 4 * (models + samples) / 2**20
+
+
+# -- what travels beside the models, from the methods' cards -----------------------------------------------------------
+
+
+class Beside:
+    """Evaluates the formulas of an experiment's cards.
+
+    Args:
+        experiment: With the cards of its methods.
+        costs: The sub-models' costs.
+    """
+
+    def __init__(self, experiment: Experiment, costs: CostModel) -> None:
+        self._cards, self._costs, self._world = experiment.cards, costs, experiment.world
+        template, shape = experiment.template, experiment.world.data.images.shape[1:]
+        groups: Callable[[], Any] = getattr(template, "unit_groups", tuple)
+        features = getattr(template, "has_features", False)
+        profiles = experiment.world.profiles
+        self._largest = max(profiles, key=lambda p: (p.num_samples, -p.client)).client
+        self._symbols: Mapping[str, Any] = {
+            "X": math.prod(shape),
+            "C": experiment.world.data.num_classes,
+            "U": sum(group.size for group in groups()),
+            "F": experiment.layout.num_params,
+            "K": sum(layer.get_parameter("weight").numel() for layer in _layers(template)),
+            "sizes": tuple(profile.num_samples for profile in experiment.world.profiles),
+            "rounds": experiment.training.rounds,
+        } | ({"D": template.feature_width} if features else {})
+
+    def values(self, which: Formula, client: int, submodel: SubModel, *, round: int, first: bool) -> Fraction:
+        """Values that travel beside a client's model, all cards together.
+
+        Rounds count from 1; 0 is before them. ``first``: it has taken part in none before.
+        """
+        if not self._cards:
+            return Fraction(0)
+        message = submodel.message(self._costs.layout, "down")
+        own = {
+            "W": sum(message.values()),
+            "P": message.get("params", 0),
+            "n": self._world.profiles[client].num_samples,
+            "H": int((self._world.profiles[client].label_counts > 0).sum()),
+            "largest": client == self._largest,
+            "round": round,
+            "first": first,
+        }
+        found = (card.evaluate(getattr(card, which), {**self._symbols, **own, **given}) for card, given in self._cards)
+        return sum(found, Fraction(0))
+
+    @property
+    def setup_bytes(self) -> int:
+        """Bytes of the exchange before round 1, all clients."""
+        formulas: tuple[Formula, ...] = ("setup_up", "setup_down")
+        clients = [profile.client for profile in self._world.profiles]
+        total = sum(self.values(which, k, FULL_MODEL, round=0, first=True) for which in formulas for k in clients)
+        return int(BYTES_PER_VALUE * total)
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """Its linear and convolutional layers."""
+    return [m for m in model.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
+
+
+# -- methods that turn into something simpler without a word -----------------------------------------------------------
+
+
+def foreseen(experiment: Experiment, plans: Sequence[RoundPlan]) -> list[str]:
+    """What the user should know before a run, from its first plans: which parts of the method will do nothing."""
+    said = []
+    with guarded(when="before the run", raises=ConfigError):
+        for seam, component in experiment.method.server_components():
+            said.append(component.foresee(server_context(experiment, seam)))
+    if experiment.method.pacing.syncs_inside and plans:
+        inner = [point for plan in plans for point in plan.points[:-1]]
+        if not inner:
+            said.append(_NEVER)
+        elif all(len(point.attend) <= 1 for point in inner):
+            said.append(_ALONE)
+    return _told(experiment, said)
+
+
+def happened(experiment: Experiment, state: RunState) -> list[str]:
+    """What the user should know after a run: which parts of the method did nothing."""
+    seams = experiment.method.server_components()
+    with guarded(when="at the run's end"):
+        said = [component.remark(state.components[seam]) for seam, component in seams]
+    if experiment.method.pacing.syncs_inside and state.records:
+        groups = [record.high_frequency for record in state.records]
+        if all(record.sync_points <= 1 for record in state.records):
+            said.append(_NEVER)
+        elif all(group is not None and len(group) <= 1 for group in groups):
+            said.append(_ALONE)
+    return _told(experiment, said)
+
+
+def _told(experiment: Experiment, said: Sequence[str]) -> list[str]:
+    return [f"{experiment.method.name}: {text}" for text in dict.fromkeys(said) if text]
+
+
+# -- whether clients can be stepped together: tried on a step of two, nothing is kept of it ----------------------------
+
+
+def executor_in_words(experiment: Experiment) -> str:
+    """How clients will be stepped; tried where it is not one by one."""
+    if experiment.lanes is None:
+        return "loop, clients one by one"
+    return "; ".join([f"lanes, {experiment.lanes.width} clients at once", *lanes_refused(experiment)])
+
+
+def lanes_refused(experiment: Experiment) -> tuple[str, ...]:
+    """What a run would say of clients that can't be stepped together, as far as its first round shows."""
+    tried = replace(experiment, lanes=LaneSettings(width=2))
+    engine = Engine(tried, LocalFleet(tried))
+    state = engine.start()
+    plan = engine.planner.plan(state)
+    side, found = client_side(tried), dict[str, None]()
+    for client in plan.context.cohort:
+        work, submodel = plan.context.work[client], plan.submodel(client)
+        is_padded = not work.whole_batches and work.num_samples % work.batch_size > 0
+        reason = why_alone(side, submodel, tried.template, is_padded=is_padded)
+        if reason is not None:
+            found[alone(reason)] = None
+    point = next(point for point in plan.points if point.start)
+    jobs = tuple(replace(job, steps=1) for job in point.start[:2])
+    once = replace(point, start=jobs, attend=tuple(sorted(job.client for job in jobs)), idle=(), discard=True)
+    engine._played(replace(plan, points=(once,)), state)
+    return tuple(dict.fromkeys([*found, *engine.notes]))
