@@ -83,7 +83,7 @@ def pictures() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_pictures_unless_asked() -> None:
-    from fedsweep.figures.observer import PictureObserver
+    from fedsweep.figures.of_run import PictureObserver
 
     finished = PictureObserver.finished
 

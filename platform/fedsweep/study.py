@@ -17,8 +17,7 @@ from fedsweep.driver.saved_model import existing, load_model
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.reports.compare import compared_runs
 from fedsweep.reports.setting_table import setting_row
-from fedsweep.reproduce.outputs import has_outputs
-from fedsweep.reproduce.table import Table
+from fedsweep.reproduce.outputs import Table, has_outputs
 from fedsweep.results.config_table import config_table
 from fedsweep.results.settings import ReportRun, Setting, group_settings, remarks
 from fedsweep.runs.find import find_runs

@@ -13,7 +13,7 @@ import pytest
 
 from fedsweep.cli import main
 from fedsweep.errors import ConfigError
-from fedsweep.reproduce import reproduction as running
+from fedsweep.reproduce import group_tables
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.measured.grid import Grid, GridCell, summed_up
@@ -129,16 +129,16 @@ def test_another_kind_of_table_is_measured_by_its_own_function(
     table.write_text(TABLE.replace("  title:", "  kind: groups\n  groups: {sizes: [1, 2]}\n  title:"))
     seen: dict[str, Any] = {}
 
-    def run_kind(table: TableFile, *, scale: str, cells: tuple[Cell, ...], out: Path, quiet: bool) -> Grid:
-        seen.update(options=table.options, rounds=cells[0].config.training.rounds, out=out, quiet=quiet)
+    def measured_groups(table: TableFile, *, scale: str, cells: tuple[Cell, ...], out: Path, quiet: bool) -> Grid:
+        seen.update(groups=table.groups, rounds=cells[0].config.training.rounds, out=out, quiet=quiet)
         found = {m.name: summed_up([0.25], m) for m in table.measures}
         made = [GridCell(row=c.row, column=c.column, measured=found) for c in cells[:-1]]
         last = GridCell(row=cells[-1].row, column=cells[-1].column, problems=("it took too long",))
         return Grid(table=table, scale=scale, rows=("FedAvg",), columns=("even",), cells=(*made, last))
 
-    monkeypatch.setattr(running, "runner_of", lambda kind: {"groups": run_kind}[kind])
+    monkeypatch.setattr(group_tables, "measured_groups", measured_groups)
     code, out, err = fedsweep("reproduce", table, "--out", "groups")
-    assert seen == {"options": {"sizes": [1, 2]}, "rounds": 2, "out": tmp_path / "groups", "quiet": False}
+    assert seen == {"groups": {"sizes": [1, 2]}, "rounds": 2, "out": tmp_path / "groups", "quiet": False}
     assert code == 1 and "3 of 4 cells measured, 1 failed" in out and "FedProx | K=2: it took too long" in out
     assert "SCAFFOLD is missing" in out and err == "" and "fedsweep report" not in out
     assert fedsweep("reproduce", "--resume", "--out", "groups", "--quiet")[0] == 1
@@ -153,11 +153,11 @@ def test_wrong_input_of_another_kind_leaves_no_folder(
 ) -> None:
     table.write_text(TABLE.replace("  title:", "  kind: groups\n  title:"))
 
-    def run_kind(table: TableFile, *, scale: str, cells: tuple[Cell, ...], out: Path, quiet: bool) -> Grid:
+    def measured_groups(table: TableFile, *, scale: str, cells: tuple[Cell, ...], out: Path, quiet: bool) -> Grid:
         assert out.is_dir()
         raise ConfigError("no sizes")
 
-    monkeypatch.setattr(running, "runner_of", lambda kind: run_kind)
+    monkeypatch.setattr(group_tables, "measured_groups", measured_groups)
     assert fedsweep("reproduce", table, "--out", "groups") == (2, "", "error: no sizes\n")
     assert not (tmp_path / "groups").exists()
 
@@ -167,12 +167,12 @@ def test_wrong_input_of_a_later_cell_leaves_the_finished_ones_to_go_on_with(
 ) -> None:
     table.write_text(TABLE.replace("  title:", "  kind: groups\n  title:"))
 
-    def run_kind(table: TableFile, *, scale: str, cells: tuple[Cell, ...], out: Path, quiet: bool) -> Grid:
+    def measured_groups(table: TableFile, *, scale: str, cells: tuple[Cell, ...], out: Path, quiet: bool) -> Grid:
         (out / "first").mkdir(exist_ok=True)
         (out / "first" / "config.yaml").write_text("name: first\n")
         raise ConfigError("the second data set is not there")
 
-    monkeypatch.setattr(running, "runner_of", lambda kind: run_kind)
+    monkeypatch.setattr(group_tables, "measured_groups", measured_groups)
     for words in ((table,), ("--resume",)):
         assert fedsweep("reproduce", *words, "--out", "gap") == (2, "", "error: the second data set is not there\n")
     assert (tmp_path / "gap" / "first" / "config.yaml").is_file()
@@ -286,8 +286,7 @@ def test_a_table_takes_over_what_one_beside_it_has_finished(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("change", ["config", "commit", "unfinished", "other seed"])
 def test_only_the_same_finished_run_of_the_same_software_is_taken_over(change: str, made: Path, tmp_path: Path) -> None:
-    from fedsweep.reproduce.reproduction import TableRequest, reproduction
-    from fedsweep.reproduce.reuse import finished_elsewhere
+    from fedsweep.reproduce.reproduction import TableRequest, finished_elsewhere, reproduction
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
     path = beside(made, tmp_path)

@@ -7,7 +7,7 @@ import pytest
 
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError
-from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen_rows, standing_of
+from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen, standing_of
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.sweeps.prepare import overlaid
 
@@ -75,9 +75,9 @@ table:
 
 
 def test_patterns_go_by_name_in_either_case_and_take_the_place_of_the_scales_choice(table: TableFile) -> None:
-    assert chosen_rows(table, "small", pattern="fed*") == ["FedAvg", "FedProx"]
-    assert chosen_rows(table, "small", pattern="scaffold, *prox") == ["FedProx", "SCAFFOLD"]
-    assert chosen_rows(table, "small") == ["FedAvg"]
+    assert chosen("row", table, "small", pattern="fed*") == ["FedAvg", "FedProx"]
+    assert chosen("row", table, "small", pattern="scaffold, *prox") == ["FedProx", "SCAFFOLD"]
+    assert chosen("row", table, "small") == ["FedAvg"]
     with pytest.raises(ConfigError, match="--rows: unknown row 'FedPorx'; did you mean 'FedProx'"):
         cells_of(table, "smoke", rows="FedAvg,FedPorx")
     with pytest.raises(ConfigError, match="--columns: unknown column 'x'"):
@@ -86,10 +86,10 @@ def test_patterns_go_by_name_in_either_case_and_take_the_place_of_the_scales_cho
 
 def test_a_name_with_a_patterns_characters_is_found(changed: Changed) -> None:
     table = read_table(changed("  - {name: FedProx,", "  - {name: 'a[*], b',"))
-    assert chosen_rows(table, "full", pattern="a[*], b") == ["a[*], b"]
+    assert chosen("row", table, "full", pattern="a[*], b") == ["a[*], b"]
     starred = read_table(changed("  - {name: FedProx,", "  - {name: Fed*,"))
-    assert chosen_rows(starred, "full", pattern="fed*") == ["Fed*"]
-    assert chosen_rows(starred, "full", pattern="fed*,*avg") == ["FedAvg", "Fed*"]
+    assert chosen("row", starred, "full", pattern="fed*") == ["Fed*"]
+    assert chosen("row", starred, "full", pattern="fed*,*avg") == ["FedAvg", "Fed*"]
 
 
 def test_seeds_are_given_as_seeds(table: TableFile) -> None:

@@ -16,7 +16,7 @@ from fedsweep.reproduce.cell_texts import notes
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.sections import Measure
 from fedsweep.reproduce.definition.table_file import TableFile, read_table, table_names
-from fedsweep.reproduce.measured.grid import measured, summed_up, value_of
+from fedsweep.reproduce.measured.grid import measured, summed_up, value_of, views_of
 from fedsweep.results.view import load_run
 
 NAMES = [name for name in table_names() if name.startswith("feddhad/")]
@@ -167,7 +167,7 @@ def test_a_measure_may_take_the_cells_own_target(
     (folder / "config.yaml").write_text("name: taken over from a table with another target\n")
     cell = cells_of(table, "small", overrides=["evaluation.targets=[0.5]"])[0]
     changed = table.model_copy(update={"measures": [measure]})
-    assert measured(changed, [cell], folders={cell: folder}, scale="small").cells[0].measured["time"].mean == 6.0
+    assert measured(changed, views_of(changed, {cell: folder}), scale="small").cells[0].measured["time"].mean == 6.0
 
 
 def test_a_row_may_be_judged_by_its_clients_own_models(tmp_path: Path, make_run: Callable[..., Path]) -> None:
@@ -177,12 +177,12 @@ def test_a_row_may_be_judged_by_its_clients_own_models(tmp_path: Path, make_run:
     own = [{"personal_accuracy": share} for share in (0.5, 0.6, 0.9)]
     columns = {"test_accuracy": [0.1, 0.8, 0.1], "extra": own, "sim_time_s": [3.0, 6.0, 9.0]}
     folder = make_run(tmp_path / "run", columns=columns, best_test_accuracy=0.8, test_accuracy=0.1)
-    grid = measured(table, [cell], folders={cell: folder}, scale="small")
+    grid = measured(table, views_of(table, {cell: folder}), scale="small")
     found = grid.cells[0].measured
     assert found["accuracy"].mean == pytest.approx((0.5 + 0.6 + 0.9) / 3) and found["time"].mean == 9.0
     assert "FedKTL: accuracy, and targets, by accuracy of the clients' own models (personal_accuracy)." in notes(grid)
     bare = make_run(tmp_path / "bare", columns={"test_accuracy": [0.1, 0.8, 0.1]}, test_accuracy=0.1)
-    assert measured(table, [cell], folders={cell: bare}, scale="small").cells[0].measured["accuracy"].mean is None
+    assert measured(table, views_of(table, {cell: bare}), scale="small").cells[0].measured["accuracy"].mean is None
 
 
 def test_rows_with_models_of_the_clients_say_whose_accuracy_it_is() -> None:

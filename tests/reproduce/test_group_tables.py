@@ -20,8 +20,7 @@ from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.sections import Measure
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.figures import of_groups
-from fedsweep.reproduce.group_tables import run_kind
-from fedsweep.reproduce.kinds import runner_of
+from fedsweep.reproduce.group_tables import measured_groups
 from fedsweep.reproduce.measured.grid import Grid
 from fedsweep.world.label_stats import kl_divergence
 
@@ -62,7 +61,7 @@ def _no_pictures_unless_asked(request: pytest.FixtureRequest, monkeypatch: pytes
 
 
 def run(asked: TableFile, out: Path, *, scale: str = "full") -> Grid:
-    return run_kind(asked, scale=scale, cells=cells_of(asked, scale), out=out, quiet=True)
+    return measured_groups(asked, scale=scale, cells=cells_of(asked, scale), out=out, quiet=True)
 
 
 def rows_of(out: Path) -> list[dict[str, str]]:
@@ -94,7 +93,7 @@ def test_divergences_are_from_the_whole_population() -> None:
     asked = table("exhaustive")
     cell = cells_of(asked, "full")[0]
     counts = groups_kind._label_counts(cell)
-    (problem,) = groups_kind._cohorts(GroupProblem, counts, active=7, cell=cell, instances=1)
+    (problem,) = groups_kind._cohorts(counts, active=7, cell=cell, instances=1)
     assert len(counts) == 15 and problem.counts_AC.shape == (7, 10)
     found = groups_kind._of_size(groups_kind_chooser("exhaustive"), [problem], 2, deadline=None)
     pairs = [problem.counts_AC[list(pair)].sum(axis=0) for pair in combinations(range(7), 2)]
@@ -235,10 +234,6 @@ def test_wrong_input_is_refused_before_anything_is_written(more: dict[str, Any],
     with pytest.raises(ConfigError, match=words):
         run(table("dynacomm", **more), tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_kind_is_found_by_its_name() -> None:
-    assert runner_of("groups") is run_kind
 
 
 def test_a_measure_may_be_of_one_size_and_of_cohorts_of_one_number_of_clients(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_every_printed_number_is_of_a_measure_of_a_cell(table: TableFile) -> Non
         assert row in table.row_names and column in table.column_names
         value = table.printed_value(row, column, measure=measure)
         assert value is not None and (isinstance(value, str) or value >= 0)
-        if table.measure(measure).percent and not isinstance(value, str):
+        if next(m for m in table.measures if m.name == measure).percent and not isinstance(value, str):
             assert 1 < value <= 100, (row, column, "percent measures are printed in percent")
 
 

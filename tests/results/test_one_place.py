@@ -17,7 +17,8 @@ from fedsweep.reports.page import build_report, render
 from fedsweep.reports.sources import find_sources
 from fedsweep.reports.sweep_table import print_summary
 from fedsweep.reproduce.formats import as_text
-from fedsweep.reproduce.reproduction import Reproduction, TableRequest, measured_grid, reproduction
+from fedsweep.reproduce.measured.grid import measured, views_of
+from fedsweep.reproduce.reproduction import Reproduction, TableRequest, reproduction
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.fairness import TrialWorld
 from fedsweep.sweeps.summary import summarise
@@ -85,7 +86,7 @@ def test_the_same_folder_has_the_same_figures_everywhere(found: Reproduction, tm
         SweepFolder(out), list(found.by_key.values()), [TrialWorld(shared="w", budgets=None)] * 6, config=found.config
     )
     sweep = printed(lambda console: print_summary(summary, console))
-    grid = measured_grid(found, out)
+    grid = measured(found.table, views_of(found.table, found.folders(out)), scale="full")
     table = as_text(grid)
 
     fedavg = next(line for line in compared if " FedAvg " in line)
@@ -114,7 +115,8 @@ def test_what_a_target_took_is_the_same_in_the_report_and_in_the_table(found: Re
     place = next(k for k, s in enumerate(report.settings) if report.runs[s.runs[0]].method == "FedAvg")
     (row,) = [row for row in report.targets if row.setting == place]
     assert (row.target, row.reached, row.runs, row.took["round"], row.took["total_bytes"]) == (0.5, 2, 3, 2.5, 3000.0)
-    cell = measured_grid(found, tmp_path / "out").cell("FedAvg", "even")
+    views = views_of(found.table, found.folders(tmp_path / "out"))
+    cell = measured(found.table, views, scale="full").cell("FedAvg", "even")
     assert cell is not None
     rounds = cell.measured["round"]
     assert (rounds.mean, rounds.count, rounds.never) == (2.5, 2, 1)

@@ -44,8 +44,7 @@ def partition(config: Config, overrides: Overrides = None, plot: Plot = None) ->
 
 
 def _plot_by_round(counts_NC: np.ndarray, config: schema.Config, world: World, path: Path) -> None:
-    from fedsweep.figures.scenario import plot_classes
-    from fedsweep.figures.scenario_arrays import class_shares
+    from fedsweep.figures.scenario import class_shares, plot_classes
     from fedsweep.world.drift import round_classes
 
     assert world.drift is not None  # the caller's condition

@@ -42,13 +42,7 @@ def plot_confusion(confusion: np.ndarray, path: str | Path, *, class_names: Sequ
 
 
 def draw_confusion(axes: Axes, confusion: np.ndarray, *, class_names: Sequence[str] = ()) -> None:
-    """The same on given axes.
-
-    Args:
-        axes: The panel.
-        confusion: See :func:`plot_confusion`.
-        class_names: Likewise.
-    """
+    """The same on given axes; see :func:`plot_confusion`."""
     from matplotlib.ticker import MaxNLocator
 
     shares_CC = 100 * confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)

@@ -54,12 +54,7 @@ def plot_accuracy_against_bytes(folders: Iterable[str | Path], path: str | Path)
 def plot_learning_curves(folders: Iterable[str | Path], path: str | Path) -> None:
     """Test accuracy and test loss by round, and training loss where no test loss is known, a line per setting.
 
-    Args:
-        folders: Run folders, or folders with runs below them.
-        path: The picture; its suffix is one of :data:`~fedsweep.figures.style.SUFFIXES`.
-
-    Raises:
-        InputError: A folder holds no run, a run's file is damaged, or the picture can't be written.
+    Arguments and errors are those of :func:`plot_accuracy_against_bytes`.
     """
     target = checked_path(path)
     runs, _ = report_runs(load_runs(folders))

@@ -40,13 +40,11 @@ class GroupLabels:
         high_RC: Class shares of the high-frequency group [R, C], of the rounds that have one; rows sum to 1.
         low_RC: Of the rest of the cohort, of the rounds that have a rest.
         population_C: Of all clients.
-        rounds: How many rounds were played.
     """
 
     high_RC: np.ndarray
     low_RC: np.ndarray
     population_C: np.ndarray
-    rounds: int
 
 
 def has_group(run: RunView) -> bool:
@@ -84,11 +82,9 @@ def membership_of(run: RunView, *, num_clients: int | None = None) -> np.ndarray
 
 
 def group_labels_of(run: RunView, counts_NC: np.ndarray) -> GroupLabels | None:
-    """The label distributions of a run's groups; None where no round has a high-frequency group.
+    """The label distributions of a run's groups, from its clients' samples per class [N, C].
 
-    Args:
-        run: A run.
-        counts_NC: Samples per client and class [N, C].
+    None where no round has a high-frequency group.
 
     Raises:
         OutputError: A row names a client that there is not.
@@ -100,7 +96,6 @@ def group_labels_of(run: RunView, counts_NC: np.ndarray) -> GroupLabels | None:
         high_RC=_shares((cells_NR == HIGH).T @ counts_NC),
         low_RC=_shares((cells_NR == COHORT).T @ counts_NC),
         population_C=population(counts_NC),
-        rounds=cells_NR.shape[1],
     )
 
 
@@ -121,13 +116,7 @@ def counts_of(run: RunView) -> np.ndarray | None:
 
 
 def draw_membership(axes: Axes, cells_NR: np.ndarray, *, first_round: int = 1) -> None:
-    """Clients by rounds, a cell coloured by the group that the client was in.
-
-    Args:
-        axes: Empty axes.
-        cells_NR: See :func:`membership_of`.
-        first_round: The number of the first round.
-    """
+    """Clients by rounds on empty axes, a cell coloured by the group of :func:`membership_of` that the client was in."""
     from matplotlib.colors import ListedColormap
     from matplotlib.ticker import MaxNLocator
 
@@ -151,13 +140,9 @@ def membership_handles() -> list[Any]:
 
 
 def draw_group_labels(axes: Axes, found: GroupLabels) -> None:
-    """For each class the groups' shares over the rounds, beside the population's.
+    """For each class the groups' shares over the rounds, beside the population's, on empty axes.
 
     A dot is the mean, the thick bar holds half of the rounds, the thin one eight in ten.
-
-    Args:
-        axes: Empty axes.
-        found: See :func:`group_labels_of`.
     """
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -168,13 +153,8 @@ def draw_group_labels(axes: Axes, found: GroupLabels) -> None:
             continue
         colour = GROUP_LOOKS[level][1]
         for (low, high), width in ((_THIN, 1.0), (_THICK, 3.0)):
-            axes.vlines(
-                classes_C + shift,
-                *np.percentile(shares_RC, (low, high), axis=0),
-                color=colour,
-                linewidth=width,
-                zorder=1,
-            )
+            ends_2C = np.percentile(shares_RC, (low, high), axis=0)
+            axes.vlines(classes_C + shift, *ends_2C, color=colour, linewidth=width, zorder=1)
         axes.plot(classes_C + shift, shares_RC.mean(axis=0), "o", color=colour, markersize=3.0, zorder=2)
     axes.set_xlabel("class")
     axes.set_ylabel("share of the group's samples")

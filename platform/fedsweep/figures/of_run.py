@@ -1,13 +1,19 @@
-"""The pictures of one run."""
+"""The pictures of one run, which are drawn when it ends."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.figures.curves import plot_accuracy_against_bytes, plot_learning_curves
 from fedsweep.figures.partition import plot_partition
 from fedsweep.figures.scenario import plot_scenario
-from fedsweep.runs.run_folder import CLIENTS, ROUNDS, RunFolder
+from fedsweep.runs.run_folder import CLIENTS, PICTURES, ROUNDS, RunFolder
+
+_LOGGER = logging.getLogger("fedsweep")
 
 
 def plot_run(folder: Path, into: Path) -> list[Path]:
@@ -31,3 +37,21 @@ def plot_run(folder: Path, into: Path) -> list[Path]:
         drawn.append(into / "partition.png")
         plot_partition(RunFolder(folder).read_clients().column("label_counts").to_pylist(), drawn[-1])
     return drawn + plot_scenario(folder, into)
+
+
+class PictureObserver(Observer):
+    """Draws a run's pictures into ``pictures/`` of its folder; see :func:`plot_run`."""
+
+    phase = "pictures"
+    _folder: Path | None = None
+
+    def started(self, info: RunInfo) -> None:
+        self._folder = info.folder
+
+    def finished(self, status: str, result: Mapping[str, Any]) -> None:
+        if self._folder is None:
+            return  # the run failed before it started
+        try:
+            plot_run(self._folder, self._folder / PICTURES)
+        except Exception as error:  # whatever matplotlib raises: the run itself is whole
+            _LOGGER.warning(f"{self._folder}: its pictures can't be drawn: {error or type(error).__name__}")

@@ -1,20 +1,25 @@
-"""Pictures of drift and participation: which classes clients had, and who was there, trained and was aggregated.
+"""A run's drift and participation: which classes clients had, and who was there, trained and was aggregated.
 
-The functions that begin with ``draw`` fill axes that somebody else made, so that a table's figure can put several runs
-side by side; those that begin with ``plot`` write a file.
+They are arrays, from what the run's folder keeps: ``scenario.json`` (who was there, with which classes),
+``clients.parquet`` (what each client holds) and ``rounds.parquet`` (who trained, whose model was aggregated). Of their
+pictures, the functions that begin with ``draw`` fill axes that somebody else made, so that a table's figure can put
+several runs side by side; those that begin with ``plot`` write a file.
 
 Shape letters: N clients, R rounds, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsweep.figures.scenario_arrays import Part, Participation, class_shares_of, participation_of
+from fedsweep.errors import OutputError
+from fedsweep.figures.groups import counts_of
 from fedsweep.figures.style import (
     TEXT_WIDTH,
     checked_path,
@@ -26,6 +31,9 @@ from fedsweep.figures.style import (
 )
 from fedsweep.results.texts import bytes_text
 from fedsweep.results.view import RunView, load_run
+from fedsweep.runs.run_folder import CLIENTS, SCENARIO, RunFolder
+from fedsweep.world.replay import ScenarioTrace
+from fedsweep.world.spec_checks import read_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +41,23 @@ if TYPE_CHECKING:
 CLASSES_PICTURE, PARTICIPATION_PICTURE = "classes.png", "participation.png"
 # Rows of cells that a picture has room for: a client takes one for each class.
 _MOST_ROWS = 320
+
+
+class Part(IntEnum):
+    """What a client did in a round; the later, the more of it reached the server."""
+
+    ABSENT = 0
+    """Not there."""
+    THERE = 1
+    """There, but not in the cohort, or without samples of its classes."""
+    TRAINED = 2
+    """Trained; its model was not aggregated in this round."""
+    AGGREGATED = 3
+    """Trained, and its model is in the round's last aggregation."""
+    DELIVERED = 4
+    """Did not train, but what it had trained in earlier rounds was aggregated."""
+
+
 PART_LOOKS = {
     Part.ABSENT: ("absent", "#FFFFFF"),
     Part.THERE: ("there, did not train", "#DDE3EA"),
@@ -41,6 +66,120 @@ PART_LOOKS = {
     Part.DELIVERED: ("absent, earlier work aggregated", "#E69F00"),
 }
 _AGGREGATED, _SKIPPED = "#0072B2", "#D55E00"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Participation:
+    """Who took part, by round.
+
+    Attributes:
+        rounds: The rounds' numbers [R].
+        parts_NR: A :class:`Part` for each client and round [N, R], int8.
+        aggregated_R: Whether something was aggregated in the round [R].
+        bytes_R: Sent in the round, both ways [R], int64.
+    """
+
+    rounds: tuple[int, ...]
+    parts_NR: np.ndarray
+    aggregated_R: np.ndarray
+    bytes_R: np.ndarray
+
+    @property
+    def num_aggregated(self) -> int:
+        """Rounds in which something was aggregated."""
+        return int(self.aggregated_R.sum())
+
+    @property
+    def num_saved(self) -> int:
+        """Rounds in which clients trained and nothing was aggregated."""
+        trained_R = np.isin(self.parts_NR, (Part.TRAINED, Part.AGGREGATED)).any(axis=0)
+        return int((trained_R & ~self.aggregated_R).sum())
+
+
+def participation_of(run: RunView) -> Participation | None:
+    """Who was there, who trained and who was aggregated in a run; None where no round was played.
+
+    Without ``scenario.availability`` everybody is there in every round.
+
+    Raises:
+        OutputError: A row names a client that the run does not have.
+    """
+    rounds = tuple(run.column("round"))
+    if not rounds:
+        return None
+    cohorts, attendees, present = (run.column(name) for name in ("cohort", "attendees", "present"))
+    num_clients = _num_clients(run)
+    parts_NR = np.full((num_clients, len(rounds)), Part.ABSENT, dtype=np.int8)
+    for place in range(len(rounds)):
+        there = present[place] if present else None
+        everybody = range(num_clients) if there is None else there
+        trained, aggregated = set(cohorts[place] or ()), set(attendees[place] or ())
+        named = {*everybody, *trained, *aggregated}
+        if named and not 0 <= min(named) <= max(named) < num_clients:
+            raise OutputError(
+                f"{run.folder}: round {rounds[place]} names client {max(named)}, but there are {num_clients} clients"
+            )
+        parts_NR[list(everybody), place] = Part.THERE
+        parts_NR[sorted(trained - aggregated), place] = Part.TRAINED
+        parts_NR[sorted(trained & aggregated), place] = Part.AGGREGATED
+        parts_NR[sorted(aggregated - trained), place] = Part.DELIVERED
+    return Participation(
+        rounds=rounds,
+        parts_NR=parts_NR,
+        aggregated_R=np.array([bool(clients) for clients in attendees]),
+        bytes_R=np.array(run.column("bytes_up"), dtype=np.int64) + np.array(run.column("bytes_down"), dtype=np.int64),
+    )
+
+
+def class_shares(
+    counts_NC: np.ndarray,
+    class_sets: Sequence[Mapping[int, Sequence[int]]],
+    *,
+    clients: Sequence[int] | None = None,
+) -> np.ndarray:
+    """Each class's share of a client's samples in a round [N, R, C], float32; zeros where a client has none.
+
+    Args:
+        counts_NC: Samples per client and class [N, C], before the drift filters them.
+        class_sets: For each round, each client's classes; a client that is not named has all of them.
+        clients: Only these clients, in this order; None: all.
+    """
+    chosen = range(len(counts_NC)) if clients is None else clients
+    num_classes = counts_NC.shape[1]
+    shares_NRC = np.zeros((len(chosen), len(class_sets), num_classes), dtype=np.float32)
+    for place, sets in enumerate(class_sets):
+        kept_NC = np.array(counts_NC[list(chosen)], dtype=np.float64)
+        for row, client in enumerate(chosen):
+            if client in sets:
+                kept_NC[row, np.setdiff1d(np.arange(num_classes), np.asarray(sets[client], dtype=np.int64))] = 0
+        shares_NRC[:, place] = kept_NC / np.maximum(kept_NC.sum(axis=1, keepdims=True), 1)
+    return shares_NRC
+
+
+def class_shares_of(run: RunView, *, clients: Sequence[int] | None = None) -> np.ndarray | None:
+    """:func:`class_shares` of a run [N, R, C]; None where it has no drift or no table of clients yet.
+
+    Raises:
+        InputError: A file of the run is damaged, or two of them contradict each other.
+    """
+    path = run.folder / SCENARIO
+    trace = ScenarioTrace.from_json(read_text(SCENARIO, path), source=str(path)) if path.is_file() else None
+    counts_NC = counts_of(run) if trace is not None and any(trace.class_sets) else None
+    if trace is None or counts_NC is None:
+        return None
+    if counts_NC.shape != (trace.num_clients, trace.num_classes):
+        raise OutputError(
+            f"{run.folder}: {SCENARIO} has {trace.num_clients} clients and {trace.num_classes} classes, but {CLIENTS}"
+            f" has {list(counts_NC.shape)}"
+        )
+    return class_shares(counts_NC, trace.class_sets, clients=clients)
+
+
+def _num_clients(run: RunView) -> int:
+    if (run.folder / CLIENTS).is_file():
+        return int(RunFolder(run.folder).read_clients().num_rows)
+    lists = (cell for name in ("cohort", "attendees", "present") for cell in run.column(name))
+    return max((client for cell in lists for client in cell or ()), default=-1) + 1
 
 
 def plot_scenario(folder: Path, into: Path) -> list[Path]:
@@ -62,26 +201,18 @@ def plot_scenario(folder: Path, into: Path) -> list[Path]:
     if shares_NRC is not None and shares_NRC.size:
         drawn.append(into / CLASSES_PICTURE)
         plot_classes(shares_NRC, drawn[-1])
-    participation = participation_of(run) if has_availability(run) else None
+    scenario = run.config.get("scenario")
+    changes = isinstance(scenario, dict) and (scenario.get("drift") or scenario.get("availability")) is not None
+    participation = participation_of(run) if changes else None
     if participation is not None:
         drawn.append(into / PARTICIPATION_PICTURE)
-        plot_participation(participation, drawn[-1])
+        _plot_participation(participation, drawn[-1])
     return drawn
-
-
-def has_availability(run: RunView) -> bool:
-    """Whether a run has drift or availability, so that who took part is worth a picture."""
-    scenario = run.config.get("scenario")
-    return isinstance(scenario, dict) and (scenario.get("drift") or scenario.get("availability")) is not None
 
 
 @paper_style()
 def plot_classes(shares_NRC: np.ndarray, path: str | Path) -> None:
-    """Class shares by client and round, as a file.
-
-    Args:
-        shares_NRC: See :func:`draw_classes`.
-        path: The picture; its suffix is one of :data:`~fedsweep.figures.style.SUFFIXES`.
+    """Class shares by client and round as :func:`draw_classes` has them, as a file of one of the known suffixes.
 
     Raises:
         InputError: The picture can't be written.
@@ -95,21 +226,12 @@ def plot_classes(shares_NRC: np.ndarray, path: str | Path) -> None:
 
 
 @paper_style()
-def plot_participation(participation: Participation, path: str | Path) -> None:
-    """Who took part, as a file; on top the bytes of each round, coloured by whether it aggregated.
-
-    Args:
-        participation: See :func:`~fedsweep.figures.scenario_arrays.participation_of`.
-        path: The picture; its suffix is one of :data:`~fedsweep.figures.style.SUFFIXES`.
-
-    Raises:
-        InputError: The picture can't be written.
-    """
-    target = checked_path(path)
+def _plot_participation(participation: Participation, target: Path) -> None:
+    """Who took part, as a file; on top the bytes of each round, coloured by whether it aggregated."""
     num_clients = len(participation.parts_NR)
     figure = figure_of(width=TEXT_WIDTH, height=float(np.clip(2.0 + 0.1 * num_clients, 3.0, 8.0)))
     top, main = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3])
-    draw_schedule(top, participation)
+    _draw_schedule(top, participation)
     draw_participation(main, participation)
     top.set_xlabel("")
     rounds, _ = top.get_legend_handles_labels()
@@ -142,9 +264,8 @@ def draw_classes(axes: Axes, shares_NRC: np.ndarray, *, first_round: int = 1, le
     bands[:, :num_classes] = shares_NRC[shown].transpose(0, 2, 1)
     rows = np.ma.masked_invalid(bands.reshape(-1, num_rounds))
     extent = (first_round - 0.5, first_round + num_rounds - 0.5, len(rows) - 0.5, -0.5)
-    picture = axes.imshow(
-        rows, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=_largest(rows), extent=extent
-    )
+    look: dict[str, Any] = {"cmap": "Blues", "vmin": 0, "vmax": rows.max() if rows.count() and rows.max() > 0 else 1.0}
+    picture = axes.imshow(rows, aspect="auto", interpolation="nearest", extent=extent, **look)
     step = max(1, -(-len(shown) // 25))
     places = range(0, len(shown), step)
     axes.set_yticks(
@@ -161,12 +282,7 @@ def draw_classes(axes: Axes, shares_NRC: np.ndarray, *, first_round: int = 1, le
 
 
 def draw_participation(axes: Axes, participation: Participation) -> None:
-    """Clients by rounds, a cell coloured by what the client did in the round.
-
-    Args:
-        axes: Empty axes.
-        participation: Who took part.
-    """
+    """Clients by rounds, a cell coloured by what the client did in the round, on empty axes."""
     from matplotlib.colors import ListedColormap
     from matplotlib.ticker import MaxNLocator
 
@@ -182,22 +298,13 @@ def draw_participation(axes: Axes, participation: Participation) -> None:
 
 
 def participation_handles(shown: Iterable[Participation]) -> list[Any]:
-    """What the colours of :func:`draw_participation` mean, as far as they are there, for a legend.
-
-    Args:
-        shown: What was drawn.
-    """
+    """What the colours of :func:`draw_participation` mean, as far as they are in what was drawn, for a legend."""
     met = set().union(*(np.unique(one.parts_NR).tolist() for one in shown))
     return patch_handles(look for part, look in PART_LOOKS.items() if part in met)
 
 
-def draw_schedule(axes: Axes, participation: Participation) -> None:
-    """The bytes of each round as bars, in one colour where something was aggregated and in another where not.
-
-    Args:
-        axes: Empty axes.
-        participation: Who took part.
-    """
+def _draw_schedule(axes: Axes, participation: Participation) -> None:
+    """The bytes of each round as bars, in one colour where something was aggregated and in another where not."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     aggregated_R, bytes_R = participation.aggregated_R, participation.bytes_R
@@ -218,10 +325,6 @@ def draw_schedule(axes: Axes, participation: Participation) -> None:
         loc="left",
     )
     _round_axis(axes)
-
-
-def _largest(rows: np.ma.MaskedArray) -> float:
-    return float(rows.max()) if rows.count() and rows.max() > 0 else 1.0
 
 
 def _round_axis(axes: Axes) -> None:

@@ -102,9 +102,6 @@ def setting_looks(methods: Sequence[str]) -> list[Look]:
     """A look for each setting: its method's own where that can be had, so that it is the same in all pictures.
 
     No two looks are alike, and no two colours as long as there are enough.
-
-    Args:
-        methods: Of the settings, in the order of the folders.
     """
     known = list(method_titles())
     places: dict[int, int] = {}
@@ -121,13 +118,7 @@ def setting_looks(methods: Sequence[str]) -> list[Look]:
 
 
 def line_handle(label: str, look: Look, **more: Any) -> Any:
-    """What a line or a point of this look means, for a legend.
-
-    Args:
-        label: Its text.
-        look: Its look.
-        more: Further properties of the line, e.g. ``linestyle="none"`` for points alone.
-    """
+    """What a line of this look, or with ``linestyle="none"`` a point, means, for a legend."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], **{"color": look.colour, "marker": look.marker, "label": label, **more})
@@ -140,11 +131,7 @@ def band_handles(every: Iterable[Axes]) -> list[Any]:
 
 
 def patch_handles(colours: Iterable[tuple[str, str]]) -> list[Any]:
-    """What areas of a colour mean, for a legend.
-
-    Args:
-        colours: Label and colour of each.
-    """
+    """What areas of a colour mean, for a legend, from the label and the colour of each."""
     from matplotlib.patches import Patch
 
     return [Patch(facecolor=colour, edgecolor=INK, linewidth=0.4, label=label) for label, colour in colours]
@@ -197,13 +184,12 @@ def panels(
     return figure, every[:count]
 
 
-def legend_below(figure: Figure, handles: Sequence[Any], *, title: str = "") -> None:
+def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
     """A legend below all panels, for which the figure grows, so that it covers nothing.
 
     Args:
         figure: The figure.
         handles: Artists with labels, which are broken where they are longer than a line; fewer than two need no legend.
-        title: Of the legend.
     """
     if len(handles) < 2:
         return
@@ -214,20 +200,14 @@ def legend_below(figure: Figure, handles: Sequence[Any], *, title: str = "") -> 
     across = max(1, min(len(handles), int(width / entry)))
     # The legend is filled column by column, so a row is as high as the highest of every so many.
     down = -(-len(handles) // across)
-    lines = sum(max(len(label) for label in labels[row::down]) for row in range(down)) + bool(title)
+    lines = sum(max(len(label) for label in labels[row::down]) for row in range(down))
     figure.set_size_inches(width, height + _LEGEND_LINE * lines)
-    look: dict[str, Any] = {"loc": "outside lower center", "ncols": across, "frameon": False, "title": title or None}
-    figure.legend(list(handles), ["\n".join(lines) for lines in labels], **look)
+    texts = ["\n".join(lines) for lines in labels]
+    figure.legend(list(handles), texts, loc="outside lower center", ncols=across, frameon=False)
 
 
 def scale_axes(axes: Axes, *, log_x: bool, log_y: bool) -> None:
-    """Logarithmic axes, as far as something positive is drawn.
-
-    Args:
-        axes: The panel, with its data.
-        log_x: Whether the x axis is asked to be.
-        log_y: Whether the y axis is.
-    """
+    """Logarithmic axes of a panel with its data, as far as asked for and something positive is drawn."""
     if log_x and math.isfinite(axes.dataLim.minposx):
         axes.set_xscale("log", nonpositive="mask")  # rounds before anything was sent have no place there
     if log_y and math.isfinite(axes.dataLim.minposy):
@@ -235,13 +215,7 @@ def scale_axes(axes: Axes, *, log_x: bool, log_y: bool) -> None:
 
 
 def name_axes(axes: Axes, *, x: str, y: str) -> None:
-    """Names of a panel's axes, and ticks that suit them.
-
-    Args:
-        axes: The panel, with its data and scales.
-        x: Name of the x axis.
-        y: Of the y axis.
-    """
+    """Names of the axes of a panel with its data and scales, and ticks that suit them."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     for write, name, scale in ((axes.set_xlabel, x, axes.get_xscale()), (axes.set_ylabel, y, axes.get_yscale())):
@@ -269,11 +243,7 @@ def label_outer(figure: Figure) -> None:
 
 
 def save_both(figure: Figure, path_stem: Path) -> list[Path]:
-    """Writes a figure as PNG and as PDF; the same figures give the same bytes.
-
-    Args:
-        figure: The figure.
-        path_stem: The files without their endings.
+    """Writes a figure as PNG and as PDF, whose endings the stem lacks; the same figures give the same bytes.
 
     Raises:
         InputError: They can't be written.
@@ -293,12 +263,7 @@ def checked_path(path: str | Path) -> Path:
 
 
 def figure_of(*, width: float, height: float) -> Figure:
-    """An empty figure outside matplotlib's global state.
-
-    Args:
-        width: In inches.
-        height: In inches.
-    """
+    """An empty figure of so many inches, outside matplotlib's global state."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
@@ -313,11 +278,7 @@ def tidy(axes: Axes) -> None:
 
 
 def save_figure(figure: Figure, target: Path) -> None:
-    """Writes a figure, and makes the folder above it.
-
-    Args:
-        figure: The figure.
-        target: The file; its suffix says the format.
+    """Writes a figure in the format that the file's suffix says, and makes the folder above it.
 
     Raises:
         InputError: It can't be written.

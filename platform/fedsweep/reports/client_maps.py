@@ -15,8 +15,7 @@ import numpy as np
 
 from fedsweep.errors import InputError
 from fedsweep.figures.groups import COHORT, GROUP_LOOKS, HIGH, counts_of, group_labels_of, has_group
-from fedsweep.figures.scenario import PART_LOOKS, shown_clients
-from fedsweep.figures.scenario_arrays import Part, class_shares_of
+from fedsweep.figures.scenario import PART_LOOKS, Part, class_shares_of, shown_clients
 from fedsweep.figures.style import INK
 from fedsweep.reports.charts import PERCENT, Chart, drawn, ids, map_chart, span, tint
 from fedsweep.results.view import RunView

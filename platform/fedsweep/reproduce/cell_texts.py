@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from fedsweep.reproduce.definition.sections import FULL, NEVER, NOT_GIVEN, Measure
+from fedsweep.reproduce.definition.sections import FULL, NEVER, Measure
 from fedsweep.reproduce.measured.claims import findings
-from fedsweep.reproduce.measured.grid import Grid, GridCell, Measured, deviates, is_comparable, lies_within
+from fedsweep.reproduce.measured.grid import Grid, GridCell, Measured, compared, deviates, is_comparable, lies_within
 from fedsweep.results.curves import FIGURES
 from fedsweep.results.texts import clean
 
@@ -45,22 +46,11 @@ class CellText:
         return f"{self.measured}{printed}{MARK if self.is_off else ''}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Heading:
-    """The heading of a column of figures: a column of the table with one of the measures.
-
-    Attributes:
-        column: The table's column.
-        measure: Which measure.
-    """
+class Heading(NamedTuple):
+    """The heading of a column of figures: a column of the table with one of the measures."""
 
     column: str
     measure: Measure
-
-    @property
-    def label(self) -> str:
-        """The measure's label, with its unit."""
-        return label_of(self.measure)
 
 
 def label_of(measure: Measure) -> str:
@@ -70,7 +60,7 @@ def label_of(measure: Measure) -> str:
 
 def headings(grid: Grid) -> list[Heading]:
     """All columns of figures, in order."""
-    return [Heading(column=column, measure=measure) for column in grid.columns for measure in grid.measures]
+    return [Heading(column, measure) for column in grid.columns for measure in grid.measures]
 
 
 def cell_text(grid: Grid, row: str, heading: Heading) -> CellText:
@@ -194,22 +184,14 @@ def _judged(grid: Grid) -> list[str]:
 
 
 def _marks(grid: Grid) -> list[str]:
-    tolerances = [f"{label_of(m)} {m.tolerance:g}" for m in grid.measures if m.tolerance is not None]
-    comparable = [c for c in grid.cells for m in grid.measures if _can_be_marked(grid, c, m)]
-    if not tolerances or not comparable:
+    judged = [m for m in grid.measures if m.tolerance is not None]
+    comparable = [c for c in grid.cells for m in judged if compared(grid, c, m) is not None]
+    if not comparable:
         return []
-    within = f"the tolerance ({', '.join(tolerances)})"
+    within = f"the tolerance ({', '.join(f'{label_of(m)} {m.tolerance:g}' for m in judged)})"
     if any(deviates(grid, cell, measure) for cell in grid.cells for measure in grid.measures):
         return [f"{MARK}: further from what is printed than {within}."]
     return [f"All {len(comparable)} figures that can be compared lie within {within} of what is printed."]
-
-
-def _can_be_marked(grid: Grid, cell: GridCell, measure: Measure) -> bool:
-    printed = grid.table.printed_value(cell.row, cell.column, measure=measure.name)
-    found = cell.measured.get(measure.name)
-    measured = found is not None and bool(found.count or found.never)
-    has_printed = printed not in (None, NOT_GIVEN)
-    return has_printed and measure.tolerance is not None and is_comparable(cell, measure) and measured
 
 
 def _scale_notes(grid: Grid) -> list[str]:

@@ -89,13 +89,15 @@ def cells_of(
     Raises:
         ConfigError: There is no such scale, a pattern matches nothing, or a setting can't be laid over the others.
     """
-    _check_overrides(overrides)
+    for text in overrides:
+        if parse_override(text)[0] == "seed":
+            raise ConfigError(f"a table has several seeds, so --set {text} can't set one; give --seeds")
     if len(set(seeds or ())) < len(seeds or ()):
         raise ConfigError(f"seeds must differ, but got {', '.join(map(str, seeds or ()))}")
     base = base_of(table, overrides)
     found = []
-    for row in chosen_rows(table, scale, pattern=rows):
-        for column in chosen_columns(table, scale, pattern=columns):
+    for row in chosen("row", table, scale, pattern=rows):
+        for column in chosen("column", table, scale, pattern=columns):
             if not table.has_cell(row, column):
                 continue
             given = _given(table, scale, row=row, column=column, overrides=overrides)
@@ -117,31 +119,31 @@ def base_of(table: TableFile, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return tree
 
 
-def chosen_rows(table: TableFile, scale: str, *, pattern: str | None = None) -> list[str]:
-    """Names of the rows that are shown, those that are missing included.
+def chosen(kind: Literal["row", "column"], table: TableFile, scale: str, *, pattern: str | None = None) -> list[str]:
+    """Names of the rows, or the columns, that are shown, those that are missing included.
+
+    Args:
+        kind: Which of both.
+        table: The table.
+        scale: ``smoke``, ``small`` or ``full``.
+        pattern: Shell patterns on names, separated by commas; None: the scale's own choice.
 
     Raises:
-        ConfigError: A pattern matches no row.
+        ConfigError: A pattern matches none.
     """
-    return _chosen("row", table.row_names, table.scale(scale).rows, pattern=pattern)
-
-
-def chosen_columns(table: TableFile, scale: str, *, pattern: str | None = None) -> list[str]:
-    """Names of the columns that are shown.
-
-    Raises:
-        ConfigError: A pattern matches no column.
-    """
-    return _chosen("column", table.column_names, table.scale(scale).columns, pattern=pattern)
+    at = table.scale(scale)
+    names, own = (table.row_names, at.rows) if kind == "row" else (table.column_names, at.columns)
+    if pattern is None:
+        return [name for name in names if own is None or name in own]
+    parts = [pattern] if pattern in names else [part.strip() for part in pattern.split(",") if part.strip()]
+    if not parts:
+        raise ConfigError(f"--{kind}s must name a {kind}, but is {pattern!r} (there are: {', '.join(names)})")
+    found = {name for part in parts for name in _matching(kind, names, part)}
+    return [name for name in names if name in found]
 
 
 def standing_of(table: TableFile, cell: Cell) -> Standing:
-    """Whose settings a cell has, the seed apart.
-
-    Args:
-        table: Its table.
-        cell: The cell.
-    """
+    """Whose settings a cell of a table has, the seed apart."""
     full = load_config(_given(table, FULL, row=cell.row, column=cell.column, overrides=()))
     if _compared(cell.config, costs_alone=False) == _compared(full, costs_alone=False):
         return "paper"
@@ -157,16 +159,8 @@ def _compared(config: Config, *, costs_alone: bool) -> dict[str, Any]:
     return tree
 
 
-def _check_overrides(overrides: Sequence[str]) -> None:
-    for text in overrides:
-        key, _ = parse_override(text)
-        if key == "seed":
-            raise ConfigError(f"a table has several seeds, so --set {text} can't set one; give --seeds")
-
-
 def _given(table: TableFile, scale: str, *, row: str, column: str, overrides: Sequence[str]) -> dict[str, Any]:
-    tree = apply_overrides(table.base, ())
-    tree.pop("seed", None)
+    tree = base_of(table)
     by_row, by_column = table.row(row), table.column(column)
     layers = (
         by_column.set,
@@ -195,16 +189,6 @@ def _differences(base: Mapping[str, Any], given: Mapping[str, Any], prefix: str 
             yield from _differences(before, value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _chosen(kind: str, names: Sequence[str], own: Sequence[str] | None, *, pattern: str | None) -> list[str]:
-    if pattern is None:
-        return [name for name in names if own is None or name in own]
-    parts = [pattern] if pattern in names else [part.strip() for part in pattern.split(",") if part.strip()]
-    if not parts:
-        raise ConfigError(f"--{kind}s must name a {kind}, but is {pattern!r} (there are: {', '.join(names)})")
-    found = {name for part in parts for name in _matching(kind, names, part)}
-    return [name for name in names if name in found]
 
 
 def _matching(kind: str, names: Sequence[str], part: str) -> list[str]:

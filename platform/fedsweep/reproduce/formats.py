@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import io
 import re
 from base64 import b64encode
 from collections.abc import Callable, Sequence
+from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 from fedsweep.catalog import resolve
 from fedsweep.reproduce.cell_texts import Heading, caption, cell_text, headings, label_of, notes, setting_line
-from fedsweep.reproduce.cells import cells_of, chosen_columns, chosen_rows
-from fedsweep.reproduce.definition.sections import FULL, SCALES, Column, Measure, Row
+from fedsweep.reproduce.cells import cells_of, chosen
+from fedsweep.reproduce.definition.sections import FULL, SCALES, Measure
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.measured.grid import Grid
 from fedsweep.results.texts import clean
@@ -85,13 +85,12 @@ def _blocks(grid: Grid, width: int) -> list[list[Heading]]:
 
 def _width(grid: Grid, heading: Heading) -> int:
     texts = [str(cell_text(grid, row, heading)) for row in grid.rows]
-    words = [line for name in _heading_lines(grid, heading) for line in (name[:_LONGEST_HEADING],)]
-    return max(map(len, (*texts, *words)))
+    return max(map(len, (*texts, *(line[:_LONGEST_HEADING] for line in _heading_lines(grid, heading)))))
 
 
 def _heading_lines(grid: Grid, heading: Heading) -> list[str]:
     column = clean(heading.column)
-    return [column] if len(grid.measures) == 1 else [column, clean(heading.label)]
+    return [column] if len(grid.measures) == 1 else [column, clean(label_of(heading.measure))]
 
 
 def _block(grid: Grid, block: Sequence[Heading]) -> Table:
@@ -132,8 +131,7 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def _markdown(text: str) -> str:
-    escaped = re.sub(r"([\\`*_\[\]|~#])", r"\\\1", text)
-    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return escape(re.sub(r"([\\`*_\[\]|~#])", r"\\\1", text), quote=False)
 
 
 # -- LaTeX -------------------------------------------------------------------------------------------------------------
@@ -188,7 +186,7 @@ def _tabular(grid: Grid) -> list[str]:
     import pandas as pd
 
     above, span = headings(grid), len(grid.measures)
-    names = [(latex_text(clean(heading.column)), latex_text(clean(heading.label))) for heading in above]
+    names = [(latex_text(clean(heading.column)), latex_text(clean(label_of(heading.measure)))) for heading in above]
     frame = pd.DataFrame(
         [[_latex_cell(grid, row, heading) for heading in above] for row in grid.rows],
         index=[latex_text(clean(row)) for row in grid.rows],
@@ -244,13 +242,13 @@ def as_html(grid: Grid, *, pictures: Sequence[Path] = (), runs: Sequence[Path] =
     Raises:
         OSError: A picture can't be read.
     """
-    title = _html(caption(grid))
+    title = escape(caption(grid))
     shown = "".join(
-        f'<figure><img alt="{_html(path.stem)}" src="data:image/png;base64,{b64encode(path.read_bytes()).decode()}">'
-        f"<figcaption>{_html(path.stem)}</figcaption></figure>\n"
+        f'<figure><img alt="{escape(path.stem)}" src="data:image/png;base64,{b64encode(path.read_bytes()).decode()}">'
+        f"<figcaption>{escape(path.stem)}</figcaption></figure>\n"
         for path in pictures
     )
-    linked = "".join(f'<li><a href="{quote(path.name)}/">{_html(clean(path.name))}</a></li>\n' for path in runs)
+    linked = "".join(f'<li><a href="{quote(path.name)}/">{escape(clean(path.name))}</a></li>\n' for path in runs)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -265,14 +263,14 @@ def as_html(grid: Grid, *, pictures: Sequence[Path] = (), runs: Sequence[Path] =
 def html_fragment(grid: Grid) -> str:
     """The table, how it was measured and its notes, as HTML without a style; every text is escaped."""
     rows = [
-        f'<tr><th scope="row">{_html(clean(row))}</th>'
+        f'<tr><th scope="row">{escape(clean(row))}</th>'
         + "".join(_html_cell(grid, row, heading) for heading in headings(grid))
         + "</tr>\n"
         for row in grid.rows
     ]
-    listed = "".join(f"<li>{_html(note)}</li>\n" for note in notes(grid))
+    listed = "".join(f"<li>{escape(note)}</li>\n" for note in notes(grid))
     return (
-        f'<p class="lead">{_html(setting_line(grid))}</p>\n<div class="scroll"><table>\n<thead>\n{_html_heads(grid)}'
+        f'<p class="lead">{escape(setting_line(grid))}</p>\n<div class="scroll"><table>\n<thead>\n{_html_heads(grid)}'
         f"</thead>\n<tbody>\n{''.join(rows)}</tbody>\n</table></div>\n"
         f'<ul class="footnotes">\n{listed}</ul>\n'
     )
@@ -281,9 +279,9 @@ def html_fragment(grid: Grid) -> str:
 def _html_heads(grid: Grid) -> str:
     span = len(grid.measures)
     scope = f'scope="colgroup" colspan="{span}"' if span > 1 else 'scope="col"'
-    lines = ["".join(f'<th class="number" {scope}>{_html(clean(name))}</th>' for name in grid.columns)]
+    lines = ["".join(f'<th class="number" {scope}>{escape(clean(name))}</th>' for name in grid.columns)]
     if span > 1:
-        labels = (_html(clean(heading.label)) for heading in headings(grid))
+        labels = (escape(clean(label_of(heading.measure))) for heading in headings(grid))
         lines.append("".join(f'<th class="number" scope="col">{label}</th>' for label in labels))
     return "".join(f"<tr><td></td>{line}</tr>\n" for line in lines)
 
@@ -291,13 +289,9 @@ def _html_heads(grid: Grid) -> str:
 def _html_cell(grid: Grid, row: str, heading: Heading) -> str:
     text = cell_text(grid, row, heading)
     kind = "number broken" if text.is_broken else "number off" if text.is_off else "number"
-    printed = f' <span class="printed">({_html(text.beside)})</span>' if text.printed else ""
+    printed = f' <span class="printed">({escape(text.beside)})</span>' if text.printed else ""
     mark = "<sup>*</sup>" if text.is_off else ""
-    return f'<td class="{kind}">{_html(text.measured)}{printed}{mark}</td>'
-
-
-def _html(text: str) -> str:
-    return html.escape(text, quote=True)
+    return f'<td class="{kind}">{escape(text.measured)}{printed}{mark}</td>'
 
 
 FORMS: dict[str, Callable[[Grid], str]] = {
@@ -331,22 +325,16 @@ def table_tree(table: TableFile) -> dict[str, Any]:
 
 def table_text(table: TableFile) -> str:
     """What a table consists of, at which scales, and how it is made; plain lines."""
-    lines = ["", table.title, "", "measures:", *_listed([_measure_line(measure) for measure in table.measures])]
-    lines += ["rows:", *_listed([_place_line(row) for row in table.rows])]
-    lines += ["columns:", *_listed([_place_line(column) for column in table.columns])]
-    lines += [
-        "scales:",
-        *_listed([_scale_line(table, name) for name in SCALES if name == FULL or name in table.scales]),
-    ]
-    if table.figures:
-        lines += ["figures:", *_listed([f"{figure.name} ({figure.kind})" for figure in table.figures])]
-    if table.notes:
-        lines += ["notes:", *_listed(table.notes)]
-    return "\n".join([*lines, "", f"make it: fedsweep reproduce {table.name} --scale smoke"])
-
-
-def _listed(texts: Sequence[str]) -> list[str]:
-    return [f"  {text}" for text in texts]
+    listed = {
+        "measures": [_measure_line(measure) for measure in table.measures],
+        "rows": [_place_line(row.name, row.why_missing) for row in table.rows],
+        "columns": [_place_line(column.name, column.missing) for column in table.columns],
+        "scales": [_scale_line(table, name) for name in SCALES if name == FULL or name in table.scales],
+        "figures": [f"{figure.name} ({figure.kind})" for figure in table.figures],
+        "notes": table.notes,
+    }
+    lines = [line for name, texts in listed.items() if texts for line in (f"{name}:", *(f"  {t}" for t in texts))]
+    return "\n".join(["", table.title, "", *lines, "", f"make it: fedsweep reproduce {table.name} --scale smoke"])
 
 
 def _measure_line(measure: Measure) -> str:
@@ -359,13 +347,12 @@ def _measure_line(measure: Measure) -> str:
     return f"{measure.name}: {label_of(measure)} ({what}{tolerance}{cost})"
 
 
-def _place_line(place: Row | Column) -> str:
-    why = place.why_missing if isinstance(place, Row) else place.missing
-    return f"{place.name} (missing: {why})" if why else place.name
+def _place_line(name: str, why_missing: str) -> str:
+    return f"{name} (missing: {why_missing})" if why_missing else name
 
 
 def _scale_line(table: TableFile, name: str) -> str:
-    rows, columns, seeds = chosen_rows(table, name), chosen_columns(table, name), table.seeds_of(name)
+    rows, columns, seeds = chosen("row", table, name), chosen("column", table, name), table.seeds_of(name)
     count = sum(len(table.seeds_of(name, row)) for row in rows for column in columns if table.has_cell(row, column))
     size = f"{len(rows)} rows x {len(columns)} columns, seeds {', '.join(map(str, seeds))}"
     note = table.scale(name).note

@@ -28,7 +28,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +43,7 @@ from fedsweep.reproduce.definition.sections import Measure
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.figures.of_groups import Choices, draw_choices
 from fedsweep.reproduce.measured.costs import label_data
-from fedsweep.reproduce.measured.grid import Grid, GridCell, setting_of, summed_up
+from fedsweep.reproduce.measured.grid import Grid, GridCell, grid_of, summed_up
 from fedsweep.runs.files import atomic_write
 from fedsweep.streams import Stream, stream
 from fedsweep.world.label_stats import population
@@ -80,32 +80,27 @@ class GroupOptions(Section):
         return self.methods.get(row, row) if isinstance(self.methods, dict) else row
 
 
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """How much is looked at, at a scale.
+def measured_groups(table: TableFile, *, scale: str, cells: Sequence[Cell], out: Path, quiet: bool) -> Grid:
+    """Chooses all groups, and writes ``groups.csv`` and the pictures.
 
-    Attributes:
-        cohorts: How many.
-        choice_s: After a choice that took longer, larger sizes are left out; None: no limit.
-        total_s: For all sizes of a method and a column; None: no limit.
-    """
-
-    cohorts: int
-    choice_s: float | None
-    total_s: float | None
-
-
-def run_kind(table: TableFile, *, scale: str, cells: Sequence[Cell], out: Path, quiet: bool) -> Grid:
-    """Chooses all groups; see :mod:`fedsweep.reproduce.kinds`.
+    Args:
+        table: The table.
+        scale: ``smoke``, ``small`` or ``full``.
+        cells: What is to be measured.
+        out: The folder, which exists.
+        quiet: Without a line for each cell on standard error.
 
     Raises:
         ConfigError: The section ``groups:``, a method's name, a measure or a figure is wrong.
         InputError: A scenario is wrong, or its data set is not there.
     """
     options = _options(table)
-    effort = _effort(options, scale)
     _check(table, options, cells)
-    notes = list(_effort_notes(options, effort))
+    most, total_s = _SCALES.get(scale, (options.instances, None))
+    cohorts = min(most, options.instances)
+    notes = ["a cell is the mean over those sizes that all methods came to; seconds are medians over cohorts"]
+    if cohorts < options.instances:
+        notes.insert(0, f"{cohorts} cohort{'' if cohorts == 1 else 's'} at this scale in place of {options.instances}")
     found: list[Choices] = []
     counts: dict[str, np.ndarray] = {}
     for cell in cells:
@@ -114,14 +109,16 @@ def run_kind(table: TableFile, *, scale: str, cells: Sequence[Cell], out: Path, 
             counts[key] = _label_counts(cell)
         began = time.perf_counter()
         for active in options.cohort_sizes:
-            chosen, why = _choices(cell, counts[key], active=active, options=options, effort=effort)
+            problems = list(_cohorts(counts[key], active=active, cell=cell, instances=cohorts))
+            chosen, why = _choices(cell, problems, active=active, options=options, total_s=total_s)
             found += chosen
             notes += [f"{cell.row}, {cell.column}, {active} active: {why}"] if why else []
         if not quiet:
             print(f"{cell.label}, seed {cell.seed}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
     _write_csv(found, out / CSV)
     draw_choices(table, found, out / FIGURES)
-    return _grid(table, scale, cells, found=found, notes=tuple(dict.fromkeys(notes)))
+    grid = grid_of(table, cells, lambda group: _grid_cell(table, group, found), scale=scale)
+    return replace(grid, notes=tuple(dict.fromkeys(notes)))
 
 
 def _options(table: TableFile) -> GroupOptions:
@@ -133,14 +130,9 @@ def _options(table: TableFile) -> GroupOptions:
         raise ConfigError(f"{table.name}: {where}: {first['msg']}, but got {first['input']!r}") from None
 
 
-def _effort(options: GroupOptions, scale: str) -> Effort:
-    cohorts, total_s = _SCALES.get(scale, (options.instances, None))
-    return Effort(cohorts=min(cohorts, options.instances), choice_s=options.seconds, total_s=total_s)
-
-
 def _check(table: TableFile, options: GroupOptions, cells: Sequence[Cell]) -> None:
     """Everything that is wrong input, before anything is computed."""
-    registry: Any = importlib.import_module("fedsweep.algorithms.dynamicfl.names")
+    registry = _dynamicfl("names")
     for row in dict.fromkeys(cell.row for cell in cells):
         if options.method_of(row) not in registry.GROUP_CHOOSERS:
             raise ConfigError(
@@ -179,11 +171,9 @@ def _check(table: TableFile, options: GroupOptions, cells: Sequence[Cell]) -> No
             )
 
 
-def _effort_notes(options: GroupOptions, effort: Effort) -> Iterator[str]:
-    if effort.cohorts != options.instances:
-        cohorts = "1 cohort" if effort.cohorts == 1 else f"{effort.cohorts} cohorts"
-        yield f"{cohorts} at this scale in place of {options.instances}"
-    yield "a cell is the mean over those sizes that all methods came to; seconds are medians over cohorts"
+def _dynamicfl(module: str) -> Any:
+    """A module of the method's, which is looked up since nothing here imports an algorithm."""
+    return importlib.import_module(f"fedsweep.algorithms.dynamicfl.{module}")
 
 
 def _label_counts(cell: Cell) -> np.ndarray:
@@ -193,15 +183,13 @@ def _label_counts(cell: Cell) -> np.ndarray:
 
 
 def _choices(
-    cell: Cell, counts_NC: np.ndarray, *, active: int, options: GroupOptions, effort: Effort
+    cell: Cell, problems: Sequence[Any], *, active: int, options: GroupOptions, total_s: float | None
 ) -> tuple[list[Choices], str | None]:
     """A method's groups of all sizes, and why there are no more of them."""
-    groups: Any = importlib.import_module("fedsweep.algorithms.dynamicfl.chooser")
-    registry: Any = importlib.import_module("fedsweep.algorithms.dynamicfl.names")
     search = {"orders": options.orders, "mutation": options.mutation, **_SEARCH}
-    chooser = registry.group_chooser(options.method_of(cell.row), **search)
-    problems = list(_cohorts(groups.GroupProblem, counts_NC, active=active, cell=cell, instances=effort.cohorts))
-    deadline = None if effort.total_s is None else time.perf_counter() + effort.total_s
+    chooser = _dynamicfl("names").group_chooser(options.method_of(cell.row), **search)
+    place: dict[str, Any] = {"row": cell.row, "column": cell.column, "seed": cell.seed, "active": active}
+    deadline = None if total_s is None else time.perf_counter() + total_s
     found: list[Choices] = []
     for size in options.sizes:
         try:
@@ -211,18 +199,11 @@ def _choices(
         except ConfigError as error:
             return found, f"nothing from size {size} on: {error}"
         if chosen is None:
-            return found, f"over time from size {size} on ({effort.total_s:g} s for all sizes at this scale)"
+            return found, f"over time from size {size} on ({total_s:g} s for all sizes at this scale)"
         divergences, seconds = chosen
-        place: dict[str, Any] = {
-            "row": cell.row,
-            "column": cell.column,
-            "seed": cell.seed,
-            "active": active,
-            "size": size,
-        }
-        found.append(Choices(kl_divergence=divergences, seconds=seconds, **place))
-        if effort.choice_s is not None and max(seconds) > effort.choice_s and size != options.sizes[-1]:
-            return found, f"over time after size {size} (a choice took {max(seconds):.3g} s, of {effort.choice_s:g} s)"
+        found.append(Choices(kl_divergence=divergences, seconds=seconds, size=size, **place))
+        if options.seconds is not None and max(seconds) > options.seconds and size != options.sizes[-1]:
+            return found, f"over time after size {size} (a choice took {max(seconds):.3g} s, of {options.seconds:g} s)"
     return found, None
 
 
@@ -230,7 +211,7 @@ def _of_size(
     chooser: Any, problems: Sequence[Any], size: int, *, deadline: float | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Divergences and seconds of a method's groups of a size; None where the deadline came first."""
-    scores: Any = importlib.import_module("fedsweep.algorithms.dynamicfl.scores")
+    scores = _dynamicfl("scores")
     divergences, seconds = [], []
     for problem in problems:
         start = time.perf_counter()
@@ -242,13 +223,13 @@ def _of_size(
     return tuple(divergences), tuple(seconds)
 
 
-def _cohorts(make: Any, counts_NC: np.ndarray, *, active: int, cell: Cell, instances: int) -> Iterator[Any]:
+def _cohorts(counts_NC: np.ndarray, *, active: int, cell: Cell, instances: int) -> Iterator[Any]:
     """The same random cohorts for every method."""
     shares_C = population(counts_NC)
     for number in range(1, instances + 1):
         drawn = stream(cell.seed, "groups", number, active)
         rows = np.sort(drawn.child("cohort").numpy().choice(len(counts_NC), size=active, replace=False))
-        yield make(
+        yield _dynamicfl("chooser").GroupProblem(
             counts_AC=counts_NC[rows],
             population_C=shares_C,
             eligible_A=np.ones(active, dtype=bool),
@@ -260,31 +241,12 @@ def _cohorts(make: Any, counts_NC: np.ndarray, *, active: int, cell: Cell, insta
 # -- what comes out ----------------------------------------------------------------------------------------------------
 
 
-def _grid(
-    table: TableFile, scale: str, cells: Sequence[Cell], *, found: Sequence[Choices], notes: tuple[str, ...]
-) -> Grid:
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.row, cell.column), []).append(cell)
-    return Grid(
-        table=table,
-        scale=scale,
-        rows=tuple(dict.fromkeys(cell.row for cell in cells)),
-        columns=tuple(dict.fromkeys(cell.column for cell in cells)),
-        cells=tuple(
-            GridCell(
-                row=row,
-                column=column,
-                measured={
-                    measure.name: summed_up([_value(found, cell, measure) for cell in group], measure)
-                    for measure in table.measures
-                },
-                standing=standing_of(table, group[0]),
-            )
-            for (row, column), group in groups.items()
-        ),
-        setting=setting_of(cells),
-        notes=notes,
+def _grid_cell(table: TableFile, group: Sequence[Cell], found: Sequence[Choices]) -> GridCell:
+    return GridCell(
+        row=group[0].row,
+        column=group[0].column,
+        measured={m.name: summed_up([_value(found, cell, m) for cell in group], m) for m in table.measures},
+        standing=standing_of(table, group[0]),
     )
 
 

@@ -1,13 +1,13 @@
-"""A table's files: ``measured.json``, and the same for people; what is read back is checked."""
+"""A table's files: ``measured.json``, and the same for people and programs; what is read back is checked."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,17 +15,21 @@ from fedsweep import __version__
 from fedsweep.bounded import parse_json, read_regular
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.reproduce.definition.table_file import TableFile
-from fedsweep.reproduce.formats import FORMS, as_html
+from fedsweep.reproduce.formats import FORMS, as_html, html_fragment
 from fedsweep.reproduce.measured.claims import findings
 from fedsweep.reproduce.measured.grid import Grid, GridCell, deviates, lies_within
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.find import find_runs
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MEASURED = "measured.json"
 FIGURES = "figures"
 _FORMAT, _VERSION = "fedsweep table", 1
 # A page that somebody else made must not fill the memory.
 _MOST_BYTES, _MOST_FIGURES = 2**25, 200_000
+_LISTS = ("seeds", "rounds", "datasets")
 _CELLS = TypeAdapter(list[GridCell])
 
 
@@ -144,11 +148,54 @@ def _grid(tree: Mapping[str, Any]) -> Grid:
         rows=tuple(rows),
         columns=tuple(columns),
         cells=tuple(cells),
-        setting={key: value for key, value in setting.items() if _is_setting(key, value)},
+        setting={key: value for key, value in setting.items() if key not in _LISTS or isinstance(value, list)},
         costs_only=tree["costs_only"] is True,
         notes=tuple(str(note) for note in tree["notes"]),
     )
 
 
-def _is_setting(key: str, value: Any) -> bool:
-    return isinstance(value, list) if key in ("seeds", "rounds", "datasets") else True
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of a paper, or of one's own, measured.
+
+    Attributes:
+        folder: Where its files and runs are.
+        grid: Its figures.
+    """
+
+    folder: Path
+    grid: Grid
+
+    @classmethod
+    def read(cls, folder: Path) -> Table:
+        """The table in a folder that ``reproduce`` wrote; errors are those of :func:`read_grid`."""
+        return cls(folder=folder, grid=read_grid(folder))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A line for each row, column and measure: mean, deviation and number of seeds, and what the paper prints."""
+        import pandas as pd
+
+        lines: list[dict[str, Any]] = []
+        for cell in self.grid.cells:
+            for name, found in cell.measured.items():
+                places = {"row": cell.row, "column": cell.column, "measure": name}
+                figures = {"mean": found.mean, "sd": found.sd, "seeds": found.count}
+                lines.append({**places, **figures, "printed": self.grid.table.printed_value(**places)})
+        return pd.DataFrame(lines, columns=["row", "column", "measure", "mean", "sd", "seeds", "printed"])
+
+    def written(self, form: str = "txt") -> str:
+        """The table as its file has it.
+
+        Args:
+            form: ``txt``, ``md``, ``tex``, ``html``, or ``tabular``, which is LaTeX without what is around the figures.
+
+        Raises:
+            ConfigError: There is no such form.
+        """
+        forms = {name.removeprefix("table.").removesuffix(".tex"): make for name, make in FORMS.items()}
+        if form not in forms:
+            raise ConfigError(f"a table is written as one of {', '.join(forms)}, but not as {form!r}")
+        return forms[form](self.grid)
+
+    def _repr_html_(self) -> str:
+        return html_fragment(self.grid)

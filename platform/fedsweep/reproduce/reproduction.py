@@ -1,30 +1,33 @@
-"""Running a table's cells: each is a trial of one sweep, and a finished trial's run folder is all that is read."""
+"""A table with the cells that were asked for, each a trial of one sweep; and which of their runs are there already.
+
+Tables of a paper are often cross-sections of the same runs. A run is known by the hash of everything that affects its
+results. It is taken over from another table's folder only where it finished, its own configuration has that hash, and
+it was made with the same versions and git commit as are here now. What is taken over is a copy, or a second name of the
+same files, so that each table's folder is whole by itself.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
-from fedsweep.errors import ConfigError, InputError, OutputError
-from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen_columns, chosen_rows
+from fedsweep.errors import ConfigError, FedsweepError, OutputError
+from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
-from fedsweep.reproduce.kinds import RUNS, runner_of
-from fedsweep.reproduce.measured.grid import FINISHED, Grid, measured, view_of
-from fedsweep.runs.find import find_runs
+from fedsweep.runs.facts import run_facts
+from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.space import Trial, canonical
+from fedsweep.sweeps.sweep_folder import SweepFolder
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
-    from fedsweep.results.view import RunView
-    from fedsweep.sweeps.prepare import PreparedSweep
-    from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 
 _LONGEST_SLUG = 90
 
@@ -69,12 +72,12 @@ class Reproduction:
     @property
     def rows(self) -> list[str]:
         """The rows shown, those that are missing included."""
-        return chosen_rows(self.table, self.request.scale, pattern=self.request.rows)
+        return chosen("row", self.table, self.request.scale, pattern=self.request.rows)
 
     @property
     def columns(self) -> list[str]:
         """The columns shown."""
-        return chosen_columns(self.table, self.request.scale, pattern=self.request.columns)
+        return chosen("column", self.table, self.request.scale, pattern=self.request.columns)
 
     @cached_property
     def keys(self) -> Mapping[Cell, str]:
@@ -97,6 +100,33 @@ class Reproduction:
     def folders(self, folder: Path) -> dict[Cell, Path]:
         """Each cell's run folder below the reproduction's."""
         return {cell: folder / self.by_key[self.keys[cell]].folder for cell in self.cells}
+
+    @property
+    def plan_request(self) -> dict[str, Any]:
+        """What a folder keeps of it, so that it can go on, and other tables can find its runs."""
+        path = Path(self.request.table).expanduser()
+        table = str(path.absolute()) if path.is_file() else self.request.table
+        keys = {trial.folder: key for key, trial in self.by_key.items()} if self.table.kind == "runs" else {}
+        return {**asdict(self.request), "table": table, "cells": self._digest, "keys": keys}
+
+    def check_same(self, folder: SweepFolder) -> None:
+        """A folder's cells can't change: figures of two different tables would stand in one.
+
+        Raises:
+            InputError: The folder was begun with other cells, or is damaged.
+        """
+        if folder.read_plan().request.get("cells") != self._digest:
+            raise ConfigError(
+                f"{folder.path} was begun with other cells (another table, scale, choice of rows, columns or seeds,"
+                " --set, or an earlier form of the table's file); leave TABLE and all other options out to go on with"
+                " it, or choose another --out"
+            )
+
+    @property
+    def _digest(self) -> str:
+        cells = [[cell.row, cell.column, dict(cell.values)] for cell in self.cells]
+        text = canonical([self.table.kind, self.config.given, cells])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def reproduction(request: TableRequest) -> Reproduction:
@@ -127,13 +157,6 @@ def reproduction(request: TableRequest) -> Reproduction:
     return found
 
 
-def default_folder(found: Reproduction) -> Path:
-    """``runs/<paper>-<table>-<scale>-<timestamp>``."""
-    from fedsweep.runs.default_folder import default_folder as folder_of_run
-
-    return folder_of_run(found.config)
-
-
 def request_of(folder: SweepFolder) -> TableRequest:
     """What a folder was begun for.
 
@@ -157,79 +180,43 @@ def request_of(folder: SweepFolder) -> TableRequest:
         raise OutputError(f"{folder.path}: its plan's request is damaged: {error!r}") from error
 
 
-def prepare_cells(found: Reproduction, folder: SweepFolder, *, resume: bool) -> PreparedSweep:
-    """Checks all cells as a sweep's trials are checked; the data sets are loaded.
-
-    Args:
-        found: The cells.
-        folder: Where they go.
-        resume: The folder holds them already.
-
-    Raises:
-        InputError: Something is wrong or not there, or the folder was begun with other cells; nothing was written.
-    """
-    from fedsweep.sweeps.prepare import prepare
-
-    if resume:
-        _check_same(found, folder.read_plan(), folder.path)
-    trials = [(trial, found.firsts[key].config) for key, trial in found.by_key.items()]
-    prepared = prepare(found.config, folder, resume=resume, trials=trials)
-    prepared.plan = replace(prepared.plan, request=_request_tree(found))
-    return prepared
-
-
-def measure_kind(found: Reproduction, folder: SweepFolder, *, resume: bool, overwrite: bool, quiet: bool) -> Grid:
-    """Measures a table of another kind than ``runs``.
-
-    Args:
-        found: The cells.
-        folder: Where they go.
-        resume: The folder was begun with them already.
-        overwrite: Remove what it holds of an earlier table.
-        quiet: Without progress.
-
-    Raises:
-        InputError: Something is wrong or not there, or the folder was begun with other cells; nothing was written but
-            the runs that had finished before.
-    """
-    run_kind = runner_of(found.table.kind)
-    from fedsweep.sweeps.sweep_folder import SweepPlan
-
-    if resume:
-        _check_same(found, folder.read_plan(), folder.path)
-    else:
-        plan = SweepPlan(given=found.config.given, trials=(), request=_request_tree(found))
-        folder.create(plan, config_yaml=None, overwrite=overwrite)
-    try:
-        grid = run_kind(found.table, scale=found.request.scale, cells=found.cells, out=folder.path, quiet=quiet)
-    except InputError:
-        if not resume and not find_runs(folder.path):  # or --resume could not go on with those that have finished
-            folder.withdraw()
-        raise
-    return replace(grid, rows=tuple(found.rows), columns=tuple(found.columns))
-
-
-def measured_grid(found: Reproduction, folder: Path) -> Grid:
-    """The table as the run folders tell of it."""
-    return measured(
-        found.table,
-        found.cells,
-        folders=found.folders(folder),
-        scale=found.request.scale,
-        rows=found.rows,
-        columns=found.columns,
-    )
-
-
-def finished_runs(found: Reproduction, folder: Path) -> dict[Cell, list[RunView]]:
-    """The run of each cell; none where it did not finish."""
-    runs: dict[Cell, list[RunView]] = {}
-    for cell, path in found.folders(folder).items():
-        view = view_of(path, found.table.row(cell.row))
-        done = not isinstance(view, str) and view.status == FINISHED
-        # The run may be another cell's too, which reads it with other targets.
-        runs[cell] = [replace(view, config=cell.config.tree())] if done and not isinstance(view, str) else []
+def finished_elsewhere(found: Reproduction, folder: SweepFolder) -> dict[Path, Path]:
+    """Where runs that are left would be -> the same runs, which have finished in tables' folders beside this one."""
+    wanted = {key: folder.trial_path(t) for key, t in found.by_key.items() if not folder.has_finished(t)}
+    runs: dict[Path, Path] = {}
+    here = run_facts()
+    for run, key in _runs_beside(folder.path):
+        if key in wanted and wanted[key] not in runs and _is_that_run(run, key, here):
+            runs[wanted[key]] = run
     return runs
+
+
+def _runs_beside(path: Path) -> Iterator[tuple[Path, str]]:
+    """Run folders of the tables in the folders beside a path, each with its key."""
+    if not path.parent.is_dir():
+        return
+    for other in sorted(path.parent.iterdir()):
+        folder = SweepFolder(other)
+        if folder.path == path or other.is_symlink() or not folder.has_plan:
+            continue
+        try:
+            plan = folder.read_plan()
+        except FedsweepError:
+            continue
+        keys = plan.request.get("keys", {})
+        for trial in plan.trials:
+            if isinstance(keys, Mapping) and trial.folder in keys:
+                yield folder.trial_path(trial), str(keys[trial.folder])
+
+
+def _is_that_run(run: Path, key: str, here: Mapping[str, Any]) -> bool:
+    """Whether a folder holds a finished run of the configuration with that hash, made by the software that is here."""
+    from fedsweep.sweeps.reuse import finished_key
+
+    if finished_key(run) != key:
+        return False
+    result = RunFolder(run).read_result()
+    return all(result.get(name) == here[name] for name in ("versions", "git_commit"))
 
 
 def _trial(number: int, cell: Cell) -> Trial:
@@ -238,28 +225,3 @@ def _trial(number: int, cell: Cell) -> Trial:
         digest = hashlib.blake2b(f"{cell.label} {cell.seed}".encode(), digest_size=4).hexdigest()
         slug = f"{slug[: _LONGEST_SLUG - 9]}-{digest}"
     return Trial(number=number, values=dict(cell.values), label=cell.label, folder=f"{number:04d}-{slug}")
-
-
-def _request_tree(found: Reproduction) -> dict[str, Any]:
-    request = found.request
-    path = Path(request.table).expanduser()
-    table = str(path.absolute()) if path.is_file() else request.table
-    keys = {} if found.table.kind != RUNS else {trial.folder: key for key, trial in found.by_key.items()}
-    return {**asdict(request), "table": table, "cells": _digest(found), "keys": keys}
-
-
-def _digest(found: Reproduction) -> str:
-    cells = [[cell.row, cell.column, dict(cell.values)] for cell in found.cells]
-    return hashlib.blake2b(
-        canonical([found.table.kind, found.config.given, cells]).encode(), digest_size=16
-    ).hexdigest()
-
-
-def _check_same(found: Reproduction, plan: SweepPlan, folder: Path) -> None:
-    """A folder's cells can't change: figures of two different tables would stand in one."""
-    if plan.request.get("cells") != _digest(found):
-        raise ConfigError(
-            f"{folder} was begun with other cells (another table, scale, choice of rows, columns or seeds, --set, or an"
-            " earlier form of the table's file); leave TABLE and all other options out to go on with it, or choose"
-            " another --out"
-        )

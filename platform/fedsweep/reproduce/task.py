@@ -6,29 +6,22 @@ under somebody's eyes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsweep.errors import ConfigError, FedsweepError, OutputError
+from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError
+from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.table_file import read_table
-from fedsweep.reproduce.kinds import RUNS
-from fedsweep.reproduce.measured.grid import Grid
-from fedsweep.reproduce.outputs import FIGURES, MEASURED, has_outputs, remove_outputs, write_outputs
-from fedsweep.reproduce.reproduction import (
-    Reproduction,
-    TableRequest,
-    default_folder,
-    finished_runs,
-    measure_kind,
-    measured_grid,
-    prepare_cells,
-    reproduction,
-)
-from fedsweep.reproduce.table import Table
+from fedsweep.reproduce.measured.grid import Grid, measured, views_of
+from fedsweep.reproduce.outputs import FIGURES, MEASURED, Table, has_outputs, remove_outputs, write_outputs
+from fedsweep.reproduce.reproduction import Reproduction, TableRequest, finished_elsewhere, reproduction
+from fedsweep.results.view import RunView
+from fedsweep.runs.default_folder import default_folder
+from fedsweep.runs.find import find_runs
 from fedsweep.runs.folder_lock import sole_writer
-from fedsweep.sweeps.sweep_folder import SweepFolder
+from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 
 if TYPE_CHECKING:
     from fedsweep.sweeps.prepare import PreparedSweep
@@ -82,11 +75,23 @@ class Task:
     @property
     def has_runs(self) -> bool:
         """Whether every cell is a run of its own."""
-        return not self.costs_only and self.found.table.kind == RUNS
+        return not self.costs_only and self.found.table.kind == "runs"
 
     def prepared(self) -> PreparedSweep:
-        """The cells as trials, checked as :func:`prepare_cells` does."""
-        return prepare_cells(self.found, self.folder, resume=self.going_on)
+        """The cells as trials, checked as a sweep's trials are; the data sets are loaded.
+
+        Raises:
+            InputError: Something is wrong or not there, or the folder was begun with other cells; nothing was written.
+        """
+        from fedsweep.sweeps.prepare import prepare
+
+        found = self.found
+        if self.going_on:
+            found.check_same(self.folder)
+        trials = [(trial, found.firsts[key].config) for key, trial in found.by_key.items()]
+        prepared = prepare(found.config, self.folder, resume=self.going_on, trials=trials)
+        prepared.plan = replace(prepared.plan, request=found.plan_request)
+        return prepared
 
     def make(
         self,
@@ -112,15 +117,17 @@ class Task:
     def _made(
         self, run: Callable[[PreparedSweep, bool], object], said: Callable[[str], None], *, quiet: bool
     ) -> Reproduced:
-        path = self.folder.path
+        found, path = self.found, self.folder.path
         pictures: list[Path] = []
         problems: list[str] = []
         if self.costs_only:
-            grid = _costs(self.found, said)
+            from fedsweep.reproduce.measured.costs import costs_grid
+
+            grid = costs_grid(found.table, found.cells, scale=found.request.scale, done=said)
         elif not self.has_runs:
             if self.overwrite:
                 remove_outputs(path)
-            grid = measure_kind(self.found, self.folder, resume=self.going_on, overwrite=self.overwrite, quiet=quiet)
+            grid = self._measured_groups(quiet=quiet)
             pictures = sorted((path / FIGURES).glob("*"))
         else:
             prepared = self.prepared()
@@ -129,8 +136,10 @@ class Task:
                 remove_outputs(path)
                 going_on = self._take_over(prepared, said) or self.going_on
             run(prepared, going_on)
-            grid = measured_grid(self.found, path)
-            pictures, problems = _drawn(self.found, path)
+            views = views_of(found.table, found.folders(path))
+            grid = measured(found.table, views, scale=found.request.scale)
+            pictures, problems = _drawn(found, views, path)
+        grid = replace(grid, rows=tuple(found.rows), columns=tuple(found.columns))
         files = write_outputs(grid, path)
         return Reproduced(
             folder=path,
@@ -140,9 +149,26 @@ class Task:
             problems=(*grid.problems, *problems),
         )
 
+    def _measured_groups(self, *, quiet: bool) -> Grid:
+        from fedsweep.reproduce.group_tables import measured_groups
+
+        found, folder = self.found, self.folder
+        if self.going_on:
+            found.check_same(folder)
+        else:
+            plan = SweepPlan(given=found.config.given, trials=(), request=found.plan_request)
+            folder.create(plan, config_yaml=None, overwrite=self.overwrite)
+        try:
+            return measured_groups(
+                found.table, scale=found.request.scale, cells=found.cells, out=folder.path, quiet=quiet
+            )
+        except InputError:
+            if not self.going_on and not find_runs(folder.path):  # or --resume could not go on with finished ones
+                folder.withdraw()
+            raise
+
     def _take_over(self, prepared: PreparedSweep, said: Callable[[str], None]) -> bool:
         """Takes over what tables beside this one have finished; whether there was any, so that the folder is begun."""
-        from fedsweep.reproduce.reuse import finished_elsewhere
         from fedsweep.sweeps.reuse import take_over
 
         runs = finished_elsewhere(self.found, self.folder)
@@ -194,14 +220,7 @@ def reproduce_table(
 def begin(
     request: TableRequest, folder: SweepFolder | None, *, resume: bool, overwrite: bool, costs_only: bool
 ) -> Task:
-    """Reads a table and checks that its folder may be used; nothing is loaded or written.
-
-    Args:
-        request: What is asked for.
-        folder: Where it goes; None: a folder of its own.
-        resume: Go on with what the folder holds.
-        overwrite: Replace what it holds.
-        costs_only: Only measures that need no training.
+    """Reads a table and checks that its folder, None for one of its own, may be used; nothing is loaded or written.
 
     Raises:
         InputError: There is no such table or scale, a setting is wrong, or the folder is in use.
@@ -211,7 +230,7 @@ def begin(
     found = reproduction(request)
     if costs_only:
         found = _shortened(found)
-    folder = folder or SweepFolder(default_folder(found))
+    folder = folder or SweepFolder(default_folder(found.config))
     going_on = resume and folder.has_plan
     if not going_on:
         folder.check_free(overwrite=overwrite)
@@ -241,29 +260,17 @@ def _check_costs(found: Reproduction, folder: SweepFolder) -> None:
         raise OutputError(f"{folder.path} holds a whole table, which costs alone can't replace; choose another --out")
 
 
-def _costs(found: Reproduction, said: Callable[[str], None]) -> Grid:
-    from fedsweep.reproduce.measured.costs import costs_grid
-
-    scale, rows, columns = found.request.scale, found.rows, found.columns
-    return costs_grid(found.table, found.cells, scale=scale, rows=rows, columns=columns, done=said)
-
-
-def _drawn(found: Reproduction, folder: Path) -> tuple[list[Path], list[str]]:
+def _drawn(found: Reproduction, views: Mapping[Cell, RunView | str], folder: Path) -> tuple[list[Path], list[str]]:
     """The table's pictures; and which could not be drawn, and why."""
-    if not found.table.figures:
-        return [], []
     from fedsweep.reproduce.figures.of_table import draw
 
-    runs = finished_runs(found, folder)
     pictures: list[Path] = []
     problems = []
     for figure in found.table.figures:
         if not (_meet(figure.rows, found.rows) and _meet(figure.columns, found.columns)):
             continue
         try:
-            pictures += draw(
-                figure, found.table, cells=found.cells, runs=runs, path_stem=folder / FIGURES / figure.name
-            )
+            pictures += draw(figure, found.table, views, path_stem=folder / FIGURES / figure.name)
         except FedsweepError as error:
             problems.append(f"the figure {figure.name} can't be drawn: {error}")
     return pictures, problems

@@ -77,12 +77,12 @@ def table(*specs: Mapping[str, Any], **more: Any) -> TableFile:
     )
 
 
-def all_runs(asked: TableFile) -> dict[Cell, list[RunView]]:
+def all_runs(asked: TableFile) -> dict[Cell, RunView | str]:
     """Accuracies 10 (row A) or 50 (row B), plus 20 in the second column and 2 for the second seed, all in percent."""
-    found = {}
+    found: dict[Cell, RunView | str] = {}
     for cell in cells_of(asked, "full"):
         base = 0.1 + 0.4 * (cell.row == "B") + 0.2 * (cell.column == "K=2") + 0.02 * cell.seed
-        found[cell] = [run_view(accuracy=[base / 2, None, base], ratio=0.1 * (1 + cell.seed))]
+        found[cell] = run_view(accuracy=[base / 2, None, base], ratio=0.1 * (1 + cell.seed))
     return found
 
 
@@ -103,11 +103,11 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
 
 
 def picture(
-    drawn: list[Figure], tmp_path: Path, *, runs: dict[Cell, list[RunView]] | None = None, more: Any = None, **spec: Any
+    drawn: list[Figure], tmp_path: Path, *, runs: dict[Cell, RunView | str] | None = None, more: Any = None, **spec: Any
 ) -> Figure:
     asked = table(spec, **(more or {}))
     runs = all_runs(asked) if runs is None else runs
-    paths = draw(asked.figures[0], asked, cells=list(runs), runs=runs, path_stem=tmp_path / "picture")
+    paths = draw(asked.figures[0], asked, runs, path_stem=tmp_path / "picture")
     assert [path.name for path in paths] == ["picture.png", "picture.pdf"]
     assert paths[0].read_bytes().startswith(b"\x89PNG") and paths[1].read_bytes().startswith(b"%PDF")
     return drawn[-1]
@@ -237,9 +237,9 @@ def with_clients(folder: Path) -> Path:
     return folder
 
 
-def one_run(run: RunView, **spec: Any) -> dict[Cell, list[RunView]]:
+def one_run(run: RunView, **spec: Any) -> dict[Cell, RunView | str]:
     cells = cells_of(table(spec), "full")
-    return {cell: [run] if (cell.row, cell.column, cell.seed) == ("A", "K=1", 0) else [] for cell in cells}
+    return {cell: run if (cell.row, cell.column, cell.seed) == ("A", "K=1", 0) else "not run" for cell in cells}
 
 
 def test_membership_shows_cohort_and_group_by_round(drawn: list[Figure], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from fedsweep.reproduce.measured.grid import (
     measured,
     summed_up,
     value_of,
+    views_of,
 )
 from fedsweep.results.view import load_run
 
@@ -82,7 +83,7 @@ def test_only_a_run_that_missed_its_target_counts_as_never(
     cell = cells_of(table, "smoke")[0]
     asked = table.model_copy(update={"measures": [measure(**given)]})
     folder = make_run(tmp_path / "r", columns=ROUNDS)
-    (found,) = measured(asked, [cell], folders={cell: folder}, scale="smoke").cells
+    (found,) = measured(asked, views_of(asked, {cell: folder}), scale="smoke").cells
     assert found.measured["m"].never == never
 
 
@@ -97,7 +98,8 @@ def test_mean_and_sample_deviation_are_over_the_seeds_that_have_the_figure() -> 
 
 def grid_of(table: TableFile, folder: Path, *, scale: str = "small", **more: Any) -> Grid:
     cells = cells_of(table, scale, **more)
-    return measured(table, cells, folders={c: folder / f"{c.row}-{c.column}-{c.seed}" for c in cells}, scale=scale)
+    folders = {c: folder / f"{c.row}-{c.column}-{c.seed}" for c in cells}
+    return measured(table, views_of(table, folders), scale=scale)
 
 
 def test_a_cell_is_the_mean_over_its_seeds_runs(table: TableFile, tmp_path: Path, make_run: MakeRun) -> None:
@@ -176,12 +178,12 @@ def test_whether_measured_and_printed_lie_within_both_spreads(
     found = Measured(mean=mean, sd=sd, count=0 if mean is None else 3, of=3)
     cell = GridCell(row="FedAvg", column="even", measured={"accuracy": found}, standing=standing)
     grid = Grid(table=table, scale="full", rows=("FedAvg",), columns=("even",), cells=(cell,))
-    assert lies_within(grid, cell, table.measure("accuracy")) is within
+    assert lies_within(grid, cell, table.measures[0]) is within
 
 
 def test_a_cell_keeps_its_figures_by_seed(table: TableFile, tmp_path: Path, make_run: MakeRun) -> None:
     cells = cells_of(table, "small")
     folders = {cell: make_run(tmp_path / str(cell.seed), columns=ROUNDS) for cell in cells[:1]}
     folders |= {cells[1]: tmp_path / "not-run"}
-    (found,) = measured(table, cells, folders=folders, scale="small").cells
+    (found,) = measured(table, views_of(table, folders), scale="small").cells
     assert found.by_seed["accuracy"] == {0: 50.0} and found.measured["accuracy"].count == 1

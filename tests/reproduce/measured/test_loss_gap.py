@@ -17,11 +17,10 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
-from fedsweep.reproduce.figures.of_models import KINDS
-from fedsweep.reproduce.figures.scene import scene_of
-from fedsweep.reproduce.measured.grid import measured
+from fedsweep.reproduce.figures.of_runs import KINDS
+from fedsweep.reproduce.figures.of_table import scene_of
+from fedsweep.reproduce.measured.grid import measured, views_of
 from fedsweep.reproduce.measured.loss_gap import ClientGaps, client_gaps, correlation, gaps_of, own_optimum
-from fedsweep.results.view import load_run
 from fedsweep.testing import tiny_experiment
 
 TEXT = """
@@ -118,7 +117,7 @@ def run_cells(table: TableFile, tmp_path_factory: pytest.TempPathFactory) -> Map
 
 @pytest.mark.slow
 def test_a_table_has_the_correlations_of_its_runs(table: TableFile, run_cells: Mapping[Cell, Path]) -> None:
-    (cell,) = measured(table, list(run_cells), folders=run_cells, scale="full").cells
+    (cell,) = measured(table, views_of(table, run_cells), scale="full").cells
     expected = [gaps_of(folder).figures()["gap_pearson"] for folder in run_cells.values()]
     assert cell.measured["gap_pearson"].mean == pytest.approx(np.mean(expected)) and not cell.problems
     assert cell.measured["gap_pearson"].count == 2 and -1 <= (cell.measured["share"].mean or 9) <= 1
@@ -128,13 +127,12 @@ def test_a_damaged_model_is_the_cells_problem(table: TableFile, run_cells: Mappi
     damaged = {cell: Path(shutil.copytree(folder, tmp_path / folder.name)) for cell, folder in run_cells.items()}
     for folder in damaged.values():
         (folder / "model.safetensors").write_bytes(b"no model")
-    (cell,) = measured(table, list(damaged), folders=damaged, scale="full").cells
+    (cell,) = measured(table, views_of(table, damaged), scale="full").cells
     assert "model.safetensors" in cell.problems[0]
 
 
 def test_the_picture_has_a_point_for_each_client(table: TableFile, run_cells: Mapping[Cell, Path]) -> None:
-    runs = {cell: [load_run(folder)] for cell, folder in run_cells.items()}
-    scene = scene_of(table.figures[0], table, cells=list(runs), runs=runs)
+    scene = scene_of(table.figures[0], table, views_of(table, run_cells))
     (points,) = KINDS["loss_gap"](scene).axes[0].collections
     gaps = gaps_of(next(iter(run_cells.values())))
     assert np.array_equal(points.get_offsets(), np.stack([gaps.divergence, gaps.gap], axis=1))

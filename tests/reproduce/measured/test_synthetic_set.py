@@ -79,7 +79,7 @@ def test_the_pictures_are_drawn_from_the_run(run: Path, table_path: Path, tmp_pa
     table = read_table(table_path)
     (cell,) = cells_of(table, "full")
     for figure in table.figures:
-        paths = draw(figure, table, cells=[cell], runs={cell: [load_run(run)]}, path_stem=tmp_path / figure.name)
+        paths = draw(figure, table, {cell: load_run(run)}, path_stem=tmp_path / figure.name)
         assert all(path.stat().st_size > 1000 for path in paths)
 
 

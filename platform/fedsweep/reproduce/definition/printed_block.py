@@ -20,10 +20,7 @@ _CUT = ("rows", "columns", "measures")
 
 
 def parse_block(section: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Row -> column -> measure -> what is printed.
-
-    Args:
-        section: The section ``table`` with a text as ``printed``.
+    """Row -> column -> measure -> what is printed, of the section ``table`` with a text as ``printed``.
 
     Raises:
         ValueError: A heading is not known, a line has too few or too many places, or a figure can't be read.
@@ -51,12 +48,9 @@ def parse_block(section: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any
 
 
 def cut(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The section with the rows, columns and measures that its key ``only`` names, and without that key.
+    """The section ``table`` with the rows, columns and measures that its key ``only`` names, and without that key.
 
     What speaks of the others goes with them: their printed figures, a scale's choice, settings of a column, claims.
-
-    Args:
-        section: The section ``table``.
 
     Raises:
         ValueError: A name is not known.

@@ -7,7 +7,7 @@ the format.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -89,12 +89,6 @@ class TableFile(Section):
         """Of all columns, in order."""
         return [column.name for column in self.columns]
 
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """What the table's kind alone knows."""
-        found: Mapping[str, Any] = {} if self.kind == "runs" else getattr(self, self.kind)
-        return found
-
     def has_cell(self, row: str, column: str) -> bool:
         """Whether something can be measured there."""
         at, only = self.row(row), self.row(row).only
@@ -107,10 +101,6 @@ class TableFile(Section):
     def column(self, name: str) -> Column:
         """The column of that name."""
         return next(column for column in self.columns if column.name == name)
-
-    def measure(self, name: str) -> Measure:
-        """The measure of that name."""
-        return next(measure for measure in self.measures if measure.name == name)
 
     def scale(self, name: str) -> Scale:
         """A scale; one that the file does not speak of runs the whole table as the paper has it.
@@ -218,16 +208,11 @@ def has_table(path: Path) -> bool:
 
 def listed_tables() -> list[tuple[Preset, str]]:
     """Each table that ships with its source, sorted by name; files are searched for that, not parsed."""
-    found = []
-    for preset in list_presets():
-        text = preset.path.read_text(encoding="utf-8")
-        if _SECTION.search(text):
-            found.append((preset, _source(preset, text)))
-    return found
+    return [(preset, _source(preset)) for preset in list_presets() if has_table(preset.path)]
 
 
-def _source(preset: Preset, text: str) -> str:
-    found = _SOURCE.search(text)
+def _source(preset: Preset) -> str:
+    found = _SOURCE.search(preset.path.read_text(encoding="utf-8"))
     value = yaml12.parse(found[1], source=str(preset.path)) if found else None
     return value if isinstance(value, str) else read_table(preset.name).source
 

@@ -64,11 +64,6 @@ class Choices:
 def draw_choices(table: TableFile, found: Sequence[Choices], folder: Path) -> list[Path]:
     """The table's figures, or one of divergences and one of seconds: a panel per column, a line per method.
 
-    Args:
-        table: The table.
-        found: What was chosen.
-        folder: Where the pictures go.
-
     Raises:
         InputError: A picture can't be written.
     """

@@ -1,4 +1,4 @@
-"""Pictures of runs: learning curves, who was in which group, with which classes, and took part.
+"""Pictures of runs: learning curves, groups, classes and participation by round, what models and synthetic sets show.
 
 A panel is a cell. Of cells with several seeds the curves show mean and deviation, the other pictures the lowest seed.
 """
@@ -6,7 +6,7 @@ A panel is a cell. Of cells with several seeds the curves show mean and deviatio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fedsweep.errors import ConfigError
 from fedsweep.figures.curves import ACROSS, draw_curve
@@ -21,10 +21,16 @@ from fedsweep.figures.groups import (
     membership_handles,
     membership_of,
 )
-from fedsweep.figures.scenario import draw_classes, draw_participation, participation_handles
-from fedsweep.figures.scenario_arrays import class_shares_of, participation_of
+from fedsweep.figures.scenario import (
+    class_shares_of,
+    draw_classes,
+    draw_participation,
+    participation_handles,
+    participation_of,
+)
 from fedsweep.figures.style import (
     PANEL_HEIGHT,
+    Look,
     axis_name,
     band_handles,
     legend_below,
@@ -36,15 +42,18 @@ from fedsweep.figures.style import (
 )
 from fedsweep.results.curves import curve_of, mean_curve
 from fedsweep.results.view import RunView
+from fedsweep.runs.run_folder import PICTURES
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fedsweep.reproduce.figures.scene import Scene
+    from fedsweep.reproduce.figures.of_table import Scene
 
 Shown = TypeVar("Shown")
 
 _MOST_PANELS = 12
+_STAGES = 4
 
 
 def _curves(scene: Scene) -> Figure:
@@ -82,9 +91,13 @@ def _curves(scene: Scene) -> Figure:
 
 def _membership(scene: Scene) -> Figure:
     """Clients by rounds, coloured by group."""
-    found = first_runs(scene, lambda run: membership_of(run) if has_group(run) else None, "a high-frequency group")
-    figure, every = panels(list(found), title=scene.spec.title, height=2.8)
-    for axes, (run, cells_NR) in zip(every, found.values(), strict=True):
+    figure, shown = _panels_of(
+        scene,
+        lambda run: membership_of(run) if has_group(run) else None,
+        "a high-frequency group",
+        height=lambda _: 2.8,
+    )
+    for axes, run, cells_NR in shown:
         draw_membership(axes, cells_NR, first_round=_first_round(run))
     legend_below(figure, membership_handles())
     return figure
@@ -97,9 +110,8 @@ def _group_labels(scene: Scene) -> Figure:
         counts_NC = counts_of(run) if has_group(run) else None
         return None if counts_NC is None else group_labels_of(run, counts_NC)
 
-    found = first_runs(scene, shares, "a high-frequency group and a table of clients")
-    figure, every = panels(list(found), title=scene.spec.title)
-    for axes, (_, labels) in zip(every, found.values(), strict=True):
+    figure, shown = _panels_of(scene, shares, "a high-frequency group and a table of clients")
+    for axes, _, labels in shown:
         draw_group_labels(axes, labels)
     legend_below(figure, group_label_handles())
     return figure
@@ -107,37 +119,101 @@ def _group_labels(scene: Scene) -> Figure:
 
 def _classes(scene: Scene) -> Figure:
     """The classes that clients hold in each round, under drift."""
-    found = first_runs(scene, class_shares_of, "drift (scenario.drift)")
-    figure, every = panels(list(found), title=scene.spec.title, height=_tall(found))
-    for axes, (run, shares_NRC) in zip(every, found.values(), strict=True):
-        draw_classes(axes, shares_NRC, first_round=_first_round(run), legend=axes is every[-1])
+    figure, shown = _panels_of(scene, class_shares_of, "drift (scenario.drift)", height=_tall)
+    for axes, run, shares_NRC in shown:
+        draw_classes(axes, shares_NRC, first_round=_first_round(run), legend=axes is shown[-1][0])
     return figure
 
 
 def _participation(scene: Scene) -> Figure:
     """What each client did in each round."""
-    found = first_runs(scene, participation_of, "any rounds")
-    figure, every = panels(list(found), title=scene.spec.title, height=_tall(found))
-    for axes, (_, part) in zip(every, found.values(), strict=True):
+    figure, shown = _panels_of(scene, participation_of, "any rounds", height=_tall)
+    for axes, _, part in shown:
         draw_participation(axes, part)
-    legend_below(figure, participation_handles(part for _, part in found.values()))
+    legend_below(figure, participation_handles(part for _, _, part in shown))
     return figure
 
 
-def first_runs(scene: Scene, read: Callable[[RunView], Shown | None], lacking: str) -> dict[str, tuple[RunView, Shown]]:
-    """The lowest seed's run of each cell that has what is shown, by its panel's title.
+def _loss_gap(scene: Scene) -> Figure:
+    """A point for each client: how far its labels are from the population's, and its loss from that at its optimum."""
+    from fedsweep.reproduce.measured.loss_gap import gaps_of
 
-    Args:
-        scene: The picture's.
-        read: What is shown of a run; None where it has no such thing.
-        lacking: What that is, for messages.
+    figure, shown = _panels_of(scene, lambda run: gaps_of(run.folder), "clients")
+    for axes, _, gaps in shown:
+        axes.scatter(gaps.divergence, gaps.gap, s=10)
+        pearson = gaps.figures()["gap_pearson"]
+        if pearson is not None:
+            axes.set_title(f"{axes.get_title()} (Pearson {pearson:.3f})".strip())
+        name_axes(axes, x="JS divergence (nats)", y="Non-IID degree (nats)")
+    return figure
+
+
+def _client_losses(scene: Scene) -> Figure:
+    """Clients' losses on their own samples: their own models in local training, then the global one in fine-tuning."""
+    from fedsweep.reproduce.measured.synthetic_set import client_losses
+
+    figure, shown = _panels_of(scene, lambda run: client_losses(run.folder), "clients")
+    for axes, _, losses in shown:
+        own = looks([str(client) for client in losses.clients])
+        for client in losses.clients:
+            colour = own[str(client)].colour
+            axes.plot(*losses.local[client].T, color=colour)
+            axes.plot(*losses.tuned[client].T, color=colour, linestyle="--")
+        last = max(float(points[-1, 0]) for points in losses.tuned.values())
+        axes.plot(last, losses.mean, color="#000000", marker="*", markersize=9, linestyle="none")
+        name_axes(axes, x="steps", y="loss on own samples (nats)")
+    line, star = Look(colour="#000000", marker=""), Look(colour="#000000", marker="*")
+    handles = [
+        line_handle("own model, local training", line),
+        line_handle("global model, fine-tuning", line, linestyle="--"),
+        line_handle("global model, mean of all clients", star, linestyle="none"),
+    ]
+    legend_below(figure, handles)
+    return figure
+
+
+def _pictures(scene: Scene) -> Figure:
+    """A run's own pictures, from the first to the last in up to four stages."""
+    from matplotlib.image import imread
+
+    stages = _first_runs(scene, lambda run: sorted((run.folder / PICTURES).glob("*.png")) or None, "pictures")
+    if len(stages) > 1:
+        raise ConfigError(f"figure {scene.spec.name}: pictures shows one run; name a row and a column")
+    ((_, files),) = stages.values()
+    chosen = sorted({round(k * (len(files) - 1) / (_STAGES - 1)) for k in range(_STAGES)})
+    figure, every = panels([files[k].stem.replace("_", " ") for k in chosen], title=scene.spec.title, height=3.2)
+    for axes, k in zip(every, chosen, strict=True):
+        axes.imshow(imread(files[k]), cmap="gray", interpolation="nearest")
+        axes.set_axis_off()
+    return figure
+
+
+def _panels_of(
+    scene: Scene,
+    read: Callable[[RunView], Shown | None],
+    lacking: str,
+    *,
+    height: Callable[[int], float] = lambda count: PANEL_HEIGHT,
+) -> tuple[Figure, list[tuple[Axes, RunView, Shown]]]:
+    """A figure with a panel for each run, and what it is to show; arguments and errors as :func:`_first_runs`.
+
+    The height of a panel, in inches, goes by how many there are.
+    """
+    found = _first_runs(scene, read, lacking)
+    figure, every = panels(list(found), title=scene.spec.title, height=height(len(found)))
+    return figure, [(axes, run, shown) for axes, (run, shown) in zip(every, found.values(), strict=True)]
+
+
+def _first_runs(
+    scene: Scene, read: Callable[[RunView], Shown | None], lacking: str
+) -> dict[str, tuple[RunView, Shown]]:
+    """The lowest seed's run of each cell that has what is read to be shown, which messages call ``lacking``; by title.
 
     Raises:
         ConfigError: No run has it, or too many.
     """
-    names = [(row, column) for column in scene.columns for row in scene.rows if scene.of(row, column)]
     found = {}
-    for row, column in names:
+    for row, column in ((row, column) for column in scene.columns for row in scene.rows if scene.of(row, column)):
         run = scene.of(row, column)[0]
         shown = read(run)
         if shown is not None:
@@ -153,9 +229,9 @@ def first_runs(scene: Scene, read: Callable[[RunView], Shown | None], lacking: s
     return found
 
 
-def _tall(found: Mapping[str, Any]) -> float:
-    """Height of a panel whose rows are clients, in inches."""
-    return PANEL_HEIGHT + (1.2 if len(found) <= 2 else 0.6)
+def _tall(count: int) -> float:
+    """Height of a panel whose rows are clients."""
+    return PANEL_HEIGHT + (1.2 if count <= 2 else 0.6)
 
 
 def _first_round(run: RunView) -> int:
@@ -168,4 +244,7 @@ KINDS: Mapping[str, Callable[[Scene], Figure]] = {
     "group_labels": _group_labels,
     "classes": _classes,
     "participation": _participation,
+    "loss_gap": _loss_gap,
+    "client_losses": _client_losses,
+    "pictures": _pictures,
 }

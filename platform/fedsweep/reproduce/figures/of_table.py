@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from fedsweep.errors import ConfigError
 from fedsweep.figures.style import (
     Look,
     axis_name,
+    is_share,
     label_outer,
     legend_below,
     line_handle,
@@ -31,12 +34,12 @@ from fedsweep.reproduce.cell_texts import label_of
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.sections import FigureSpec, Measure
 from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.measured.grid import Measured, is_finished, summed_up, value_of
 from fedsweep.results.view import RunView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-from fedsweep.reproduce.figures.scene import Scene, scene_of
 
 _BAR_ROOM = 0.8
 _LONG_NAMES = 40
@@ -50,23 +53,92 @@ _PRINTED_MARK: Mapping[str, Any] = {
     "marker": "D",
 }
 # How rounds become one figure where the table has no such measure.
+_OVER: Mapping[str, str] = {"test_accuracy": "best", "comm_ratio": "mean", "kl_divergence": "mean", "comm_cost": "mean"}
 
 
-def draw(
-    figure: FigureSpec,
-    table: TableFile,
-    *,
-    cells: Sequence[Cell],
-    runs: Mapping[Cell, Sequence[RunView]],
-    path_stem: Path,
-) -> list[Path]:
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What a picture is drawn from.
+
+    Attributes:
+        spec: The entry of ``figures:``.
+        table: The table.
+        runs: The finished runs of a row and a column, by seed; those of cells that were not run are not there.
+    """
+
+    spec: FigureSpec
+    table: TableFile
+    runs: Mapping[tuple[str, str], Sequence[RunView]]
+
+    @cached_property
+    def rows(self) -> list[str]:
+        """The rows that are drawn, in the table's order."""
+        return [name for name in self.spec.rows or self.table.row_names if any(row == name for row, _ in self.runs)]
+
+    @cached_property
+    def groups(self) -> dict[str, list[str]]:
+        """Rows that are drawn together, by their group's name; without groups each row by itself."""
+        given = self.spec.groups or {row: [row] for row in self.rows}
+        found = {name: [row for row in self.rows if row in rows] for name, rows in given.items()}
+        return {name: rows for name, rows in found.items() if rows}
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The columns that are drawn, in the table's order."""
+        names = self.spec.columns or self.table.column_names
+        return [name for name in names if any(column == name and row in self.rows for row, column in self.runs)]
+
+    @cached_property
+    def looks(self) -> dict[str, Look]:
+        """How rows and groups look; the same in all pictures of the table."""
+        return {**looks(self.table.row_names), **looks(list(self.spec.groups))}
+
+    def of(self, row: str, column: str) -> Sequence[RunView]:
+        """The runs of a cell, by seed; none where it was not run."""
+        return self.runs.get((row, column), ())
+
+    def measured(self, row: str, column: str, *, measure: Measure) -> Measured:
+        """A measure of a cell over its seeds."""
+        return summed_up([value_of(run, measure) for run in self.of(row, column)], measure)
+
+    def measure(self, axis: str, name: str) -> Measure:
+        """The table's measure that the entry names for an axis, or of that figure; otherwise the figure itself.
+
+        Raises:
+            ConfigError: The entry names none.
+        """
+        if not name:
+            raise ConfigError(f"figure {self.spec.name}: {self.spec.kind} needs `{axis}`, the name of a measure")
+        named = [m for m in self.table.measures if m.name == name]
+        plain = [m for m in (*named, *self.table.measures) if name in (m.name, m.of) and m.target is None]
+        if plain or named:
+            return (plain or named)[0]
+        return Measure.model_validate({"name": name, "over": _OVER.get(name, "last"), "percent": is_share(name)})
+
+    def label(self, axis: str, measure: Measure) -> str:
+        """What an axis with a measure is called."""
+        given = self.spec.x_label if axis == "x" else self.spec.y_label
+        plain = measure.target is None and measure.label in (measure.name, measure.of)
+        return given or (axis_name(measure.of) if plain else label_of(measure))
+
+
+def scene_of(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | str]) -> Scene:
+    """What a picture is drawn from; arguments as :func:`draw`."""
+    runs: dict[tuple[str, str], list[RunView]] = {}
+    for cell in sorted(views, key=lambda cell: cell.seed):
+        view = views[cell]
+        if is_finished(view):
+            runs.setdefault((cell.row, cell.column), []).append(view)
+    return Scene(spec=figure, table=table, runs=runs)
+
+
+def draw(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | str], *, path_stem: Path) -> list[Path]:
     """Draws one entry of a table's ``figures:``.
 
     Args:
         figure: The entry.
         table: Its table.
-        cells: The table's cells; their order is that of the seeds.
-        runs: Finished runs by cell; a cell without any is left out.
+        views: The runs of the table's cells; one that did not finish is left out.
         path_stem: The files without their endings.
 
     Returns:
@@ -76,16 +148,15 @@ def draw(
         ConfigError: The entry asks for what its kind does not have, or no run has what it shows.
         InputError: A run's file is damaged, or a file can't be written.
     """
-    from fedsweep.reproduce.figures import of_models, of_runs
+    from fedsweep.reproduce.figures import of_runs
 
     kinds: Mapping[str, Callable[[Scene], Figure]] = {
         "scatter": _scatter,
         "bars": _bars,
         "lines": _lines,
         **of_runs.KINDS,
-        **of_models.KINDS,
     }
-    scene = scene_of(figure, table, cells=cells, runs=runs)
+    scene = scene_of(figure, table, views)
     if not scene.columns:
         raise ConfigError(f"figure {figure.name}: none of the runs that it shows has finished")
     with paper_style():

@@ -47,16 +47,13 @@ class Finding:
 
 
 def findings(grid: Grid) -> list[Finding]:
-    """What the grid says of its table's claims, column by column; where fewer than two rows were measured, nothing.
-
-    Args:
-        grid: The table with its figures.
-    """
+    """What the grid says of its table's claims, column by column; where fewer than two rows were measured, nothing."""
     found = []
     for claim in grid.table.claims:
         measure = next(m for m in grid.table.measures if claim.measure in ("", m.name))
         for column in claim.columns or grid.columns:
-            by_row = {row: _by_seed(grid, row, column, measure.name) for row in claim.order}
+            cells = {row: grid.cell(row, column) for row in claim.order}
+            by_row = {row: cell.by_seed.get(measure.name, {}) if cell else {} for row, cell in cells.items()}
             if column in grid.columns and sum(bool(figures) for figures in by_row.values()) > 1:
                 verdict, detail = _judged(claim, by_row)
                 place = {"claim": claim.text, "measure": measure.label, "column": column}
@@ -64,17 +61,12 @@ def findings(grid: Grid) -> list[Finding]:
     return found
 
 
-def _by_seed(grid: Grid, row: str, column: str, measure: str) -> Mapping[int, float]:
-    cell = grid.cell(row, column)
-    return cell.by_seed.get(measure, {}) if cell is not None else {}
-
-
 def _judged(claim: Claim, by_row: Mapping[str, Mapping[int, float]]) -> tuple[Verdict, str]:
     present = [row for row in claim.order if by_row[row]]
     lacking = [row for row in claim.order if not by_row[row]]
-    pairs = [_pair(by_row[first], by_row[second]) for first, second in pairwise(present)]
+    pairs = [differences([by_row[first], by_row[second]])[0] for first, second in pairwise(present)]
     seeds = min(pair.pairs for pair in pairs)
-    in_order = sum(_holds(claim, pair.mean) for pair in pairs)
+    in_order = sum(abs(pair.mean) < claim.apart if claim.apart is not None else pair.mean > 0 for pair in pairs)
     said = f"{in_order} of {len(pairs)} neighbours {'so apart' if claim.apart else 'in this order'} in the mean"
     said += f" over {seeds} shared seed{'' if seeds == 1 else 's'}"
     if lacking:
@@ -84,7 +76,8 @@ def _judged(claim: Claim, by_row: Mapping[str, Mapping[int, float]]) -> tuple[Ve
     if claim.apart is not None:
         return _judged_apart(claim.apart, pairs, complete=not lacking), said
     count = len(pairs)
-    real = [math.copysign(1.0, pair.mean) for pair in pairs if _is_real(pair, count)]
+    # Bonferroni's correction: each of the claim's pairs is tested.
+    real = [math.copysign(1.0, pair.mean) for pair in pairs if pair.is_real and pair.p_value * count <= 0.05]
     if -1.0 in real:
         return "contradicted", said
     return ("shown" if len(real) == count and not lacking else "not shown"), said
@@ -96,17 +89,3 @@ def _judged_apart(apart: float, pairs: Sequence[Difference], *, complete: bool) 
         return "contradicted"
     inside = all(-apart < pair.low and pair.high < apart for pair in pairs)
     return "shown" if inside and complete else "not shown"
-
-
-def _pair(first: Mapping[int, float], second: Mapping[int, float]) -> Difference:
-    (found,) = differences([first, second])
-    return found
-
-
-def _holds(claim: Claim, mean: float) -> bool:
-    return abs(mean) < claim.apart if claim.apart is not None else mean > 0
-
-
-def _is_real(pair: Difference, count: int) -> bool:
-    """Bonferroni's correction: each of the claim's pairs is tested."""
-    return pair.is_real and pair.p_value * count <= 0.05

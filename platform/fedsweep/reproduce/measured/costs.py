@@ -7,7 +7,9 @@ that plans a run's, with the method's own components, so the figures are those o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +23,15 @@ from fedsweep.engine.plan import Planner
 from fedsweep.engine.row import RowMaker
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_world
-from fedsweep.experiment.experiment import Experiment, server_context
+from fedsweep.experiment.experiment import Experiment, World, server_context
 from fedsweep.reproduce.cells import Cell, standing_of
 from fedsweep.reproduce.definition.table_file import TableFile
-from fedsweep.reproduce.measured.grid import Grid, GridCell, setting_of, summed_up, value_of
+from fedsweep.reproduce.measured.grid import Grid, GridCell, grid_of, summed_up, value_of
 from fedsweep.results.view import RunView
 from fedsweep.world.data.datasets import Dataset, load_dataset
 
-# Figures of a round that need no training, as columns of rounds.parquet are called; group_size is the group's length.
-COST_COLUMNS = ("kl_divergence", "comm_cost", "comm_ratio", "group_size")
-
+# What is known of a round without training, as columns of rounds.parquet are called.
+_COLUMNS = ("round", "cohort", "high_frequency", "sim_time_s", "kl_divergence", "comm_cost", "comm_ratio")
 _PLANNING_SEAMS = ("selection", "submodels", "pacing")
 # Classes and training samples per class, all alike (Krizhevsky 2009).
 _EVEN_SETS = {"cifar10": (10, 5000), "cifar100": (100, 500)}
@@ -41,11 +42,8 @@ _BY_CLASS_SIZE = ("classes", "dirichlet", "dirichlet_balanced")
 def planned_view(config: Config) -> RunView | str:
     """A run as far as it is known without training, as tables and pictures read runs.
 
-    Its columns are ``round``, ``cohort``, ``high_frequency``, ``sim_time_s`` and :data:`COST_COLUMNS`; its folder
-    does not exist. Where the costs depend on the training, the reason is given in its place; see :func:`why_unknown`.
-
-    Args:
-        config: The run's configuration.
+    Its columns are those that are known, its folder does not exist. Where the costs depend on the training, the reason
+    is given in its place; see :func:`why_unknown`.
 
     Raises:
         InputError: As :func:`~fedsweep.experiment.build.build_experiment`; data files are needed only where the labels'
@@ -61,13 +59,7 @@ def planned_view(config: Config) -> RunView | str:
 
 
 def costs_grid(
-    table: TableFile,
-    cells: Sequence[Cell],
-    *,
-    scale: str,
-    rows: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-    done: Callable[[str], None] = lambda text: None,
+    table: TableFile, cells: Sequence[Cell], *, scale: str, done: Callable[[str], None] = lambda text: None
 ) -> Grid:
     """The table's cost measures, without training.
 
@@ -77,29 +69,19 @@ def costs_grid(
         table: The table.
         cells: Its cells.
         scale: What they belong to.
-        rows: Names of the rows to show; by default all that have cells.
-        columns: Likewise.
         done: Told of each row and column that is done.
 
     Raises:
         InputError: A cell's configuration is wrong, or its data set is needed and not there.
     """
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.row, cell.column), []).append(cell)
-    made = []
-    for number, group in enumerate(groups.values(), start=1):
-        made.append(_costs_cell(table, group))
-        done(f"{number}: {group[0].label}")
-    return Grid(
-        table=table,
-        scale=scale,
-        rows=tuple(rows if rows is not None else dict.fromkeys(cell.row for cell in cells)),
-        columns=tuple(columns if columns is not None else dict.fromkeys(cell.column for cell in cells)),
-        cells=tuple(made),
-        setting=setting_of(cells),
-        costs_only=True,
-    )
+    numbers = count(1)
+
+    def measure(group: Sequence[Cell]) -> GridCell:
+        found = _costs_cell(table, group)
+        done(f"{next(numbers)}: {group[0].label}")
+        return found
+
+    return replace(grid_of(table, cells, measure, scale=scale), costs_only=True)
 
 
 def _costs_cell(table: TableFile, group: Sequence[Cell]) -> GridCell:
@@ -116,11 +98,7 @@ def _costs_cell(table: TableFile, group: Sequence[Cell]) -> GridCell:
 
 
 def why_unknown(experiment: Experiment) -> str | None:
-    """Why a run's costs cannot be told from its plan, or None where they can.
-
-    Args:
-        experiment: The experiment.
-    """
+    """Why a run's costs cannot be told from its plan, or None where they can."""
     method, world, stop = experiment.method, experiment.world, experiment.training.stop
     for seam, component in method.server_components():
         if seam in _PLANNING_SEAMS and component.has_own("learn", "observe"):
@@ -130,16 +108,16 @@ def why_unknown(experiment: Experiment) -> str | None:
             return f"its {seam} ({type(component).__name__}) has every client measure something before round 1"
     if method.exchanges:
         return f"{method.exchanges[0]} more than models"
-    if world.availability is not None and _asks_history(experiment):
+    if _asks_history(world):
         return "who is available depends on the clients' accuracies (scenario.availability)"
     if stop.target_accuracy is not None or stop.wall_time_s is not None:
         return "its end depends on the training (training.stop)"
     return None
 
 
-def _asks_history(experiment: Experiment) -> bool:
+def _asks_history(world: World) -> bool:
     """Whether the availability comes out differently for clients that learn badly and clients that learn well."""
-    availability, profiles = experiment.world.availability, experiment.world.profiles
+    availability, profiles = world.availability, world.profiles
     if availability is None:
         return False
     able = np.array([profile.capability for profile in profiles])
@@ -154,8 +132,7 @@ def _columns(experiment: Experiment) -> dict[str, list[Any]]:
     costs = CostModel(experiment)
     planner, rows = Planner(experiment, costs), RowMaker(experiment, costs)
     stop = experiment.training.stop
-    names = ("round", "cohort", "high_frequency", "sim_time_s", *COST_COLUMNS)
-    columns: dict[str, list[Any]] = {name: [] for name in names}
+    rounds: list[dict[str, Any]] = []
     total_bytes = 0
     for plan in planned_rounds(experiment, planner):
         total_bytes += plan.num_bytes
@@ -170,20 +147,15 @@ def _columns(experiment: Experiment) -> dict[str, list[Any]]:
             "cohort": list(plan.context.cohort),
             "high_frequency": None if group is None else list(group),
             "sim_time_s": plan.clock,
-            "group_size": None if group is None else len(group),
         }
-        for name in names:
-            columns[name].append(row[name])
-    return columns
+        rounds.append(row)
+    return {name: [row[name] for row in rounds] for name in _COLUMNS}
 
 
 def label_data(scenario: Scenario) -> Dataset:
     """The scenario's data set, or one that has only its labels where their numbers are known and all that matters.
 
     A partition by class sizes deals CIFAR's labels alike in whatever order they stand, so its files are not needed.
-
-    Args:
-        scenario: The configuration's.
 
     Raises:
         InputError: The data set is needed and can't be loaded.

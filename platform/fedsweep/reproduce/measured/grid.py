@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from fedsweep.errors import InputError
 from fedsweep.reproduce.cells import Cell, Standing, standing_of
@@ -15,9 +15,6 @@ from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.results.seed_statistics import estimate, finite
 from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.run_folder import CONFIG
-
-FINISHED, MISSING = "finished", "missing"
-AT_BEST = "at_best"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,58 +119,65 @@ class Grid:
         return [f"{', '.join(names)}: {text}" for text, names in rows.items()]
 
 
-def measured(
-    table: TableFile,
-    cells: Sequence[Cell],
-    *,
-    folders: Mapping[Cell, Path],
-    scale: str,
-    rows: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-) -> Grid:
-    """Reads the cells' run folders, and nothing else.
-
-    Args:
-        table: The table.
-        cells: Its cells.
-        folders: Cell -> run folder, which need not be there.
-        scale: The scale that they were run at.
-        rows: Names of the rows to show; by default all that have cells.
-        columns: Likewise.
-    """
-    views = {cell: view_of(folders[cell], table.row(cell.row)) for cell in cells}
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.row, cell.column), []).append(cell)
-    found = tuple(_grid_cell(table, group, views=views) for group in groups.values())
-    return Grid(
-        table=table,
-        scale=scale,
-        rows=tuple(rows if rows is not None else dict.fromkeys(cell.row for cell in cells)),
-        columns=tuple(columns if columns is not None else dict.fromkeys(cell.column for cell in cells)),
-        cells=found,
-        setting=setting_of(cells, [view for view in views.values() if isinstance(view, RunView)]),
-    )
+def views_of(table: TableFile, folders: Mapping[Cell, Path]) -> dict[Cell, RunView | str]:
+    """Each cell's run as its folder tells of it, which need not be there; or why it can't be read."""
+    return {cell: _view_of(folder, cell, table.row(cell.row)) for cell, folder in folders.items()}
 
 
-def view_of(folder: Path, row: Row) -> RunView | str:
-    """A run of a row as its folder tells of it, or why it can't be read."""
+def _view_of(folder: Path, cell: Cell, row: Row) -> RunView | str:
     if not (folder / CONFIG).is_file():
         return "it was not run"
     try:
-        found = load_run(folder)
+        # The run may be another cell's too, which reads it with other targets.
+        found = replace(load_run(folder), config=cell.config.tree())
     except InputError as error:
         return str(error)
     return found.judged_by(row.accuracy) if row.accuracy else found
 
 
-def setting_of(cells: Sequence[Cell], views: Sequence[RunView] = ()) -> dict[str, Any]:
-    """Under what cells were measured, for ``measured.json``.
+def is_finished(view: RunView | str) -> TypeGuard[RunView]:
+    """Whether it is a run that came to its end, so that its figures count."""
+    return isinstance(view, RunView) and view.status == "finished"
+
+
+def measured(table: TableFile, views: Mapping[Cell, RunView | str], *, scale: str) -> Grid:
+    """What the cells' runs, as :func:`views_of` has them, come to at a scale."""
+    read = [view for view in views.values() if isinstance(view, RunView)]
+    return grid_of(table, [*views], lambda group: _grid_cell(table, group, views=views), scale=scale, views=read)
+
+
+def grid_of(
+    table: TableFile,
+    cells: Sequence[Cell],
+    measure: Callable[[Sequence[Cell]], GridCell],
+    *,
+    scale: str,
+    views: Sequence[RunView] = (),
+) -> Grid:
+    """A table's grid, which shows the rows and columns that have cells.
 
     Args:
-        cells: The cells.
+        table: The table.
+        cells: Its cells.
+        measure: What the seeds of a row and a column come to.
+        scale: What they belong to.
         views: Their runs, as far as there are any.
     """
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.row, cell.column), []).append(cell)
+    return Grid(
+        table=table,
+        scale=scale,
+        rows=tuple(dict.fromkeys(cell.row for cell in cells)),
+        columns=tuple(dict.fromkeys(cell.column for cell in cells)),
+        cells=tuple(measure(group) for group in groups.values()),
+        setting=setting_of(cells, views),
+    )
+
+
+def setting_of(cells: Sequence[Cell], views: Sequence[RunView] = ()) -> dict[str, Any]:
+    """Under what cells were measured, for ``measured.json``; of their runs, as far as there are any, the software."""
     rounds = sorted({cell.config.training.rounds for cell in cells})
     datasets = sorted({cell.config.scenario.dataset for cell in cells})
     said: dict[str, Any] = {
@@ -205,8 +209,8 @@ def value_of(run: RunView, measure: Measure) -> float | None:
         from fedsweep.reproduce.measured.synthetic_set import scratch_accuracy
 
         return scratch_accuracy(run.folder)
-    if measure.target is not None or measure.over == AT_BEST:
-        target = _target_of(run, measure) if measure.over != AT_BEST else run.over("test_accuracy", "best")
+    if measure.target is not None or measure.over == "at_best":
+        target = _target_of(run, measure) if measure.over != "at_best" else run.over("test_accuracy", "best")
         reached = None if target is None else run.reaching(target)
         return None if reached is None else reached.figure(measure.of)
     if measure.share_of:
@@ -246,38 +250,40 @@ def is_comparable(cell: GridCell, measure: Measure) -> bool:
     return cell.standing == "paper" or (measure.cost and cell.standing == "costs")
 
 
+def compared(grid: Grid, cell: GridCell, measure: Measure) -> tuple[Measured, float | str] | None:
+    """What was measured and what is printed, a number or ``never``; None where the two can't be compared."""
+    found = cell.measured.get(measure.name)
+    printed = grid.table.printed_value(cell.row, cell.column, measure=measure.name)
+    if found is None or not (found.count or found.never) or not is_comparable(cell, measure):
+        return None
+    return None if printed is None or printed == NOT_GIVEN else (found, printed)
+
+
 def lies_within(grid: Grid, cell: GridCell, measure: Measure) -> bool | None:
     """Whether measured and printed lie within both spreads; None where they can't be compared.
 
     Reading: the ranges mean +- spread of both overlap, with half of the last digit shown for rounding. A spread that is
     not known is 0.
-
-    Args:
-        grid: The table.
-        cell: One of its cells.
-        measure: One of its measures.
     """
-    found, places = cell.measured.get(measure.name), {"row": cell.row, "column": cell.column, "measure": measure.name}
-    printed = grid.table.printed_value(**places)
-    if found is None or printed is None or printed == NOT_GIVEN or not is_comparable(cell, measure):
+    pair = compared(grid, cell, measure)
+    if pair is None:
         return None
+    found, printed = pair
     if isinstance(printed, str) or found.mean is None:
-        return (printed == NEVER) == (found.mean is None) if found.count or found.never else None
-    room = (found.sd or 0.0) + (grid.table.printed_sd(**places) or 0.0)
+        return (printed == NEVER) == (found.mean is None)
+    room = (found.sd or 0.0) + (grid.table.printed_sd(cell.row, cell.column, measure=measure.name) or 0.0)
     return abs(found.mean - printed) <= room + 0.5 * 10.0**-measure.digits
 
 
 def deviates(grid: Grid, cell: GridCell, measure: Measure) -> bool:
     """Whether a measure lies further from what is printed than its tolerance, where the two may be compared at all."""
-    found = cell.measured.get(measure.name)
-    printed = grid.table.printed_value(cell.row, cell.column, measure=measure.name)
-    if found is None or printed in (None, NOT_GIVEN) or measure.tolerance is None or not is_comparable(cell, measure):
+    pair = compared(grid, cell, measure)
+    if pair is None or measure.tolerance is None:
         return False
-    if not found.count and not found.never:
-        return False
+    found, printed = pair
     if isinstance(printed, str) or found.mean is None:
         return (printed == NEVER) != (found.mean is None)
-    return printed is not None and abs(found.mean - printed) > measure.tolerance
+    return abs(found.mean - printed) > measure.tolerance
 
 
 def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, RunView | str]) -> GridCell:
@@ -285,11 +291,10 @@ def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, 
     problems: list[str] = []
     for cell in group:
         view = views[cell]
-        if isinstance(view, RunView) and view.status == FINISHED:
-            done[cell.seed] = replace(view, config=cell.config.tree())
-            continue
-        why = view if isinstance(view, str) else _why_not(view)
-        problems.append(f"seed {cell.seed}: {why}")
+        if is_finished(view):
+            done[cell.seed] = view
+        else:
+            problems.append(f"seed {cell.seed}: {view if isinstance(view, str) else _why_not(view)}")
     found, by_seed = {}, {}
     for measure in table.measures:
         try:
@@ -314,8 +319,7 @@ def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, 
 
 def _why_not(view: RunView) -> str:
     reason = view.result.get("reason")
-    rounds = len(view.column("round"))
-    return f"{view.status} after round {rounds}" + (f": {reason}" if reason else "")
+    return f"{view.status} after round {len(view.column('round'))}" + (f": {reason}" if reason else "")
 
 
 def _target_of(run: RunView, measure: Measure) -> float | None:

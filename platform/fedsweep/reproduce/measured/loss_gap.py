@@ -73,18 +73,12 @@ def correlation(x: np.ndarray, y: np.ndarray) -> float | None:
 
 
 def client_gaps(experiment: Experiment, model: nn.Module) -> ClientGaps:
-    """Tests a model on every client's samples, and what comes of it when the client trains it further alone.
-
-    Args:
-        experiment: Whose clients.
-        model: A network with its values, which stay as they are.
-    """
+    """Tests a model, which stays as it is, on every client's samples; and when the client trains it further alone."""
     world = experiment.world
     counts_NC = np.stack([profile.label_counts for profile in world.profiles])
     losses = []
-    for client, indices in enumerate(world.indices):
-        inputs = transformed(world, world.data.images[indices], torch.get_default_dtype())
-        targets = torch.from_numpy(np.array(world.data.labels[indices], dtype=np.int64))
+    for client in range(len(world.indices)):
+        inputs, targets = samples_of(experiment, client)
         order = stream(experiment.seed, "own-optimum", client).torch()
         losses.append(own_optimum(copy.deepcopy(model), inputs, targets, order=order))
     return ClientGaps(
@@ -92,6 +86,13 @@ def client_gaps(experiment: Experiment, model: nn.Module) -> ClientGaps:
         loss=np.array([before for before, _ in losses]),
         own_loss=np.array([best for _, best in losses]),
     )
+
+
+def samples_of(experiment: Experiment, client: int) -> tuple[Tensor, Tensor]:
+    """A client's samples as the model sees them [n, ...], and their classes [n], int64."""
+    data, indices = experiment.world.data, experiment.world.indices[client]
+    inputs = transformed(experiment.world, data.images[indices], torch.get_default_dtype())
+    return inputs, torch.from_numpy(np.array(data.labels[indices], dtype=np.int64))
 
 
 def own_optimum(model: nn.Module, inputs: Tensor, targets: Tensor, *, order: torch.Generator) -> tuple[float, float]:
@@ -128,10 +129,7 @@ def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
 
 @lru_cache(maxsize=32)
 def gaps_of(folder: Path) -> ClientGaps:
-    """The clients of a finished run.
-
-    Args:
-        folder: Its folder; what it holds is not read again.
+    """The clients of a finished run, whose folder is not read again.
 
     Raises:
         InputError: The folder is damaged, or its data set is not there.

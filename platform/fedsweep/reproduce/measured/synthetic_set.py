@@ -27,7 +27,8 @@ from fedsweep.driver.saved_model import load_model
 from fedsweep.engine.evaluator import Evaluator
 from fedsweep.errors import DataError
 from fedsweep.experiment.build import build_experiment
-from fedsweep.experiment.experiment import Experiment, transformed
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.reproduce.measured.loss_gap import samples_of
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.streams import stream
@@ -50,10 +51,6 @@ class SyntheticSet:
     images: Tensor
     labels: Tensor
 
-    def loss(self, model: nn.Module) -> Tensor:
-        """The mean cross-entropy of a model's answers with the soft labels."""
-        return F.cross_entropy(model(self.images), self.labels.softmax(dim=1))
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClientLosses:
@@ -75,9 +72,6 @@ class ClientLosses:
 def scratch_accuracy(folder: Path) -> float:
     """Test accuracy 0..1 of a network that is trained from scratch on a finished run's synthetic set alone.
 
-    Args:
-        folder: The run's.
-
     Raises:
         InputError: The folder is damaged, has no checkpoint with a synthetic set, or its data set is not there.
     """
@@ -92,10 +86,7 @@ def scratch_accuracy(folder: Path) -> float:
 
 @lru_cache(maxsize=8)
 def synthetic_set(folder: Path) -> SyntheticSet:
-    """The synthetic set of a finished run.
-
-    Args:
-        folder: The run's; what it holds is not read again.
+    """The synthetic set of a finished run, whose folder is not read again.
 
     Raises:
         InputError: The folder is damaged, or its newest checkpoint has no synthetic set.
@@ -111,10 +102,7 @@ def synthetic_set(folder: Path) -> SyntheticSet:
 
 @lru_cache(maxsize=8)
 def client_losses(folder: Path) -> ClientLosses:
-    """The losses of three random clients through one more round after a finished run.
-
-    Args:
-        folder: The run's; what it holds is not read again.
+    """The losses of three random clients through one more round after a finished run, whose folder is not read again.
 
     Raises:
         InputError: As :func:`synthetic_set`.
@@ -177,13 +165,13 @@ def _descend(model: nn.Module, found: SyntheticSet, *, rate: float, passes: int)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, foreach=False)
     for _ in range(passes):
         optimizer.zero_grad()
-        found.loss(model).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(model(found.images), found.labels.softmax(dim=1)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
 def _trained(experiment: Experiment, model: nn.Module, client: int) -> list[tuple[int, float]]:
     """A round's local training of a client, and its loss on the way."""
-    inputs, targets = _samples(experiment, client)
+    inputs, targets = samples_of(experiment, client)
     steps, size, _ = experiment.local_steps(client, len(inputs))
     optimizer = torch.optim.Adam(model.parameters(), lr=experiment.training.learning_rate, foreach=False)
     order = stream(experiment.seed, "client-losses", 1, client).torch()
@@ -201,14 +189,7 @@ def _trained(experiment: Experiment, model: nn.Module, client: int) -> list[tupl
 
 
 def _loss_on(experiment: Experiment, model: nn.Module, client: int) -> float:
-    inputs, targets = _samples(experiment, client)
+    inputs, targets = samples_of(experiment, client)
     model.eval()
     with torch.inference_mode():
         return float(F.cross_entropy(model(inputs), targets))
-
-
-def _samples(experiment: Experiment, client: int) -> tuple[Tensor, Tensor]:
-    """A client's samples, as the model sees them, and their classes."""
-    data, indices = experiment.world.data, experiment.world.indices[client]
-    inputs = transformed(experiment.world, data.images[indices], torch.get_default_dtype())
-    return inputs, torch.from_numpy(np.array(data.labels[indices], dtype=np.int64))

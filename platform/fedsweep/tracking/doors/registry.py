@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.errors import ConfigError, FedsweepError, ResourceError
-from fedsweep.figures.observer import PictureObserver
+from fedsweep.figures.of_run import PictureObserver
 from fedsweep.plugins import call_builder, find_plugin
 from fedsweep.tracking.doors.csv_door import CsvDoor
 from fedsweep.tracking.doors.tensorboard_door import TensorBoardDoor

@@ -16,8 +16,16 @@ from fedsweep.commands.partition import partition
 from fedsweep.errors import DataError, OutputError
 from fedsweep.figures import scenario as pictures_scenario
 from fedsweep.figures.of_run import plot_run
-from fedsweep.figures.scenario import draw_classes, draw_participation, plot_scenario, shown_clients
-from fedsweep.figures.scenario_arrays import Part, class_shares, class_shares_of, participation_of
+from fedsweep.figures.scenario import (
+    Part,
+    class_shares,
+    class_shares_of,
+    draw_classes,
+    draw_participation,
+    participation_of,
+    plot_scenario,
+    shown_clients,
+)
 from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.world.replay import ScenarioTrace
