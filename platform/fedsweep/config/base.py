@@ -22,10 +22,12 @@ class Section(BaseModel):
     )
 
 
-class Component(Section):
+class Component(BaseModel):
     """A named component; its parameters stand beside the name and are checked against its builder's signature."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(
+        extra="allow", frozen=True, strict=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
 
     @property
     def parameters(self) -> dict[str, Any]:
