@@ -116,7 +116,7 @@ def test_a_saved_scenario_gives_the_other_systems_its_presence_and_classes(name:
     """FedStg's own world, in which presence follows the training accuracy."""
     recorder, recorded = played(FEDSTG, availability={"kind": "capability"})
     trace = trace_of(recorder, recorded)
-    trace.save(tmp_path / "scenario.json")
+    (tmp_path / "scenario.json").write_text(trace.to_json())
     replay = {"kind": "replay", "file": str(tmp_path / "scenario.json")}
     engine, state = played(METHODS[name], "seed=7", drift=replay, availability=replay)
     assert trace_of(engine, state) == trace
@@ -128,7 +128,7 @@ def test_a_saved_scenario_gives_the_other_systems_its_presence_and_classes(name:
 
 def test_fedstg_without_its_weights_and_schedule_is_fedavg_on_the_same_file_bit_for_bit(tmp_path: Path) -> None:
     recorder, recorded = played(FEDSTG, availability={"kind": "capability"})
-    trace_of(recorder, recorded).save(tmp_path / "scenario.json")
+    (tmp_path / "scenario.json").write_text(trace_of(recorder, recorded).to_json())
     replay = {"kind": "replay", "file": str(tmp_path / "scenario.json")}
     bare = {"name": "fedstg", "weights": "size", "reduced_interval": 1}
     _, off = played(bare, drift=replay, availability=replay)

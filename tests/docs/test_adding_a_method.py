@@ -16,18 +16,7 @@ import torch
 import fedsweep
 from fedsweep.catalog import build_method
 from fedsweep.cli import main
-from fedsweep.components import (
-    codec,
-    evaluation,
-    local,
-    pacing,
-    refinement,
-    selection,
-    server_update,
-    solver,
-    submodels,
-    weighting,
-)
+from fedsweep.components import aggregation, codec, evaluation, local, planning
 
 PAGE = "docs/adding-a-method.md"
 SMALL = ["runtime.backend=local", "tracking.uri=none", "training.rounds=2"]
@@ -113,7 +102,7 @@ def test_the_update_is_the_papers(folder: Path) -> None:
         client=0,
         vector=torch.tensor([3.0]),
         layout=layout,
-        submodel=submodels.FULL_MODEL,
+        submodel=planning.FULL_MODEL,
         anchor_version=0,
         num_samples=1,
         steps=1,
@@ -145,13 +134,13 @@ def test_the_table_of_seams_names_every_required_method(pages: Any) -> None:
     bases = (
         local.Objective,
         local.LocalTerm,
-        solver.LocalSolver,
-        selection.Selection,
-        submodels.SubModelPolicy,
-        pacing.Pacing,
-        weighting.Weighting,
-        server_update.ServerUpdate,
-        refinement.Refinement,
+        local.LocalSolver,
+        planning.Selection,
+        planning.SubModelPolicy,
+        planning.Pacing,
+        aggregation.Weighting,
+        aggregation.ServerUpdate,
+        aggregation.Refinement,
         evaluation.Evaluation,
         codec.Codec,
     )

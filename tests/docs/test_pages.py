@@ -15,32 +15,20 @@ import yaml
 from fedsweep.algorithms.registry import METHODS
 from fedsweep.catalog import resolve
 from fedsweep.cli import app, main
-from fedsweep.components import (
-    base,
-    evaluation,
-    local,
-    pacing,
-    probes,
-    refinement,
-    selection,
-    server_update,
-    solver,
-    submodels,
-    weighting,
-)
+from fedsweep.components import aggregation, base, evaluation, local, planning, probes
 from fedsweep.config.load import load_config
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
 NAMES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{page.name}" for page in sorted(_DOCS.glob("*.md")))]
 BASES = [
     local.Objective,
-    solver.LocalSolver,
-    selection.Selection,
-    submodels.SubModelPolicy,
-    pacing.Pacing,
-    weighting.Weighting,
-    server_update.ServerUpdate,
-    refinement.Refinement,
+    local.LocalSolver,
+    planning.Selection,
+    planning.SubModelPolicy,
+    planning.Pacing,
+    aggregation.Weighting,
+    aggregation.ServerUpdate,
+    aggregation.Refinement,
     evaluation.Evaluation,
     probes.Probe,
 ]
@@ -174,7 +162,7 @@ def test_the_architectures_signatures_are_the_codes(pages: Any) -> None:
 
 def test_the_architecture_names_every_hook(pages: Any) -> None:
     text = (pages.root / "docs/architecture.md").read_text()
-    for owner in (base.ServerComponent, local.LocalTerm, pacing.Pacing):
+    for owner in (base.ServerComponent, local.LocalTerm, planning.Pacing):
         for name, value in vars(owner).items():
             if inspect.isfunction(value) and not name.startswith("_"):
                 assert re.search(rf"`(\w+\.)?{name}\b|^\w+\.{name}\(|[, `]{name}\(", text, re.M), (owner, name)

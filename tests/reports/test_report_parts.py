@@ -228,7 +228,7 @@ def drifting(folder: Path, *, num_classes: int = 2, rounds: int = 2) -> RunView:
     trace = ScenarioTrace(num_clients=2, num_classes=num_classes)
     for number in range(rounds):
         trace = trace.with_round([0, 1], {0: [number % 2]})
-    trace.save(folder / "scenario.json")
+    (folder / "scenario.json").write_text(trace.to_json())
     return RunView(folder=folder, config={}, result={}, columns={})
 
 
