@@ -60,7 +60,7 @@ class SumOfLogits(Evaluation):
         return state if record.attendees else {**state, "voters": []}
 
     def voters(self, state: State) -> Sequence[Tensor] | None:
-        """See :meth:`Evaluation.voters`."""
+        """The participants' models of the last round; None where clients train parts of the model."""
         kept: Sequence[Tensor] | None = state.get("voters")
         return kept
 

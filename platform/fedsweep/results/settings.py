@@ -110,7 +110,7 @@ class Setting:
 
     def figure(self, name: str) -> float | None:
         """The mean alone of :meth:`over_seeds`; None where no counted run has the figure."""
-        return _mean(name, self.views)
+        return _over_runs(name, self.views)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,13 +198,13 @@ def target_rows(settings: Sequence[Setting]) -> list[TargetRow]:
     for place, setting in enumerate(settings):
         for target in _targets(setting.views[0].config) if setting.views else ():
             reached = [cut for view in setting.views if (cut := view.reaching(target))]
-            took = {name: _mean(name, reached) for name in _TOOK}
+            took = {name: _over_runs(name, reached) for name in _TOOK}
             counts = {"reached": len(reached), "runs": len(setting.views)}
             rows.append(TargetRow(setting=place, target=target, took=took, **counts))
     return rows
 
 
-def _mean(name: str, views: Sequence[RunView]) -> float | None:
+def _over_runs(name: str, views: Sequence[RunView]) -> float | None:
     known = [value for view in views if (value := view.figure(name)) is not None]
     return mean(known) if known else None
 
