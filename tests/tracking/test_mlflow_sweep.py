@@ -157,8 +157,8 @@ def test_no_point_is_lost_or_doubled_when_two_drivers_die(make: Make, store: Pat
 
 
 @pytest.mark.slow
-def test_twenty_trials_of_twenty_rounds_have_each_point_once(make: Make, store: Path, tmp_path: Path) -> None:
-    interrupted_twice(make, store, tmp_path / "sweep", num_trials=20, rounds=20)
+def test_sixty_trials_of_twenty_rounds_have_each_point_once(make: Make, store: Path, tmp_path: Path) -> None:
+    interrupted_twice(make, store, tmp_path / "sweep", num_trials=60, rounds=20)
 
 
 def test_a_child_whose_id_was_not_noted_is_found_again(make: Make, store: Path, tmp_path: Path) -> None:
