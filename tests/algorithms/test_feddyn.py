@@ -56,10 +56,10 @@ def test_the_optimum_is_reached_with_momentum_and_in_part(golden: Golden) -> Non
     found = golden(
         feddyn(strength=1.0),
         rounds=150,
-        steps=(12, 12, 12, 12, 12),
+        steps=(30, 30, 30, 30, 30),
         problem=five,
         cohort_size=2,
-        learning_rate=0.2,
+        learning_rate=0.1,
         optimizer=OptimizerSettings(momentum=0.5),
     )
     assert float(found[-1].vector) == pytest.approx(optimum, abs=1e-6)

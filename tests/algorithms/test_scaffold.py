@@ -69,16 +69,16 @@ def test_the_golden_rounds(golden: Golden) -> None:
 
 
 def test_the_optimum_is_reached_with_unequal_steps_and_in_part(golden: Golden) -> None:
-    assert float(golden(scaffold(), rounds=60, steps=(2, 10))[-1].vector) == pytest.approx(8.0, abs=1e-10)
+    assert float(golden(scaffold(), rounds=100, steps=(2, 10))[-1].vector) == pytest.approx(8.0, abs=1e-10)
     five = ((1.0, 4.0, 2.0, 0.5, 3.0), (0.0, 10.0, -3.0, 4.0, 1.0))
     optimum = float(np.dot(*five) / np.sum(five[0]))
-    found = golden(scaffold(), rounds=150, steps=(3, 5, 4, 2, 6), problem=five, cohort_size=2, learning_rate=0.05)
+    found = golden(scaffold(), rounds=600, steps=(3, 5, 4, 2, 6), problem=five, cohort_size=2, learning_rate=0.02)
     assert float(found[-1].vector) == pytest.approx(optimum, abs=1e-9)
 
 
 def test_by_size_the_optimum_is_that_of_the_weighted_losses(golden: Golden) -> None:
     """n = (2, 10): (2 x 1 x 0 + 10 x 4 x 10) / (2 x 1 + 10 x 4)."""
-    states = golden(scaffold(weighting="size"), rounds=80, steps=(2, 10))
+    states = golden(scaffold(weighting="size"), rounds=200, steps=(2, 10))
     assert float(states[-1].vector) == pytest.approx(400 / 42, abs=1e-9)
 
 
@@ -169,7 +169,7 @@ def test_momentum_divides_by_the_weights_of_the_gradients(golden: Golden, nester
 
 def test_the_optimum_is_reached_with_momentum(golden: Golden) -> None:
     optimizer = OptimizerSettings(momentum=0.5)
-    states = golden(scaffold(), rounds=80, steps=(2, 10), learning_rate=0.04, optimizer=optimizer)
+    states = golden(scaffold(), rounds=200, steps=(2, 10), learning_rate=0.02, optimizer=optimizer)
     assert float(states[-1].vector) == pytest.approx(8.0, abs=1e-9)
 
 
