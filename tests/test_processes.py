@@ -41,6 +41,7 @@ def call(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
 
 
+@pytest.mark.slow
 def test_a_foreign_run_folder_runs_no_code(trapped: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "tiny.yaml").write_text(TINY)

@@ -49,6 +49,7 @@ def test_the_golden_rounds(golden: Golden) -> None:
     assert [-float(h) for h in client_moves(states[-1]).values()] == pytest.approx([8.0, -8.0], abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_optimum_is_reached_with_momentum_and_in_part(golden: Golden) -> None:
     """Only the local optima matter, so the clients' optimiser is free."""
     five = ((1.0, 4.0, 2.0, 0.5, 3.0), (0.0, 10.0, -3.0, 4.0, 1.0))

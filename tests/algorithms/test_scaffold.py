@@ -68,6 +68,7 @@ def test_the_golden_rounds(golden: Golden) -> None:
     assert [float(c) for c in client_controls(states[-1]).values()] == pytest.approx([8.0, -8.0], abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_optimum_is_reached_with_unequal_steps_and_in_part(golden: Golden) -> None:
     assert float(golden(scaffold(), rounds=100, steps=(2, 10))[-1].vector) == pytest.approx(8.0, abs=1e-10)
     five = ((1.0, 4.0, 2.0, 0.5, 3.0), (0.0, 10.0, -3.0, 4.0, 1.0))

@@ -197,6 +197,7 @@ def sha256(folder: str | Path) -> str:
     return str(result["model_sha256"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
 def test_run_that_gets_a_sigterm_goes_on_to_the_same_model(backend: str, config: Path, fedsweep: Command) -> None:
     settings = ["--set", "training.rounds=60", "--set", "checkpoint.every=1000"]

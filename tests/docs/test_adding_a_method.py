@@ -36,6 +36,7 @@ def own_tests(module: Any) -> dict[str, Callable[[], None]]:
     return {name: value for name, value in vars(module).items() if name.startswith("test_")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "number"), [("test_my_methods", 5), ("test_my_uploads", 6)])
 def test_the_pages_own_tests_pass(folder: Path, module: str, number: int) -> None:
     found = own_tests(importlib.import_module(module))

@@ -57,6 +57,7 @@ def test_the_process_began_a_while_ago() -> None:
     assert process_began() < before
 
 
+@pytest.mark.slow
 def test_the_split_stands_in_the_result_and_a_short_run_loads_no_more_than_it_needs(tmp_path: Path) -> None:
     # torch._dynamo is torch's compiler: a second of imports, which torch's own optimisers ask for at their first step.
     code = f"""

@@ -46,6 +46,7 @@ def play(
         until.set()
 
 
+@pytest.mark.slow
 def test_saving_while_rounds_are_played(opened: RunSession, tmp_path: Path) -> None:
     over, failures = threading.Event(), list[BaseException]()
     thread = threading.Thread(target=play, args=(opened, over, failures))

@@ -187,6 +187,7 @@ def test_a_run_has_three_pictures(tmp_path: Path) -> None:
     assert [path.name for path in drawn] == ["partition.png"]
 
 
+@pytest.mark.slow
 def test_reports_import_without_matplotlib() -> None:
     code = "import sys, fedsweep.figures.curves, fedsweep.reports.compare; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

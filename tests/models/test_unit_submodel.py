@@ -55,8 +55,11 @@ def half_width(model: Network) -> SubModel:
     return unit_submodel(groups, ordered_kept(groups, 0.5))
 
 
+LARGE = ("vgg11", "resnet18", "feddhad_resnet18")
+
+
 @pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("name", list(SHAPES))
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in SHAPES])
 def test_part_is_the_slice_of_every_tensor_and_goes_back_to_its_place(name: str, residual: bool) -> None:
     """R3: embedding what was extracted gives the kept values back, and covers nothing else."""
     model = network(name)

@@ -123,6 +123,7 @@ def test_divergences_are_computed_for_many_clients_at_once(monkeypatch: pytest.M
     assert len(calls) < 50
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_split_has_no_object_for_each_client() -> None:
     from matplotlib.figure import Figure
 

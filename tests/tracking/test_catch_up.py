@@ -99,6 +99,7 @@ def in_this_process(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
     return main(list(command)), capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "before", "command"),
     [

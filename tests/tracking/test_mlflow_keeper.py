@@ -41,6 +41,7 @@ def steps(store: Path, run_id: str | None) -> list[int]:
     return [metric.step for metric in history]
 
 
+@pytest.mark.slow
 def test_rounds_wait_for_the_store_and_come_in_their_order_each_once(store: Path, folder: Path) -> None:
     warnings: list[str] = []
     with MlflowKeeper() as keeper:
@@ -61,6 +62,7 @@ def test_rounds_wait_for_the_store_and_come_in_their_order_each_once(store: Path
         assert not Path(f"/proc/{process}").exists()
 
 
+@pytest.mark.slow
 def test_a_keeper_that_dies_is_replaced_by_the_run_itself(store: Path, folder: Path) -> None:
     with MlflowKeeper() as keeper:
         observer = MlflowObserver(sqlite_uri(store), experiment="fedsweep", keeper=keeper, flush_s=0.0)
@@ -75,6 +77,7 @@ def test_a_keeper_that_dies_is_replaced_by_the_run_itself(store: Path, folder: P
     assert observer.is_complete
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_store_is_one_line(store: Path) -> None:
     store.write_bytes(b"SQLite format 3\x00" + b"nothing of the kind" * 300)
     with MlflowKeeper() as keeper, pytest.raises(ResourceError, match="cannot be used: file is not a database"):
@@ -102,6 +105,7 @@ def is_alive(process: Path) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_an_interrupted_question_does_not_answer_the_next_one(store: Path, folder: Path) -> None:
     with MlflowKeeper() as keeper:
         keeper.ask("begin", sqlite_uri(store), experiment="fedsweep", name="run", tags={}, folder=folder)

@@ -198,6 +198,7 @@ def test_a_fresh_store_survives_being_opened_by_several_processes_at_once(tmp_pa
     check_store(uri)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["with an error", "at once"])
 def test_a_store_that_could_not_be_made_to_its_end_is_made_again(
     ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

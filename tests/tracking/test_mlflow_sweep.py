@@ -186,6 +186,7 @@ def test_a_trial_that_is_logged_completely_is_left_alone(make: Make, store: Path
     assert steps(store, "train_loss") == before and len(children(store)) == 1
 
 
+@pytest.mark.slow
 def test_a_store_that_is_gone_costs_one_warning_and_can_be_caught_up(store: Path, tmp_path: Path, make: Make) -> None:
     tracker, trials = make(), [trial(tmp_path / "sweep", k) for k in (1, 2)]
     said: list[str] = []

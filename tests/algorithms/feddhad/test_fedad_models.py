@@ -31,6 +31,7 @@ HEADS, NEURONS = 2 * 4, 2 * 16
 TWO_SPEEDS = dynamicfl(high_interval=1, low_interval=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_network_with_units_can_drop_some(name: str) -> None:
     """Residual networks lose units of the blocks' first convolutions alone."""

@@ -202,6 +202,7 @@ def test_a_lanes_bits_do_not_depend_on_who_shares_its_tile(name: str) -> None:
     assert [r.train_loss for r in here.records] == [r.train_loss for r in apart.records]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn", "convnet3", "fedstg_cnn", "vit_tiny"])
 def test_a_lanes_bits_depend_on_no_other_lane_in_any_kind_of_network(name: str) -> None:
     """These computed another result in two lanes than in three or more: the number of lanes is part of the run."""

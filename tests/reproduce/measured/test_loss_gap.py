@@ -131,6 +131,7 @@ def test_a_damaged_model_is_the_cells_problem(table: TableFile, run_cells: Mappi
     assert "model.safetensors" in cell.problems[0]
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_point_for_each_client(table: TableFile, run_cells: Mapping[Cell, Path]) -> None:
     scene = scene_of(table.figures[0], table, views_of(table, run_cells))
     (points,) = KINDS["loss_gap"](scene).axes[0].collections

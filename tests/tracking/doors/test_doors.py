@@ -101,6 +101,7 @@ def test_each_door_is_read_back_here() -> None:
     assert set(READ) == set(DOORS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READ)
 def test_a_resumed_run_has_every_point_once(name: str, tmp_path: Path) -> None:
     """Rounds 1 to 5 are out; the checkpoint holds 3, so 4 and 5 are played again, at another time, then 6."""
