@@ -2,7 +2,7 @@
 // Sorts and filters the tables, and has Plotly draw the charts from the figures in the page.
 
 const byId = (id) => document.getElementById(id);
-const every = (selector, within = document) => [...within.querySelectorAll(selector)];
+const every = (selector) => [...document.querySelectorAll(selector)];
 const charts = JSON.parse(byId("data").textContent);
 
 function sortTable(table, heading) {
@@ -18,8 +18,8 @@ function sortTable(table, heading) {
   table.tBodies[0].append(...rows.map(([, row]) => row));
 }
 
-for (const table of every("table.sortable")) {
-  for (const button of every("thead button", table)) button.addEventListener("click", () => sortTable(table, button.closest("th")));
+for (const button of every("table.sortable thead button")) {
+  button.addEventListener("click", () => sortTable(button.closest("table"), button.closest("th")));
 }
 for (const search of every("input[type=search]")) {
   search.addEventListener("input", () => {
@@ -33,8 +33,8 @@ function put(tree, path, value) {
   keys.reverse().reduce((inner, key) => inner[key] ??= {}, tree)[last] = value;
 }
 
-// What Plotly draws: the chart's traces and layout, changed by what is chosen, without the settings that are hidden.
-function figureOf(id) {
+// The chart as chosen, without the settings that are hidden; in a picture, a logarithmic axis says so in its title.
+function figureOf(id, { isPicture }) {
   const { data, layout, choices } = structuredClone(charts[id]);
   let kinds = null;
   for (const select of every(`select[data-chart="${id}"]`)) {
@@ -43,6 +43,7 @@ function figureOf(id) {
     for (const [path, value] of Object.entries(option.layout ?? {})) put(layout, path, value);
     kinds = option.show ?? kinds;
   }
+  for (const axis of [layout.xaxis, layout.yaxis]) if (isPicture && axis?.type === "log") axis.title.text += ", log scale";
   const hidden = new Set(every('.legend button[aria-pressed="false"]').map((button) => Number(button.dataset.setting)));
   for (const one of data) if (one.meta.words?.length) one.text = one.z.map((row) => row.map((state) => one.meta.words[state]));
   return { data: data.filter(({ meta }) => (!kinds || kinds.includes(meta.kind)) && !hidden.has(meta.setting)), layout };
@@ -50,15 +51,8 @@ function figureOf(id) {
 
 const config = { responsive: true, displaylogo: false, modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
 
-// As it is looked at: a logarithmic axis says so in its title.
-function shownFigure(id) {
-  const figure = figureOf(id);
-  for (const axis of [figure.layout.xaxis, figure.layout.yaxis]) if (axis?.type === "log") axis.title.text += ", log scale";
-  return figure;
-}
-
 function draw(id) {
-  const { data, layout } = shownFigure(id);
+  const { data, layout } = figureOf(id, { isPicture: true });
   layout.dragmode = matchMedia("(pointer: coarse)").matches ? false : "zoom"; // a finger scrolls the page
   return Plotly.react(byId(id), data, layout, config);
 }
@@ -81,7 +75,7 @@ function csvOf({ data, layout }) {
 }
 
 function save(id, kind) {
-  const figure = kind === "svg" ? shownFigure(id) : figureOf(id);
+  const figure = figureOf(id, { isPicture: kind === "svg" });
   const layout = { ...figure.layout, showlegend: figure.data.length > 1 };
   if (kind === "svg") return Plotly.downloadImage({ data: figure.data, layout }, { format: "svg", width: 900, height: layout.height, filename: id });
   const href = URL.createObjectURL(new Blob([csvOf(figure)], { type: "text/csv" }));
