@@ -239,7 +239,9 @@ progress.PlainProgress.shows_round = slowly
 """
 
 
-@pytest.mark.parametrize("words", ["run --resume S", "run C --out S --overwrite", "verify S", "evaluate S", "sync S"])
+@pytest.mark.parametrize(
+    "words", ["run --resume S", "run C --out S", "run C --out S --overwrite", "verify S", "evaluate S", "sync S"]
+)
 def test_a_sweeps_folder_is_taken_for_no_run(words: str, config: Path, tmp_path: Path, fedsweep: Command) -> None:
     folder = tmp_path / "s"
     folder.mkdir()

@@ -88,6 +88,8 @@ class RunFolder:
 
     def check_free(self, *, overwrite: bool) -> None:
         """Refuses a folder that holds a run; writes nothing. Arguments and errors are :meth:`create`'s."""
+        if (self.path / PLAN).exists():
+            raise OutputError(f"{self.path} is a sweep's; choose another --out")
         held = self._held()
         if held and not overwrite:
             raise OutputError(
@@ -96,8 +98,6 @@ class RunFolder:
             )
         if self.path.exists() and not self.path.is_dir():
             raise OutputError(f"{self.path}: cannot be made a run's folder: it is a file")
-        if (self.path / PLAN).exists():
-            raise OutputError(f"{self.path} is a sweep's; choose another --out")
 
     def check_is_run(self) -> None:
         """Refuses a folder that is not there, or a sweep's, whose configuration looks like a run's.
