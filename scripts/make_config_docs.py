@@ -22,13 +22,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedsweep.card import SYMBOLS
-from fedsweep.catalog import TABLES
 from fedsweep.commands.parts.described import MethodFacts, method_facts
 from fedsweep.config.base import Section
 from fedsweep.config.explain import allowed, schema_at
 from fedsweep.config.schema import FROM_FILE, Config, Model
 from fedsweep.config.signatures import ParameterRow, describe
 from fedsweep.config.sweep import SpaceEntry
+from fedsweep.config.tables import TABLES
 from fedsweep.config.training import Adam, CosineSchedule, ExponentialSchedule, Sgd
 from fedsweep.models.registry import MODELS
 

@@ -54,7 +54,7 @@ def grow(folder: Path, *, rounds: int) -> Config:
     _check_same_past(config, longer, done=len(run.read_rounds()) if run.has_rounds() else 0)
     with sole_writer(folder):
         # In this order: a checkpoint is known by its configuration, and the shorter one's must be taken from now on.
-        write_earlier(folder, [*read_earlier(folder), resolve(config).hash()])
+        write_earlier(folder, [*read_earlier(folder), config.hash(), resolve(config).hash()])
         run.write_config(longer.to_yaml())
         if result:
             run.write_result({**result, "status": "killed", "reason": f"to go on to {rounds} rounds"})
