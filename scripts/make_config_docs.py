@@ -15,6 +15,7 @@ import sys
 import textwrap
 import typing
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from fedsweep.config.schema import FROM_FILE, Config, Model
 from fedsweep.config.signatures import ParameterRow, describe
 from fedsweep.config.sweep import SpaceEntry
 from fedsweep.config.tables import TABLES
-from fedsweep.config.training import Adam, CosineSchedule, ExponentialSchedule, Sgd
+from fedsweep.config.training import Adam, Sgd
 from fedsweep.models.registry import MODELS
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -173,10 +174,11 @@ def _summary(item: Any) -> str:
 # -- what is named -----------------------------------------------------------------------------------------------------
 
 
-def _scenario() -> list[str]:
+def _kinds(section: str) -> list[str]:
+    """What the keys of a section can name."""
     parts = []
     for key, table in TABLES.items():
-        if not key.startswith("scenario.") or table.positional:
+        if not key.startswith(f"{section}.") or table.positional:
             continue
         names = [""] if table.selector is None else list(table.names())
         parts.append(f"### Kinds of `{key}`" if table.selector is not None else f"### `{key}`")
@@ -193,11 +195,7 @@ def _training() -> list[str]:
     parts = ["### Kinds of `training.optimizer`"]
     for model in (Sgd, Adam):
         parts += [_summary(model), _table(_component_rows(model, "training.optimizer"))]
-    parts.append("### Kinds of `training.schedule`")
-    parts.append("`constant` and `fedstg` have no parameters.")
-    for schedule in (CosineSchedule, ExponentialSchedule):
-        parts += [_summary(schedule), _table(_component_rows(schedule, "training.schedule"))]
-    return parts
+    return [*parts, *_kinds("training")]
 
 
 def _component_rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
@@ -278,7 +276,11 @@ def _sentence(text: str) -> str:
     return text if text.endswith(".") else f"{text}."
 
 
-_PARTS_BELOW: dict[str, Callable[[], list[str]]] = {"scenario": _scenario, "training": _training, "sweep": _sweep}
+_PARTS_BELOW: dict[str, Callable[[], list[str]]] = {
+    "scenario": partial(_kinds, "scenario"),
+    "training": _training,
+    "sweep": _sweep,
+}
 
 
 def readme() -> str:

@@ -14,7 +14,6 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.card import Card, card_of
-from fedsweep.config.base import Component
 from fedsweep.config.explain import shown
 from fedsweep.config.load import with_sections
 from fedsweep.config.schema import Config
@@ -174,8 +173,7 @@ def resolve(config: Config) -> Config:
         ConfigError: A name or a parameter is unknown, or a value is of the wrong type.
         DataError: The file of the model's initial values can't be read.
     """
-    # A schedule and a transform have no parameters beside those that the schema knows.
-    known = [key for key, table in TABLES.items() if table.word not in ("schedule", "transform")]
+    known = [key for key, table in TABLES.items() if not table.positional]
     found = {key: bound(config, key) for key in known}
     changes = {
         key: {"merge": [part.spec() for part in item]} if isinstance(item, tuple) else item.spec()
@@ -271,5 +269,4 @@ def _section(config: Config, key: str) -> Mapping[str, Any] | None:
     if isinstance(place, str):
         return {"kind": place}
     selector = TABLES[key].selector
-    below = place.parameters if isinstance(place, Component) else place.model_dump(exclude={"kind"})
-    return {**({} if selector is None else {selector: getattr(place, selector)}), **below}
+    return {**({} if selector is None else {selector: getattr(place, selector)}), **place.parameters}
