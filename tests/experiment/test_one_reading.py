@@ -156,6 +156,39 @@ def test_a_run_does_not_go_on_where_its_config_says_something_else(tmp_path: Pat
     assert main(["run", "--resume", str(tmp_path / "run"), "--quiet"]) == 2
 
 
+OPEN = """
+# null stands for
+#   scenario.drift.rotation_speed: 0.15
+#   scenario.drift.min_classes: 4
+#   scenario.drift.max_classes: 6
+#   scenario.drift.pool: all
+#   scenario.availability.decay: linear
+#   scenario.availability.perf: shifted
+#   scenario.availability.normalise: False
+#   scenario.devices.seed: 0
+#   scenario.devices.compute_sigma: 0.52
+#   scenario.devices.drop_probability: 0.0
+#   scenario.devices.compute_jitter: 0.0
+"""
+
+
+def test_another_profile_takes_its_own_values_also_in_a_configuration_made_from_a_runs(tmp_path: Path) -> None:
+    given = {**TINY, "scenario": {**TINY["scenario"], **WORLD}}
+    run(given, out=tmp_path / "first")
+    other = [
+        "scenario.drift.profile=paper",
+        "scenario.availability.profile=code",
+        "scenario.devices.profile=flash-tiers",
+    ]
+    derived = run(tmp_path / "first" / "config.yaml", overrides=other, out=tmp_path / "derived")
+    plain = run(given, overrides=other, out=tmp_path / "plain")
+    assert derived.summary["model_sha256"] == plain.summary["model_sha256"]
+    assert derived.rounds["sim_time_s"].to_pylist() == plain.rounds["sim_time_s"].to_pylist()
+    texts = [(tmp_path / name / "config.yaml").read_text() for name in ("first", "derived", "plain")]
+    assert texts[1] == texts[2]
+    assert "drift.rotation_speed: 0.15" in texts[0] and "drift.rotation_speed: 2.0" in texts[1]
+
+
 def test_a_run_keeps_every_parameter_of_every_component_and_repeats_from_them(tmp_path: Path) -> None:
     scenario = {**TINY["scenario"], **WORLD}
     longer = {**TINY, "training": {**TINY["training"], "rounds": 6}, "scenario": scenario}
@@ -200,6 +233,7 @@ def test_a_run_keeps_every_parameter_of_every_component_and_repeats_from_them(tm
         "slow_share": 0.0,
         "slow_factor": 10.0,
     }
+    assert (tmp_path / "first" / "config.yaml").read_text().endswith(OPEN)
     again = run(tmp_path / "first" / "config.yaml", out=tmp_path / "again")
     assert again.summary["model_sha256"] == first.summary["model_sha256"]
     assert again.config == first.config and again.config.hash() == first.config.hash()

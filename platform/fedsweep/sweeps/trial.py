@@ -156,7 +156,7 @@ class ActiveTrial:
         self._config = plan.config
         resume = (self._spec.folder / "config.yaml").is_file()
         self._keep_hash(plan.experiment.config_hash)
-        self._folder.write_config(plan.config.to_yaml())
+        self._folder.write_config(plan.to_yaml())
         self._session = self._stack.enter_context(self._make_session(plan, self._spec.folder))
         opened = self._session.open(resume=resume)
         if opened.records:
