@@ -15,6 +15,7 @@ import sys
 import textwrap
 import typing
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedsweep.card import SYMBOLS
-from fedsweep.catalog import TABLES
 from fedsweep.commands.parts.described import MethodFacts, method_facts
 from fedsweep.config.base import Section
 from fedsweep.config.explain import allowed, schema_at
 from fedsweep.config.schema import FROM_FILE, Config, Model
 from fedsweep.config.signatures import ParameterRow, describe
 from fedsweep.config.sweep import SpaceEntry
-from fedsweep.config.training import Adam, CosineSchedule, ExponentialSchedule, Sgd
+from fedsweep.config.tables import TABLES
+from fedsweep.config.training import Adam, Sgd
 from fedsweep.models.registry import MODELS
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -82,6 +83,9 @@ Schema, which editors use to complete and check keys.
   `optimizer: {name: adam, lr: 1e-3}` has no momentum. Without `name` or `kind` it is laid over the default.
 - **Keys that exclude each other:** giving one (`training.cohort_size`) displaces the other's default
   (`training.cohort_fraction`); giving both is an error. So it is with `local_epochs` and `local_steps`.
+- **`null` beside a `profile`** (drift, availability, devices) is the profile's value. It stays `null` in a run's
+  `config.yaml`: filled in, it would win over the profile that `--set scenario.drift.profile=code` names in a
+  configuration made from that file. What it comes to is in the comments at the end of `config.yaml` and of `--dry-run`.
 - **YAML 1.2:** `1e-3` is a number; `no` and `on` are text; a key given twice is an error.
 - **An unknown key is an error** that names the nearest known one. So is a value of the wrong type: `"5"` is no number.
 - **A component of your own** is named `package.module:callable`, wherever a name is asked for. See
@@ -173,10 +177,11 @@ def _summary(item: Any) -> str:
 # -- what is named -----------------------------------------------------------------------------------------------------
 
 
-def _scenario() -> list[str]:
+def _kinds(section: str) -> list[str]:
+    """What the keys of a section can name."""
     parts = []
     for key, table in TABLES.items():
-        if not key.startswith("scenario.") or table.positional:
+        if not key.startswith(f"{section}.") or table.positional:
             continue
         names = [""] if table.selector is None else list(table.names())
         parts.append(f"### Kinds of `{key}`" if table.selector is not None else f"### `{key}`")
@@ -193,11 +198,7 @@ def _training() -> list[str]:
     parts = ["### Kinds of `training.optimizer`"]
     for model in (Sgd, Adam):
         parts += [_summary(model), _table(_component_rows(model, "training.optimizer"))]
-    parts.append("### Kinds of `training.schedule`")
-    parts.append("`constant` and `fedstg` have no parameters.")
-    for schedule in (CosineSchedule, ExponentialSchedule):
-        parts += [_summary(schedule), _table(_component_rows(schedule, "training.schedule"))]
-    return parts
+    return [*parts, *_kinds("training")]
 
 
 def _component_rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
@@ -278,7 +279,11 @@ def _sentence(text: str) -> str:
     return text if text.endswith(".") else f"{text}."
 
 
-_PARTS_BELOW: dict[str, Callable[[], list[str]]] = {"scenario": _scenario, "training": _training, "sweep": _sweep}
+_PARTS_BELOW: dict[str, Callable[[], list[str]]] = {
+    "scenario": partial(_kinds, "scenario"),
+    "training": _training,
+    "sweep": _sweep,
+}
 
 
 def readme() -> str:

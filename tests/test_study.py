@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import fedsweep
-from fedsweep.catalog import TABLES
 from fedsweep.cli import main
+from fedsweep.config.tables import TABLES
 from fedsweep.errors import InputError
 from fedsweep.figures.style import setting_looks
 

@@ -1,153 +1,29 @@
 """Everything that a configuration can name: looked up, its parameters checked against its builder, and built.
 
-Each key that names something has a :class:`Table`: where the builders with names of their own stand, and what the
-program adds to a builder's parameters. The tables' modules are imported when a key is asked for, so that a command
-that only lists names does not wait for the rest.
+What a key can name is in its :class:`~fedsweep.config.tables.Table`.
 """
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.card import Card, card_of
-from fedsweep.config.base import Component
+from fedsweep.config.explain import shown
 from fedsweep.config.load import with_sections
 from fedsweep.config.schema import Config
 from fedsweep.config.signatures import bind
+from fedsweep.config.tables import TABLES, Builder, Listing, attribute
 from fedsweep.errors import ConfigError
-from fedsweep.plugins import call_builder, find_plugin, resolve_reference
+from fedsweep.plugins import call_builder
 
 if TYPE_CHECKING:
     from fedsweep.method import FederatedMethod
-
-Builder = Callable[..., Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """What a key of the configuration can name.
-
-    Attributes:
-        word: What is named, e.g. ``"partition"``; installed packages add to it by entry points ``fedsweep.<word>s``.
-        builders: ``module:attribute`` of a mapping from name to builder, to an entry with a ``builder``, or of the only
-            builder where there are no names.
-        gives: ``module:attribute`` of what a builder gives.
-        selector: The key beside the parameters that holds the name; None: there are no names.
-        provided: Arguments that the program adds and a configuration can't set; a builder takes those that it names.
-        null_is_default: Whether a parameter that is null keeps its default.
-        positional: Whether builders take what the program adds by position, and have no parameters of their own.
-    """
-
-    word: str
-    builders: str
-    gives: str
-    selector: str | None = "kind"
-    provided: tuple[str, ...] = ()
-    null_is_default: bool = False
-    positional: bool = False
-
-    def names(self) -> Mapping[str, Any]:
-        """The built-in names."""
-        found: Mapping[str, Any] = _attribute(self.builders)
-        return found
-
-    def builder(self, name: str) -> Builder:
-        """The builder of that name.
-
-        Args:
-            name: A built-in name, ``package.module:callable``, or an installed package's entry point.
-
-        Raises:
-            ConfigError: There is none; the message gives the nearest name.
-        """
-        if self.selector is None:
-            only: Builder = _attribute(self.builders)
-            return only
-        known = self.names()
-        if name not in known:
-            return find_plugin(self.word, name, known)
-        found = getattr(known[name], "builder", known[name])
-        return resolve_reference(self.word, found) if isinstance(found, str) else found
-
-
-TABLES: Mapping[str, Table] = {
-    "scenario.partition": Table(
-        word="partition",
-        builders="fedsweep.world.partitions.registry:PARTITIONS",
-        gives="fedsweep.world.partitions.base:Partition",
-    ),
-    "scenario.feature_skew": Table(
-        word="skew",
-        builders="fedsweep.world.feature_skew:FEATURE_SKEWS",
-        gives="fedsweep.world.feature_skew:FeatureSkew",
-        null_is_default=True,
-    ),
-    "scenario.drift": Table(
-        word="drift",
-        builders="fedsweep.world.drift:DRIFTS",
-        gives="fedsweep.world.drift:Drift",
-        provided=("num_classes", "num_rounds", "num_clients"),
-        null_is_default=True,
-    ),
-    "scenario.availability": Table(
-        word="availability",
-        builders="fedsweep.world.availability:AVAILABILITIES",
-        gives="fedsweep.world.availability:Availability",
-        provided=("num_rounds", "num_clients"),
-        null_is_default=True,
-    ),
-    "scenario.budgets": Table(
-        word="budget",
-        builders="fedsweep.world.budgets:BUDGETS",
-        gives="fedsweep.world.budgets:Budget",
-        null_is_default=True,
-    ),
-    "scenario.devices": Table(
-        word="devices",
-        builders="fedsweep.world.devices:build_devices",
-        gives="fedsweep.world.devices:DeviceFleet",
-        selector=None,
-        provided=("num_clients", "run_seed"),
-        null_is_default=True,
-    ),
-    "scenario.devices.stragglers": Table(
-        word="straggler",
-        builders="fedsweep.world.stragglers:STRAGGLERS",
-        gives="fedsweep.world.stragglers:StragglerPolicy",
-        null_is_default=True,
-    ),
-    "model": Table(
-        word="model",
-        builders="fedsweep.models.registry:MODELS",
-        gives="torch.nn:Module",
-        selector="name",
-        provided=("input_shape", "num_classes"),
-    ),
-    "method": Table(
-        word="method",
-        builders="fedsweep.algorithms.registry:METHODS",
-        gives="fedsweep.method:FederatedMethod",
-        selector="name",
-    ),
-    "training.schedule": Table(
-        word="schedule",
-        builders="fedsweep.experiment.schedules:SCHEDULES",
-        gives="collections.abc:Callable",
-        provided=("rate", "num_rounds"),
-    ),
-    "scenario.transform": Table(
-        word="transform",
-        builders="fedsweep.world.transforms:TRANSFORMS",
-        gives="fedsweep.world.transforms:Transform",
-        positional=True,
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,12 +35,14 @@ class Bound:
         name: What is named there; empty where there are no names.
         builder: Its builder.
         parameters: Every parameter that a configuration can set, defaults filled in.
+        listed: What the entries of a :class:`~fedsweep.config.tables.Listing` name.
     """
 
     key: str
     name: str
     builder: Builder
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    listed: tuple[Bound, ...] = ()
 
     def spec(self) -> dict[str, Any]:
         """As the configuration has it."""
@@ -185,16 +63,30 @@ class Bound:
         taken = inspect.signature(self.builder).parameters
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
         given = {name: value for name, value in provided.items() if takes_any or name in taken}
-        call = partial(self.builder, *args, **self.parameters, **given)
-        return call_builder(table.word, self.name, call, gives=_attribute(table.gives))
+        call = partial(self.builder, *args, **{**self.parameters, **self._built_list(provided)}, **given)
+        return call_builder(table.word, self.name, call, gives=attribute(table.gives))
+
+    def _built_list(self, provided: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameter that lists others, with what its entries name in place of their names."""
+        table = TABLES[self.key]
+        if not self.listed or table.selector is None:
+            return {}
+        listing, entries = table.listings[self.name], []
+        for number, part in enumerate(self.listed):
+            with _said_of_entry(self.key, f"{listing.parameter}[{number}]"):
+                made = part.build(**provided)
+            own = {key: self.parameters[listing.parameter][number][key] for key in listing.beside}
+            entries.append({**own, table.selector: made})
+        return {listing.parameter: tuple(entries)}
 
 
-def bind_spec(key: str, spec: Mapping[str, Any]) -> Bound:
+def bind_spec(key: str, spec: Mapping[str, Any], *, place: str | None = None) -> Bound:
     """What a mapping names, with every parameter checked.
 
     Args:
-        key: One of :data:`TABLES`.
+        key: One of :data:`~fedsweep.config.tables.TABLES`.
         spec: ``{name or kind: ..., parameters}``.
+        place: Where it stands, for messages, where that is below the key.
 
     Raises:
         ConfigError: The name or a parameter is unknown, or a value is of the wrong type.
@@ -204,13 +96,47 @@ def bind_spec(key: str, spec: Mapping[str, Any]) -> Bound:
     try:
         builder = table.builder(name)
     except ConfigError as error:
-        raise ConfigError(f"{key if table.positional else f'{key}.{table.selector}'}: {error}") from error
+        where = place or key
+        raise ConfigError(f"{where if table.positional else f'{where}.{table.selector}'}: {error}") from error
     if table.positional:
         return Bound(key=key, name=name, builder=builder)
     given = {k: v for k, v in spec.items() if k != table.selector and not (table.null_is_default and v is None)}
     beside = [other.rsplit(".", 1)[1] for other in TABLES if other.startswith(f"{key}.")]
-    parameters = bind(key, name, builder, given, provided=table.provided, beside=beside)
-    return Bound(key=key, name=name, builder=builder, parameters=parameters)
+    # Of several alike the place says which one is meant, and the name does not.
+    said = (place, "") if place else (key, name)
+    parameters = bind(*said, builder, given, provided=table.provided, beside=beside)
+    listing = table.listings.get(name)
+    if listing is None:
+        return Bound(key=key, name=name, builder=builder, parameters=parameters)
+    entries = parameters[listing.parameter]
+    listed = tuple(
+        _bind_entry(key, listing, entry, place=f"{place or key}.{listing.parameter}[{number}]")
+        for number, entry in enumerate(entries)
+    )
+    owned = [{name: entry[name] for name in listing.beside} for entry in entries]
+    parameters[listing.parameter] = tuple({**own, **part.spec()} for own, part in zip(owned, listed, strict=True))
+    return Bound(key=key, name=name, builder=builder, parameters=parameters, listed=listed)
+
+
+def _bind_entry(key: str, listing: Listing, entry: Mapping[str, Any], *, place: str) -> Bound:
+    """What an entry of a listing names."""
+    needed = (*listing.beside, str(TABLES[key].selector))
+    if missing := [name for name in needed if name not in entry]:
+        raise ConfigError(f"{place} must have {' and '.join(needed)}, but {missing[0]} is missing")
+    if not isinstance(entry[needed[-1]], str):
+        raise ConfigError(f"{place}.{needed[-1]} must be text, but got {shown(entry[needed[-1]])}")
+    return bind_spec(key, {name: value for name, value in entry.items() if name not in listing.beside}, place=place)
+
+
+@contextlib.contextmanager
+def _said_of_entry(key: str, entry: str) -> Iterator[None]:
+    """A builder names its parameters as if it stood alone: what it refuses is said of where it stands."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error)
+        alone, within = f"{key}.", f"{key}.{entry}."
+        raise ConfigError(text.replace(alone, within) if alone in text else f"{key}.{entry}: {text}") from error
 
 
 def bound(config: Config, key: str) -> Any:
@@ -218,7 +144,7 @@ def bound(config: Config, key: str) -> Any:
 
     Args:
         config: A loaded configuration.
-        key: One of :data:`TABLES`.
+        key: One of :data:`~fedsweep.config.tables.TABLES`.
 
     Returns:
         A :class:`Bound`; for methods that are merged, a tuple of them; None where the key is null.
@@ -247,8 +173,7 @@ def resolve(config: Config) -> Config:
         ConfigError: A name or a parameter is unknown, or a value is of the wrong type.
         DataError: The file of the model's initial values can't be read.
     """
-    # A schedule and a transform have no parameters beside those that the schema knows.
-    known = [key for key, table in TABLES.items() if table.word not in ("schedule", "transform")]
+    known = [key for key, table in TABLES.items() if not table.positional]
     found = {key: bound(config, key) for key in known}
     changes = {
         key: {"merge": [part.spec() for part in item]} if isinstance(item, tuple) else item.spec()
@@ -344,10 +269,4 @@ def _section(config: Config, key: str) -> Mapping[str, Any] | None:
     if isinstance(place, str):
         return {"kind": place}
     selector = TABLES[key].selector
-    below = place.parameters if isinstance(place, Component) else place.model_dump(exclude={"kind"})
-    return {**({} if selector is None else {selector: getattr(place, selector)}), **below}
-
-
-def _attribute(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return {**({} if selector is None else {selector: getattr(place, selector)}), **place.parameters}

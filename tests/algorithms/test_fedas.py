@@ -14,9 +14,8 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components import LocalClient
 from fedsweep.errors import ConfigError
 from fedsweep.models.functional import features_with, head_names
-from fedsweep.models.registry import build_model
 from fedsweep.streams import Stream
-from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing import build_model, local_engine, play_round, run_rounds, tiny_experiment
 
 torch.set_num_threads(1)
 

@@ -23,9 +23,16 @@ from fedsweep.algorithms.fedktl import (
 )
 from fedsweep.algorithms.parts.decoders import SmallDecoder
 from fedsweep.errors import ConfigError
-from fedsweep.models.registry import build_model
 from fedsweep.streams import Stream
-from fedsweep.testing import component_conforms, local_engine, play_round, run_rounds, tiny_data, tiny_experiment
+from fedsweep.testing import (
+    build_model,
+    component_conforms,
+    local_engine,
+    play_round,
+    run_rounds,
+    tiny_data,
+    tiny_experiment,
+)
 
 torch.set_num_threads(1)
 SMALL = {"latent_width": 3, "decoder_steps": 5, "server_epochs": 5}

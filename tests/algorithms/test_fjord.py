@@ -25,11 +25,18 @@ from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.cost import fwd_macs_per_sample
 from fedsweep.models.network import Network
 from fedsweep.models.networks.chains import LeNet5, Mlp
-from fedsweep.models.registry import build_model
 from fedsweep.models.slicing import build_submodel_module, ordered_kept
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment, tiny_pictures, with_parts
+from fedsweep.testing import (
+    build_model,
+    local_engine,
+    play_round,
+    run_rounds,
+    tiny_experiment,
+    tiny_pictures,
+    with_parts,
+)
 from fedsweep.trees import ParamTree, load_vector
 
 torch.set_num_threads(1)

@@ -18,11 +18,11 @@ from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.models.networks.chains import LeNet5, Mlp
-from fedsweep.models.registry import build_model
 from fedsweep.models.unit_submodel import UnitSubModel
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL
 from fedsweep.testing import (
+    build_model,
     local_engine,
     play_round,
     run_rounds,

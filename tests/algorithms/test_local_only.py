@@ -6,9 +6,8 @@ import torch
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.local_only import local_only
-from fedsweep.models.registry import build_model
 from fedsweep.streams import Stream
-from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
+from fedsweep.testing import build_model, local_engine, play_round, run_rounds, tiny_experiment
 
 torch.set_num_threads(1)
 

@@ -23,9 +23,9 @@ from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.models.networks.chains import Mlp
-from fedsweep.models.registry import build_model
 from fedsweep.streams import stream
 from fedsweep.testing import (
+    build_model,
     local_engine,
     play_round,
     run_rounds,

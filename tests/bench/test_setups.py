@@ -16,9 +16,8 @@ from fedsweep.bench.plain import PlainLoop, plain_processes, work_of
 from fedsweep.bench.setup import Figure, Request, in_turns
 from fedsweep.bench.setups import SETUPS
 from fedsweep.errors import InvariantError
-from fedsweep.models.registry import build_model
 from fedsweep.streams import stream
-from fedsweep.testing import local_engine
+from fedsweep.testing import build_model, local_engine
 from fedsweep.trees import layout_of, model_vector
 from fedsweep.world.data.datasets import Dataset
 

@@ -26,9 +26,8 @@ from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.client.messages import LaneSettings
 from fedsweep.engine.engine import Engine
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.models.registry import build_model
 from fedsweep.streams import stream
-from fedsweep.testing import local_engine, tiny_experiment
+from fedsweep.testing import build_model, local_engine, tiny_experiment
 
 REPEATS = 7
 COLOUR, GREY = (3, 32, 32), (1, 8, 8)

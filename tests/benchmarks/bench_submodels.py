@@ -33,12 +33,11 @@ from fedsweep.components.planning import SubModelPolicy
 from fedsweep.engine.engine import Engine
 from fedsweep.method import FederatedMethod
 from fedsweep.models.network import Network
-from fedsweep.models.registry import build_model
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.records import RoundContext, State
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.testing import local_engine, tiny_experiment
+from fedsweep.testing import build_model, local_engine, tiny_experiment
 from fedsweep.trees import coverage_mean, layout_of, model_vector
 from fedsweep.world.transforms import Normalize
 

@@ -6,7 +6,6 @@ how a run is carried out, not what it computes, are listed with the test that ho
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -156,18 +155,7 @@ EFFECTS: dict[str, tuple[list[str], Read, Any]] = {
     "training.optimizer.epsilon": ([ADAM], optimizer("eps"), 0.125),
     "training.clip_norm": (["training.clip_norm=1.5"], optimizer("clip_norm"), 1.5),
     "training.optimizer_state": ([SGD, "training.optimizer_state=persist"], optimizer("keep"), "persist"),
-    "training.schedule.kind": (["training.schedule={kind: cosine}", "training.rounds=4"], rate(1), 0.05),
-    # floor + (rate - floor) (1 + cos(pi 2 / 4)) / 2 in round 3 of 4
-    "training.schedule.floor": (
-        [SGD, "training.schedule={kind: cosine, floor: 0.02}", "training.rounds=4"],
-        rate(3),
-        pytest.approx(0.02 + 0.08 * (1 + math.cos(math.pi * 2 / 4)) / 2, abs=1e-15),
-    ),
-    "training.schedule.decay": (
-        [SGD, "training.schedule={kind: exponential, decay: 0.5}"],
-        rate(3),
-        pytest.approx(0.1 * 0.5**2, abs=1e-15),
-    ),
+    "training.schedule.kind": (["training.schedule={kind: exponential, decay: 0.5}"], rate(2), 0.025),
     "training.stop.target_accuracy": (["training.stop.target_accuracy=0.75"], stop("target_accuracy"), 0.75),
     "training.stop.total_bytes": (["training.stop.total_bytes=2e9"], stop("total_bytes"), 2_000_000_000),
     "training.stop.sim_time_s": (

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from fedsweep.models.functional import features_with, head_names, head_with, logits_with
 from fedsweep.models.networks.chains import Mlp
-from fedsweep.models.registry import MODELS, build_model
+from fedsweep.models.registry import MODELS
 from fedsweep.models.user_network import adopt
 from fedsweep.streams import Stream
+from fedsweep.testing import build_model
 
 SHAPE = (3, 32, 32)
 

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.models.network import Network, pixels_last
-from fedsweep.models.registry import MODELS, build_model
+from fedsweep.models.registry import MODELS
 from fedsweep.models.slicing import build_submodel_module, ordered_kept
 from fedsweep.streams import Stream
+from fedsweep.testing import build_model
 
 torch.set_num_threads(1)
 SHAPE = (3, 32, 32)

@@ -9,9 +9,10 @@ import torch
 from fedsweep.catalog import bind_spec
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import Network
-from fedsweep.models.registry import MODELS, build_model
+from fedsweep.models.registry import MODELS
 from fedsweep.models.slicing import build_submodel_module
 from fedsweep.streams import Stream
+from fedsweep.testing import build_model
 
 torch.set_num_threads(1)
 

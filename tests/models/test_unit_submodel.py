@@ -13,11 +13,11 @@ from fedsweep.errors import InvariantError
 from fedsweep.models import unit_submodel as module
 from fedsweep.models.cost import fwd_macs_per_sample
 from fedsweep.models.network import Network
-from fedsweep.models.registry import build_model
 from fedsweep.models.slicing import _sliced, attach_unit_scales, kept_index, ordered_kept
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.testing import build_model
 from fedsweep.trees import FlatLayout, coverage_mean, layout_of, model_vector
 
 torch.set_num_threads(1)

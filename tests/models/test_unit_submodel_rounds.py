@@ -20,12 +20,12 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
 from fedsweep.models.network import Network
 from fedsweep.models.networks.chains import LeNet5, Mlp
-from fedsweep.models.registry import build_model
 from fedsweep.models.slicing import attach_unit_scales, ordered_kept
 from fedsweep.models.unit_submodel import UnitSubModel, unit_submodel
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.testing import (
+    build_model,
     local_engine,
     play_round,
     run_rounds,

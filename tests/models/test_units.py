@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsweep.errors import ConfigError
 from fedsweep.models.network import InputShape, Network
-from fedsweep.models.registry import MODELS, build_model
+from fedsweep.models.registry import MODELS
 from fedsweep.models.slicing import (
     attach_unit_scales,
     build_submodel_module,
@@ -19,6 +19,7 @@ from fedsweep.models.slicing import (
 )
 from fedsweep.models.unit_groups import KeptIndex, UnitGroup
 from fedsweep.streams import Stream
+from fedsweep.testing import build_model
 
 torch.set_num_threads(1)
 

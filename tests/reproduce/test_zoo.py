@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fedsweep.algorithms.registry import METHODS
-from fedsweep.models.registry import build_model
 from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.definition.table_file import read_table
 from fedsweep.streams import Stream
+from fedsweep.testing import build_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "zoo.md"
 # Rows whose rate zoo/rates does not choose.

@@ -107,7 +107,7 @@ def _print_entry(kind: str, entry: Named) -> None:
     if entry.source:
         print(f"source: {entry.source}")
     if entry.key:
-        from fedsweep.catalog import TABLES
+        from fedsweep.config.tables import TABLES
 
         table = TABLES[entry.key]
         builder = table.builder(entry.name)

@@ -127,7 +127,7 @@ def _print_forecast(plan: Plan) -> None:
         f"memory per actor, beside the program: {cost.memory_mb:,.1f} MB",
     ]
     said = [f"# note: {text}" for text in cost.remarks]
-    print(plan.config.to_yaml() + "\n".join(["# forecast", *(f"#   {line}" for line in lines), *said]))
+    print(plan.to_yaml() + "\n".join(["# forecast", *(f"#   {line}" for line in lines), *said]))
 
 
 def _resume(folder: Path, *, rounds: int | None, dashboard: bool, quiet: bool) -> None:

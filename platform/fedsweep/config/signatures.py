@@ -49,8 +49,8 @@ def bind(
     """The parameters that a builder is called with: those given, checked, and the defaults of the others.
 
     Args:
-        kind: What is built, e.g. ``"method"``; for messages.
-        name: Its name in the configuration; empty where it has none.
+        kind: What is built, e.g. ``"method"``, or the key where that is plain; for messages.
+        name: Its name in the configuration; empty where it has none, or the key says which one is meant.
         builder: A function or class; its keyword parameters, their annotations and defaults are the schema.
         params: What the configuration gives beside the name.
         provided: Parameters that the caller adds and a configuration cannot set.
@@ -64,23 +64,26 @@ def bind(
         ConfigError: A parameter is unknown or missing, or a value is of the wrong type or not finite (infinity is
             admitted where it is the default).
     """
-    where = f"{kind} {name}".strip()
+    at = f"{kind} {name}: " if name else f"{kind}."
     parameters = _parameters(builder, provided)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(builder).parameters.values())
     unknown = [key for key in params if key not in parameters]
     if unknown and not takes_any:
         known = [*parameters, *beside]
+        if not name:
+            reason = unknown_name("parameter", unknown[0], known) if known else "there is no such parameter"
+            raise ConfigError(f"{at}{unknown[0]}: {reason}")
         reason = unknown_name("parameter", unknown[0], known) if known else f"has no parameter {unknown[0]!r}"
-        raise ConfigError(f"{where}: {reason}")
+        raise ConfigError(f"{at}{reason}")
     hints = _hints(builder)
     bound: dict[str, Any] = {}
     for key, parameter in parameters.items():
         if key in params:
-            _check_finite(f"{where}: {key}", params[key], default=parameter.default)
-            bound[key] = _checked(f"{where}: {key}", params[key], annotation=hints.get(key, Any))
+            _check_finite(f"{at}{key}", params[key], default=parameter.default)
+            bound[key] = _checked(f"{at}{key}", params[key], annotation=hints.get(key, Any))
         elif parameter.default is inspect.Parameter.empty:
             beside = f" (beside {', '.join(provided)}, which are given to it)" if provided else ""
-            raise ConfigError(f"{where}: {key} is missing; it must be {_allowed(hints.get(key, Any))}{beside}")
+            raise ConfigError(f"{at}{key} is missing; it must be {_allowed(hints.get(key, Any))}{beside}")
         elif _is_plain(parameter.default):
             bound[key] = parameter.default
     return bound | {key: params[key] for key in unknown}

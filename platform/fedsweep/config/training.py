@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
-from fedsweep.config.base import Auto, Count, CountOrRange, NonNegative, Positive, Section, WholeNumber
+from fedsweep.config.base import (
+    Auto,
+    Count,
+    CountOrRange,
+    KindComponent,
+    NonNegative,
+    Positive,
+    Section,
+    Text,
+    WholeNumber,
+)
 
 
 class Sgd(Section):
@@ -39,35 +56,22 @@ class Adam(Section):
 Optimizer = Annotated[Sgd | Adam, Field(discriminator="name")]
 
 
-class CosineSchedule(Section):
-    """From the learning rate down to ``floor`` along half a cosine over the run's rounds."""
+class Schedule(KindComponent):
+    """How the learning rate changes; its parameters are declared in :mod:`fedsweep.experiment.schedules`."""
 
-    kind: Literal["cosine"]
-    floor: NonNegative = Field(default=1e-4, description="The learning rate that the schedule ends at.")
-
-
-class ExponentialSchedule(Section):
-    """The learning rate times ``decay`` to the power of the rounds done."""
-
-    kind: Literal["exponential"]
-    decay: float = Field(default=0.99, gt=0, le=1, description="Factor per round.")
+    @model_serializer(mode="wrap")
+    def _as_word(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any] | str:
+        # A schedule without parameters is written as a word, as it was when there were but a few.
+        tree: dict[str, Any] = dump(self)
+        return tree if self.parameters else self.kind
 
 
-_PLAIN_SCHEDULES = ("constant", "fedstg")
+def _as_mapping(given: Any) -> Any:
+    return {"kind": given} if isinstance(given, str) else given
 
 
-def _read_schedule(given: Any) -> Any:
-    if isinstance(given, str) and given not in _PLAIN_SCHEDULES:
-        return {"kind": given}
-    if isinstance(given, dict) and given.get("kind") in _PLAIN_SCHEDULES and len(given) == 1:
-        return given["kind"]
-    return given
-
-
-Schedule = Annotated[
-    Literal["constant", "fedstg"] | Annotated[CosineSchedule | ExponentialSchedule, Field(discriminator="kind")],
-    BeforeValidator(_read_schedule),
-]
+def _constant() -> Schedule:
+    return Schedule(kind="constant")
 
 
 class Stop(Section):
@@ -112,10 +116,10 @@ class Training(Section):
         default="reset",
         description="At each participation: start anew, go on with the client's own, or move it with the model.",
     )
-    schedule: Schedule = Field(
-        default="constant",
+    schedule: Annotated[Schedule, BeforeValidator(_as_mapping, json_schema_input_type=Text | Schedule)] = Field(
+        default_factory=_constant,
         description="The learning rate over rounds: constant, {kind: cosine, floor: 1.0e-4},"
-        " {kind: exponential, decay: 0.99}, or fedstg.",
+        " {kind: exponential, decay: 0.99}, fedstg, or package.module:callable.",
     )
     stop: Stop = Field(default_factory=Stop, description="Limits that end the run early.")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config, with_sections
 from fedsweep.config.schema import Config
-from fedsweep.driver.run import plan_run, resumable
+from fedsweep.driver.run import Plan, plan_run, resumable
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.runs.checkpoints.checkpoint import read_earlier, write_earlier
@@ -51,29 +51,30 @@ def grow(folder: Path, *, rounds: int) -> Config:
             " nothing; begin a new run with another limit"
         )
     longer = with_sections(resolve(config), {"training.rounds": rounds})
-    _check_same_past(config, longer, done=len(run.read_rounds()) if run.has_rounds() else 0)
+    plan = _plan_with_same_past(config, longer, done=len(run.read_rounds()) if run.has_rounds() else 0)
     with sole_writer(folder):
         # In this order: a checkpoint is known by its configuration, and the shorter one's must be taken from now on.
-        write_earlier(folder, [*read_earlier(folder), resolve(config).hash()])
-        run.write_config(longer.to_yaml())
+        write_earlier(folder, [*read_earlier(folder), config.hash(), resolve(config).hash()])
+        run.write_config(plan.to_yaml())
         if result:
             run.write_result({**result, "status": "killed", "reason": f"to go on to {rounds} rounds"})
     return load_config(folder / CONFIG)
 
 
-def _check_same_past(config: Config, longer: Config, *, done: int) -> None:
-    """Refuse where a run planned for more rounds would not have played the rounds done as they were played."""
+def _plan_with_same_past(config: Config, longer: Config, *, done: int) -> Plan:
+    """The longer run; refused where it would not have played the rounds done as they were played."""
     scenario = config.scenario
     dataset = load_dataset(
         scenario.dataset, root=scenario.root, download=scenario.download, image_size=scenario.image_size
     )
-    before, after = plan_run(config, dataset).experiment, plan_run(longer, dataset).experiment
-    if done and (reasons := [*_differences(before, after, done=done)]):
+    plan = plan_run(longer, dataset)
+    if done and (reasons := [*_differences(plan_run(config, dataset).experiment, plan.experiment, done=done)]):
         raise ConfigError(
             f"the {done} rounds done are not those of a run of {longer.training.rounds} rounds: {'; '.join(reasons)};"
             f" begin a new run with training.rounds={longer.training.rounds}, or from this one's model with"
             " model.init_from"
         )
+    return plan
 
 
 def _differences(before: Experiment, after: Experiment, *, done: int) -> list[str]:

@@ -24,6 +24,7 @@ from fedsweep.errors import ConfigError, FedsweepError, OutputError, RunError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.experiment.implied import implied
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.guard import guarded
 from fedsweep.runs.facts import run_facts
@@ -59,6 +60,12 @@ class Plan:
     experiment: Experiment
     num_actors: int
     backend: str
+
+    def to_yaml(self) -> str:
+        """The configuration, and in comments what it leaves open comes to."""
+        values = implied(self.config, self.experiment.world)
+        lines = [f"#   {key}: {value}" for key, value in values.items()]
+        return self.config.to_yaml() + "".join(f"{line}\n" for line in ["# null stands for", *lines] if lines)
 
 
 def plan_run(
@@ -192,7 +199,7 @@ def run_plan(
                 observer.check()
             phases.enter("folder")
             if not resume:
-                RunFolder.create(folder, overwrite=overwrite).write_config(plan.config.to_yaml())
+                RunFolder.create(folder, overwrite=overwrite).write_config(plan.to_yaml())
             phases.enter("clients", f"{plan.num_actors} client actors" if plan.num_actors else None)
             with open_session(plan, folder) as session:
                 result = _drive(plan, session, folder, observers=observers, resume=resume, phases=phases)

@@ -13,7 +13,7 @@ from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.errors import DataError, OutputError
 from fedsweep.models.initial import weights_vector
-from fedsweep.models.registry import build_model
+from fedsweep.models.registry import make_network
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.streams import stream
 from fedsweep.trees import layout_of, load_vector
@@ -63,10 +63,12 @@ def _model_of(config: Config, result: Mapping[str, Any], path: Path) -> nn.Modul
             f"{path / 'result.json'}: it must give input_shape and num_classes, up to {_LARGEST_SIZE} each, but has"
             f" {str(shape)[:80]!r} and {str(num_classes)[:80]!r}"
         )
-    return build_model(
-        config.model.name,
+    found = bound(config, "model")
+    return make_network(
+        found.builder,
+        found.name,
+        found.parameters,
         input_shape=(sizes[0], sizes[1], sizes[2]),
         num_classes=int(num_classes or 0),
         stream=stream(config.seed, "model"),
-        **bound(config, "model").parameters,
     )

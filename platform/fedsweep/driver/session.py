@@ -13,12 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedsweep.catalog import resolve
+from fedsweep.config.load import load_config
 from fedsweep.driver.news import Bulletin, News
 from fedsweep.driver.observers import Observer
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.foresight import happened
 from fedsweep.engine.state import RunState
-from fedsweep.errors import MemoryLost, RunError
+from fedsweep.errors import FedsweepError, MemoryLost, RunError
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
@@ -27,7 +29,7 @@ from fedsweep.runs.checkpoints.checkpoint import CheckpointStore, read_earlier
 from fedsweep.runs.component_pictures import write_pictures
 from fedsweep.runs.facts import peak_memory_mb
 from fedsweep.runs.folder_lock import FolderGuard
-from fedsweep.runs.run_folder import CLIENTS, RunFolder
+from fedsweep.runs.run_folder import CLIENTS, CONFIG, RunFolder
 from fedsweep.runs.tables.clients import clients_table
 from fedsweep.runs.tables.per_client import write_client_tables
 from fedsweep.runs.targets import targets_reached
@@ -37,6 +39,19 @@ from fedsweep.world.replay import ScenarioTrace
 _WRITE_EVERY_S = 5.0
 
 FleetFactory = Callable[[Callable[[str], None]], Fleet]
+
+
+def written_as(folder: Path, config_hash: str) -> tuple[str, ...]:
+    """The hash of a folder's ``config.yaml`` as it stands, where that is the configuration of the given hash.
+
+    An earlier version may have written fewer of the defaults: then its checkpoints bear the hash of what it wrote.
+    """
+    try:
+        written = load_config(folder / CONFIG)
+        known = written.hash()
+        return (known,) if known == config_hash or resolve(written).hash() == config_hash else ()
+    except FedsweepError:
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +120,7 @@ class RunSession:
             settings.folder,
             keep=settings.checkpoint_keep,
             config_hash=experiment.config_hash,
-            earlier=read_earlier(settings.folder),
+            earlier=(*read_earlier(settings.folder), *written_as(settings.folder, experiment.config_hash)),
         )
         self._fleet = make_fleet(self._bulletin.message)
         self._engine = Engine(

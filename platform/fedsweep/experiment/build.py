@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.catalog import bound, build_method, method_cards
+from fedsweep.catalog import Bound, bound, build_method, method_cards
 from fedsweep.client.messages import LaneSettings
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.client.shards import TrainingData
@@ -21,7 +20,7 @@ from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError, DataError, ResourceError
 from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World
 from fedsweep.models.initial import read_weights, weights_file, weights_sha256
-from fedsweep.models.registry import build_model
+from fedsweep.models.registry import make_network
 from fedsweep.records import ClientProfile
 from fedsweep.streams import stream
 from fedsweep.trees import layout_of, load_vector
@@ -41,16 +40,14 @@ class ModelBuilder:
     """Makes the configured model with the initial values of a seed; picklable.
 
     Attributes:
-        name: The model's.
-        options: Its options, checked.
+        network: What is bound for it.
         input_shape: Channels, height, width.
         num_classes: Outputs.
         seed: The run's.
         initial: Values to begin with [num_values], in place of the seed's.
     """
 
-    name: str
-    options: Mapping[str, object]
+    network: Bound
     input_shape: tuple[int, int, int]
     num_classes: int
     seed: int
@@ -58,12 +55,13 @@ class ModelBuilder:
 
     def __call__(self) -> nn.Module:
         """A new module; equal builders give equal values."""
-        model = build_model(
-            self.name,
+        model = make_network(
+            self.network.builder,
+            self.network.name,
+            self.network.parameters,
             input_shape=self.input_shape,
             num_classes=self.num_classes,
             stream=stream(self.seed, "model"),
-            **self.options,
         )
         if self.initial is not None:
             load_vector(model, layout_of(model), self.initial)
@@ -91,8 +89,7 @@ def build_experiment(config: Config, dataset: Dataset | None = None, *, config_h
     world = build_world(config, dataset)
     channels, height, width = (int(size) for size in dataset.train_images.shape[1:])
     builder = ModelBuilder(
-        name=config.model.name,
-        options=bound(config, "model").parameters,
+        network=bound(config, "model"),
         input_shape=(channels, height, width),
         num_classes=dataset.num_classes,
         seed=config.seed,

@@ -1,4 +1,8 @@
-"""Learning-rate schedules over rounds; within a round the rate is constant."""
+"""Learning-rate schedules over rounds, by name; within a round the rate is constant.
+
+A builder is given the optimiser's rate and the number of rounds where it names them; its other parameters are the
+configuration's. It gives a callable: the rate of a round, from 1.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fedsweep.errors import ConfigError
+from fedsweep.world.spec_checks import check_number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """The same rate in every round."""
+    """The same rate in every round.
+
+    Attributes:
+        rate: Of the optimiser.
+    """
 
     rate: float
 
@@ -22,16 +31,22 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
-    """From ``rate`` in round 1 towards ``floor`` along half a cosine.
+    """From the learning rate in round 1 towards ``floor`` along half a cosine over the run's rounds.
+
+    Attributes:
+        rate: Of the optimiser.
+        floor: The learning rate that the schedule ends at, >= 0.
+        num_rounds: T.
 
     Source: DynamicFL, section 8 of its specification: ``floor + (rate - floor) (1 + cos(pi (t - 1) / T)) / 2``.
     """
 
     rate: float
-    floor: float
+    floor: float = 1e-4
     num_rounds: int
 
     def __post_init__(self) -> None:
+        check_number("training.schedule.floor", self.floor, low=0.0)
         if self.floor > self.rate:
             raise ConfigError(
                 "training.schedule.floor must not exceed training.optimizer.lr, but got"
@@ -45,10 +60,18 @@ class Cosine:
 
 @dataclass(frozen=True, kw_only=True)
 class Exponential:
-    """``rate * decay ** (round - 1)``."""
+    """The learning rate times ``decay`` to the power of the rounds done.
+
+    Attributes:
+        rate: Of the optimiser.
+        decay: Factor per round, > 0 and <= 1.
+    """
 
     rate: float
-    decay: float
+    decay: float = 0.99
+
+    def __post_init__(self) -> None:
+        check_number("training.schedule.decay", self.decay, above=0.0, high=1.0)
 
     def __call__(self, round: int) -> float:
         """The rate of a round, from 1."""
@@ -57,7 +80,11 @@ class Exponential:
 
 @dataclass(frozen=True, kw_only=True)
 class HalfCosineWithDrops:
-    """Half a cosine from ``rate`` to half of it, then two drops.
+    """Half a cosine from the learning rate to half of it, then two drops.
+
+    Attributes:
+        rate: Of the optimiser.
+        num_rounds: T.
 
     Source: the FedStg authors' program: ``rate/2 + rate/4 (1 + cos(pi R / T))``, times 0.75 after three quarters of
     the rounds; after nine tenths half of that, but at least a tenth of ``rate``. Theirs has rate 1e-3 and T = 100.

@@ -18,7 +18,6 @@ from fedsweep.models.networks.chains import Cnn, ConvNet3, FeddhadCnn, FedstgCnn
 from fedsweep.models.networks.resnet import FeddhadResNet18, ResNet18
 from fedsweep.models.networks.vit import VitTiny
 from fedsweep.models.user_network import adopt
-from fedsweep.plugins import find_plugin
 from fedsweep.streams import Stream
 
 
@@ -58,24 +57,32 @@ MODELS: Mapping[str, ModelEntry] = {
 }
 
 
-def build_model(name: str, *, input_shape: InputShape, num_classes: int, stream: Stream, **options: object) -> Network:
+def make_network(
+    builder: Callable[..., object],
+    name: str,
+    options: Mapping[str, object],
+    *,
+    input_shape: InputShape,
+    num_classes: int,
+    stream: Stream,
+) -> Network:
     """A new network on the CPU, its initial values determined by the stream.
 
     Torch's global generator is seeded while the network is built, and put back afterwards. A callable of one's own
     must draw from it alone (torch's initialisers do): numpy's and Python's generators are not seeded.
 
     Args:
-        name: A built-in model, or ``package.module:callable`` for one's own: it is called with ``input_shape``,
-            ``num_classes`` and the options, and returns a module that maps inputs to logits.
+        builder: Is called with ``input_shape``, ``num_classes`` and the options, and returns a module that maps inputs
+            to logits.
+        name: What the configuration calls it; one's own module is adopted as a network.
+        options: The model's own options, checked.
         input_shape: Channels, height and width of one sample.
         num_classes: C, at least 2.
         stream: Where the initial values come from.
-        options: The model's own options, which :func:`fedsweep.catalog.bound` checks.
 
     Raises:
-        ConfigError: Where the name or the input's size is wrong, or one's own module does not fit.
+        ConfigError: Where the input's size is wrong, or one's own module does not fit.
     """
-    builder = MODELS[name].builder if name in MODELS else find_plugin("model", name, MODELS)
     with _seeded(stream), _within_memory(name, options):
         model = builder(input_shape=input_shape, num_classes=num_classes, **options)
         if name not in MODELS:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.config.load import load_config
 from fedsweep.driver.run import Plan, Session, open_session, plan_run, run_info
-from fedsweep.driver.session import Step
+from fedsweep.driver.session import Step, written_as
 from fedsweep.errors import ClientJobError, InputError, InvariantError
 from fedsweep.records import RoundRecord
+from fedsweep.runs.checkpoints.checkpoint import read_earlier, write_earlier
 from fedsweep.runs.files import check_no_link
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import RunFolder
@@ -154,7 +155,8 @@ class ActiveTrial:
         plan = plan_run(config, self._find_dataset(config), config_hash=self._spec.config_hash)
         self._config = plan.config
         resume = (self._spec.folder / "config.yaml").is_file()
-        self._folder.write_config(plan.config.to_yaml())
+        self._keep_hash(plan.experiment.config_hash)
+        self._folder.write_config(plan.to_yaml())
         self._session = self._stack.enter_context(self._make_session(plan, self._spec.folder))
         opened = self._session.open(resume=resume)
         if opened.records:
@@ -169,6 +171,12 @@ class ActiveTrial:
         for door in self._doors:
             door.started(info)
         return self._session
+
+    def _keep_hash(self, config_hash: str) -> None:
+        """An earlier version's ``config.yaml`` is about to be replaced: its checkpoints bear another hash."""
+        folder = self._spec.folder
+        if any(known != config_hash for known in written_as(folder, config_hash)):
+            write_earlier(folder, [*read_earlier(folder), *written_as(folder, config_hash)])
 
     def _reported(self, step: Step) -> dict[str, Any]:
         figures = self._report.figures() if step.record is None else self._report.add(step.record)

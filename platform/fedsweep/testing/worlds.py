@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsweep.catalog import bind_spec
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.client.shards import TrainingData
 from fedsweep.components.base import ServerComponent
@@ -21,8 +22,10 @@ from fedsweep.experiment.experiment import Experiment, StopLimits, Training, Wor
 from fedsweep.experiment.schedules import Constant
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod
+from fedsweep.models.network import InputShape, Network
+from fedsweep.models.registry import make_network
 from fedsweep.records import ClientProfile, RoundContext, RoundRecord, State
-from fedsweep.streams import stream
+from fedsweep.streams import Stream, stream
 from fedsweep.submodel import SubModel
 from fedsweep.world.devices import DeviceProfile
 from fedsweep.world.transforms import Transform
@@ -70,6 +73,14 @@ def tiny_data(
     labels = np.arange(num_samples) % num_classes
     noise = generator.normal(size=(num_samples, features))
     return (centres[labels] + noise).astype(dtype).reshape(num_samples, 1, 1, features), labels.astype(np.int64)
+
+
+def build_model(name: str, *, input_shape: InputShape, num_classes: int, stream: Stream, **options: object) -> Network:
+    """A new network as ``model: {name: ..., options}`` describes it, its initial values determined by the stream."""
+    found = bind_spec("model", {"name": name, **options})
+    return make_network(
+        found.builder, name, found.parameters, input_shape=input_shape, num_classes=num_classes, stream=stream
+    )
 
 
 def linear_model(features: int = 6, num_classes: int = 4) -> nn.Module:

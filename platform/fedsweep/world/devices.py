@@ -17,6 +17,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 from fedsweep.errors import ConfigError, DataError
 from fedsweep.streams import Stream, stream
@@ -33,6 +34,7 @@ from fedsweep.world.spec_checks import (
 SPEED_RANGE = (0.17, 2.43)  # slowest and fastest of 254 phones, relative to the median (AI-Benchmark)
 JITTER_FLOOR = 0.1  # a rate never falls below a tenth of its mean
 FLEET_FORMAT = "fedsweep-devices"
+_USUAL_PROFILE = "edge-accel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +223,23 @@ def build_devices(
     return fleet if share == 0.0 else _with_slow_ones(fleet, share, longer)
 
 
+def from_profile(given: Mapping[str, Any], *, run_seed: int) -> dict[str, object]:
+    """What parameters of :func:`build_devices` come to that are null; none with a file, which has its own.
+
+    Args:
+        given: The parameters.
+        run_seed: The run's seed.
+    """
+    if given["file"] is not None:
+        return {}
+    name = given["profile"] or _USUAL_PROFILE
+    noise = {"drop_probability": 0.0, "jitter": 0.0, "compute_jitter": 0.0}
+    if name == "homogeneous":
+        return {"profile": name, "of": _USUAL_PROFILE, **noise}
+    sigma = FLEET_ROWS[name].speed_sigma
+    return {"profile": name, "seed": run_seed, **({} if sigma is None else {"compute_sigma": sigma}), **noise}
+
+
 def client_time(device: DeviceProfile, *, steps: int, flops: float, bits_down: float, bits_up: float) -> ClientTime:
     """The expected time of a client's work, without jitter: what methods plan with.
 
@@ -280,11 +299,11 @@ def fails(device: DeviceProfile, *, seed: int, round: int, client: int) -> bool:
 
 
 def _drawn_fleet(given: Mapping[str, object], num_clients: int, seed: int) -> DeviceFleet:
-    name = check_choice("device profile", given.get("profile", "edge-accel"), PROFILE_NAMES)
+    name = check_choice("device profile", given.get("profile", _USUAL_PROFILE), PROFILE_NAMES)
     if "of" in given and name != "homogeneous":
         raise ConfigError(f"`of` goes with profile homogeneous, but got profile={name!r}; remove `of`")
     alike = name == "homogeneous"
-    row_name = check_choice("device profile", given.get("of", "edge-accel"), FLEET_ROWS) if alike else name
+    row_name = check_choice("device profile", given.get("of", _USUAL_PROFILE), FLEET_ROWS) if alike else name
     row = FLEET_ROWS[row_name]
     if "compute_sigma" in given and (alike or row.speed_sigma is None):
         raise ConfigError(

@@ -119,7 +119,7 @@ def test_full_scale_is_the_papers_set_up(name: str) -> None:
             "nesterov": cell.row != "SCAFFOLD",
             "weight_decay": 5e-4,
         }
-        assert training.schedule.model_dump() == {"kind": "cosine", "floor": 1e-4}  # type: ignore[union-attr]
+        assert training.schedule.model_dump() == {"kind": "cosine", "floor": 1e-4}
         assert (training.clip_norm, training.optimizer_state) == (10.0, "persist")
         assert (scenario.clients, scenario.transform) == (100, "dynamicfl")
         assert scenario.dataset in ("cifar10", "cifar100", "femnist")

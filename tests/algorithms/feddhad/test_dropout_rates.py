@@ -26,10 +26,9 @@ from fedsweep.algorithms.feddhad.unit_scores import (
     outgoing_weights,
 )
 from fedsweep.components.probes import LocalClient
-from fedsweep.models.registry import build_model
 from fedsweep.models.unit_groups import UnitGroup
 from fedsweep.streams import Stream, stream
-from fedsweep.testing import linear_model
+from fedsweep.testing import build_model, linear_model
 
 torch.set_num_threads(1)
 

@@ -19,11 +19,11 @@ from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.engine.state import RunState
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.network import Network
-from fedsweep.models.registry import MODELS, build_model
+from fedsweep.models.registry import MODELS
 from fedsweep.models.slicing import kept_index
 from fedsweep.models.unit_submodel import UnitSubModel
 from fedsweep.streams import stream
-from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment, tiny_pictures
+from fedsweep.testing import build_model, local_engine, play_round, run_rounds, tiny_experiment, tiny_pictures
 
 torch.set_num_threads(1)
 

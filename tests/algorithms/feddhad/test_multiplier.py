@@ -20,11 +20,18 @@ from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import server_context
 from fedsweep.models.network import Network
 from fedsweep.models.networks.chains import LeNet5, Mlp
-from fedsweep.models.registry import build_model
 from fedsweep.models.unit_submodel import MultiplierIn, UnitSubModel, unit_submodel
 from fedsweep.streams import stream
 from fedsweep.submodel import SubModel
-from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment, tiny_pictures, with_parts
+from fedsweep.testing import (
+    build_model,
+    local_engine,
+    play_round,
+    run_rounds,
+    tiny_experiment,
+    tiny_pictures,
+    with_parts,
+)
 from fedsweep.trees import layout_of, load_vector, model_vector
 
 torch.set_num_threads(1)

@@ -29,10 +29,18 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet, combine, make_worker
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.networks.chains import Mlp
-from fedsweep.models.registry import MODELS, build_model
+from fedsweep.models.registry import MODELS
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.streams import stream
-from fedsweep.testing import local_engine, run_rounds, tiny_data, tiny_experiment, tiny_pictures, with_parts
+from fedsweep.testing import (
+    build_model,
+    local_engine,
+    run_rounds,
+    tiny_data,
+    tiny_experiment,
+    tiny_pictures,
+    with_parts,
+)
 from fedsweep.trees import ParamTree, weighted_mean
 
 UNEVEN = (20, 17, 9, 13, 30, 7)

@@ -7,9 +7,10 @@ from torch import nn
 from fedsweep.errors import ConfigError
 from fedsweep.models.cost import fwd_macs_per_sample
 from fedsweep.models.network import InputShape, Network
-from fedsweep.models.registry import MODELS, build_model
+from fedsweep.models.registry import MODELS
 from fedsweep.models.slicing import build_submodel_module, ordered_kept
 from fedsweep.streams import Stream
+from fedsweep.testing import build_model
 
 torch.set_num_threads(1)
 

@@ -12,10 +12,10 @@ from fedsweep.models.attention import SelfAttention
 from fedsweep.models.cost import fwd_macs_per_sample
 from fedsweep.models.network import InputShape, Network
 from fedsweep.models.networks.vit import patch_side
-from fedsweep.models.registry import build_model
 from fedsweep.models.slicing import kept_index
 from fedsweep.models.unit_submodel import unit_submodel
 from fedsweep.streams import Stream
+from fedsweep.testing import build_model
 
 torch.set_num_threads(1)
 

@@ -1,4 +1,6 @@
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from fedsweep.streams import stream
 from fedsweep.world.label_stats import label_counts
 from fedsweep.world.partitions.base import Partition, check_parts
 from fedsweep.world.partitions.draws import doubly_stochastic, log_dirichlet, repaired
+from fedsweep.world.partitions.kinds import Classes
 from fedsweep.world.partitions.registry import PARTITIONS
 
 SPECS: list[dict[str, Any]] = [
@@ -25,6 +28,7 @@ SPECS: list[dict[str, Any]] = [
 ]
 # Its partitioners are drawn and tested by their authors; what is ours is tested below.
 FLOWER = {"kind": "flwr", "partitioner": "DirichletPartitioner", "parameters": {"alpha": 0.3}}
+IID, SKEW = {"share": 1, "kind": "iid"}, {"share": 2, "kind": "dirichlet", "dirichlet_alpha": 0.3}
 LABELS = np.random.default_rng(0).permutation(np.arange(2000) % 10)
 WRITERS = np.arange(2000) // 50
 
@@ -313,15 +317,55 @@ def test_a_mixture_of_one_kind_has_its_sizes() -> None:
         ([], "must name at least one kind"),
         ([{"share": 1}], r"of\[0\] must have share and kind, but kind is missing"),
         ([{"kind": "iid"}], "share is missing"),
-        ([{"share": 0, "kind": "iid"}], r"of\[0\].share must be a finite number > 0, but is 0"),
-        ([{"share": 1, "kind": "ii"}], "unknown partition 'ii'; did you mean 'iid'"),
-        ([{"share": 1, "kind": "iid", "alpha": 1}], "partition 'iid' cannot be built.*alpha"),
-        ([{"share": 1, "kind": "dirichlet", "dirichlet_alpha": "x"}], "dirichlet_alpha must be a finite number"),
+        ([{"share": 0, "kind": "iid"}], r"^scenario\.partition\.of\[0\].share must be a finite number > 0, but is 0"),
+        ([{"share": 1, "kind": 3}], r"^scenario\.partition\.of\[0\]\.kind must be text, but got 3"),
+        (
+            [IID, {"share": 1, "kind": "ii"}],
+            r"^scenario\.partition\.of\[1\]\.kind: unknown partition 'ii'; did you mean",
+        ),
+        ([IID, {**IID, "alpha": 1}], r"^scenario\.partition\.of\[1\]\.alpha: there is no such parameter"),
+        ([IID, {**SKEW, "alpha": 1}], r"^scenario\.partition\.of\[1\]\.alpha: unknown parameter 'alpha'; did you mean"),
+        ([IID, {**SKEW, "dirichlet_alpha": "x"}], r"of\[1\]\.dirichlet_alpha must be a number, but got 'x'"),
+        ([IID, {**SKEW, "min_samples": 2.5}], r"of\[1\]\.min_samples must be an integer, but got 2\.5"),
+        ([IID, {**SKEW, "dirichlet_alpha": -1}], r"^scenario\.partition\.of\[1\]\.dirichlet_alpha must be .* -1"),
+        (
+            [IID, {"share": 1, "kind": "mixture", "of": [SKEW, {**SKEW, "dirichlet_alpha": -1}]}],
+            r"^scenario\.partition\.of\[1\]\.of\[1\]\.dirichlet_alpha must be",
+        ),
+        (
+            [IID, {"share": 1, "kind": "mixture", "of": [{**SKEW, "alpha": 1}]}],
+            r"^scenario\.partition\.of\[1\]\.of\[0\]\.alpha: unknown parameter",
+        ),
+        ([IID, {"share": 1, "kind": "dirichlet"}], r"of\[1\]\.dirichlet_alpha is missing; it must be a number"),
     ],
 )
 def test_a_wrong_mixture_says_what_is_wrong(of: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         build_partition({"kind": "mixture", "of": of})
+
+
+def test_a_mixture_binds_its_kinds_with_their_defaults_and_splits_alike_with_and_without_them() -> None:
+    short = {"kind": "mixture", "of": [IID, {"share": 1, "kind": "mixture", "of": [SKEW]}]}
+    spec = bind_spec("scenario.partition", short).spec()
+    skew = {**SKEW, "min_samples": 5, "max_draws": 1000, "repair": False}
+    assert spec == {"kind": "mixture", "of": (IID, {"share": 1, "kind": "mixture", "of": (skew,)})}
+    assert bind_spec("scenario.partition", spec).spec() == spec
+    assert all(np.array_equal(one, two) for one, two in zip(split(short), split(spec), strict=True))
+
+
+def test_a_mixture_takes_a_kind_of_ones_own() -> None:
+    """Its parameters are bound as those of a built-in one."""
+    module: Any = ModuleType("users_partitions")
+    module.Own = Classes
+    sys.modules["users_partitions"] = module
+    try:
+        own, built_in = (
+            {"kind": "mixture", "of": [IID, {"share": 3, "kind": kind, "classes_per_client": 1}]}
+            for kind in ("users_partitions:Own", "classes")
+        )
+        assert all(np.array_equal(one, two) for one, two in zip(split(own), split(built_in), strict=True))
+    finally:
+        del sys.modules["users_partitions"]
 
 
 def test_flowers_partitioners_split_as_they_do_by_themselves(capfd: pytest.CaptureFixture[str]) -> None:

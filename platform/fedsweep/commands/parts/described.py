@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsweep.card import NEEDS, SYMBOLS, Card, Limit, card_of
-from fedsweep.catalog import TABLES, method_builder
+from fedsweep.catalog import method_builder
 from fedsweep.config.signatures import ParameterRow, describe
+from fedsweep.config.tables import TABLES
 from fedsweep.errors import ConfigError, FedsweepError
 from fedsweep.method import SEAMS, FederatedMethod, merge
 

@@ -16,7 +16,7 @@ class Named:
         name: What a configuration calls it.
         summary: One line.
         source: Who proposed or published it.
-        key: Where a configuration names it, if it has parameters: one of :data:`fedsweep.catalog.TABLES`.
+        key: Where a configuration names it, if it has parameters: one of :data:`fedsweep.config.tables.TABLES`.
         text: Shown below everything else.
     """
 
@@ -28,7 +28,8 @@ class Named:
 
 
 def _methods() -> list[Named]:
-    from fedsweep.catalog import TABLES, method_names
+    from fedsweep.catalog import method_names
+    from fedsweep.config.tables import TABLES
 
     known = TABLES["method"].names()
     said = [(name, entry.summary, entry.source) for name, entry in known.items()]
