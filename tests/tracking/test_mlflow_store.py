@@ -160,12 +160,14 @@ def test_a_killed_holder_gives_the_lock_of_a_new_store_back(tmp_path: Path, monk
     path = tmp_path / "new" / "mlflow.db"
     holder = subprocess.Popen([sys.executable, "-c", _HOLD, str(path)], stdout=subprocess.PIPE, text=True)
     with holder:
-        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        monkeypatch.setattr(mlflow_store, "_CREATION_S", 0.1)
-        with pytest.raises(ResourceError, match=r"mlflow\.db-lock: another process has held this lock for 0 s; end it"):
-            open_store(sqlite_uri(path))
-        assert not path.exists()
-        holder.kill()
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+            monkeypatch.setattr(mlflow_store, "_CREATION_S", 0.1)
+            with pytest.raises(ResourceError, match=r"db-lock: another process has held this lock for 0 s; end it"):
+                open_store(sqlite_uri(path))
+            assert not path.exists()
+        finally:
+            holder.kill()
     monkeypatch.undo()
     with mlflow_store._locked(path):
         assert [file.name for file in path.parent.iterdir()] == ["mlflow.db-lock"]
