@@ -37,8 +37,9 @@ class Figure:
     has_spread: bool = False
 
 
+_ACCURACY = "Accuracy (%)"
 FIGURES = (
-    Figure(name="test_accuracy", heading="Accuracy (%)", times=100, has_spread=True),
+    Figure(name="test_accuracy", heading=_ACCURACY, times=100, has_spread=True),
     Figure(name="best_test_accuracy", heading="Best (%)", times=100),
     Figure(name="total_bytes", heading="MB sent", times=1e-6, digits=1),
     Figure(name="comm_ratio", heading="Ratio", digits=3),
@@ -92,11 +93,11 @@ def _as_latex(frame: pd.DataFrame, settings: Sequence[Setting]) -> list[str]:
     """For booktabs; the greatest accuracy of the table is bold."""
     accuracies = [setting.figure("test_accuracy") for setting in settings]
     best = max((accuracy for accuracy in accuracies if accuracy is not None), default=None)
-    frame = frame.map(latex_text)
-    for place, accuracy in enumerate(accuracies):
-        if accuracy is not None and accuracy == best and len(settings) > 1:
-            frame.iloc[place, 0] = rf"\textbf{{{frame.iloc[place, 0]}}}"
-    return latex_tabular(frame)
+    cells = frame.map(latex_text)
+    if best is not None and len(settings) > 1:
+        shown = zip(cells[_ACCURACY], accuracies, strict=True)
+        cells[_ACCURACY] = [rf"\textbf{{{cell}}}" if accuracy == best else cell for cell, accuracy in shown]
+    return latex_tabular(cells)
 
 
 def _as_csv(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> str:

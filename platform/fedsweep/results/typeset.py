@@ -7,7 +7,7 @@ MultiIndex, in two; where the columns have a name, it stands above the rows' nam
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -49,21 +49,18 @@ def markdown_table(frame: pd.DataFrame) -> list[str]:
 
     Written here since pandas' ``to_markdown`` needs one more dependency and escapes nothing.
     """
-    above = [" ".join(name) if isinstance(name, tuple) else name for name in frame.columns]
-    head, *rows = [
-        [frame.columns.name or "", *above],
-        *([name, *cells] for name, *cells in frame.itertuples(name=None)),
-    ]
-    return [_markdown_row(head), f"| :--- |{' ---: |' * len(above)}", *map(_markdown_row, rows)]
+    above = frame.columns.map(" ".join) if frame.columns.nlevels > 1 else frame.columns
+    head = _markdown_row([frame.columns.name or "", *above])
+    return [head, f"| :--- |{' ---: |' * len(above)}", *map(_markdown_row, frame.itertuples(name=None))]
 
 
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(markdown_text, cells))} |"
+def _markdown_row(cells: Iterable[object]) -> str:
+    return f"| {' | '.join(markdown_text(str(cell)) for cell in cells)} |"
 
 
-def latex_text(text: str) -> str:
+def latex_text(text: object) -> str:
     """Text as LaTeX sets it."""
-    return "".join(_LATEX.get(character, character) for character in text)
+    return "".join(_LATEX.get(character, character) for character in str(text))
 
 
 def latex_tabular(frame: pd.DataFrame) -> list[str]:
