@@ -97,6 +97,7 @@ def test_markdown_has_a_cell_for_each_heading_and_escapes_bars(table: TableFile)
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.replace(r"\|", "").count("|") for line in rows} == {6}
     assert r"FedAvg \| K=2: seed 0: failed: a &lt; b" in text
+    assert r"- \[n]: of n seeds; [k/n]: k of n" in text  # or it would define a link
 
 
 def test_latex_groups_measures_under_their_column(table: TableFile) -> None:

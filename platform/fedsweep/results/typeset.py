@@ -40,8 +40,8 @@ _LATEX = {
 
 
 def markdown_text(text: str) -> str:
-    """Text as GitHub's Markdown shows it; brackets stay as they are, but make no link."""
-    return escape(re.sub(r"([\\`*_|~#]|(?<=\])[(\[])", r"\\\1", text), quote=False)
+    """Text as GitHub's Markdown shows it; brackets stay readable, but make no link, box or definition of a link."""
+    return escape(re.sub(r"([\\`*_|~#]|^\[|(?<=\])[(\[])", r"\\\1", text), quote=False)
 
 
 def markdown_table(frame: pd.DataFrame) -> list[str]:
