@@ -131,25 +131,83 @@ def test_each_folder_with_modules_is_a_package(folder: Path) -> None:
     assert {path.parent for path in folder.rglob("*.py")} == {path.parent for path in folder.rglob("__init__.py")}
 
 
+def architecture() -> str:
+    return (ROOT / "docs" / "architecture.md").read_text()
+
+
 def drawn_in_the_architecture() -> Iterator[Path]:
-    """The files and folders of the drawing: each stands two columns to the right of the folder that it lies in."""
-    drawing = (ROOT / "docs" / "architecture.md").read_text().split("## Layout")[1].split("```")[1]
-    above = [ROOT, ROOT, ROOT]
-    for line in drawing.splitlines():
+    """What the drawing names: each entry stands two columns to the right of the folder that it lies in.
+
+    Modules in an entry's text lie in the entry's folder, or in the one above where the entry is a module's.
+    """
+    above, place = [ROOT, ROOT, ROOT], ROOT
+    for line in architecture().split("## Layout")[1].split("```")[1].splitlines():
         level = (len(line) - len(line.lstrip())) // 2
-        names = [
-            word for word in re.split(r",? ", re.split(r"\s{2,}", line.strip())[0]) if re.search(r"(/|\.py)$", word)
-        ]
+        first, *text = re.split(r"\s{2,}", line.strip())
+        names = [word for word in re.split(r",? ", first) if re.search(r"(/|\.py)$", word)]
         if level < len(above) and names:
             yield from (above[level] / name for name in names)
             above[level + 1 :] = [above[level] / names[0]] * (len(above) - level - 1)
+            place = above[level] / names[0] if names[0].endswith("/") else above[level]
+        else:
+            text = [line]
+        for word in re.findall(r"[\w*]+\.py\b", " ".join(text)):
+            yield place / word
 
 
 def test_the_architectures_drawing_is_the_layout() -> None:
     drawn = set(drawn_in_the_architecture())
     assert [label(path) for path in sorted(drawn) if not path.exists()] == []
-    assert {path.parent for path in modules()} - drawn == set()
+    # Git knows which folders are the project's; a copy without it has no others to be looked at.
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    top = {ROOT / path.split("/")[0] for path in tracked.splitlines() if "/" in path} - {ROOT / "platform"}
+    assert ({path.parent for path in modules()} | top | {SOURCES / "reports" / "html"}) - drawn == set()
     assert set(SOURCES.glob("[a-z]*.py")) - drawn == set()
+
+
+@pytest.mark.parametrize("room", ["client", "components", "driver", "engine", "experiment", "fleet", "runs"])
+def test_the_drawing_names_every_module_that_a_run_passes_through(room: str) -> None:
+    # Those that are named by what they begin with: fleet/ray_*.
+    found = {path for path in modules() if SOURCES / room in path.parents and path.name != "__init__.py"}
+    drawn = set(drawn_in_the_architecture())
+    assert {label(path) for path in found - drawn if not path.name.startswith("ray_")} == set()
+
+
+def test_the_paths_in_the_architectures_text_exist() -> None:
+    named = re.findall(r"`((?:[\w-]+/)+[\w*.-]*|[\w-]+/?[\w-]*\.py)`", architecture().split("## The seams")[1])
+    places = (ROOT, SOURCES)
+    assert len(named) > 20
+    assert [name for name in named if not any(list(place.glob(name)) for place in places if name)] == []
+
+
+def test_the_architectures_chain_of_imports_is_the_contract() -> None:
+    chain = re.search(r"^Imports point one way.*?```text\n(.*?)```", architecture(), re.DOTALL | re.MULTILINE)
+    assert chain is not None
+    said = [sorted(names.split(", ")) for names in " ".join(chain[1].split()).split(" -> ")]
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
+    assert said == [sorted(name.removeprefix("fedsweep.") for name in layer.split(" : ")) for layer in contract]
+
+
+def test_what_plays_keeps_or_reads_runs_names_no_method() -> None:
+    from fedsweep.algorithms.registry import METHODS
+
+    rooms = {*("client", "components", "driver", "engine", "experiment", "fleet", "models", "records.py", "guard.py")}
+    rooms |= {*("runs", "results", "sweeps", "tracking", "figures", "reports")}
+    wrong = []
+    for path in modules():
+        if SOURCES in path.parents and path.relative_to(SOURCES).parts[0] in rooms:
+            tree = ast.parse(path.read_text())
+            said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+            texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in said)
+            wrong += [(label(path), node.value) for node in texts if node.value in METHODS]
+    # A schedule, which goes with any method.
+    assert wrong == [("platform/fedsweep/experiment/schedules.py", "fedstg")]
+
+
+def test_the_platform_looks_up_no_papers_wing_but_for_its_own_tools() -> None:
+    wings = [path.name for path in ALGORITHMS.iterdir() if path.is_dir() and path.name not in ("parts", "__pycache__")]
+    found = [path for path in naming(*(f"fedsweep.algorithms.{wing}" for wing in wings)) if SOURCES in path.parents]
+    assert {path.name for path in found} == {"select_group.py", "group_tables.py"}
 
 
 def test_presets_are_data_and_never_imported() -> None:

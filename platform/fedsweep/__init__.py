@@ -1,7 +1,8 @@
 """Federated-learning experiments: one method against one world, on a Ray cluster, swept with Ray Tune.
 
-The names below are looked up when first used, so that importing the package costs next to nothing. They and those of
-:mod:`fedsweep.components` are what programs and plug-ins import: they stay when modules move.
+The names below are looked up when first used, so that importing the package costs next to nothing. They, those of
+:mod:`fedsweep.components` and those of :mod:`fedsweep.testing` are what programs and plug-ins import: they stay when
+modules move.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         RunError,
     )
     from fedsweep.method import FederatedMethod, MethodSettings, merge
+    from fedsweep.models.attention import SelfAttention
     from fedsweep.models.network import Network
     from fedsweep.models.unit_groups import unit_group
     from fedsweep.reproduce.reproduction import TableRequest
@@ -67,6 +69,7 @@ __all__ = [
     "Result",
     "Results",
     "RunError",
+    "SelfAttention",
     "StragglerPolicy",
     "Stream",
     "Table",
@@ -106,6 +109,7 @@ _HOME = {
             "RunError",
         ),
         "fedsweep.method": ("FederatedMethod", "MethodSettings", "merge"),
+        "fedsweep.models.attention": ("SelfAttention",),
         "fedsweep.models.network": ("Network",),
         "fedsweep.models.unit_groups": ("unit_group",),
         "fedsweep.reproduce.reproduction": ("TableRequest",),

@@ -16,7 +16,23 @@ import torch
 import fedsweep
 from fedsweep.catalog import build_method
 from fedsweep.cli import main
-from fedsweep.components import aggregation, codec, evaluation, local, planning
+from fedsweep.components import (
+    FULL_MODEL,
+    ClientUpdate,
+    Codec,
+    Evaluation,
+    LocalSolver,
+    LocalTerm,
+    Objective,
+    Pacing,
+    Refinement,
+    Selection,
+    ServerUpdate,
+    SubModelPolicy,
+    SyncContext,
+    Weighting,
+    layout_of,
+)
 
 PAGE = "docs/adding-a-method.md"
 SMALL = ["runtime.backend=local", "tracking.uri=none", "training.rounds=2"]
@@ -92,10 +108,6 @@ def test_the_pages_commands_run(pages: Any, folder: Path, capsys: pytest.Capture
 
 def test_the_update_is_the_papers(folder: Path) -> None:
     """w - v with v = momentum * v + (w - mean), for w = 1, v = 4, mean = 3, momentum = 0.5: v = 0 and w = 1."""
-    from fedsweep.records import ClientUpdate, SyncContext
-    from fedsweep.streams import Stream
-    from fedsweep.trees import layout_of
-
     method = build_method({"name": "my_methods:fedavgm", "momentum": 0.5})
     model = torch.nn.Linear(1, 1, bias=False)
     layout = layout_of(model)
@@ -103,7 +115,7 @@ def test_the_update_is_the_papers(folder: Path) -> None:
         client=0,
         vector=torch.tensor([3.0]),
         layout=layout,
-        submodel=planning.FULL_MODEL,
+        submodel=FULL_MODEL,
         anchor_version=0,
         num_samples=1,
         steps=1,
@@ -121,7 +133,7 @@ def test_the_update_is_the_papers(folder: Path) -> None:
         learning_rate=0.1,
         cohort=(0,),
         model=model,
-        stream=Stream(("test",)),
+        stream=fedsweep.Stream(("test",)),
         checkpoint=lambda tree: None,
     )
     state = {"velocity": torch.tensor([4.0])}
@@ -133,22 +145,22 @@ def test_the_update_is_the_papers(folder: Path) -> None:
 def test_the_table_of_seams_names_every_required_method(pages: Any) -> None:
     text = (pages.root / PAGE).read_text()
     bases = (
-        local.Objective,
-        local.LocalTerm,
-        local.LocalSolver,
-        planning.Selection,
-        planning.SubModelPolicy,
-        planning.Pacing,
-        aggregation.Weighting,
-        aggregation.ServerUpdate,
-        aggregation.Refinement,
-        evaluation.Evaluation,
-        codec.Codec,
+        Objective,
+        LocalTerm,
+        LocalSolver,
+        Selection,
+        SubModelPolicy,
+        Pacing,
+        Weighting,
+        ServerUpdate,
+        Refinement,
+        Evaluation,
+        Codec,
     )
     for base in bases:
         row = next(line for line in text.splitlines() if f"| `{base.__name__}`" in line)
         required = sorted(base.__abstractmethods__)
-        assert len(required) <= (2 if base is codec.Codec else 1)
+        assert len(required) <= (2 if base is Codec else 1)
         assert row.split("|")[3].strip().startswith(f"`{required[-1]}(" if required else "none")
 
 

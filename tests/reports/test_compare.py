@@ -244,6 +244,15 @@ def test_latex_is_escaped_and_the_best_is_bold(study: Path) -> None:
     assert r"fedavg & 60.00 $\pm$ 10.00 [" in text
 
 
+def test_names_are_shown_character_for_character(tmp_path: Path) -> None:
+    for seed, name in enumerate(("'50 % & a_b_c'", "'|[x](y) *z*'")):
+        write_run(tmp_path / str(seed), {"test_accuracy": 0.5}, method="{name: fedavg}", name=name, seed=0)
+    runs = compared_runs([tmp_path])
+    assert settings_as(runs, "md").splitlines()[2].startswith(r"| 50 % &amp; a\_b\_c | 50.00 |")
+    assert settings_as(runs, "md").splitlines()[3].startswith(r"| \|[x]\(y) \*z\* | 50.00 |")
+    assert r"50 \% \& a\_b\_c & \textbf{50.00} &" in settings_as(runs, "latex")
+
+
 def test_csv_has_unrounded_figures_in_si_units(study: Path) -> None:
     first, second = csv.DictReader(io.StringIO(settings_as(compared_runs([study]), "csv")))
     assert (first["setting"], first["method"], first["seeds"]) == ("fedavg", "FedAvg", "3")

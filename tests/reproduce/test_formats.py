@@ -97,6 +97,15 @@ def test_markdown_has_a_cell_for_each_heading_and_escapes_bars(table: TableFile)
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.replace(r"\|", "").count("|") for line in rows} == {6}
     assert r"FedAvg \| K=2: seed 0: failed: a &lt; b" in text
+    assert r"- \[n]: of n seeds; [k/n]: k of n" in text  # or it would define a link
+
+
+def test_latex_groups_measures_under_their_column(table: TableFile) -> None:
+    lines = as_latex(grid_of(table)).splitlines()
+    start = lines.index(r"\toprule")
+    assert lines[start + 1] == r" & \multicolumn{2}{c}{even} & \multicolumn{2}{c}{K=2} \\"
+    assert lines[start + 2] == r"\cmidrule(lr){2-3}\cmidrule(lr){4-5}"
+    assert lines[start + 3].count("&") == 4 and lines[start + 4] == r"\midrule"
 
 
 class Tags(HTMLParser):

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep.errors import ConfigError, ResourceError
+from fedsweep.tracking import mlflow_store
 from fedsweep.tracking.mlflow_store import (
     check_store,
     needs_mlflow,
@@ -143,6 +144,39 @@ def test_a_locked_store_is_waited_for_a_moment_only(store: Path) -> None:
         assert time.monotonic() - began < 2
         other.execute("ROLLBACK")
     probe_store(sqlite_uri(store))
+
+
+_HOLD = """
+import sys, time
+from pathlib import Path
+from fedsweep.tracking import mlflow_store
+with mlflow_store._locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_holder_gives_the_lock_of_a_new_store_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "new" / "mlflow.db"
+    holder = subprocess.Popen([sys.executable, "-c", _HOLD, str(path)], stdout=subprocess.PIPE, text=True)
+    with holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+            monkeypatch.setattr(mlflow_store, "_CREATION_S", 0.1)
+            with pytest.raises(ResourceError, match=r"db-lock: another process has held this lock for 0 s; end it"):
+                open_store(sqlite_uri(path))
+            assert not path.exists()
+        finally:
+            holder.kill()
+    monkeypatch.undo()
+    with mlflow_store._locked(path):
+        assert [file.name for file in path.parent.iterdir()] == ["mlflow.db-lock"]
+
+
+def test_a_lock_that_cannot_be_opened_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db-lock").mkdir()
+    with pytest.raises(ResourceError, match=r"mlflow\.db cannot be used: .*mlflow\.db-lock.*; set tracking\.uri"):
+        open_store(sqlite_uri(tmp_path / "mlflow.db"))
 
 
 def test_a_deleted_experiment_is_named(store: Path) -> None:

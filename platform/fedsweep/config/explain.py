@@ -1,4 +1,8 @@
-"""One readable line from what pydantic found wrong: the dotted key, the value found, what is allowed."""
+"""One readable line from what pydantic found wrong: the dotted key, the value found, what is allowed.
+
+Pydantic's own sentences are not used: they tell every branch of a union, each with half of what is allowed, and not the
+value. What is allowed is read from the JSON Schema, which also says which keys there are.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 An actor call between two processes takes milliseconds, which would rule a round that synchronises at every local
 step. Here each actor writes its clients' vectors to a mapped file, sums its share of the coordinates and reads the
-result; a byte through a pipe says when. Each coordinate is summed by the same operations in the same order wherever
-the cut lies, so the bits are those of a sum on the server.
+result; the count of the sync point, through a pipe, says when. Each coordinate is summed by the same operations in the
+same order wherever the cut lies, so the bits are those of a sum on the server.
 
 The files lie in a private folder below ``/dev/shm`` that the fleet makes and removes.
 """

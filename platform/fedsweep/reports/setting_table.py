@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedsweep.reproduce.formats import latex_text
 from fedsweep.results.seed_statistics import Estimate, finite
 from fedsweep.results.settings import ReportRun, Setting, group_settings, remarks
 from fedsweep.results.texts import MISSING
+from fedsweep.results.typeset import latex_tabular, latex_text, markdown_table, markdown_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMATS = ("text", "md", "latex", "csv")
 _EVERY_SEED = "mean ± sample standard deviation over seeds; [ ]: 95% bootstrap interval of the mean"
@@ -36,8 +37,9 @@ class Figure:
     has_spread: bool = False
 
 
+_ACCURACY = "Accuracy (%)"
 FIGURES = (
-    Figure(name="test_accuracy", heading="Accuracy (%)", times=100, has_spread=True),
+    Figure(name="test_accuracy", heading=_ACCURACY, times=100, has_spread=True),
     Figure(name="best_test_accuracy", heading="Best (%)", times=100),
     Figure(name="total_bytes", heading="MB sent", times=1e-6, digits=1),
     Figure(name="comm_ratio", heading="Ratio", digits=3),
@@ -57,7 +59,10 @@ def settings_as(runs: Sequence[ReportRun], form: str) -> str:
     seeds = sorted({len(setting.counted) for setting in settings})
     counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     notes = [f"{_EVERY_SEED}; {counts} seeds a setting", *remarks(runs, settings)]
-    return (_as_latex if form == "latex" else _as_markdown)(settings, shown, notes)
+    frame = _frame(settings, shown)
+    if form == "latex":
+        return "\n".join([*(f"% {note}" for note in notes), *_as_latex(frame, settings)])
+    return "\n".join([*markdown_table(frame), "", *map(markdown_text, notes)])
 
 
 def _cell(found: Estimate, figure: Figure) -> str:
@@ -74,51 +79,33 @@ def _cell(found: Estimate, figure: Figure) -> str:
     return f"{number(mean)} ± {number(sd)}{interval}"
 
 
-def _as_markdown(settings: Sequence[Setting], shown: Sequence[Figure], notes: Sequence[str]) -> str:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _frame(settings: Sequence[Setting], shown: Sequence[Figure]) -> pd.DataFrame:
+    import pandas as pd
 
-    head = [line(["Setting", *(figure.heading for figure in shown)]), "|---" + "|---:" * len(shown) + "|"]
-    rows = [
-        line([setting.label, *(_cell(setting.over_seeds(figure.name), figure) for figure in shown)])
-        for setting in settings
-    ]
-    return "\n".join([*head, *rows, "", *notes])
-
-
-def _as_latex(settings: Sequence[Setting], shown: Sequence[Figure], notes: Sequence[str]) -> str:
-    """For booktabs; the greatest accuracy of the table is bold."""
-    accuracies = [setting.figure("test_accuracy") for setting in settings]
-    best = max((accuracy for accuracy in accuracies if accuracy is not None), default=None)
-    rows = []
-    for setting, accuracy in zip(settings, accuracies, strict=True):
-        found = (_cell(setting.over_seeds(figure.name), figure) for figure in shown)
-        cells = [latex_text(cell).replace("±", r"$\pm$") for cell in found]
-        if cells and accuracy is not None and accuracy == best and len(settings) > 1:
-            cells[0] = rf"\textbf{{{cells[0]}}}"
-        rows.append(" & ".join([latex_text(setting.label), *cells]) + r" \\")
-    headings = " & ".join(["Setting", *(latex_text(figure.heading) for figure in shown)])
-    return "\n".join(
-        [
-            *(f"% {note}" for note in notes),
-            rf"\begin{{tabular}}{{l{'r' * len(shown)}}}",
-            r"\toprule",
-            rf"{headings} \\",
-            r"\midrule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
+    return pd.DataFrame(
+        [[_cell(setting.over_seeds(figure.name), figure) for figure in shown] for setting in settings],
+        index=[setting.label for setting in settings],
+        columns=pd.Index([figure.heading for figure in shown], name="Setting"),
     )
 
 
+def _as_latex(frame: pd.DataFrame, settings: Sequence[Setting]) -> list[str]:
+    """For booktabs; the greatest accuracy of the table is bold."""
+    accuracies = [setting.figure("test_accuracy") for setting in settings]
+    best = max((accuracy for accuracy in accuracies if accuracy is not None), default=None)
+    cells = frame.map(latex_text)
+    if best is not None and len(settings) > 1:
+        shown = zip(cells[_ACCURACY], accuracies, strict=True)
+        cells[_ACCURACY] = [rf"\textbf{{{cell}}}" if accuracy == best else cell for cell, accuracy in shown]
+    return latex_tabular(cells)
+
+
 def _as_csv(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> str:
-    rows = [setting_row(runs, setting) for setting in settings]
-    lines = io.StringIO()
-    table = csv.writer(lines, lineterminator="\n")
-    table.writerow(rows[0])
-    table.writerows(row.values() for row in rows)
-    return lines.getvalue().rstrip("\n")
+    import pandas as pd
+
+    # As objects: a column of counts with a gap would become one of floating-point numbers.
+    table = pd.DataFrame([setting_row(runs, setting) for setting in settings], dtype=object)
+    return table.to_csv(index=False, lineterminator="\n").rstrip("\n")
 
 
 def setting_row(runs: Sequence[ReportRun], setting: Setting) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from html import escape
@@ -13,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from fedsweep.catalog import resolve
-from fedsweep.reproduce.cell_texts import Heading, caption, cell_text, headings, label_of, notes, setting_line
+from fedsweep.reproduce.cell_texts import CellText, Heading, caption, cell_text, headings, label_of, notes, setting_line
 from fedsweep.reproduce.cells import cells_of, chosen
 from fedsweep.reproduce.definition.sections import FULL, SCALES, Measure
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.measured.grid import Grid
 from fedsweep.results.texts import clean
+from fedsweep.results.typeset import latex_tabular, latex_text, markdown_table, markdown_text
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
     from rich.table import Table
 
@@ -111,53 +112,14 @@ def _block(grid: Grid, block: Sequence[Heading]) -> Table:
     return table
 
 
-# -- Markdown ----------------------------------------------------------------------------------------------------------
+# -- Markdown and LaTeX ------------------------------------------------------------------------------------------------
 
 
 def as_markdown(grid: Grid) -> str:
     """The table as GitHub's Markdown."""
-    above = [" ".join(_heading_lines(grid, heading)) for heading in headings(grid)]
-    lines = [f"**{_markdown(caption(grid))}**", "", _markdown(setting_line(grid)), ""]
-    lines.append(_markdown_row(["", *above]))
-    lines.append("|" + "|".join([" :--- ", *[" ---: "] * len(above)]) + "|")
-    for row in grid.rows:
-        lines.append(_markdown_row([clean(row), *(str(cell_text(grid, row, h)) for h in headings(grid))]))
-    lines += ["", *(f"- {_markdown(note)}" for note in notes(grid))]
-    return "\n".join(lines) + "\n"
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(_markdown, cells))} |"
-
-
-def _markdown(text: str) -> str:
-    return escape(re.sub(r"([\\`*_\[\]|~#])", r"\\\1", text), quote=False)
-
-
-# -- LaTeX -------------------------------------------------------------------------------------------------------------
-
-_LATEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-    "±": r"$\pm$",
-    "\u00d7": r"$\times$",
-    "≤": r"$\leq$",
-    "≥": r"$\geq$",
-    "∞": r"$\infty$",
-    "→": r"$\to$",
-    "\u2013": "--",
-    "—": "---",
-    "…": r"\dots{}",
-    **dict(zip("αβγδεηθκλμρστ", map(r"$\{}$".format, (
-        "alpha", "beta", "gamma", "delta", "varepsilon", "eta", "theta", "kappa", "lambda", "mu", "rho", "sigma", "tau",
-    )), strict=True)),
-}  # fmt: skip
+    head = [f"**{markdown_text(caption(grid))}**", "", markdown_text(setting_line(grid)), ""]
+    foot = ["", *(f"- {markdown_text(note)}" for note in notes(grid)), ""]
+    return "\n".join([*head, *markdown_table(_frame(grid, str)), *foot])
 
 
 def as_latex(grid: Grid) -> str:
@@ -174,47 +136,37 @@ def as_latex(grid: Grid) -> str:
         r"\end{minipage}",
         r"\end{table}",
     ]
-    return "\n".join([*head, *_tabular(grid), *foot, ""])
+    return "\n".join([*head, *latex_tabular(_frame(grid, _latex_cell)), *foot, ""])
 
 
 def as_tabular(grid: Grid) -> str:
     """The lines of figures alone, for a table environment of one's own."""
-    return "\n".join([r"% needs \usepackage{booktabs}", *_tabular(grid), ""])
+    return "\n".join([r"% needs \usepackage{booktabs}", *latex_tabular(_frame(grid, _latex_cell)), ""])
 
 
-def _tabular(grid: Grid) -> list[str]:
+def _frame(grid: Grid, written: Callable[[CellText], str]) -> pd.DataFrame:
+    """The figures as written, with two lines of headings where a column has several measures."""
     import pandas as pd
 
-    above, span = headings(grid), len(grid.measures)
-    names = [(latex_text(clean(heading.column)), latex_text(clean(label_of(heading.measure)))) for heading in above]
-    frame = pd.DataFrame(
-        [[_latex_cell(grid, row, heading) for heading in above] for row in grid.rows],
-        index=[latex_text(clean(row)) for row in grid.rows],
-        columns=pd.MultiIndex.from_tuples(names) if span > 1 else [name for name, _ in names],
+    above = headings(grid)
+    names = [(clean(heading.column), clean(label_of(heading.measure))) for heading in above]
+    return pd.DataFrame(
+        [[written(cell_text(grid, row, heading)) for heading in above] for row in grid.rows],
+        index=[clean(row) for row in grid.rows],
+        columns=pd.MultiIndex.from_tuples(names) if len(grid.measures) > 1 else [name for name, _ in names],
     )
-    text = frame.style.to_latex(hrules=True, column_format=f"l{'r' * len(above)}", multicol_align="c")
-    lines = text.splitlines()
-    if span > 1:
-        # The styler draws no rules between the two lines of headings.
-        starts = range(2, 2 + len(above), span)
-        rules = "".join(rf"\cmidrule(lr){{{start}-{start + span - 1}}}" for start in starts)
-        lines.insert(lines.index(r"\toprule") + 2, rules)
-    return lines
 
 
-def _latex_cell(grid: Grid, row: str, heading: Heading) -> str:
-    text = cell_text(grid, row, heading)
+def _latex_cell(text: CellText) -> str:
     measured = latex_text(text.measured)
     printed = f" ({latex_text(text.beside)})" if text.printed else ""
     return rf"\textbf{{{measured}}}{printed}\textsuperscript{{*}}" if text.is_off else f"{measured}{printed}"
 
 
-def latex_text(text: str) -> str:
-    """Text as LaTeX sets it, character for character."""
-    return "".join(_LATEX.get(character, character) for character in text)
-
-
 # -- HTML --------------------------------------------------------------------------------------------------------------
+
+# Written here: pandas' styler gives headings no ``scope``, which screen readers go by, and puts an id and a style
+# element into each table, or no classes; a page has many tables under one style, and CSS of its own for their cells.
 
 _STYLE = """
 body { margin: 2rem auto; max-width: 76rem; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; }

@@ -85,7 +85,7 @@ def write_along(folder: Path) -> int:
         OutputError: The folder is no longer held by that driver.
     """
     handle = _open(folder, create=False)
-    if not try_lock(handle, fcntl.LOCK_SH):
+    if not _try_lock(handle, fcntl.LOCK_SH):
         os.close(handle)
         raise _taken(folder)
     return handle
@@ -132,10 +132,10 @@ def _take(folder: Path, patience_s: float) -> int:
     while True:
         handle = _open(folder, create=True)
         # Alone at first, then shared with our own. Whoever slips in between finds it shared and gives it back.
-        if try_lock(handle, fcntl.LOCK_EX) and _is_current(handle, folder):
+        if _try_lock(handle, fcntl.LOCK_EX) and _is_current(handle, folder):
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
-            if try_lock(handle, fcntl.LOCK_SH):
+            if _try_lock(handle, fcntl.LOCK_SH):
                 return handle
         os.close(handle)
         now = time.monotonic()
@@ -158,7 +158,7 @@ def _open(folder: Path, *, create: bool) -> int:
     return handle
 
 
-def try_lock(handle: int, kind: int) -> bool:
+def _try_lock(handle: int, kind: int) -> bool:
     """Lock an open file (``fcntl.LOCK_EX`` or ``LOCK_SH``) where nobody else's lock is in the way; says whether."""
     try:
         fcntl.flock(handle, kind | fcntl.LOCK_NB)

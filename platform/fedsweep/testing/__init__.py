@@ -1,4 +1,7 @@
-"""Tiny worlds and what every component and every method promises, for our tests and for contributors'."""
+"""Tiny worlds and what every component and every method promises, for our tests and for contributors'.
+
+These names stay when modules move.
+"""
 
 from fedsweep.testing.conformance import CHECKS, method_conforms
 from fedsweep.testing.subject import Subject, golden_problem, subject_of

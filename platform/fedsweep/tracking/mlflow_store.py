@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import glob
 import http.client
 import importlib.util
@@ -30,7 +29,6 @@ from urllib.parse import urlsplit
 
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.processes import silenced
-from fedsweep.runs.folder_lock import try_lock
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -144,7 +142,7 @@ def check_store(uri: str, *, experiment: str | None = "fedsweep") -> None:
     with quiet_mlflow():
         # Only a process that knows the lock could be creating the file at this moment.
         if path is not None and _lock_path(path).exists():
-            with _locked(path, create=False):
+            with _locked(path):
                 client = _client(uri)
         else:
             client = _client(uri)
@@ -226,7 +224,7 @@ def open_store(uri: str) -> MlflowClient:
     with quiet_mlflow():
         if path is None:
             return _client(uri)
-        with _locked(path, create=True):
+        with _locked(path):
             if not _has_tables(path):
                 _make(path)
             return _client(uri)
@@ -338,22 +336,25 @@ def _lock_path(path: Path) -> Path:
 
 
 @contextmanager
-def _locked(path: Path, *, create: bool) -> Iterator[None]:
-    """Holds the lock of a sqlite store; processes on this machine take turns.
+def _locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a sqlite store; processes on this machine take turns, and one that is killed gives it back.
 
     Raises:
-        ResourceError: Another process holds it for minutes.
+        ResourceError: Another process holds it for minutes, or its file cannot be opened.
     """
-    lock = _lock_path(path)
-    if create:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(lock, os.O_RDONLY | (os.O_CREAT if create else 0), 0o666)
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(_lock_path(path))
     try:
-        deadline = time.monotonic() + _CREATION_S
-        while not try_lock(handle, fcntl.LOCK_EX):
-            if time.monotonic() > deadline:
-                raise ResourceError(f"{lock}: another process has held this lock for {_CREATION_S:.0f} s; end it")
-            time.sleep(0.05)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=_CREATION_S)
+    except Timeout as error:
+        raise ResourceError(
+            f"{lock.lock_file}: another process has held this lock for {_CREATION_S:.0f} s; end it"
+        ) from error
+    except OSError as error:
+        raise _unusable(sqlite_uri(path), error) from error
+    try:
         yield
     finally:
-        os.close(handle)
+        lock.release()

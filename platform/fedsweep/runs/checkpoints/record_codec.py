@@ -1,4 +1,8 @@
-"""Frozen records as state trees, field by field, and back with every field's type checked."""
+"""Frozen records as state trees, field by field, and back with every field's type checked.
+
+Not by pydantic, which makes no adapter for a dataclass that holds tensors unless that carries pydantic's settings; nor
+would it know which fields came later.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 and SVHN, in torchvision's folder layout.
 
 Folders, file names, addresses and checksums are torchvision's, and so is the downloader. The files are parsed here,
-from the very bytes whose checksum was verified: torchvision itself would unpack archives into the data folder, take
-unpacked IDX files and metadata unseen, and refuse a read-only folder that holds only the ``.gz`` files.
+from the very bytes whose checksum was verified: torchvision opens a file again once it has compared its checksum, and
+unpickles what lies there by then. It would also unpack archives into the data folder, take unpacked IDX files unseen,
+refuse a read-only folder that holds archives alone, and not say which file is damaged.
 """
 
 from __future__ import annotations

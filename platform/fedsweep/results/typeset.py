@@ -1,0 +1,83 @@
+"""Tables of texts as Markdown and LaTeX, and any text as either would show it character for character.
+
+A table is a pandas DataFrame of texts: its index names the rows, its columns are headings in one line or, as a
+MultiIndex, in two; where the columns have a name, it stands above the rows' names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from html import escape
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "±": r"$\pm$",
+    "\u00d7": r"$\times$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "∞": r"$\infty$",
+    "→": r"$\to$",
+    "\u2013": "--",
+    "—": "---",
+    "…": r"\dots{}",
+    **dict(zip("αβγδεηθκλμρστ", map(r"$\{}$".format, (
+        "alpha", "beta", "gamma", "delta", "varepsilon", "eta", "theta", "kappa", "lambda", "mu", "rho", "sigma", "tau",
+    )), strict=True)),
+}  # fmt: skip
+
+
+def markdown_text(text: str) -> str:
+    """Text as GitHub's Markdown shows it; brackets stay readable, but make no link, box or definition of a link."""
+    return escape(re.sub(r"([\\`*_|~#]|^\[|(?<=\])[(\[])", r"\\\1", text), quote=False)
+
+
+def markdown_table(frame: pd.DataFrame) -> list[str]:
+    """The lines of GitHub's Markdown, which knows one line of headings: two are written into one.
+
+    Written here since pandas' ``to_markdown`` needs one more dependency and escapes nothing.
+    """
+    above = frame.columns.map(" ".join) if frame.columns.nlevels > 1 else frame.columns
+    head = _markdown_row([frame.columns.name or "", *above])
+    return [head, f"| :--- |{' ---: |' * len(above)}", *map(_markdown_row, frame.itertuples(name=None))]
+
+
+def _markdown_row(cells: Iterable[object]) -> str:
+    return f"| {' | '.join(markdown_text(str(cell)) for cell in cells)} |"
+
+
+def latex_text(text: object) -> str:
+    """Text as LaTeX sets it."""
+    return "".join(_LATEX.get(character, character) for character in str(text))
+
+
+def latex_tabular(frame: pd.DataFrame) -> list[str]:
+    """The lines of a ``tabular``, for the package ``booktabs``.
+
+    Args:
+        frame: Its cells are LaTeX already, since parts of them may be bold; names and headings are texts.
+    """
+    style = frame.style.format_index(latex_text, axis="index").format_index(latex_text, axis="columns")
+    columns = f"l{'r' * len(frame.columns)}"
+    lines = style.to_latex(hrules=True, column_format=columns, multicol_align="c").splitlines()
+    if frame.columns.nlevels > 1:
+        # The styler draws no rules between the two lines of headings.
+        rules, start = "", 2
+        for _, group in groupby(frame.columns.get_level_values(0)):
+            end = start + len(list(group))
+            rules += rf"\cmidrule(lr){{{start}-{end - 1}}}"
+            start = end
+        lines.insert(lines.index(r"\toprule") + 2, rules)
+    return lines
