@@ -86,6 +86,11 @@ class RunView:
         """``finished``, ``failed``, ``killed``, or ``unfinished``: going on, or broken off without a word."""
         return str(self.result.get("status", UNFINISHED))
 
+    @property
+    def rounds(self) -> int:
+        """Rounds done."""
+        return len(self.column("round"))
+
     @cached_property
     def _derived(self) -> Mapping[str, Sequence[Any]]:
         """Columns that follow from those in the file."""

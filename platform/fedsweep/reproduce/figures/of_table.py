@@ -34,7 +34,7 @@ from fedsweep.reproduce.cell_texts import label_of
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.sections import FigureSpec, Measure
 from fedsweep.reproduce.definition.table_file import TableFile
-from fedsweep.reproduce.measured.grid import Measured, is_finished, summed_up, value_of
+from fedsweep.reproduce.measured.grid import Measured, counted_runs, summed_up, value_of
 from fedsweep.results.view import RunView
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Scene:
     Attributes:
         spec: The entry of ``figures:``.
         table: The table.
-        runs: The finished runs of a row and a column, by seed; those of cells that were not run are not there.
+        runs: The runs of a row and a column that count, by seed; those of cells that were not run are not there.
     """
 
     spec: FigureSpec
@@ -124,12 +124,11 @@ class Scene:
 
 def scene_of(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | str]) -> Scene:
     """What a picture is drawn from; arguments as :func:`draw`."""
-    runs: dict[tuple[str, str], list[RunView]] = {}
+    groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in sorted(views, key=lambda cell: cell.seed):
-        view = views[cell]
-        if is_finished(view):
-            runs.setdefault((cell.row, cell.column), []).append(view)
-    return Scene(spec=figure, table=table, runs=runs)
+        groups.setdefault((cell.row, cell.column), []).append(cell)
+    runs = {place: [*counted_runs(group, views).values()] for place, group in groups.items()}
+    return Scene(spec=figure, table=table, runs={place: own for place, own in runs.items() if own})
 
 
 def draw(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | str], *, path_stem: Path) -> list[Path]:
@@ -138,7 +137,7 @@ def draw(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | st
     Args:
         figure: The entry.
         table: Its table.
-        views: The runs of the table's cells; one that did not finish is left out.
+        views: The runs of the table's cells; see :func:`~fedsweep.results.settings.counted`.
         path_stem: The files without their endings.
 
     Returns:
@@ -158,7 +157,7 @@ def draw(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | st
     }
     scene = scene_of(figure, table, views)
     if not scene.columns:
-        raise ConfigError(f"figure {figure.name}: none of the runs that it shows has finished")
+        raise ConfigError(f"figure {figure.name}: none of the runs that it shows has rounds, or they failed")
     with paper_style():
         drawn = kinds[figure.kind](scene)
         label_outer(drawn)
