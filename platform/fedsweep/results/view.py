@@ -31,10 +31,11 @@ OVER: Mapping[str, tuple[slice, Callable[[Sequence[float]], float]]] = {
     "last5": (slice(-5, None), mean),
     "later": (slice(1, None), median),  # the first round loads what all others have
 }
-_SUMMED = ("flops", "local_steps", "sync_points", "over_budget", "values_up", "values_down", "bytes_up", "bytes_down")
+_OF_ROUNDS = ("flops", "local_steps", "sync_points", "over_budget", "comm_cost")
+_OF_MESSAGES = ("values_up", "values_down", "bytes_up", "bytes_down")
 # A run's figure -> the column that it comes from, and how; all others are the last that is known.
 _FIGURES: Mapping[str, tuple[str, str]] = {
-    **{name: (name, "sum") for name in _SUMMED},
+    **{name: (name, "sum") for name in (*_OF_ROUNDS, *_OF_MESSAGES)},
     "best_test_accuracy": ("test_accuracy", "best"),
     "comm_ratio": ("comm_ratio", "mean"),
     "wall_time_s": ("seconds_so_far", "last"),

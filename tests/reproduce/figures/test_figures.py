@@ -191,6 +191,21 @@ def test_bars_stand_by_row_in_groups_by_column_with_what_is_printed(drawn: list[
     assert legend_texts(figure) == ["A", "B", "printed"]
 
 
+def test_a_figure_that_is_no_measure_is_the_one_that_tables_show(drawn: list[Figure], tmp_path: Path) -> None:
+    """The last accuracy, the mean ratio and the rounds' cost together: what compare, report and summary print."""
+    cost = {"name": "cost", "of": "kl_divergence"}
+    asked = table(measures=[cost])
+    columns = {"comm_ratio": [0.1, 0.2, 0.6], "comm_cost": [1, 2, 3]}
+    runs: dict[Cell, RunView | str] = {
+        cell: run_view(accuracy=[0.5, 0.7, 0.4], seed=cell.seed, **columns) for cell in cells_of(asked, "full")
+    }
+    heights = {}
+    for name in ("test_accuracy", "comm_ratio", "comm_cost", "best_test_accuracy"):
+        (axes,) = picture(drawn, tmp_path, runs=runs, kind="bars", y=name, rows=["A"], more={"measures": [cost]}).axes
+        heights[name] = {round(bar.get_height(), 6) for c in axes.containers for bar in getattr(c, "patches", ())}
+    assert heights == {"test_accuracy": {40.0}, "comm_ratio": {0.3}, "comm_cost": {6.0}, "best_test_accuracy": {70.0}}
+
+
 def test_bars_may_show_several_measures_of_a_row(drawn: list[Figure], tmp_path: Path) -> None:
     figure = picture(drawn, tmp_path, kind="bars", rows=["B"], measures=["accuracy", "cost"])
     (axes,) = figure.axes

@@ -52,8 +52,6 @@ _PRINTED_MARK: Mapping[str, Any] = {
     "linestyle": "none",
     "marker": "D",
 }
-# How rounds become one figure where the table has no such measure.
-_OVER: Mapping[str, str] = {"test_accuracy": "best", "comm_ratio": "mean", "kl_divergence": "mean", "comm_cost": "mean"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +100,7 @@ class Scene:
         return summed_up([value_of(run, measure) for run in self.of(row, column)], measure)
 
     def measure(self, axis: str, name: str) -> Measure:
-        """The table's measure that the entry names for an axis, or of that figure; otherwise the figure itself.
+        """The table's measure that the entry names for an axis, or of that figure; otherwise the run's own figure.
 
         Raises:
             ConfigError: The entry names none.
@@ -113,7 +111,7 @@ class Scene:
         plain = [m for m in (*named, *self.table.measures) if name in (m.name, m.of) and m.target is None]
         if plain or named:
             return (plain or named)[0]
-        return Measure.model_validate({"name": name, "over": _OVER.get(name, "last"), "percent": is_share(name)})
+        return Measure.model_validate({"name": name, "over": None, "percent": is_share(name)})
 
     def label(self, axis: str, measure: Measure) -> str:
         """What an axis with a measure is called."""

@@ -220,7 +220,7 @@ def value_of(run: RunView, measure: Measure) -> float | None:
     if measure.share_of:
         part, whole = run.over(measure.of, "sum"), run.over(measure.share_of, "sum")
         return part / whole if part is not None and whole else None
-    found = run.over(measure.of, measure.over)
+    found = None if measure.over is None else run.over(measure.of, measure.over)
     return run.figure(measure.of) if found is None else found
 
 
