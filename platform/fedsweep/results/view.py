@@ -15,9 +15,11 @@ from typing import Any
 
 from fedsweep.config.yaml12 import parse
 from fedsweep.errors import OutputError
+from fedsweep.records import RoundRecord
 from fedsweep.results.seed_statistics import finite, mean
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CONFIG, RESULT, ROUNDS, RunFolder
+from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 from fedsweep.runs.targets import reaches
 
 UNFINISHED = "unfinished"
@@ -167,6 +169,12 @@ class RunView:
         if place is None:
             return None
         return replace(self, result={}, columns={name: cells[: place + 1] for name, cells in self.columns.items()})
+
+
+def run_so_far(folder: Path, records: Sequence[RoundRecord]) -> RunView:
+    """A run as its rows alone tell of it, while it goes on."""
+    columns = {column.name: [getattr(record, column.name) for record in records] for column in ROUND_COLUMNS}
+    return RunView(folder=folder, config={}, result={}, columns=columns)
 
 
 def load_run(folder: Path) -> RunView:
