@@ -13,9 +13,9 @@ import pytest
 
 from fedsweep.cli import main
 from fedsweep.errors import ConfigError
-from fedsweep.reproduce import group_tables
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.measured import group_tables
 from fedsweep.reproduce.measured.grid import Grid, GridCell, summed_up
 
 Command = Callable[..., tuple[int, str, str]]

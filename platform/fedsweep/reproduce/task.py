@@ -150,7 +150,7 @@ class Task:
         )
 
     def _measured_groups(self, *, quiet: bool) -> Grid:
-        from fedsweep.reproduce.group_tables import measured_groups
+        from fedsweep.reproduce.measured.group_tables import measured_groups
 
         found, folder = self.found, self.folder
         if self.going_on:
