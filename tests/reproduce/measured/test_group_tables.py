@@ -61,7 +61,9 @@ def _no_pictures_unless_asked(request: pytest.FixtureRequest, monkeypatch: pytes
 
 
 def run(asked: TableFile, out: Path, *, scale: str = "full") -> Grid:
-    return measured_groups(asked, scale=scale, cells=cells_of(asked, scale), out=out, quiet=True)
+    grid, chosen = measured_groups(asked, scale=scale, cells=cells_of(asked, scale), out=out, quiet=True)
+    of_groups.draw_choices(asked, chosen, out / "figures")
+    return grid
 
 
 def rows_of(out: Path) -> list[dict[str, str]]:
