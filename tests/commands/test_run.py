@@ -237,3 +237,16 @@ def slowly(self, standing, row):
 
 progress.PlainProgress.shows_round = slowly
 """
+
+
+@pytest.mark.parametrize(
+    "words", ["run --resume S", "run C --out S", "run C --out S --overwrite", "verify S", "evaluate S", "sync S"]
+)
+def test_a_sweeps_folder_is_taken_for_no_run(words: str, config: Path, tmp_path: Path, fedsweep: Command) -> None:
+    folder = tmp_path / "s"
+    folder.mkdir()
+    shutil.copy(config, folder / "config.yaml")
+    (folder / "sweep.json").write_text("{}")
+    code, _, err = fedsweep(*(str({"S": folder, "C": config}.get(word, word)) for word in words.split()))
+    assert code == 2 and err.startswith(f"error: {folder} is a sweep's") and err.count("\n") == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "sweep.json"]

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedsweep
 from fedsweep.driver.phases import TIMING, Phases, process_began
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "scenario": {"clients": 4},
     "training": {"rounds": 3, "cohort_size": 2, "local_steps": 1, "local_epochs": None},
     "tracking": {"uri": "none"},
@@ -58,13 +59,17 @@ def test_the_process_began_a_while_ago() -> None:
 
 
 @pytest.mark.slow
-def test_the_split_stands_in_the_result_and_a_short_run_loads_no_more_than_it_needs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", [{}, {"momentum": 0.9}], ids=["plain", "momentum"])
+def test_the_split_stands_in_the_result_and_a_short_run_loads_no_more_than_it_needs(
+    optimizer: dict[str, float], tmp_path: Path
+) -> None:
+    config = {**CONFIG, "training": {**CONFIG["training"], "optimizer": optimizer}}
     # torch._dynamo is torch's compiler: a second of imports, which torch's own optimisers ask for at their first step.
     code = f"""
 import json, sys
 from fedsweep.cli import main
 from pathlib import Path
-Path("c.yaml").write_text({json.dumps(CONFIG)!r})
+Path("c.yaml").write_text({json.dumps(config)!r})
 code = main(["run", "c.yaml", "--out", "run"])
 print(*sorted({{"torch._dynamo", "sklearn", "ray", "mlflow", "torchvision"}} & {{*sys.modules}}))
 sys.exit(code)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedsweep.commands.parts.options import examples, whole_number
-from fedsweep.errors import ConfigError, ResourceError
+from fedsweep.errors import ResourceError
 
 UI_EXAMPLES = examples(
     "fedsweep ui",
@@ -60,8 +60,6 @@ def sync(
     from fedsweep.tracking.mlflow_observer import catch_up
 
     folder = folder.expanduser().absolute()
-    if (folder / "sweep.json").exists():
-        raise ConfigError(f"{folder} is a sweep's; fedsweep sweep --resume --out {folder} logs what MLflow lacks of it")
     config, _ = resumable(folder)
     done, is_complete = catch_up(folder, resolve(config))
     print(f"{folder}: {done}")

@@ -65,8 +65,7 @@ def verify(
 
 
 def _finished(original: RunFolder) -> dict[str, Any]:
-    if not original.path.is_dir():
-        raise OutputError(f"{original.path}: there is no such folder")
+    original.check_is_run()
     original.read_config()
     result = original.read_result() if original.has_result() else {"status": "unfinished"}
     if result["status"] != "finished":

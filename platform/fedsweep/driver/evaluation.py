@@ -304,6 +304,7 @@ def open_subject(source: str | Path, *, model: str | Path | None, overrides: Seq
     _check_overrides(overrides)
     folder, result = RunFolder(path.absolute()), {}
     if path.is_dir():
+        folder.check_is_run()
         folder.read_config()
         config, result = load_config(path / CONFIG), _finished(folder, needs_model=model is None)
     elif model is None:

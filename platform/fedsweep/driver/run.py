@@ -301,9 +301,8 @@ def resumable(folder: Path) -> tuple[Config, bool]:
     Raises:
         OutputError: The folder holds no run.
     """
-    if not folder.is_dir():
-        raise OutputError(f"{folder}: there is no such folder")
     run = RunFolder(folder)
+    run.check_is_run()
     if not (folder / "config.yaml").exists():
         raise OutputError(f"{folder} holds no run: there is no config.yaml in it")
     run.read_config()

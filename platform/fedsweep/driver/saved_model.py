@@ -33,6 +33,7 @@ def load_model(folder: str | Path) -> nn.Module:
     """
     path = existing(folder)
     run_folder = RunFolder(path)
+    run_folder.check_is_run()
     run_folder.model_bytes()
     run_folder.read_config()
     config = load_config(path / "config.yaml")

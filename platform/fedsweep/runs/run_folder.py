@@ -32,6 +32,7 @@ from fedsweep.runs.files import EARLIER, TEMPORARY, TRACKING, atomic_write
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 CLIENT_ACCURACY, TRAFFIC = "client_accuracy.parquet", "traffic.parquet"
 RESULT, MODEL, CHECKPOINTS = "result.json", "model.safetensors", "checkpoints"
+PLAN = "sweep.json"  # in a folder above: a sweep's
 SCENARIO, PICTURES, ROUNDS_CSV = "scenario.json", "pictures", "rounds.csv"
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 # What these two are left has names that only a run writes.
@@ -87,6 +88,8 @@ class RunFolder:
 
     def check_free(self, *, overwrite: bool) -> None:
         """Refuses a folder that holds a run; writes nothing. Arguments and errors are :meth:`create`'s."""
+        if (self.path / PLAN).exists():
+            raise OutputError(f"{self.path} is a sweep's; choose another --out")
         held = self._held()
         if held and not overwrite:
             raise OutputError(
@@ -95,6 +98,20 @@ class RunFolder:
             )
         if self.path.exists() and not self.path.is_dir():
             raise OutputError(f"{self.path}: cannot be made a run's folder: it is a file")
+
+    def check_is_run(self) -> None:
+        """Refuses a folder that is not there, or a sweep's, whose configuration looks like a run's.
+
+        Raises:
+            OutputError: It is one of these.
+        """
+        if not self.path.is_dir():
+            raise OutputError(f"{self.path}: there is no such folder")
+        if (self.path / PLAN).exists():
+            raise OutputError(
+                f"{self.path} is a sweep's, so name one of the runs in it; the sweep itself goes on, and MLflow gets"
+                f" what it lacks, with fedsweep sweep --resume --out {self.path}"
+            )
 
     @property
     def checkpoints(self) -> Path:

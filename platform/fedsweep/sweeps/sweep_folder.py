@@ -21,10 +21,10 @@ from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.fleet.ray_leftovers import RAY_LOG
 from fedsweep.runs.files import TRACKING, atomic_write
 from fedsweep.runs.find import find_runs
-from fedsweep.runs.run_folder import CONFIG, RunFolder
+from fedsweep.runs.run_folder import CONFIG, PLAN, RunFolder
 from fedsweep.sweeps.space import Trial, canonical
 
-PLAN, SUMMARY, TABLE, LOGGED = "sweep.json", "summary.json", "summary.parquet", "logged.json"
+SUMMARY, TABLE, LOGGED = "summary.json", "summary.parquet", "logged.json"
 # Ray Tune's own files; hidden, so that no one takes them for runs.
 TUNE = ".tune"
 # The one key that may change when a sweep goes on: the cluster that it was begun on may be gone.

@@ -18,13 +18,13 @@ from fedsweep.fleet.ray_cluster import ray_cluster
 from fedsweep.fleet.ray_watch import unless_lost
 from fedsweep.processes import silenced
 from fedsweep.runs.facts import run_facts
-from fedsweep.runs.run_folder import CONFIG
+from fedsweep.runs.run_folder import CONFIG, PLAN
 from fedsweep.sweeps.fairness import world_of
 from fedsweep.sweeps.prepare import Entry, PreparedSweep, make_entry
 from fedsweep.sweeps.resources import check_shares, largest
 from fedsweep.sweeps.space import TRIAL, make_trial
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
-from fedsweep.sweeps.sweep_folder import PLAN, SUMMARY, TABLE, TUNE
+from fedsweep.sweeps.sweep_folder import SUMMARY, TABLE, TUNE
 from fedsweep.sweeps.tune_callback import KeptHere
 from fedsweep.tracking.mlflow_store import check_store
 from fedsweep.tracking.terminal.sweep_progress import SweepProgress, TrialState

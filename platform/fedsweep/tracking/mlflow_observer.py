@@ -22,6 +22,7 @@ from fedsweep.runs.run_folder import (
     CONFIG,
     MODEL,
     PICTURES,
+    PLAN,
     RESULT,
     ROUNDS,
     SCENARIO,
@@ -269,7 +270,7 @@ def catch_up(folder: Path, config: Config) -> tuple[str, bool]:
         return "nothing is tracked (tracking.uri is none)", True
     if is_complete(folder, uri):
         return "MLflow has everything of it", True
-    if (folder.parent / "sweep.json").exists():
+    if (folder.parent / PLAN).exists():
         return f"fedsweep sweep --resume --out {folder.parent} logs what MLflow lacks of it", False
     with sole_writer(folder):
         observer = MlflowObserver(uri, experiment=config.tracking.experiment)
