@@ -39,8 +39,7 @@ FATAL = (InputError, ClientJobError, InvariantError)
 FINISHED = "finished"
 # What the user should know of a round: that a client actor was replaced, say.
 MESSAGES = "messages"
-# The round itself, which a metric of before does not touch: :class:`RoundRecord`'s fields without its lists of clients,
-# which stand in ``rounds.parquet`` alone.
+# The round itself, without its lists of clients: metrics beside it may stand with the value of an earlier round.
 ROW = "row"
 _SCALARS = tuple(column.name for column in ROUND_COLUMNS if column.is_scalar)
 # The process that played the trial before may be about to end, where its driver was killed.
