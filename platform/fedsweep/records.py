@@ -333,11 +333,11 @@ class RoundRecord:
     """One row of ``rounds.parquet``; None where a method has no such thing.
 
     ``total_bytes`` (both ways up to and with the round, registration apart) and ``best_accuracy`` (of all tests so far)
-    are None in rows that an older version wrote. ``staleness`` (None where no work outlasts its round) is, for each
-    attendee, how often the server's model changed since it received the one that it trained. ``class_accuracies`` are
-    the tested model's by class index, ``personal_accuracies`` those of the clients' own models by client, each on its
-    share of the test set; NaN where there are no test samples. ``traffic`` goes to a table of its own; what an older
-    version wrote has none.
+    are filled in where rows of an older version are read. ``staleness`` (None where no work outlasts its round) is, for
+    each attendee, how often the server's model changed since it received the one that it trained. ``class_accuracies``
+    are the tested model's by class index, ``personal_accuracies`` those of the clients' own models by client, each on
+    its share of the test set; NaN where there are no test samples. ``traffic`` goes to a table of its own; what an
+    older version wrote has none.
     """
 
     round: int
@@ -375,3 +375,8 @@ class RoundRecord:
     personal_accuracies: tuple[float, ...] | None = late_field()
     traffic: Traffic | None = late_field(compare=False)
     extra: Mapping[str, float] = field(default_factory=dict)
+
+
+def best_of(*accuracies: float | None) -> float | None:
+    """The largest of those that are known and numbers; None without any."""
+    return max((value for value in accuracies if value is not None and value == value), default=None)

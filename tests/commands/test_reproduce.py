@@ -13,9 +13,9 @@ import pytest
 
 from fedsweep.cli import main
 from fedsweep.errors import ConfigError
-from fedsweep.reproduce import group_tables
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.measured import group_tables
 from fedsweep.reproduce.measured.grid import Grid, GridCell, summed_up
 
 Command = Callable[..., tuple[int, str, str]]
@@ -129,16 +129,22 @@ def test_another_kind_of_table_is_measured_by_its_own_function(
     table.write_text(TABLE.replace("  title:", "  kind: groups\n  groups: {sizes: [1, 2]}\n  title:"))
     seen: dict[str, Any] = {}
 
-    def measured_groups(table: TableFile, *, scale: str, cells: tuple[Cell, ...], out: Path, quiet: bool) -> Grid:
+    def measured_groups(table: TableFile, *, scale: str, cells: tuple[Cell, ...], out: Path, quiet: bool) -> Any:
         seen.update(groups=table.groups, rounds=cells[0].config.training.rounds, out=out, quiet=quiet)
         found = {m.name: summed_up([0.25], m) for m in table.measures}
+        place = {"row": cells[0].row, "column": cells[0].column, "seed": 0}
+        chosen = group_tables.Choices(**place, active=2, size=1, kl_divergence=(0.5,), seconds=(0.1,))
         made = [GridCell(row=c.row, column=c.column, measured=found) for c in cells[:-1]]
         last = GridCell(row=cells[-1].row, column=cells[-1].column, problems=("it took too long",))
-        return Grid(table=table, scale=scale, rows=("FedAvg",), columns=("even",), cells=(*made, last))
+        return Grid(table=table, scale=scale, rows=("FedAvg",), columns=("even",), cells=(*made, last)), [chosen]
 
     monkeypatch.setattr(group_tables, "measured_groups", measured_groups)
     code, out, err = fedsweep("reproduce", table, "--out", "groups")
     assert seen == {"groups": {"sizes": [1, 2]}, "rounds": 2, "out": tmp_path / "groups", "quiet": False}
+    assert {path.name for path in (tmp_path / "groups" / "figures").glob("*.png")} == {
+        "kl-by-size.png",
+        "seconds-by-size.png",
+    }
     assert code == 1 and "3 of 4 cells measured, 1 failed" in out and "FedProx | K=2: it took too long" in out
     assert "SCAFFOLD is missing" in out and err == "" and "fedsweep report" not in out
     assert fedsweep("reproduce", "--resume", "--out", "groups", "--quiet")[0] == 1

@@ -16,9 +16,13 @@ from fedsweep.reports.compare import compared_runs, print_settings
 from fedsweep.reports.page import build_report, render
 from fedsweep.reports.sources import find_sources
 from fedsweep.reports.sweep_table import print_summary
+from fedsweep.reproduce.definition.sections import FigureSpec
+from fedsweep.reproduce.figures.of_table import scene_of
 from fedsweep.reproduce.formats import as_text
-from fedsweep.reproduce.measured.grid import measured, views_of
+from fedsweep.reproduce.measured.grid import measured, summed_up, views_of
 from fedsweep.reproduce.reproduction import Reproduction, TableRequest, reproduction
+from fedsweep.results.settings import counted
+from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.fairness import TrialWorld
 from fedsweep.sweeps.summary import summarise
@@ -107,6 +111,75 @@ def test_the_same_folder_has_the_same_figures_everywhere(found: Reproduction, tm
         )
     assert setting.over_seeds("total_bytes") == row.figures["total_bytes"]
     assert cell.measured["bytes"].mean == row.figures["total_bytes"].mean
+
+
+def test_runs_that_have_not_finished_count_alike_everywhere(found: Reproduction, tmp_path: Path) -> None:
+    """Of FedAvg the seeds 0 and 1 have finished; of FedProx none, and one failed: those under way stand in for it."""
+    out = tmp_path / "out"
+    by_place = {(cell.row, cell.seed): RunFolder(path) for cell, path in found.folders(out).items()}
+    ends = {("FedAvg", 2): None, ("FedProx", 0): "killed", ("FedProx", 1): None, ("FedProx", 2): "failed"}
+    for place, status in ends.items():
+        (by_place[place].path / "result.json").unlink()
+        if status is not None:
+            by_place[place].write_result({"status": status})
+
+    compared = printed(lambda console: print_settings(compared_runs([out]), console)).splitlines()
+    report = build_report(find_sources([str(out)], uri=None))
+    page = re.sub(r"<[^>]+>", " ", render(report, made=datetime.now(UTC)))
+    summary = summarise(
+        SweepFolder(out), list(found.by_key.values()), [TrialWorld(shared="w", budgets=None)] * 6, config=found.config
+    )
+    sweep = printed(lambda console: print_summary(summary, console))
+    views = views_of(found.table, found.folders(out))
+    grid = measured(found.table, views, scale="full")
+
+    for row, mean, sd, ends_at in (
+        ("FedAvg", "52.50", "3.54", ("50.00", "55.00")),
+        ("FedProx", "76.00", "5.66", ("72.00", "80.00")),
+    ):
+        line = next(line for line in compared if f" {row} " in line)
+        assert f"{mean}%  {sd}%  {ends_at[0]}% to {ends_at[1]}%" in line and " 2 " in line
+        assert re.search(rf"{mean} %\s+{ends_at[0]} to {ends_at[1]}\s+{sd}", page)
+        share = [f"{float(figure) / 100:.4f}" for figure in (mean, *ends_at)]
+        assert f"{share[0]} [{share[1]}, {share[2]}]" in sweep
+        cell = grid.cell(row, "even")
+        assert cell is not None and cell.measured["acc"].count == 2 and f"{mean}±{sd}" in as_text(grid)
+        (setting,) = (s for s in report.settings if report.runs[s.runs[0]].method == row)
+        (found_row,) = (s for s in summary.settings if row in s.label)
+        assert setting.over_seeds("best_test_accuracy") == found_row.figures["best_test_accuracy"]
+        assert scene_of(FigureSpec(name="f", kind="bars", y="test_accuracy"), found.table, views).measured(
+            row, "even", measure=found.table.measures[0]
+        ) == summed_up([view.figure("test_accuracy") for view in setting.views], found.table.measures[0])
+
+
+def test_runs_under_way_are_shown_but_not_judged(found: Reproduction, tmp_path: Path) -> None:
+    """FedProx is ahead, but none of its trials has finished: it is neither the best nor the paper's."""
+    out = tmp_path / "out"
+    for cell, path in found.folders(out).items():
+        if cell.row == "FedProx":
+            RunFolder(path).write_result({"status": "killed"})
+    summary = summarise(
+        SweepFolder(out), list(found.by_key.values()), [TrialWorld(shared="w", budgets=None)] * 6, config=found.config
+    )
+    assert ["FedAvg" in setting.label for setting in summary.settings] == [True, False]
+    assert summary.headline["best_setting/test_accuracy"] == summary.settings[0].figures["test_accuracy"].mean
+    assert summary.differences == ()
+    (note,) = [note for note in summary.notes if "under way" in note]
+    assert "FedProx" in note and "FedAvg" not in note
+    grid = measured(found.table, views_of(found.table, found.folders(out)), scale="full")
+    standings = {cell.row: (cell.standing, bool(cell.problems), len(cell.by_seed["acc"])) for cell in grid.cells}
+    assert standings == {"FedAvg": ("paper", False, 3), "FedProx": ("other", True, 0)}
+
+
+def test_one_run_per_seed_counts_and_none_that_failed(tmp_path: Path) -> None:
+    def run(seed: int, status: str, rounds: int = 2) -> RunView:
+        result = {} if status == "unfinished" else {"status": status}
+        return RunView(folder=tmp_path, config={"seed": seed}, result=result, columns={"round": [*range(rounds)]})
+
+    double = [run(0, "unfinished"), run(0, "finished"), run(1, "finished"), run(0, "finished"), run(2, "killed")]
+    assert counted(double) == [1, 2]
+    assert counted([run(0, "failed"), run(1, "killed"), run(1, "unfinished"), run(2, "killed", rounds=0)]) == [1]
+    assert counted([]) == []
 
 
 def test_what_a_target_took_is_the_same_in_the_report_and_in_the_table(found: Reproduction, tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import math
+from itertools import permutations
 
 import numpy as np
 import pytest
 
-from fedsweep.results.seed_statistics import differences, estimate
+from fedsweep.results.seed_statistics import deviation, differences, estimate
 from fedsweep.streams import stream
 
 
@@ -20,6 +21,12 @@ def test_estimate_leaves_out_what_is_not_known() -> None:
     assert estimate([math.nan, 4.0]).mean == 4.0
     assert math.isnan(estimate([4.0]).sd)
     assert estimate([math.nan]).count == 0
+
+
+def test_the_deviation_is_the_same_in_whatever_order_the_seeds_come() -> None:
+    values = (0.1, 0.7, 1e-9, 0.3, 123.456, 0.35)
+    assert {estimate(order).sd for order in permutations(values)} == {deviation(values)}
+    assert deviation([1e200, 3e200]) == math.inf
 
 
 def test_the_same_values_give_the_same_interval() -> None:

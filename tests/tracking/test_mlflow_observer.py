@@ -9,7 +9,6 @@ import math
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +31,14 @@ TAGS = {"fedsweep.git_commit": "abc", "fedsweep.config_hash": "123", "fedsweep.m
 
 def record(round: int, *, attempt: int = 0, **values: Any) -> RoundRecord:
     """A round that sends 1200 bytes; another attempt at it happens at another time."""
-    full = tiny_record(
-        round,
-        timestamp_ms=1_700_000_000_000 + 1000 * round + attempt,
-        test_accuracy=0.1 * round,
-        test_loss=1.0 / round,
-        train_loss=2.0,
-        wall_time_s=0.1 + attempt,
-    )
-    return replace(full, **values)
+    plain = {
+        "timestamp_ms": 1_700_000_000_000 + 1000 * round + attempt,
+        "test_accuracy": 0.1 * round,
+        "test_loss": 1.0 / round,
+        "train_loss": 2.0,
+        "wall_time_s": 0.1 + attempt,
+    }
+    return tiny_record(round, **(plain | values))
 
 
 @pytest.fixture
@@ -103,7 +101,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rounds_become_metrics_by_round_and_by_bytes(store: Path, folder: Path) -> None:
     observer = Watched(store).start(folder)
     observer.round_done(record(1, extra={"rank (mean)": 3.0}))
-    observer.round_done(record(2, test_accuracy=0.05))
+    observer.round_done(record(2, test_accuracy=0.05, best_accuracy=0.1))
     observer.finished("finished", {})
     _, run = stored(store, observer)
     assert run.info.status == "FINISHED" and run.info.run_name == "run"
@@ -383,7 +381,7 @@ def test_a_points_batch_that_fails_is_not_taken_for_logged(store: Path, folder: 
     first.checkpointed(1)
     run = MlflowRun.begin(sqlite_uri(store), experiment="fedsweep", name="run", tags={}, folder=folder)
     assert run.seen["lr"] == Counter({1: 1})
-    row = mlflow_observer.Row(record=record(1, attempt=1), total_bytes=1200, best_test_accuracy=None)
+    row = mlflow_observer.Row(record=record(1, attempt=1))
     with pytest.raises(Exception, match="tags"):
         run.log_points(row.points(), {"": "an empty name is no tag"})
     assert run.seen["lr"] == Counter({1: 1})

@@ -6,7 +6,6 @@ the run folder goes through here.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +24,7 @@ from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import RoundRecord
+from fedsweep.results.view import run_so_far
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore, read_earlier
 from fedsweep.runs.component_pictures import write_pictures
 from fedsweep.runs.facts import peak_memory_mb
@@ -291,15 +291,17 @@ class RunSession:
             riders = [name for name in views if name.startswith("optimizer.")]
             # Riders belong to the optimiser: a model that is read back, or compared by its hash, has none.
             sha256 = self._folder.write_model({k: v.clone() for k, v in views.items() if k not in riders})
+        so_far = run_so_far(self._settings.folder, state.records)
         result = {
             "status": status,
             "reason": reason,
             "stopped_by": self._stopped_by,
             "rounds": state.round,
-            **_accuracies(state.records),
+            "test_accuracy": so_far.figure("test_accuracy"),
+            "best_test_accuracy": so_far.figure("best_test_accuracy"),
             "total_bytes": state.total_bytes,
             "registration_bytes": self._engine.registration_bytes + (state.setup_bytes or 0),
-            "comm_ratio": _mean([r.comm_ratio for r in state.records]),
+            "comm_ratio": so_far.figure("comm_ratio"),
             "comm_cost": sum(r.comm_cost for r in state.records),
             "flops": sum(r.flops for r in state.records),
             "sim_time_s": state.clock,
@@ -367,13 +369,3 @@ class RunSession:
 
     def _taken_messages(self) -> tuple[str, ...]:
         return self._bulletin.take().messages
-
-
-def _accuracies(records: tuple[RoundRecord, ...]) -> dict[str, float | None]:
-    known = [r.test_accuracy for r in records if r.test_accuracy is not None]
-    return {"test_accuracy": known[-1] if known else None, "best_test_accuracy": max(known, default=None)}
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [v for v in values if v is not None and not math.isnan(v)]
-    return math.fsum(known) / len(known) if known else None

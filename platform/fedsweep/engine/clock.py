@@ -60,6 +60,10 @@ class Prices:
         measured = sum(probe.passes for probe in self.probes if last or probe.when != "round_end")
         return measured + self.costs.job_passes
 
+    def probed_in(self, jobs: int) -> float:
+        """The same of all of a client's jobs in a round."""
+        return (jobs - 1) * self.probed(last=False) + self.probed(last=True) if jobs else 0.0
+
 
 def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
     """Virtual seconds of download, steps and upload, with the round's jitter; who takes steps is of the cohort."""

@@ -36,7 +36,7 @@ from fedsweep.errors import InvariantError, RunError, WorkerLost
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.guard import check_items, guarded, new_state
-from fedsweep.records import ClientUpdate, Payload, RoundRecord, State
+from fedsweep.records import ClientUpdate, Payload, RoundRecord, State, best_of
 from fedsweep.trees import load_vector
 
 # A round is begun at most this often; an actor that dies every time has a cause that repairing will not cure.
@@ -173,28 +173,20 @@ class Engine:
             ClientJobError: A client's work failed.
         """
         with guarded(when=f"in round {state.round + 1}"):
-            began = time.perf_counter()
+            began, stop = time.perf_counter(), self.experiment.training.stop
             # Plan: who takes part, how much each does, when they synchronise, what models cost and the clock says.
             plan = self.planner.plan(state)
-            limit = self._would_pass(state, plan.num_bytes, plan.clock)
+            limit = stop.passed_by(state.total_bytes + plan.num_bytes, plan.clock)
             if limit is not None:
                 return state, limit
             # Send, train, aggregate.
             round = self.played(plan, state)
             # Payloads are known only now; a round that passes a limit with them never was.
-            limit = self._would_pass(state, round.ledger.total_bytes, plan.clock)
+            limit = stop.passed_by(state.total_bytes + round.ledger.total_bytes, plan.clock)
             if limit is not None:
                 return state, limit
             # Record: test the model, make the row, tell the components.
             return self._recorded(round, time.perf_counter() - began), None
-
-    def _would_pass(self, state: RunState, more_bytes: int, clock: float | None) -> str | None:
-        stop = self.experiment.training.stop
-        if stop.total_bytes is not None and state.total_bytes + more_bytes > stop.total_bytes:
-            return "total_bytes"
-        if stop.sim_time_s is not None and clock is not None and clock > stop.sim_time_s:
-            return "sim_time_s"
-        return None
 
     def played(self, plan: RoundPlan, state: RunState) -> Round:
         """A round by its plan, begun anew each time a worker is lost."""
@@ -216,8 +208,7 @@ class Engine:
         record = self._tested(record, round.vector, round.components["evaluation"], round.updates)
         if self._due(record.round):
             record = self._own_models_tested(record, round)
-        known = (_best_accuracy(round.state.records), record.test_accuracy)
-        record = replace(record, best_accuracy=max((value for value in known if value is not None), default=None))
+        record = replace(record, best_accuracy=best_of(_best_accuracy(round.state.records), record.test_accuracy))
         for seam, component in self.experiment.method.server_components():
             seen = component.observe(round.components[seam], record)
             when = f"in round {record.round}"
@@ -289,7 +280,4 @@ def _with_figures(record: RoundRecord, figures: Mapping[str, float]) -> RoundRec
 
 
 def _best_accuracy(records: Sequence[RoundRecord]) -> float | None:
-    """The best accuracy of the rows; those of an older version do not carry it."""
-    if records and records[-1].best_accuracy is not None:
-        return records[-1].best_accuracy
-    return max((r.test_accuracy for r in records if r.test_accuracy is not None), default=None)
+    return records[-1].best_accuracy if records else None

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedsweep.client.lanes.grouping import alone, why_alone
 from fedsweep.client.messages import LaneSettings, Tally
+from fedsweep.engine.clock import Prices
 from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.plan import Planner, RoundPlan, alike
@@ -116,12 +117,13 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
     plans = []
     for plan in islice(planned_rounds(experiment, planner), planned):
         plans.append(plan)
+        prices = Prices(costs=costs, seed=experiment.seed, probes=plan.probes)
         taken = steps_by_client(plan)
         steps += sum(taken.values())
         num_bytes += plan.num_bytes + _beside(plan, beside, seen)
         clock = plan.clock
         for client, count in taken.items():
-            work, probed = plan.context.work[client], _probed(plan, client, costs.job_passes)
+            work, probed = plan.context.work[client], _probed(plan, client, prices)
             flops += costs.flops(plan.context.submodels[client], work.samples_in(count), work=work, probed=probed)
         ratio = rows.group_figures(plan, plan.components, cost=plan.values)["comm_ratio"]
         if ratio is not None:
@@ -180,14 +182,12 @@ def _beside(plan: RoundPlan, beside: Beside, seen: set[int]) -> int:
     return int(BYTES_PER_VALUE * total)
 
 
-def _probed(plan: RoundPlan, client: int, job_passes: float) -> float:
+def _probed(plan: RoundPlan, client: int, prices: Prices) -> float:
     """Forward passes of one sample that a client will take outside its steps."""
-    if not plan.probes and not job_passes:
+    if not prices.probed(last=True):
         return 0.0
     jobs = sum(times for point, times in alike(plan.points) for job in point.start if job.client == client)
-    each = sum(probe.passes for probe in plan.probes if probe.when != "round_end") + job_passes
-    once = sum(probe.passes for probe in plan.probes if probe.when == "round_end")
-    return plan.context.work[client].num_samples * (jobs * each + bool(jobs) * once)
+    return plan.context.work[client].num_samples * prices.probed_in(jobs)
 
 
 def _memory_mb(experiment: Experiment, *, num_values: int, num_actors: int) -> float:

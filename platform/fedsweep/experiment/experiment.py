@@ -48,6 +48,14 @@ class StopLimits:
     sim_time_s: float | None = None
     wall_time_s: float | None = None
 
+    def passed_by(self, total_bytes: int, sim_time_s: float | None) -> str | None:
+        """The limit that a round would pass which ends with so many bytes sent, at such a virtual time; None: none."""
+        if self.total_bytes is not None and total_bytes > self.total_bytes:
+            return "total_bytes"
+        if self.sim_time_s is not None and sim_time_s is not None and sim_time_s > self.sim_time_s:
+            return "sim_time_s"
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training:

@@ -48,16 +48,13 @@ class RayMetrics:
         self._gauges: dict[str, Any] = {
             name: Gauge(name, description=text, tag_keys=TAGS) for name, text in GAUGES.items()
         }
-        self._bytes_by_round = {0: 0}
         self._set({"planned_rounds": planned_rounds, "client_actors": client_actors, "gpus": gpus})
 
     def record(self, record: RoundRecord) -> None:
-        """Show a round; one that is played again counts once."""
-        before = self._bytes_by_round.get(record.round - 1, 0)
-        total = self._bytes_by_round[record.round] = before + record.bytes_up + record.bytes_down
-        self.show(round=record.round, test_accuracy=record.test_accuracy, total_bytes=total)
+        """Show a round, with what was sent up to it."""
+        self.show(round=record.round, test_accuracy=record.test_accuracy, total_bytes=record.total_bytes)
 
-    def show(self, *, round: int, test_accuracy: float | None, total_bytes: int) -> None:
+    def show(self, *, round: int, test_accuracy: float | None, total_bytes: int | None) -> None:
         """Show how far the run is; what is not known stays as it was."""
         self._set({"round": round, "test_accuracy": test_accuracy, "total_bytes": total_bytes})
 

@@ -150,7 +150,8 @@ class Task:
         )
 
     def _measured_groups(self, *, quiet: bool) -> Grid:
-        from fedsweep.reproduce.group_tables import measured_groups
+        from fedsweep.reproduce.figures.of_groups import draw_choices
+        from fedsweep.reproduce.measured.group_tables import measured_groups
 
         found, folder = self.found, self.folder
         if self.going_on:
@@ -159,9 +160,11 @@ class Task:
             plan = SweepPlan(given=found.config.given, trials=(), request=found.plan_request)
             folder.create(plan, config_yaml=None, overwrite=self.overwrite)
         try:
-            return measured_groups(
+            grid, chosen = measured_groups(
                 found.table, scale=found.request.scale, cells=found.cells, out=folder.path, quiet=quiet
             )
+            draw_choices(found.table, chosen, folder.path / FIGURES)
+            return grid
         except InputError:
             if not self.going_on and not find_runs(folder.path):  # or --resume could not go on with finished ones
                 folder.withdraw()

@@ -13,8 +13,8 @@ from fedsweep.streams import stream
 
 CONFIDENCE = 0.95
 _RESAMPLES = 4000
-# With fewer pairs neither interval means anything.
-_FEWEST_PAIRS = 3
+# With fewer pairs neither the interval nor the test means anything.
+FEWEST_PAIRS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,9 @@ def mean(values: Sequence[float]) -> float:
 def deviation(values: Sequence[float]) -> float:
     """The sample standard deviation of at least two values, whatever their order."""
     centre = mean(values)
-    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
+    gaps = [value - centre for value in values]
+    # By multiplication: a power that is too large is an error, a product infinite.
+    return math.sqrt(math.fsum(gap * gap for gap in gaps) / (len(gaps) - 1))
 
 
 def estimate(values: Iterable[float | None]) -> Estimate:
@@ -93,7 +95,7 @@ def estimate(values: Iterable[float | None]) -> Estimate:
     if len(known) == 1:
         return Estimate(count=1, mean=known[0], sd=math.nan, low=math.nan, high=math.nan)
     low, high = bootstrap(known)
-    return Estimate(count=len(known), mean=mean(known), sd=float(np.std(known, ddof=1)), low=low, high=high)
+    return Estimate(count=len(known), mean=mean(known), sd=deviation(known), low=low, high=high)
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
@@ -133,7 +135,7 @@ def differences(by_seed: Sequence[Mapping[Any, float]]) -> list[Difference]:
 
 def _difference(first: int, second: int, gaps: Sequence[float]) -> Difference:
     low = high = p_value = math.nan
-    if len(gaps) >= _FEWEST_PAIRS:
+    if len(gaps) >= FEWEST_PAIRS:
         low, high = bootstrap(gaps)
         p_value = _paired_p(np.asarray(gaps))
     centre = mean(gaps) if gaps else math.nan

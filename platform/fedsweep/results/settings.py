@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from fedsweep.catalog import merged_title
 from fedsweep.errors import InputError
@@ -70,7 +71,7 @@ class ReportRun:
     @property
     def num_rounds(self) -> int:
         """Rounds done."""
-        return len(self.curve.rounds)
+        return self.view.rounds
 
     def fact(self, key: str) -> str:
         """What ``result.json`` says of the software or the files; empty where it says nothing."""
@@ -90,8 +91,7 @@ class Setting:
     Attributes:
         label: What they are called.
         runs: Indices of all its runs.
-        counted: Indices of those that its mean is over: one per seed, finished; where none has finished, those under
-            way.
+        counted: Indices of those that its mean is over; see :func:`counted`.
         failed: How many failed.
         views: What the folders of the counted hold.
         curve: The mean over the counted; None without any.
@@ -132,6 +132,36 @@ class TargetRow:
     reached: int
     runs: int
     took: Mapping[str, float | None]
+
+
+class Counting(Protocol):
+    """What says whether a run counts."""
+
+    @property
+    def status(self) -> str:
+        """``finished``, ``failed``, or what else became of it."""
+
+    @property
+    def seed(self) -> int | None:
+        """Its seed."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds done."""
+
+
+def counted(runs: Sequence[Counting]) -> list[int]:
+    """Which of a setting's runs its means are over, wherever they are shown: places in the order given.
+
+    One per seed, and only those that have finished; where none has finished, those under way. A failed run, or one
+    without rounds, never counts.
+    """
+    able = [place for place, run in enumerate(runs) if run.rounds and run.status != "failed"]
+    finished = [place for place in able if runs[place].status == "finished"]
+    by_seed: dict[int | None, int] = {}
+    for place in finished or able:
+        by_seed.setdefault(runs[place].seed, place)
+    return list(by_seed.values())
 
 
 def report_runs(views: Sequence[RunView]) -> tuple[list[ReportRun], list[str]]:
@@ -196,7 +226,7 @@ def target_rows(settings: Sequence[Setting]) -> list[TargetRow]:
     """
     rows = []
     for place, setting in enumerate(settings):
-        for target in _targets(setting.views[0].config) if setting.views else ():
+        for target in sorted(targets_of(setting.views[0].config)) if setting.views else ():
             reached = [cut for view in setting.views if (cut := view.reaching(target))]
             took = {name: _over_runs(name, reached) for name in _TOOK}
             counts = {"reached": len(reached), "runs": len(setting.views)}
@@ -209,26 +239,21 @@ def _over_runs(name: str, views: Sequence[RunView]) -> float | None:
     return mean(known) if known else None
 
 
-def _targets(config: Mapping[str, object]) -> list[float]:
-    """The targets that a folder's configuration names; what is none is left out."""
+def targets_of(config: Mapping[str, object]) -> list[float]:
+    """The targets that a folder's configuration names, each once, in its order; what is none is left out."""
     evaluation = config.get("evaluation")
     named = evaluation.get("targets") if isinstance(evaluation, Mapping) else None
     values = [finite(value) for value in named[:_MOST_TARGETS]] if isinstance(named, list) else []
-    return sorted({value for value in values if value is not None and 0 < value <= 1})
+    return list(dict.fromkeys(value for value in values if value is not None and 0 < value <= 1))
 
 
 def _setting(runs: Sequence[ReportRun], members: Sequence[int], *, label: str) -> Setting:
-    able = [index for index in members if runs[index].num_rounds and runs[index].status != "failed"]
-    finished = [index for index in able if runs[index].status == "finished"]
-    by_seed: dict[object, int] = {}
-    for index in finished or able:
-        by_seed.setdefault(runs[index].view.seed, index)
-    counted = tuple(by_seed.values())
+    own = tuple(members[place] for place in counted([runs[index].view for index in members]))
     return Setting(
         label=label,
         runs=tuple(members),
-        counted=counted,
+        counted=own,
         failed=sum(runs[index].status == "failed" for index in members),
-        views=tuple(runs[index].view for index in counted),
-        curve=mean_curve([runs[index].curve for index in counted]) if counted else None,
+        views=tuple(runs[index].view for index in own),
+        curve=mean_curve([runs[index].curve for index in own]) if own else None,
     )

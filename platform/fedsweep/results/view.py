@@ -15,9 +15,11 @@ from typing import Any
 
 from fedsweep.config.yaml12 import parse
 from fedsweep.errors import OutputError
+from fedsweep.records import RoundRecord
 from fedsweep.results.seed_statistics import finite, mean
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CONFIG, RESULT, ROUNDS, RunFolder
+from fedsweep.runs.tables.rounds import ROUND_COLUMNS
 from fedsweep.runs.targets import reaches
 
 UNFINISHED = "unfinished"
@@ -31,10 +33,11 @@ OVER: Mapping[str, tuple[slice, Callable[[Sequence[float]], float]]] = {
     "last5": (slice(-5, None), mean),
     "later": (slice(1, None), median),  # the first round loads what all others have
 }
-_SUMMED = ("flops", "local_steps", "sync_points", "over_budget", "values_up", "values_down", "bytes_up", "bytes_down")
+_OF_ROUNDS = ("flops", "local_steps", "sync_points", "over_budget", "comm_cost")
+_OF_MESSAGES = ("values_up", "values_down", "bytes_up", "bytes_down")
 # A run's figure -> the column that it comes from, and how; all others are the last that is known.
 _FIGURES: Mapping[str, tuple[str, str]] = {
-    **{name: (name, "sum") for name in _SUMMED},
+    **{name: (name, "sum") for name in (*_OF_ROUNDS, *_OF_MESSAGES)},
     "best_test_accuracy": ("test_accuracy", "best"),
     "comm_ratio": ("comm_ratio", "mean"),
     "wall_time_s": ("seconds_so_far", "last"),
@@ -85,6 +88,11 @@ class RunView:
     def status(self) -> str:
         """``finished``, ``failed``, ``killed``, or ``unfinished``: going on, or broken off without a word."""
         return str(self.result.get("status", UNFINISHED))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds done."""
+        return len(self.column("round"))
 
     @cached_property
     def _derived(self) -> Mapping[str, Sequence[Any]]:
@@ -161,6 +169,12 @@ class RunView:
         if place is None:
             return None
         return replace(self, result={}, columns={name: cells[: place + 1] for name, cells in self.columns.items()})
+
+
+def run_so_far(folder: Path, records: Sequence[RoundRecord]) -> RunView:
+    """A run as its rows alone tell of it, while it goes on."""
+    columns = {column.name: [getattr(record, column.name) for record in records] for column in ROUND_COLUMNS}
+    return RunView(folder=folder, config={}, result={}, columns=columns)
 
 
 def load_run(folder: Path) -> RunView:

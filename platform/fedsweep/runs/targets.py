@@ -40,15 +40,13 @@ class TargetWatch:
 
     def __init__(self, targets: Sequence[float]) -> None:
         self.reached: dict[float, Crossing | None] = dict.fromkeys(targets)
-        self._total_bytes = self._flops = 0
+        self._flops = 0
 
     def see(self, record: RoundRecord) -> dict[float, Crossing]:
         """The targets that this round is the first to reach; a later fall below them does not matter."""
-        self._total_bytes += record.bytes_up + record.bytes_down
         self._flops += record.flops
-        crossing = Crossing(
-            round=record.round, sim_time_s=record.sim_time_s, total_bytes=self._total_bytes, flops=self._flops
-        )
+        spent = {"total_bytes": record.total_bytes or 0, "flops": self._flops}
+        crossing = Crossing(round=record.round, sim_time_s=record.sim_time_s, **spent)
         new = {
             target: crossing
             for target, known in self.reached.items()

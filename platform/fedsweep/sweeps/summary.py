@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import InputError
 from fedsweep.results.seed_statistics import Difference, Estimate, differences, estimate
-from fedsweep.results.settings import group_settings, remarks, report_runs
+from fedsweep.results.settings import counted, group_settings, remarks, report_runs
 from fedsweep.results.view import load_run
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import CONFIG, RunFolder
@@ -64,8 +64,8 @@ class SettingRow:
         label: What they have in common.
         world: See :class:`TrialRow`.
         values: The same as values.
-        seeds: Of those that finished.
-        failed: How many did not.
+        seeds: Of those that count; see :func:`~fedsweep.results.settings.counted`.
+        failed: How many did not finish.
         cut_short: How many the scheduler ended; they count with what they reached.
         figures: Metrics by name.
     """
@@ -87,7 +87,7 @@ class Summary:
         metrics: What is compared, first the one that orders the table.
         modes: ``max`` or ``min`` for each.
         trials: In the order of the plan.
-        settings: The best first.
+        settings: The best first; those of which no trial has finished come last.
         differences: Between settings that may be compared, by the first metric; indices into ``settings``.
         notes: What a reader must know.
     """
@@ -106,11 +106,12 @@ class Summary:
 
     @property
     def headline(self) -> dict[str, float]:
-        """The best setting's means, and how many trials there are, by name; empty without any."""
+        """The best setting's means, where a trial has finished, and how many trials there are, by name."""
         if not self.settings:
             return {}
-        figures = {f"best_setting/{name}": self.settings[0].figures[name].mean for name in self.metrics}
         failed = len(self.failed)
+        best = self.settings[0].figures if failed < len(self.trials) else {}
+        figures = {f"best_setting/{name}": best[name].mean for name in self.metrics if best}
         return {**figures, "trials_finished": float(len(self.trials) - failed), "trials_failed": float(failed)}
 
 
@@ -133,16 +134,17 @@ def summarise(
     groups: dict[tuple[TrialWorld, str], list[TrialRow]] = {}
     for row in rows:
         groups.setdefault((row.world, row.trial.setting), []).append(row)
-    found = [(_setting(group), _figures_by_seed(group, metrics[0])) for group in groups.values()]
-    found.sort(key=lambda pair: _rank(pair[0].figures[metrics[0]].mean, modes[0]))
+    found = [(_setting(group), group) for group in groups.values()]
+    found.sort(key=lambda pair: (_is_under_way(pair[1]), _rank(pair[0].figures[metrics[0]].mean, modes[0])))
     settings = [setting for setting, _ in found]
+    under_way = [setting.label for setting, group in found if setting.seeds and _is_under_way(group)]
     return Summary(
         metrics=metrics,
         modes=modes,
         trials=rows,
         settings=tuple(settings),
-        differences=tuple(_compare(settings, [by_seed for _, by_seed in found])),
-        notes=(*notes, *_cohort_notes(folder, rows), *_remarks(folder, rows)),
+        differences=tuple(_compare(settings, [_figures_by_seed(group, metrics[0]) for _, group in found])),
+        notes=(*notes, *_under_way_notes(under_way), *_cohort_notes(folder, rows), *_remarks(folder, rows)),
     )
 
 
@@ -191,29 +193,34 @@ def _trial_row(
         status=status,
         stopped_by=view.result.get("stopped_by") if view else None,
         reason=reason,
-        rounds=len(view.column("round")) if view else 0,
+        rounds=view.rounds if view else 0,
         figures={name: math.nan if value is None else value for name, value in figures.items()},
         seed=seed,
     )
 
 
 def _setting(rows: Sequence[TrialRow]) -> SettingRow:
-    done = [row for row in rows if row.status == "finished"]
+    own = [rows[place] for place in counted(rows)]
     return SettingRow(
         label=rows[0].trial.label,
         world=rows[0].world,
         values={key: value for key, value in rows[0].trial.values.items() if key != "seed"},
-        seeds=tuple(row.seed for row in done),
-        failed=len(rows) - len(done),
-        cut_short=sum(row.stopped_by == "scheduler" for row in done),
-        figures={name: estimate(row.figures[name] for row in done) for name in rows[0].figures},
+        seeds=tuple(row.seed for row in own),
+        failed=sum(row.status != "finished" for row in rows),
+        cut_short=sum(row.stopped_by == "scheduler" for row in own),
+        figures={name: estimate(row.figures[name] for row in own) for name in rows[0].figures},
     )
 
 
 def _figures_by_seed(rows: Sequence[TrialRow], metric: str) -> dict[int | None, float]:
-    # A trial that a scheduler ended did not train as long as the others: nothing to pair.
-    whole = [row for row in rows if row.status == "finished" and row.stopped_by != "scheduler"]
+    # A trial under way, or one that a scheduler ended, did not train as long as the others: nothing to pair.
+    own = [rows[place] for place in counted(rows)]
+    whole = [row for row in own if row.status == "finished" and row.stopped_by != "scheduler"]
     return {row.seed: row.figures[metric] for row in whole}
+
+
+def _is_under_way(rows: Sequence[TrialRow]) -> bool:
+    return all(row.status != "finished" for row in rows)
 
 
 def _rank(value: float, mode: str) -> float:
@@ -266,6 +273,10 @@ def _cohort_notes(folder: SweepFolder, rows: Sequence[TrialRow]) -> list[str]:
             f" {_some(cohorts)}"
         )
     return said
+
+
+def _under_way_notes(labels: Sequence[str]) -> list[str]:
+    return [f"figures of trials under way, since none has finished: {_some(labels)}"] if labels else []
 
 
 def _some(labels: Sequence[str]) -> str:

@@ -40,7 +40,9 @@ FATAL = (InputError, ClientJobError, InvariantError)
 FINISHED = "finished"
 # What the user should know of a round: that a client actor was replaced, say.
 MESSAGES = "messages"
-_CARRIED = "carried_forward"
+# The round itself, without its lists of clients: metrics beside it may stand with the value of an earlier round.
+ROW = "row"
+_SCALARS = tuple(column.name for column in ROUND_COLUMNS if column.is_scalar)
 # The process that played the trial before may be about to end, where its driver was killed.
 _PATIENCE_S = 30.0
 
@@ -231,25 +233,23 @@ class Report:
         self._metrics, self._resource = metrics, resource
         self._last: dict[str, Any] = {"round": 0, "total_bytes": 0, EXTRA: {}}
         self._known: dict[str, float] = {}
-        self._best = math.nan
         self._flops = 0
         self._clock = 0.0
 
     def add(self, record: RoundRecord) -> dict[str, Any]:
         """Count a round and report it."""
         figures = {name: value for name, value in scalar_figures(record).items() if name not in record.extra}
-        total = self._last["total_bytes"] + record.bytes_up + record.bytes_down
         self._flops += record.flops
         self._clock = record.sim_time_s if record.sim_time_s is not None else self._clock
-        if record.test_accuracy is not None:
-            self._best = max(record.test_accuracy, self._best) if self._best == self._best else record.test_accuracy
         self._known |= figures | {f"{EXTRA}/{name}": value for name, value in record.extra.items()}
         self._last = {
             **figures,
             "round": record.round,
             "timestamp_ms": record.timestamp_ms,
-            "total_bytes": total,
+            "total_bytes": record.total_bytes,
+            "best_test_accuracy": math.nan if record.best_accuracy is None else record.best_accuracy,
             EXTRA: dict(record.extra),
+            ROW: {name: getattr(record, name) for name in (*_SCALARS, "extra")},
         }
         return self.figures()
 
@@ -261,27 +261,11 @@ class Report:
         """
         spent = {"round": self._last["round"], "total_bytes": self._last["total_bytes"]}
         spent |= {"flops": self._flops, "sim_time_s": self._clock}
-        report = {"best_test_accuracy": self._best, "resource": spent[self._resource], **self._last}
+        report = {"best_test_accuracy": math.nan, "resource": spent[self._resource], **self._last}
         own = dict(self._last[EXTRA])
-        gaps = []
         for metric in self._metrics:
             name = metric.removeprefix(f"{EXTRA}/")
             place = report if name == metric else own
             if name not in place:
                 place[name] = self._known.get(metric, math.nan)
-                gaps.append(name)
-        return {**report, EXTRA: own, **({_CARRIED: ",".join(gaps)} if gaps else {})}
-
-
-def record_of(report: Mapping[str, Any]) -> RoundRecord:
-    """The round that a report tells of, without its lists of clients: those stand in ``rounds.parquet`` alone."""
-    carried = set(str(report.get(_CARRIED, "")).split(","))
-    values: dict[str, Any] = {}
-    for column in ROUND_COLUMNS:
-        if not column.is_scalar:
-            values[column.name] = None if column.nullable else ()
-            continue
-        found = None if column.name in carried else report.get(column.name)
-        values[column.name] = int(found) if column.kind == "int" and found is not None else found
-    extra = {name: value for name, value in report.get(EXTRA, {}).items() if name not in carried}
-    return RoundRecord(**values, extra=extra)
+        return {**report, EXTRA: own}

@@ -24,7 +24,7 @@ from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod
 from fedsweep.models.network import InputShape, Network
 from fedsweep.models.registry import make_network
-from fedsweep.records import ClientProfile, RoundContext, RoundRecord, State
+from fedsweep.records import ClientProfile, RoundContext, RoundRecord, State, best_of
 from fedsweep.streams import Stream, stream
 from fedsweep.submodel import SubModel
 from fedsweep.world.devices import DeviceProfile
@@ -243,7 +243,10 @@ def with_parts(*parts: SubModel) -> FederatedMethod:
 
 
 def tiny_record(round: int = 1, **fields: Any) -> RoundRecord:
-    """A row of two clients that sent 600 bytes each way; what it says besides is up to ``fields``."""
+    """A row of two clients that sent 600 bytes each way; what it says besides is up to ``fields``.
+
+    As if all rounds before had sent as much, and had been no better.
+    """
     plain = RoundRecord(
         round=round,
         timestamp_ms=1_700_000_000_000 + 1000 * round,
@@ -255,7 +258,6 @@ def tiny_record(round: int = 1, **fields: Any) -> RoundRecord:
         values_down=150,
         bytes_up=600,
         bytes_down=600,
-        total_bytes=1200 * round,
         comm_cost=300,
         comm_ratio=0.5,
         local_steps=4,
@@ -265,7 +267,9 @@ def tiny_record(round: int = 1, **fields: Any) -> RoundRecord:
         server_time_s=0.1,
         aggregation_weights=(0.5, 0.5),
     )
-    return replace(plain, **fields)
+    made = replace(plain, **fields)
+    sums = {"total_bytes": round * (made.bytes_up + made.bytes_down), "best_accuracy": best_of(made.test_accuracy)}
+    return replace(made, **(sums | fields))
 
 
 def component_conforms(component: ServerComponent) -> None:

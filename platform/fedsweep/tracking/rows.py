@@ -1,6 +1,6 @@
 """What the doors of a run share.
 
-They show its configuration's telling keys, and a round with what had come together up to it; some need a library.
+They show its configuration's telling keys, and a round with what it reached; some need a library.
 """
 
 from __future__ import annotations
@@ -32,32 +32,27 @@ _WORLD = ("seed", "scenario.", "model.", "method.", "training.", "evaluation.", 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A round with what had come together up to it.
+    """A round with what it reached.
 
     Attributes:
         record: The round.
-        total_bytes: Bytes both ways up to and with it, registration apart.
-        best_test_accuracy: Of the rounds so far; None before the first evaluation.
         reached: Targets that it is the first to reach.
     """
 
     record: RoundRecord
-    total_bytes: int
-    best_test_accuracy: float | None
     reached: Mapping[float, Crossing] = field(default_factory=dict)
 
     def figures(self) -> dict[str, float]:
         """Its figures by name, as in ``rounds.parquet``, with the sum of bytes and the best accuracy so far."""
-        figures = scalar_figures(self.record) | {"total_bytes": float(self.total_bytes)}
-        if self.best_test_accuracy is not None:
-            figures["best_test_accuracy"] = self.best_test_accuracy
-        return figures
+        sums = {"total_bytes": self.record.total_bytes, "best_test_accuracy": self.record.best_accuracy}
+        known = {name: float(value) for name, value in sums.items() if value is not None}
+        return scalar_figures(self.record) | known
 
     def points(self) -> list[Point]:
         """Its figures by round, what was learnt again by kB sent, and targets. What is infinite is NaN."""
         figures = self.figures()
         by_round = [(name, value, self.record.round) for name, value in figures.items()]
-        kilobytes = self.total_bytes // 1000
+        kilobytes = (self.record.total_bytes or 0) // 1000
         by_bytes = [(BY_BYTES + name, value, kilobytes) for name, value in figures.items() if _is_shown_by_bytes(name)]
         return [
             Point(name, value if math.isfinite(value) else math.nan, self.record.timestamp_ms, step)
@@ -88,21 +83,10 @@ class RowMaker:
 
     def __init__(self, targets: Sequence[float] = ()) -> None:
         self._targets = TargetWatch(targets)
-        self._total_bytes = 0
-        self._best: float | None = None
 
     def row(self, record: RoundRecord) -> Row:
         """The next round's row."""
-        self._total_bytes += record.bytes_up + record.bytes_down
-        accuracy = record.test_accuracy
-        if accuracy is not None and not math.isnan(accuracy):
-            self._best = accuracy if self._best is None else max(self._best, accuracy)
-        return Row(
-            record=record,
-            total_bytes=self._total_bytes,
-            best_test_accuracy=self._best,
-            reached=self._targets.see(record),
-        )
+        return Row(record=record, reached=self._targets.see(record))
 
 
 def telling(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ COUNTS = np.array([[4, 0], [0, 4], [2, 2], [6, 2]])
 
 
 def run_view(
-    *, accuracy: Sequence[float | None], ratio: float = 0.5, folder: Path = Path("/nowhere"), **more: Any
+    *, accuracy: Sequence[float | None], ratio: float = 0.5, folder: Path = Path("/nowhere"), seed: int = 0, **more: Any
 ) -> RunView:
     rounds = len(accuracy)
     columns: dict[str, Sequence[Any]] = {
@@ -53,7 +53,7 @@ def run_view(
         "present": [None] * rounds,
         **more,
     }
-    config = {"scenario": {"clients": 4}, "method": {"name": "fedavg"}}
+    config = {"scenario": {"clients": 4}, "method": {"name": "fedavg"}, "seed": seed}
     return RunView(folder=folder, config=config, result={"status": "finished"}, columns=columns)
 
 
@@ -82,7 +82,7 @@ def all_runs(asked: TableFile) -> dict[Cell, RunView | str]:
     found: dict[Cell, RunView | str] = {}
     for cell in cells_of(asked, "full"):
         base = 0.1 + 0.4 * (cell.row == "B") + 0.2 * (cell.column == "K=2") + 0.02 * cell.seed
-        found[cell] = run_view(accuracy=[base / 2, None, base], ratio=0.1 * (1 + cell.seed))
+        found[cell] = run_view(accuracy=[base / 2, None, base], ratio=0.1 * (1 + cell.seed), seed=cell.seed)
     return found
 
 
@@ -189,6 +189,21 @@ def test_bars_stand_by_row_in_groups_by_column_with_what_is_printed(drawn: list[
     assert np.allclose(printed, [[[-0.2, 12.5]], [[1.2, 70.0]]])
     assert [text.get_text() for text in axes.get_xticklabels()] == ["K=1", "K=2"]
     assert legend_texts(figure) == ["A", "B", "printed"]
+
+
+def test_a_figure_that_is_no_measure_is_the_one_that_tables_show(drawn: list[Figure], tmp_path: Path) -> None:
+    """The last accuracy, the mean ratio and the rounds' cost together: what compare, report and summary print."""
+    cost = {"name": "cost", "of": "kl_divergence"}
+    asked = table(measures=[cost])
+    columns = {"comm_ratio": [0.1, 0.2, 0.6], "comm_cost": [1, 2, 3]}
+    runs: dict[Cell, RunView | str] = {
+        cell: run_view(accuracy=[0.5, 0.7, 0.4], seed=cell.seed, **columns) for cell in cells_of(asked, "full")
+    }
+    heights = {}
+    for name in ("test_accuracy", "comm_ratio", "comm_cost", "best_test_accuracy"):
+        (axes,) = picture(drawn, tmp_path, runs=runs, kind="bars", y=name, rows=["A"], more={"measures": [cost]}).axes
+        heights[name] = {round(bar.get_height(), 6) for c in axes.containers for bar in getattr(c, "patches", ())}
+    assert heights == {"test_accuracy": {40.0}, "comm_ratio": {0.3}, "comm_cost": {6.0}, "best_test_accuracy": {70.0}}
 
 
 def test_bars_may_show_several_measures_of_a_row(drawn: list[Figure], tmp_path: Path) -> None:
@@ -300,7 +315,7 @@ def test_classes_and_participation_are_read_from_the_runs_folder(drawn: list[Fig
         ({"kind": "curves", "y": "kl_divergence"}, "no run has the column kl_divergence"),
         ({"kind": "membership"}, "no run that it shows has a high-frequency group"),
         ({"kind": "classes"}, "drift"),
-        ({"kind": "bars", "y": "accuracy", "rows": ["C"]}, "none of the runs that it shows has finished"),
+        ({"kind": "bars", "y": "accuracy", "rows": ["C"]}, "none of the runs that it shows has rounds, or they failed"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(drawn: list[Figure], tmp_path: Path, spec: dict[str, Any], words: str) -> None:
@@ -312,7 +327,7 @@ def test_what_cannot_be_drawn_is_said(drawn: list[Figure], tmp_path: Path, spec:
 def test_curves_of_a_column_without_finished_runs_are_refused(drawn: list[Figure], tmp_path: Path) -> None:
     every = all_runs(table({"kind": "curves"}))
     first = {cell: runs for cell, runs in every.items() if cell.column == "K=1"}
-    with pytest.raises(ConfigError, match="none of the runs that it shows has finished"):
+    with pytest.raises(ConfigError, match="none of the runs that it shows has rounds, or they failed"):
         picture(drawn, tmp_path, runs=first, kind="curves", columns=["K=2"])
 
 

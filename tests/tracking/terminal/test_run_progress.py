@@ -25,10 +25,13 @@ from fedsweep.tracking.terminal.run_progress import (
 ESCAPE = "\x1b"
 
 
-def record(number: int, *, accuracy: float | None = 0.5, seconds: float = 2.0) -> RoundRecord:
+def record(
+    number: int, *, accuracy: float | None = 0.5, best: float | None = None, seconds: float = 2.0
+) -> RoundRecord:
     return tiny_record(
         number,
         test_accuracy=accuracy,
+        best_accuracy=accuracy if best is None else best,
         test_loss=None if accuracy is None else 1.25,
         train_loss=2.5,
         bytes_up=1_000_000,
@@ -48,7 +51,7 @@ def played(progress: Progress) -> None:
         progress.started(info())
         progress.round_done(record(1, accuracy=0.75))
         progress.message("an actor was lost")
-        progress.round_done(record(2, accuracy=0.5))
+        progress.round_done(record(2, accuracy=0.5, best=0.75))
         progress.checkpointed(2)
         progress.finished("finished", {})
 
@@ -171,8 +174,8 @@ def test_round_without_evaluation_shows_a_dash_and_the_training_loss() -> None:
 def test_rounds_from_before_a_resume_count_in_bytes_and_best() -> None:
     file = io.StringIO()
     progress = PlainProgress(file)
-    progress.started(info(records=[record(1, accuracy=0.9), record(2)]))
-    progress.round_done(record(3))
+    progress.started(info(records=[record(1, accuracy=0.9), record(2, best=0.9)]))
+    progress.round_done(record(3, best=0.9))
     (_, line) = file.getvalue().splitlines()
     assert line.startswith("round  3/10  accuracy 0.5000 (best 0.9000)") and "4.5 MB sent" in line
 

@@ -49,7 +49,8 @@ class Measure(Section):
         label: Its heading; by default the name.
         of: A column of ``rounds.parquet``, a key of ``result.json``, ``group_size``, or ``gap_pearson`` and the like
             (docs/tables.md); by default the name.
-        over: How a column's rounds become one figure; ``at_best``: the figure of the most accurate round.
+        over: How a column's rounds become one figure; ``at_best``: the figure of the most accurate round; None: as
+            ``compare`` has it.
         share_of: A column: the figure is the sum over the rounds as a share of that column's.
         percent: A share 0..1 that is shown in percent.
         digits: After the decimal point.
@@ -65,7 +66,7 @@ class Measure(Section):
     name: Text
     label: str = ""
     of: str = ""
-    over: Literal["last", "best", "mean", "sum", "last5", "first", "at_best"] = "last"
+    over: Literal["last", "best", "mean", "sum", "last5", "first", "at_best"] | None = "last"
     share_of: str = ""
     percent: bool = False
     digits: Annotated[int, Field(ge=0, le=10)] = 3

@@ -1,10 +1,8 @@
-"""What the methods of a table of kind ``groups`` chose, and its pictures: a line per method over the group's size."""
+"""Pictures of a table of kind ``groups``: a line per method over the group's size."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +19,8 @@ from fedsweep.figures.style import (
 )
 from fedsweep.reproduce.definition.sections import FigureSpec
 from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.measured.group_tables import Choices
+from fedsweep.results.seed_statistics import mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,35 +30,6 @@ _DEFAULT_FIGURES = (
     FigureSpec(name="seconds-by-size", kind="lines", x="size", y="seconds", log_y=True),
 )
 _LINES = ("-", "--", ":", "-.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choices:
-    """A method's groups of one size from all cohorts.
-
-    Attributes:
-        row: The method's row.
-        column: The clients' column.
-        seed: The seed.
-        active: Clients of a cohort.
-        size: Of the groups.
-        kl_divergence: Of each cohort's group, in nats.
-        seconds: That each choice took.
-    """
-
-    row: str
-    column: str
-    seed: int
-    active: int
-    size: int
-    kl_divergence: tuple[float, ...]
-    seconds: tuple[float, ...]
-
-    def value(self, name: str) -> float:
-        """The mean divergence, or the median of the seconds."""
-        if name == "seconds":
-            return statistics.median(self.seconds)
-        return statistics.fmean(self.kl_divergence)
 
 
 def draw_choices(table: TableFile, found: Sequence[Choices], folder: Path) -> list[Path]:
@@ -97,7 +68,7 @@ def _lines_by_size(table: TableFile, found: Sequence[Choices], spec: FigureSpec)
             sizes = sorted(by_size)
             if not sizes:
                 continue
-            values = [statistics.fmean(by_size[size]) for size in sizes]
+            values = [mean(by_size[size]) for size in sizes]
             (handles[row],) = axes.plot(sizes, values, label=row, **styles[row])
         scale_axes(axes, log_x=spec.log_x, log_y=spec.log_y)
         name_axes(axes, x=spec.x_label or axis_name("size"), y=spec.y_label or axis_name(spec.y))

@@ -1,6 +1,7 @@
 """Pictures of runs: learning curves, groups, classes and participation by round, what models and synthetic sets show.
 
-A panel is a cell. Of cells with several seeds the curves show mean and deviation, the other pictures the lowest seed.
+A panel is a cell. Of cells with several seeds the curves show mean and deviation, the other pictures the lowest seed
+that has finished.
 """
 
 from __future__ import annotations
@@ -207,16 +208,18 @@ def _panels_of(
 def _first_runs(
     scene: Scene, read: Callable[[RunView], Shown | None], lacking: str
 ) -> dict[str, tuple[RunView, Shown]]:
-    """The lowest seed's run of each cell that has what is read to be shown, which messages call ``lacking``; by title.
+    """By title, the lowest seed's finished run of each cell that has what is read to be shown.
+
+    Messages call that ``lacking``.
 
     Raises:
         ConfigError: No run has it, or too many.
     """
     found = {}
-    for row, column in ((row, column) for column in scene.columns for row in scene.rows if scene.of(row, column)):
-        run = scene.of(row, column)[0]
-        shown = read(run)
-        if shown is not None:
+    for row, column in ((row, column) for column in scene.columns for row in scene.rows):
+        # The model of a run under way may not be there yet.
+        run = next((run for run in scene.of(row, column) if run.status == "finished"), None)
+        if run is not None and (shown := read(run)) is not None:
             title = row if len(scene.columns) == 1 else column if len(scene.rows) == 1 else f"{row}, {column}"
             found[title] = (run, shown)
     if not found:

@@ -34,7 +34,7 @@ from fedsweep.reproduce.cell_texts import label_of
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.sections import FigureSpec, Measure
 from fedsweep.reproduce.definition.table_file import TableFile
-from fedsweep.reproduce.measured.grid import Measured, is_finished, summed_up, value_of
+from fedsweep.reproduce.measured.grid import Measured, counted_runs, summed_up, value_of
 from fedsweep.results.view import RunView
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ _PRINTED_MARK: Mapping[str, Any] = {
     "linestyle": "none",
     "marker": "D",
 }
-# How rounds become one figure where the table has no such measure.
-_OVER: Mapping[str, str] = {"test_accuracy": "best", "comm_ratio": "mean", "kl_divergence": "mean", "comm_cost": "mean"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +61,7 @@ class Scene:
     Attributes:
         spec: The entry of ``figures:``.
         table: The table.
-        runs: The finished runs of a row and a column, by seed; those of cells that were not run are not there.
+        runs: The runs of a row and a column that count, by seed; those of cells that were not run are not there.
     """
 
     spec: FigureSpec
@@ -102,7 +100,7 @@ class Scene:
         return summed_up([value_of(run, measure) for run in self.of(row, column)], measure)
 
     def measure(self, axis: str, name: str) -> Measure:
-        """The table's measure that the entry names for an axis, or of that figure; otherwise the figure itself.
+        """The table's measure that the entry names for an axis, or of that figure; otherwise the run's own figure.
 
         Raises:
             ConfigError: The entry names none.
@@ -113,7 +111,7 @@ class Scene:
         plain = [m for m in (*named, *self.table.measures) if name in (m.name, m.of) and m.target is None]
         if plain or named:
             return (plain or named)[0]
-        return Measure.model_validate({"name": name, "over": _OVER.get(name, "last"), "percent": is_share(name)})
+        return Measure.model_validate({"name": name, "over": None, "percent": is_share(name)})
 
     def label(self, axis: str, measure: Measure) -> str:
         """What an axis with a measure is called."""
@@ -124,12 +122,11 @@ class Scene:
 
 def scene_of(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | str]) -> Scene:
     """What a picture is drawn from; arguments as :func:`draw`."""
-    runs: dict[tuple[str, str], list[RunView]] = {}
+    groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in sorted(views, key=lambda cell: cell.seed):
-        view = views[cell]
-        if is_finished(view):
-            runs.setdefault((cell.row, cell.column), []).append(view)
-    return Scene(spec=figure, table=table, runs=runs)
+        groups.setdefault((cell.row, cell.column), []).append(cell)
+    runs = {place: [*counted_runs(group, views).values()] for place, group in groups.items()}
+    return Scene(spec=figure, table=table, runs={place: own for place, own in runs.items() if own})
 
 
 def draw(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | str], *, path_stem: Path) -> list[Path]:
@@ -138,7 +135,7 @@ def draw(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | st
     Args:
         figure: The entry.
         table: Its table.
-        views: The runs of the table's cells; one that did not finish is left out.
+        views: The runs of the table's cells; see :func:`~fedsweep.results.settings.counted`.
         path_stem: The files without their endings.
 
     Returns:
@@ -158,7 +155,7 @@ def draw(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | st
     }
     scene = scene_of(figure, table, views)
     if not scene.columns:
-        raise ConfigError(f"figure {figure.name}: none of the runs that it shows has finished")
+        raise ConfigError(f"figure {figure.name}: none of the runs that it shows has rounds, or they failed")
     with paper_style():
         drawn = kinds[figure.kind](scene)
         label_outer(drawn)

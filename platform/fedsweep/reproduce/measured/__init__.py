@@ -1,1 +1,1 @@
-"""What is measured: cells beside what is printed, claims over seeds, costs without training, a finished run's model."""
+"""What is measured: cells beside what is printed, groups, claims, untrained costs, a finished run's model."""

@@ -15,11 +15,9 @@ from typing import Literal
 
 from fedsweep.reproduce.definition.sections import Claim
 from fedsweep.reproduce.measured.grid import Grid
-from fedsweep.results.seed_statistics import Difference, differences
+from fedsweep.results.seed_statistics import FEWEST_PAIRS, Difference, differences
 
 Verdict = Literal["shown", "not shown", "contradicted"]
-# With fewer pairs no test means anything.
-_FEWEST_SEEDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +69,7 @@ def _judged(claim: Claim, by_row: Mapping[str, Mapping[int, float]]) -> tuple[Ve
     said += f" over {seeds} shared seed{'' if seeds == 1 else 's'}"
     if lacking:
         said += f"; not measured: {', '.join(lacking)}"
-    if seeds < _FEWEST_SEEDS:
+    if seeds < FEWEST_PAIRS:
         return "not shown", f"{said}, too few to tell (--seeds)"
     if claim.apart is not None:
         return _judged_apart(claim.apart, pairs, complete=not lacking), said

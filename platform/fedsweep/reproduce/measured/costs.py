@@ -136,9 +136,7 @@ def _columns(experiment: Experiment) -> dict[str, list[Any]]:
     total_bytes = 0
     for plan in planned_rounds(experiment, planner):
         total_bytes += plan.num_bytes
-        if stop.total_bytes is not None and total_bytes > stop.total_bytes:
-            break
-        if stop.sim_time_s is not None and plan.clock is not None and plan.clock > stop.sim_time_s:
+        if stop.passed_by(total_bytes, plan.clock) is not None:
             break
         found = rows.group_figures(plan, plan.components, cost=plan.values)
         group = found["high_frequency"]

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from fedsweep.errors import InputError
 from fedsweep.reproduce.cells import Cell, Standing, standing_of
 from fedsweep.reproduce.definition.sections import GAP_FIGURES, NEVER, NOT_GIVEN, SCRATCH, Measure, Row
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.results.seed_statistics import estimate, finite
+from fedsweep.results.settings import counted, targets_of
 from fedsweep.results.view import RunView, load_run
 from fedsweep.runs.run_folder import CONFIG
 
@@ -44,8 +45,9 @@ class GridCell:
         row: The row's name.
         column: The column's name.
         measured: By the measures' names; none where nothing was measured.
-        by_seed: Measure -> seed -> figure, in the unit that is shown; seeds without the figure are left out.
-        standing: Whether its settings are those of the paper.
+        by_seed: Measure -> seed -> figure of the finished run, in the unit that is shown; seeds without the figure are
+            left out.
+        standing: Whether its settings are those of the paper; those of runs under way are not.
         problems: Why seeds have no figures, in words.
         untold: Why there can be no figures without training, in words; nothing is wrong then.
     """
@@ -135,9 +137,11 @@ def _view_of(folder: Path, cell: Cell, row: Row) -> RunView | str:
     return found.judged_by(row.accuracy) if row.accuracy else found
 
 
-def is_finished(view: RunView | str) -> TypeGuard[RunView]:
-    """Whether it is a run that came to its end, so that its figures count."""
-    return isinstance(view, RunView) and view.status == "finished"
+def counted_runs(group: Sequence[Cell], views: Mapping[Cell, RunView | str]) -> dict[int, RunView]:
+    """The runs of a row and a column that their mean is over, by seed; views as :func:`views_of` has them."""
+    read = {cell.seed: view for cell in group if isinstance(view := views[cell], RunView)}
+    own = [[*read][place] for place in counted([*read.values()])]
+    return {seed: read[seed] for seed in own}
 
 
 def measured(table: TableFile, views: Mapping[Cell, RunView | str], *, scale: str) -> Grid:
@@ -216,7 +220,7 @@ def value_of(run: RunView, measure: Measure) -> float | None:
     if measure.share_of:
         part, whole = run.over(measure.of, "sum"), run.over(measure.share_of, "sum")
         return part / whole if part is not None and whole else None
-    found = run.over(measure.of, measure.over)
+    found = None if measure.over is None else run.over(measure.of, measure.over)
     return run.figure(measure.of) if found is None else found
 
 
@@ -287,45 +291,42 @@ def deviates(grid: Grid, cell: GridCell, measure: Measure) -> bool:
 
 
 def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, RunView | str]) -> GridCell:
-    done: dict[int, RunView] = {}
-    problems: list[str] = []
-    for cell in group:
-        view = views[cell]
-        if is_finished(view):
-            done[cell.seed] = view
-        else:
-            problems.append(f"seed {cell.seed}: {view if isinstance(view, str) else _why_not(view)}")
+    runs = counted_runs(group, views)
+    done = {seed: run for seed, run in runs.items() if run.status == "finished"}
+    problems = [f"seed {cell.seed}: {why}" for cell in group if (why := _why_not(views[cell]))]
     found, by_seed = {}, {}
     for measure in table.measures:
         try:
-            values = [value_of(view, measure) for view in done.values()]
+            values = {seed: value_of(run, measure) for seed, run in runs.items()}
         except InputError as error:
             problems.append(f"{measure.name}: {error}")
             continue
-        targets = [(view, _target_of(view, measure)) for view in done.values()]
-        never = sum(target is not None and view.reaching(target) is None for view, target in targets)
-        found[measure.name] = summed_up(values, measure, never=never, of=len(group))
-        known = zip(done, values, strict=True)
-        by_seed[measure.name] = {seed: in_unit(value, measure) for seed, value in known if value is not None}
+        targets = [(run, _target_of(run, measure)) for run in done.values()]
+        never = sum(target is not None and run.reaching(target) is None for run, target in targets)
+        found[measure.name] = summed_up(values.values(), measure, never=never, of=len(group))
+        known = {seed: value for seed in done if (value := values[seed]) is not None}
+        by_seed[measure.name] = {seed: in_unit(value, measure) for seed, value in known.items()}
     return GridCell(
         row=group[0].row,
         column=group[0].column,
         measured=found,
         by_seed=by_seed,
-        standing=standing_of(table, group[0]),
+        standing="other" if runs and not done else standing_of(table, group[0]),
         problems=tuple(problems),
     )
 
 
-def _why_not(view: RunView) -> str:
+def _why_not(view: RunView | str) -> str:
+    """Why it has not finished; empty where it has."""
+    if isinstance(view, str):
+        return view
+    if view.status == "finished":
+        return ""
     reason = view.result.get("reason")
-    return f"{view.status} after round {len(view.column('round'))}" + (f": {reason}" if reason else "")
+    return f"{view.status} after round {view.rounds}" + (f": {reason}" if reason else "")
 
 
 def _target_of(run: RunView, measure: Measure) -> float | None:
     if measure.target != "cell":
         return measure.target
-    section = run.config.get("evaluation")
-    targets = section.get("targets") if isinstance(section, Mapping) else None
-    first = targets[0] if isinstance(targets, list) and targets else None
-    return first if isinstance(first, float) else None
+    return next(iter(targets_of(run.config)), None)

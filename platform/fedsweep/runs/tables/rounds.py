@@ -5,12 +5,12 @@ A method's own figures (``RoundRecord.extra``) follow the fixed columns as furth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedsweep.errors import InvariantError, OutputError
-from fedsweep.records import RoundRecord, late_fields
+from fedsweep.records import RoundRecord, best_of, late_fields
 from fedsweep.runs.tables.arrow_columns import list_column, number_column
 
 if TYPE_CHECKING:
@@ -107,7 +107,22 @@ def table_to_records(table: pa.Table) -> list[RoundRecord]:
         extra = {name: row.pop(name) for name in extras}
         figures: dict[str, Any] = {name: tuple(cell) if isinstance(cell, list) else cell for name, cell in row.items()}
         records.append(RoundRecord(**figures, extra={name: x for name, x in extra.items() if x is not None}))
-    return records
+    return list(with_sums(records))
+
+
+def with_sums(records: Iterable[RoundRecord]) -> tuple[RoundRecord, ...]:
+    """A run's rows, from its first on, with ``total_bytes`` and ``best_accuracy`` where an older version left them out.
+
+    Rows that have them stay the objects that they are.
+    """
+    rows: list[RoundRecord] = []
+    total, best = 0, None
+    for record in records:
+        total += record.bytes_up + record.bytes_down
+        best = best_of(best, record.test_accuracy)
+        is_old = record.total_bytes is None
+        rows.append(replace(record, total_bytes=total, best_accuracy=best) if is_old else record)
+    return tuple(rows)
 
 
 def check_round_table(table: pa.Table, source: object) -> None:

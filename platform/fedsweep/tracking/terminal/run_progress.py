@@ -57,16 +57,13 @@ class Standing:
     def add(self, record: RoundRecord) -> dict[str, str]:
         """Counts a round; returns its row, text by heading."""
         self.done = record.round
-        self.total_bytes += record.bytes_up + record.bytes_down
-        accuracy = record.test_accuracy
-        if accuracy is not None:
-            self.best = accuracy if self.best is None else max(self.best, accuracy)
+        self.total_bytes, self.best = record.total_bytes or 0, record.best_accuracy
         if self._counted == 1:
             self._seconds.clear()  # the first round loads libraries and says little about the others
         self._counted += 1
         self._seconds.append(record.wall_time_s + record.eval_time_s)
         loss = record.test_loss if record.test_loss is not None else record.train_loss
-        figures = (_figure(accuracy, "%.4f"), _figure(self.best, "%.4f"), _figure(loss, "%.4g"))
+        figures = (_figure(record.test_accuracy, "%.4f"), _figure(self.best, "%.4f"), _figure(loss, "%.4g"))
         sent = (_figure(self.total_bytes / 1e6, "%.1f"), _figure(record.comm_ratio, "%.4f"))
         return dict(zip(_HEADINGS, (str(record.round), *figures, *sent, f"{self.pace:.2f}"), strict=True))
 

@@ -13,7 +13,7 @@ from the same cohorts. A table's ``groups:`` section says::
 
 A cell shows the means over the sizes that all methods came to: of the divergences, and of the medians of the seconds
 over cohorts; a measure with ``size`` or ``active`` those of groups of that size or of cohorts of so many clients.
-Everything by size goes into ``groups.csv`` and the pictures.
+Everything by size goes into ``groups.csv`` and, by :mod:`~fedsweep.reproduce.figures.of_groups`, the pictures.
 
 Source: Le et al. 2024 (DynamicFL), Figures 5 to 19.
 """
@@ -28,7 +28,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,15 +41,14 @@ from fedsweep.experiment.build import build_world
 from fedsweep.reproduce.cells import Cell, standing_of
 from fedsweep.reproduce.definition.sections import Measure
 from fedsweep.reproduce.definition.table_file import TableFile
-from fedsweep.reproduce.figures.of_groups import Choices, draw_choices
 from fedsweep.reproduce.measured.costs import label_data
 from fedsweep.reproduce.measured.grid import Grid, GridCell, grid_of, summed_up
+from fedsweep.results.seed_statistics import mean
 from fedsweep.runs.files import atomic_write
 from fedsweep.streams import Stream, stream
 from fedsweep.world.label_stats import population
 
 CSV = "groups.csv"
-FIGURES = "figures"
 _FIGURES_OF = ("kl_divergence", "seconds")
 # Smaller scales look at fewer cohorts and do not wait for all sizes: cohorts, and seconds for a method and a column.
 _SCALES: Mapping[str, tuple[int, float]] = {"smoke": (1, 20.0), "small": (5, 180.0)}
@@ -80,8 +79,39 @@ class GroupOptions(Section):
         return self.methods.get(row, row) if isinstance(self.methods, dict) else row
 
 
-def measured_groups(table: TableFile, *, scale: str, cells: Sequence[Cell], out: Path, quiet: bool) -> Grid:
-    """Chooses all groups, and writes ``groups.csv`` and the pictures.
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """A method's groups of one size from all cohorts.
+
+    Attributes:
+        row: The method's row.
+        column: The clients' column.
+        seed: The seed.
+        active: Clients of a cohort.
+        size: Of the groups.
+        kl_divergence: Of each cohort's group, in nats.
+        seconds: That each choice took.
+    """
+
+    row: str
+    column: str
+    seed: int
+    active: int
+    size: int
+    kl_divergence: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def value(self, name: str) -> float:
+        """The mean divergence, or the median of the seconds."""
+        if name == "seconds":
+            return statistics.median(self.seconds)
+        return mean(self.kl_divergence)
+
+
+def measured_groups(
+    table: TableFile, *, scale: str, cells: Sequence[Cell], out: Path, quiet: bool
+) -> tuple[Grid, list[Choices]]:
+    """Chooses all groups, and writes ``groups.csv``; gives what the cells come to, and what was chosen.
 
     Args:
         table: The table.
@@ -116,9 +146,8 @@ def measured_groups(table: TableFile, *, scale: str, cells: Sequence[Cell], out:
         if not quiet:
             print(f"{cell.label}, seed {cell.seed}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
     _write_csv(found, out / CSV)
-    draw_choices(table, found, out / FIGURES)
     grid = grid_of(table, cells, lambda group: _grid_cell(table, group, found), scale=scale)
-    return replace(grid, notes=tuple(dict.fromkeys(notes)))
+    return replace(grid, notes=tuple(dict.fromkeys(notes))), found
 
 
 def _options(table: TableFile) -> GroupOptions:
@@ -261,7 +290,7 @@ def _value(found: Sequence[Choices], cell: Cell, measure: Measure) -> float | No
         if all(wanted in (None, own) for wanted, own in zip(asked, place, strict=True))
     }
     own = [c.value(measure.of) for c in here if c.row == cell.row and (c.active, c.size) in shared]
-    return statistics.fmean(own) if own else None
+    return mean(own) if own else None
 
 
 def _write_csv(found: Sequence[Choices], path: Path) -> None:

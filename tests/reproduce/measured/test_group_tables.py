@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 
 from fedsweep.algorithms.dynamicfl.chooser import GroupProblem
 from fedsweep.errors import ConfigError, ResourceError
-from fedsweep.reproduce import group_tables as groups_kind
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.sections import Measure
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.figures import of_groups
-from fedsweep.reproduce.group_tables import measured_groups
+from fedsweep.reproduce.measured import group_tables as groups_kind
 from fedsweep.reproduce.measured.grid import Grid
+from fedsweep.reproduce.measured.group_tables import measured_groups
 from fedsweep.world.label_stats import kl_divergence
 
 HAS_GENETIC = importlib.util.find_spec("sko") is not None
@@ -61,7 +61,9 @@ def _no_pictures_unless_asked(request: pytest.FixtureRequest, monkeypatch: pytes
 
 
 def run(asked: TableFile, out: Path, *, scale: str = "full") -> Grid:
-    return measured_groups(asked, scale=scale, cells=cells_of(asked, scale), out=out, quiet=True)
+    grid, chosen = measured_groups(asked, scale=scale, cells=cells_of(asked, scale), out=out, quiet=True)
+    of_groups.draw_choices(asked, chosen, out / "figures")
+    return grid
 
 
 def rows_of(out: Path) -> list[dict[str, str]]:
