@@ -245,11 +245,12 @@ def test_latex_is_escaped_and_the_best_is_bold(study: Path) -> None:
 
 
 def test_names_are_shown_character_for_character(tmp_path: Path) -> None:
-    for seed, name in enumerate(("'50 % & a_b_c'", "'|[x](y) *z*'")):
+    for seed, name in enumerate(("'50 % & a_b_c'", "'|[x](y) *z*'", "'[z]'")):
         write_run(tmp_path / str(seed), {"test_accuracy": 0.5}, method="{name: fedavg}", name=name, seed=0)
     runs = compared_runs([tmp_path])
     assert settings_as(runs, "md").splitlines()[2].startswith(r"| 50 % &amp; a\_b\_c | 50.00 |")
     assert settings_as(runs, "md").splitlines()[3].startswith(r"| \|[x]\(y) \*z\* | 50.00 |")
+    assert "\n{}[z] & " in settings_as(runs, "latex")  # or it would be an argument of the row above
     assert r"50 \% \& a\_b\_c & \textbf{50.00} &" in settings_as(runs, "latex")
 
 

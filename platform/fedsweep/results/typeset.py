@@ -63,13 +63,18 @@ def latex_text(text: object) -> str:
     return "".join(_LATEX.get(character, character) for character in str(text))
 
 
+def _latex_row_name(name: object) -> str:
+    # The end of the row above would take a bracket or a star for its own argument.
+    return re.sub(r"^(?=[\[*])", "{}", latex_text(name))
+
+
 def latex_tabular(frame: pd.DataFrame) -> list[str]:
     """The lines of a ``tabular``, for the package ``booktabs``.
 
     Args:
         frame: Its cells are LaTeX already, since parts of them may be bold; names and headings are texts.
     """
-    style = frame.style.format_index(latex_text, axis="index").format_index(latex_text, axis="columns")
+    style = frame.style.format_index(_latex_row_name, axis="index").format_index(latex_text, axis="columns")
     columns = f"l{'r' * len(frame.columns)}"
     lines = style.to_latex(hrules=True, column_format=columns, multicol_align="c").splitlines()
     if frame.columns.nlevels > 1:
