@@ -40,6 +40,16 @@ def test_integers_become_int64_and_arrays_contiguous() -> None:
     assert (dataset.num_channels, dataset.image_shape) == (2, (2, 3, 5))
 
 
+def test_an_axis_that_was_added_lies_in_memory_as_after_a_journey_to_an_actor() -> None:
+    """Its step is free where it has one channel; torch's convolutions go by it, so rounding would differ."""
+    grey = np.zeros((4, 4, 4), dtype=np.uint8)[:, None]
+    data = small(train_images=grey, test_images=grey[:2], mean=(0.5,), std=(0.5,))
+    assert grey.strides[1] == 0
+    for images in (data.train_images, data.test_images):
+        assert images.strides == pickle.loads(pickle.dumps(images)).strides == (16, 16, 4, 1)
+        assert images[[0, 1]].strides == (16, 16, 4, 1)
+
+
 def test_a_dataset_is_frozen_and_picklable() -> None:
     dataset = small()
     with pytest.raises(dataclasses.FrozenInstanceError):

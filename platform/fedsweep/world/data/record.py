@@ -90,7 +90,9 @@ class Dataset:
             raise DataError(f"data set {self.name!r}: {field} must be uint8 or float32, but is {images.dtype}")
         if images.dtype == np.float32 and not np.isfinite(images).all():
             raise DataError(f"data set {self.name!r}: {field} must be finite, but holds NaN or infinite values")
-        images = np.ascontiguousarray(images)
+        # By way of one dimension: an axis of length 1 may have any step and be contiguous. Torch's convolutions go by
+        # the steps, and pickling mends them, so that a run on actors would round otherwise than one in this process.
+        images = np.ascontiguousarray(images).reshape(-1).reshape(images.shape)
         object.__setattr__(self, field, images)
         return images
 
