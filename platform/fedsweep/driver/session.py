@@ -156,6 +156,7 @@ class RunSession:
         self._state = start
         self._reported = start.round
         self._folder.write_table(CLIENTS, clients_table(self._experiment.world.profiles, self._budget_values()))
+        # Last: all before it was done while client actors start.
         self._fleet.ready()
         return Opened(records=start.records, messages=self._taken_messages())
 

@@ -140,6 +140,7 @@ class RayFleet(Fleet):
             raise RunError("the run was ended")
         dead = self._find_dead()
         try:
+            # Where all are alive, it was the exchange that broke: its members have left it, and get another.
             self._grow(dead) if dead else self._form_group()
         except (ray_errors.RayActorError, ray_errors.GetTimeoutError):
             self._group.drop()  # one more has died, as the next call to it will tell
@@ -239,7 +240,9 @@ class RayFleet(Fleet):
                 ray.kill(self._actors[index])
                 lost[index] = f"client actor {index} does not answer"
                 pending.pop(index)
+        # A ping that nobody waited for any more says nothing of the next wait.
         self._pings.clear()
+        # An actor's death may be why a memory could not be had: the round is tried again before a checkpoint is.
         if failed and not (lost and all(isinstance(error, MemoryLost) for error in failed)):
             raise min(failed, key=_blame)
         if lost:

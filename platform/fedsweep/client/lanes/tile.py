@@ -190,6 +190,7 @@ class Tile:
         values = self._state()
         before = [value.clone() for value in values] if idle else []
         losses, hits = self._losses()
+        # No lane sees another, so of the sum's gradient each lane's rows are those of its own loss.
         found = torch.autograd.grad(losses.sum(), list(self._params.values()), allow_unused=True)
         with torch.no_grad():
             for place, gradient in zip(self._grads.values(), found, strict=True):
