@@ -205,6 +205,7 @@ class Worker:
             if submodel != FULL_MODEL:
                 whole = self._layout.padded(values)
                 held = submodel.embed(submodel.extract(whole, self._layout), self._layout)
+                # What the part does not hold is zero: the ledger counts the part's values alone, no others may arrive.
                 travels = whole if held.cover is None else held.vector.masked_fill(~held.cover, 0.0)
                 values = submodel.extract(travels, self._layout)
             given |= {f"{name}/{param}": value for param, value in part.params(values).items()}

@@ -185,6 +185,7 @@ class RunSession:
         if self._stopped_by is not None:
             return Step(record=None, stopped_by=self._stopped_by, messages=self._taken_messages())
         self._stopped_by = self._engine.finished_by(state)
+        # The last round is saved with the results.
         due = state.round % self._settings.checkpoint_every == 0 and self._stopped_by is None
         self._keep(state, checkpoint=due)
         # After going back, rounds are played again to the same rows, which observers have had.

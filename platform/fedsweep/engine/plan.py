@@ -226,6 +226,7 @@ class Planner:
             {k: clock.whole_round(k, context, prices) for k in devices},
             context.work,
             fails=lambda k: fails(devices[k], seed=seed, round=context.round, client=k),
+            # Not the cohort's size: a policy may have more chosen than it wants.
             wanted=min(self._experiment.training.cohort_size, len(context.available)),
         )
 

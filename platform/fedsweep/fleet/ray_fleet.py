@@ -23,6 +23,7 @@ from fedsweep.fleet.ray_exchange import ActorGroup, ExchangeKind
 from fedsweep.fleet.ray_wire import received_answer, sent_segment, to_tensors
 from fedsweep.records import Payload, State
 
+# Waiting is cut into pieces of so many seconds: between two of them, actors that have not answered are pinged.
 _POLL_S = 5.0
 # Longest wait for the actors to be there.
 _START_S = 120.0
