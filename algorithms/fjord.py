@@ -14,7 +14,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import with_card
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.local import CrossEntropy, LocalStep, Objective
 from fedsweep.components.planning import SubModelPolicy
@@ -28,6 +28,7 @@ from fedsweep.trees import FlatLayout
 
 from .parts.unit_draws import unit_groups_of
 from .parts.widths import (
+    WIDTHS_CARD,
     Assignment,
     StaticBatchNorm,
     WidthAccuracies,
@@ -176,14 +177,7 @@ class SelfDistillation(Objective):
         return learned + F.kl_div(step.logits.log_softmax(dim=1), teacher, reduction="batchmean", log_target=True)
 
 
-@with_card(
-    Card(
-        needs=("units",),
-        limits=(Limit(given={"widths": [1.0]}),),
-        live=("submodel_width",),
-        differs=("batch norm's statistics are read from samples on the server, which it then needs",),
-    )
-)
+@with_card(WIDTHS_CARD)
 def fjord(
     *,
     widths: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0),

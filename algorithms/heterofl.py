@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.card import Card, Limit, with_card
+from fedsweep.card import with_card
 from fedsweep.components.aggregation import BySamples, Uniform
 from fedsweep.components.base import ComponentReport
 from fedsweep.components.planning import SubModelPolicy
@@ -29,7 +29,7 @@ from fedsweep.submodel import FULL_MODEL, Covered, SubModel
 from fedsweep.trees import FlatLayout
 
 from .parts.unit_draws import has_norm, unit_groups_of, why_not_homogeneous
-from .parts.widths import Assignment, StaticBatchNorm, WidthTiers, width_tiers
+from .parts.widths import WIDTHS_CARD, Assignment, StaticBatchNorm, WidthTiers, width_tiers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,14 +175,7 @@ class Widths(SubModelPolicy):
         return ComponentReport(metrics={"submodel_width": state["mean_width"]})
 
 
-@with_card(
-    Card(
-        needs=("units",),
-        limits=(Limit(given={"widths": [1.0]}),),
-        live=("submodel_width",),
-        differs=("batch norm's statistics are read from samples on the server, which it then needs",),
-    )
-)
+@with_card(WIDTHS_CARD)
 def heterofl(
     *,
     widths: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625),

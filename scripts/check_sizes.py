@@ -51,13 +51,15 @@ def _too_large(path: Path) -> Iterator[str]:
             yield f"{place}:{node.lineno}: {node.name} has {size} lines of code, at most {_MOST_LINES}"
         given = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args) if arg.arg not in ("self", "cls")]
         given += [arg.arg for arg in node.args.kwonlyargs]
-        if len(given) > _MOST_PARAMETERS and not _is_builder(node, path, is_command=is_command):
+        if len(given) > _MOST_PARAMETERS and not _is_builder(node):
             yield f"{place}:{node.lineno}: {node.name} has {len(given)} parameters, at most {_MOST_PARAMETERS}"
 
 
-def _is_builder(node: ast.FunctionDef | ast.AsyncFunctionDef, path: Path, *, is_command: bool) -> bool:
+def _is_builder(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether its parameters are what a user names."""
-    if node.name == "__init__" or node.name in _NAMED or is_command or path.parent.name == "testing":
+    options = [arg.annotation for arg in node.args.args if arg.annotation is not None]
+    is_command = any("typer." in ast.unparse(option) for option in options)
+    if node.name == "__init__" or node.name in _NAMED or is_command:
         return True
     return ast.unparse(node.returns) in _BUILT if node.returns is not None else False
 
@@ -65,7 +67,7 @@ def _is_builder(node: ast.FunctionDef | ast.AsyncFunctionDef, path: Path, *, is_
 # What a builder gives: a method, or a part of the world.
 _BUILT = ("FederatedMethod", "Drift", "Availability", "CosineRotation", "CapabilityAvailability", "DeviceFleet")
 # Called with two or three of what they may be told; each is a keyword with a default.
-_NAMED = ("check_number", "select_group", "unit_group")
+_NAMED = ("check_number", "select_group", "tiny_experiment", "unit_group")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The group of least divergence, with a proof: our own yardstick for the choosers that only search.
 
 The best sets of DynaComm, improved by single moves, give a group; levels below it are searched to the end
-(:mod:`.group_levels`), from low to high. The first level that holds a group holds the optimum; a level that holds none
+(:mod:`.exact_levels`), from low to high. The first level that holds a group holds the optimum; a level that holds none
 is a lower bound.
 
 Shape letters: C classes, E usable clients, M moves.

@@ -12,6 +12,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from fedsweep.card import Card, Limit
 from fedsweep.components.aggregation import Refinement
 from fedsweep.components.base import ComponentReport
 from fedsweep.errors import ConfigError
@@ -26,6 +27,12 @@ from .ensembles import server_inputs
 from .unit_draws import unit_groups_of
 
 Assignment = Literal["even", "speed", "drawn"]
+WIDTHS_CARD = Card(
+    needs=("units",),
+    limits=(Limit(given={"widths": [1.0]}),),
+    live=("submodel_width",),
+    differs=("batch norm's statistics are read from samples on the server, which it then needs",),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,7 +109,7 @@ def pair(given: object, component: object, hook: str, *, must: str, when: object
     return given
 
 
-def kept(given: Any, state: Any, component: object, hook: str, *, when: object) -> Any:
+def new_state(given: Any, state: Any, component: object, hook: str, *, when: object) -> Any:
     """What a hook returned as its new state, which is not None where there was one: a ``return`` is easily forgotten.
 
     Raises:

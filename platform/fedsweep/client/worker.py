@@ -108,7 +108,7 @@ class Worker:
         self._images = data.images if side.device == "cpu" else torch.tensor(data.images, device=side.device)
         self._template = model
         self._full_slot = ModuleSlot(model, layout, side.device)
-        self._sessions: dict[int, LocalRound] = {}
+        self._rounds: dict[int, LocalRound] = {}
         self._attended: set[int] = set()
         self._round = (0, 0)
         self._exchange: Exchange = Alone()
@@ -131,11 +131,11 @@ class Worker:
         """
         if (segment.round, segment.attempt) != self._round:
             # A round that was given up, by whomever, is begun from its start: nothing of it may be gone on with.
-            self._sessions, self._attended = {}, set()
+            self._rounds, self._attended = {}, set()
             self._round = (segment.round, segment.attempt)
         turns = {turn.client: turn for turn in segment.turns if self._mine(segment, turn.client)}
         for client in turns:
-            self._sessions.pop(client, None)  # what an unfinished try of the round left
+            self._rounds.pop(client, None)  # what an unfinished try of the round left
         probes = tuple(p for p in segment.probes if segment.closes or p.when != "round_end")
         folded = len(segment.points) > 1
         home = self._side.device if self._exchange.on_device else "cpu"
@@ -144,16 +144,16 @@ class Worker:
         version = segment.version
         for number, point in enumerate(segment.points):
             self._start_jobs(segment, point, turns, current, version, memories)
-            # An attendee without a session delivers work of an earlier round, which the server takes from its memory.
-            due = [k for k in point.attend if self._mine(segment, k) and k in self._sessions]
+            # An attendee that has none here delivers work of an earlier round, which the server takes from its memory.
+            due = [k for k in point.attend if self._mine(segment, k) and k in self._rounds]
             taken = self._taken_together(due)
             for client in due:
                 with self._guarded(segment, client):
-                    self._sessions[client].advance(probes, taken.get(client))
+                    self._rounds[client].advance(probes, taken.get(client))
             self._attended.update(due)
             if number < len(segment.points) - 1:
                 # The exchange takes part in every process, also where no attendee is: all wait for the same mean.
-                own = {k: self._sessions[k].vector.to(home) for k in due}
+                own = {k: self._rounds[k].vector.to(home) for k in due}
                 self._exchange.mean(own, point.attend, segment.weights[number], current, workers=segment.workers)
                 version += 1
         # All workers have the same mean by now; one of them hands it over.
@@ -163,7 +163,7 @@ class Worker:
         """The clients' steps that are due, as far as they can be taken in lanes."""
         if self._lanes is None:
             return {}
-        return self._lanes.take([lane for k in clients if (lane := self._sessions[k].lane()) is not None])
+        return self._lanes.take([lane for k in clients if (lane := self._rounds[k].lane()) is not None])
 
     def _mine(self, segment: Segment, client: int) -> bool:
         return segment.workers.get(client, 0) == self.index
@@ -181,18 +181,18 @@ class Worker:
             client = job.client
             if not self._mine(segment, client):
                 continue
-            if client not in self._sessions:
+            if client not in self._rounds:
                 if client not in turns:
                     raise InvariantError(f"client {client} has a job in round {segment.round} but no turn")
                 with self._guarded(segment, client):
                     self._open(segment, turns[client], memories.get(client))
-            session = self._sessions[client]
-            broadcast = segment.broadcasts.get(client, {}) | self._given(segment.published, session.submodel)
+            local = self._rounds[client]
+            broadcast = segment.broadcasts.get(client, {}) | self._given(segment.published, local.submodel)
             # It goes on: what has reached the server is no longer all that it did.
             self._attended.discard(client)
             anchor = None if job.resume else current
             with self._guarded(segment, client):
-                session.begin(job, anchor, version=version, broadcast=broadcast, probes=segment.probes)
+                local.begin(job, anchor, version=version, broadcast=broadcast, probes=segment.probes)
 
     def _given(self, contents: Mapping[str, Published], submodel: SubModel) -> Payload:
         """What is published, as a client with this part of the model has it; views where nothing is cut."""
@@ -212,7 +212,7 @@ class Worker:
         return given
 
     def _open(self, segment: Segment, turn: Turn, memory: State) -> None:
-        self._sessions[turn.client] = self._local_round(
+        self._rounds[turn.client] = self._local_round(
             turn, round=segment.round, learning_rate=segment.learning_rate, memory=memory
         )
 
@@ -266,20 +266,20 @@ class Worker:
         return ModuleSlot(module, submodel.layout(self._layout), self._side.device)
 
     def _answer(self, segment: Segment, due: Sequence[int], aggregate: Tensor | None) -> SegmentReply:
-        replies = tuple(self._sessions[client].reply(leaves=segment.closes) for client in due)
+        replies = tuple(self._rounds[client].reply(leaves=segment.closes) for client in due)
         totals: dict[int, RoundTotals] = {}
         kept: dict[int, State] = {}
         if segment.closes:
             # Steps that no sync point of the round waited for.
-            together = self._taken_together(sorted(self._sessions))
-            for client, session in self._sessions.items():
+            together = self._taken_together(sorted(self._rounds))
+            for client, local in self._rounds.items():
                 with self._guarded(segment, client):
                     if client in together:
-                        session.advance(taken=together[client])
-                    totals[client], memory = session.close(attended=client in self._attended)
+                        local.advance(taken=together[client])
+                    totals[client], memory = local.close(attended=client in self._attended)
                 if memory is not None:
                     kept[client] = memory
-            self._sessions, self._attended = {}, set()
+            self._rounds, self._attended = {}, set()
         notes = () if self._lanes is None else self._lanes.notes()
         return SegmentReply(replies=replies, totals=totals, memories=kept, aggregate=aggregate, notes=notes)
 
@@ -291,8 +291,8 @@ class Worker:
         except (ClientJobError, InvariantError, MemoryError):
             raise
         except Exception as error:
-            session = self._sessions.get(client)
-            step = 0 if session is None else session.step_reached
+            local = self._rounds.get(client)
+            step = 0 if local is None else local.step_reached
             raise client_error(error, client=client, round=segment.round, step=step) from error
 
     def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, State]) -> dict[int, Payload]:

@@ -82,14 +82,14 @@ def run(
 
 def _sweep_seeds(config: str, overrides: Sequence[str], seeds: str, *, out: Path | None, **settings: Any) -> None:
     """Run a configuration once for each seed, as a sweep over the seed alone."""
-    from fedsweep.commands.sweep import begin
+    from fedsweep.commands.sweep import Asked, begin
     from fedsweep.config.load import load_config
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
     given = dict(load_config(config, overrides).given)
     given["sweep"] = {"space": {"seed": {"grid": parse_seeds(seeds)}}}
     folder = SweepFolder(out) if out is not None else None
-    begin(load_config(given), folder, **settings)
+    begin(load_config(given), folder, Asked(**settings))
 
 
 def _try_dry(config: Config, folder: Path, *, overwrite: bool) -> None:

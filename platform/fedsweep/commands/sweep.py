@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,32 +74,32 @@ def sweep(
             "--extend adds CONFIG's trials to the sweep in --out DIR; give both, and neither --resume nor --overwrite"
         )
     folder = SweepFolder(out) if out is not None else None
-    loaded = _load(config, overrides or [], folder, resume=resume)
-    begin(
-        loaded,
-        folder,
+    asked = Asked(
         resume=resume,
         extend=extend,
-        reuse=reuse or (),
+        reuse=tuple(reuse or ()),
         dry_run=dry_run,
         overwrite=overwrite,
         dashboard=dashboard,
         quiet=quiet,
     )
+    begin(_load(config, overrides or [], folder, resume=resume), folder, asked)
 
 
-def begin(
-    config: Config,
-    folder: SweepFolder | None,
-    *,
-    resume: bool = False,
-    extend: bool = False,
-    reuse: Sequence[Path] = (),
-    dry_run: bool,
-    overwrite: bool,
-    dashboard: bool,
-    quiet: bool,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The options of the same names."""
+
+    resume: bool = False
+    extend: bool = False
+    reuse: tuple[Path, ...] = ()
+    dry_run: bool
+    overwrite: bool
+    dashboard: bool
+    quiet: bool
+
+
+def begin(config: Config, folder: SweepFolder | None, asked: Asked) -> None:
     """Run a sweep, or go on with or add to what its folder holds (by default one below ``runs``); end with its code."""
     from fedsweep.commands.parts.output import note
     from fedsweep.commands.parts.trials import after_loss, run_trials, tell_interrupted
@@ -108,35 +109,46 @@ def begin(
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
     folder = folder or SweepFolder(default_folder(config))
-    going_on = extend or (resume and folder.has_plan)
+    going_on = asked.extend or (asked.resume and folder.has_plan)
     if not going_on:
-        folder.check_free(overwrite=overwrite)
-    prepared = prepare(config, folder, resume=going_on and not extend, extend=extend)
-    for text in ([prepared.extended] if extend else []) + [f"note: {text}" for text in prepared.notes]:
-        note(text)
-    reused = finished_in(reuse, prepared)
-    if reuse:
-        are = "would be" if dry_run else "are"
-        note(f"{len(reused)} of {len(prepared.unfinished)} trials to run have finished there and {are} taken over")
-    if dry_run:
+        folder.check_free(overwrite=asked.overwrite)
+    prepared = prepare(config, folder, resume=going_on and not asked.extend, extend=asked.extend)
+    _tell_plan(prepared, asked)
+    reused = finished_in(asked.reuse, prepared)
+    if asked.reuse:
+        there = f"{len(reused)} of {len(prepared.unfinished)} trials to run have finished there"
+        note(f"{there} and {'would be' if asked.dry_run else 'are'} taken over")
+    if asked.dry_run:
         _print_trials(prepared)
         return
-    if extend:
+    if asked.extend:
         prepared.write_extension()
     if reused:
-        take_over(prepared, reused, begun=going_on, overwrite=overwrite)
+        take_over(prepared, reused, begun=going_on, overwrite=asked.overwrite)
         going_on = True
     try:
         summary = run_trials(
-            prepared, going_on=going_on, overwrite=overwrite, dashboard=dashboard, quiet=quiet, called="trials"
+            prepared,
+            going_on=going_on,
+            overwrite=asked.overwrite,
+            dashboard=asked.dashboard,
+            quiet=asked.quiet,
+            called="trials",
         )
     except KeyboardInterrupt:
         tell_interrupted(folder, "sweep", what="the sweep")
         raise typer.Exit(INTERRUPTED) from None
     except ClusterLost as error:
         raise after_loss(error, folder, "sweep") from error
-    if code := _tell(summary, folder, quiet=quiet):
+    if code := _tell(summary, folder, quiet=asked.quiet):
         raise typer.Exit(code)
+
+
+def _tell_plan(prepared: PreparedSweep, asked: Asked) -> None:
+    from fedsweep.commands.parts.output import note
+
+    for text in ([prepared.extended] if asked.extend else []) + [f"note: {text}" for text in prepared.notes]:
+        note(text)
 
 
 def _load(config: str | None, overrides: Sequence[str], folder: SweepFolder | None, *, resume: bool) -> Config:

@@ -8,7 +8,7 @@ coordinates it covers.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
@@ -83,9 +83,6 @@ class WholeModel(SubModelPolicy):
 
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
         return dict.fromkeys(context.cohort, FULL_MODEL), state
-
-
-IsDue = Callable[[int, int], bool]  # (interval, step from 1) -> whether a client synchronises after the step
 
 
 class Pacing(ServerComponent):

@@ -123,6 +123,7 @@ class RemoteSession:
         # The server stays on this node, where the run folder is.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         runtime, fleet = plan.config.runtime, fleet_settings(plan)
+        # Kept: what its owner no longer names goes, and an actor that is begun anew reads it once more.
         reference = self._reference = ray.put(plan.experiment)
         if not runtime.cpus_per_server and not runtime.gpus_per_server:
             # Beside their start the server's own then goes on; they are the server's to end. Where the server reserves

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.errors import InvariantError
-from fedsweep.guard import kept, pair, vector_and_state, wrong
+from fedsweep.guard import new_state, pair, vector_and_state, wrong
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, State, SyncContext
 from fedsweep.streams import stream
@@ -92,7 +92,7 @@ class Aggregator:
         for seam, component in method.server_components():
             if component.has_own("learn"):
                 learnt = component.learn(states[seam], [*seen[component.needs_updates]], self._for(seam, after))
-                states[seam] = kept(learnt, states[seam], component, "learn", when=when)
+                states[seam] = new_state(learnt, states[seam], component, "learn", when=when)
         return vector, weights, states
 
     @staticmethod

@@ -35,7 +35,7 @@ from fedsweep.engine.who_pays import (
 from fedsweep.errors import InvariantError, RunError, WorkerLost
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
-from fedsweep.guard import check_items, guarded, kept
+from fedsweep.guard import check_items, guarded, new_state
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State
 from fedsweep.trees import load_vector
 
@@ -113,7 +113,7 @@ class Engine:
             if probes:
                 check_items(probes, Probe, component, "setup", when="before round 1")
                 done = component.setup_done(state, self._ask(probes, vector, ledger), context)
-                state = kept(done, state, component, "setup_done", when="before round 1")
+                state = new_state(done, state, component, "setup_done", when="before round 1")
             components[seam] = state
         self._show_start(vector, components)
         has_devices = self.experiment.world.profiles[0].device is not None
@@ -182,7 +182,7 @@ class Engine:
             if limit is not None:
                 return state, limit
             # Send, train, aggregate.
-            round = self._played(plan, state)
+            round = self.played(plan, state)
             # Payloads are known only now; a round that passes a limit with them never was.
             limit = self._would_pass(state, round.ledger.total_bytes, plan.clock)
             if limit is not None:
@@ -198,7 +198,8 @@ class Engine:
             return "sim_time_s"
         return None
 
-    def _played(self, plan: RoundPlan, state: RunState) -> Round:
+    def played(self, plan: RoundPlan, state: RunState) -> Round:
+        """A round by its plan, begun anew each time a worker is lost."""
         # The whole round, not the lost worker's clients alone: the others' models have moved on meanwhile.
         return self._tried(plan.context.round, lambda attempt: Round(plan, state, self._tools, attempt).play())
 
@@ -222,7 +223,7 @@ class Engine:
         for seam, component in self.experiment.method.server_components():
             seen = component.observe(round.components[seam], record)
             when = f"in round {record.round}"
-            round.components[seam] = kept(seen, round.components[seam], component, "observe", when=when)
+            round.components[seam] = new_state(seen, round.components[seam], component, "observe", when=when)
         return round.state_after(record)
 
     def _tested(

@@ -325,5 +325,5 @@ def lanes_refused(experiment: Experiment) -> tuple[str, ...]:
     point = next(point for point in plan.points if point.start)
     jobs = tuple(replace(job, steps=1) for job in point.start[:2])
     once = replace(point, start=jobs, attend=tuple(sorted(job.client for job in jobs)), idle=(), discard=True)
-    engine._played(replace(plan, points=(once,)), state)
+    engine.played(replace(plan, points=(once,)), state)
     return tuple(dict.fromkeys([*found, *engine.notes]))

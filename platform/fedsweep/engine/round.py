@@ -21,6 +21,7 @@ from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State, SyncContext, SyncPoint
+from fedsweep.world.availability import HISTORY_EPOCHS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +134,7 @@ class Round:
         accuracies = dict(before.accuracies)
         for client, total in self.totals.items():
             if total.pass_accuracies:
-                accuracies[client] = (*accuracies.get(client, ()), *total.pass_accuracies)[-3:]
+                accuracies[client] = (*accuracies.get(client, ()), *total.pass_accuracies)[-HISTORY_EPOCHS:]
         # Of earlier models only those are kept that somebody's unfinished work started from.
         versions, anchors = {tally.anchor_version for tally in held.values()}, {**before.anchors, **self.anchors}
         return RunState(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.errors import InvariantError
+from fedsweep.models.cost import BYTES_PER_VALUE
 from fedsweep.models.network import Network
 from fedsweep.models.slicing import build_submodel_module, kept_index
 from fedsweep.models.unit_groups import KeptIndex, UnitGroup
@@ -115,10 +116,10 @@ class UnitSubModel(SubModel):
         return scale.to(full.dtype)
 
     def index_bytes(self) -> int:
-        """A bit per unit of each cut group (none where the first units are kept), and 4 bytes per factor."""
+        """A bit per unit of each cut group (none where the first units are kept), and a value per factor."""
         sizes = {group.name: group.size for group in self.groups}
         bits = sum(-(-sizes[name] // 8) for name, units in self.kept if units != tuple(range(len(units))))
-        return bits + 4 * sum(len(values) for _, values in self.scales)
+        return bits + BYTES_PER_VALUE * sum(len(values) for _, values in self.scales)
 
     def _cuts(self) -> KeptIndex:
         return kept_index(self.groups, dict(self.kept))

@@ -25,8 +25,6 @@ ROUNDS = 3
 UNEQUAL = (4, 8, 12, 24, 28, 20)
 _DEVICES = (tiny_device(1e4), tiny_device(3e4), tiny_device(2e5))
 
-Build = Callable[[], nn.Module]
-
 
 def small_network() -> nn.Module:
     """Features, a head and units; no norms."""
