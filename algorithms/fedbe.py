@@ -120,6 +120,7 @@ class BayesianEnsemble(Refinement):
         found = student.vector()
         if averaged:
             found[:size] = total / averaged
+            # Averaged weights have activations of their own, which the last student's statistics do not fit.
             found = student.with_statistics(found, inputs) if self.batch_norm == "proxy" else found
         return found, {"loss": sum(losses) / len(losses)}
 

@@ -89,6 +89,7 @@ class Distilled(Refinement):
         targets = (ensemble_logits(updates, sync, inputs).mean(dim=0) / self.temperature).softmax(dim=1)
         student = Student(vector, sync, batch_norm=self.batch_norm)
         optimizer = torch.optim.Adam(student.module.parameters(), lr=self.learning_rate, foreach=False)
+        # Below every accuracy, so that the first student that is validated is kept whatever it knows.
         found, best, best_step, losses = vector, -1.0, 0, []
         orders = batches(len(inputs), self.batch_size, sync.stream)
         for step, index in enumerate(islice(orders, self.steps), start=1):

@@ -96,6 +96,7 @@ def rate_within(
         return 0.0
     if left <= 0:
         return cap
+    # The root of square s^2 + linear s = left, in the form that holds for square = 0, too, and cancels no digits.
     share = 2 * left / (linear + sqrt(linear**2 + 4 * square * left))
     return min(1 - share, cap)
 

@@ -126,6 +126,7 @@ class MeanOfModels(Evaluation):
         """Takes in the attendees' models; what a sub-model does not hold stays as it was."""
         if not updates:
             return state
+        # A copy: a round that is begun anew starts from the state as it was.
         rows = sync.vector.repeat(len(updates), 1) if state["models"] is None else state["models"].clone()
         for number, update in enumerate(updates):
             row = number if self.of == "active" else update.client

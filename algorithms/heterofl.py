@@ -61,6 +61,7 @@ class HeldClasses(SubModel):
 
     def embed(self, vector: Tensor, full: FlatLayout) -> Covered:
         inner = self.part.embed(vector, full)
+        # A copy: clients of one width share the part, and with it the cover that it keeps.
         cover = torch.ones(full.num_values, dtype=torch.bool) if inner.cover is None else inner.cover.clone()
         absent = sorted({*range(self.num_classes)} - {*self.classes})
         views = full.views(cover)
@@ -73,6 +74,7 @@ class HeldClasses(SubModel):
 
     def build(self, model: nn.Module) -> nn.Module:
         built = self.part.build(model)
+        # A copy where the part is the whole model: the hook would stay on the template.
         module = build_submodel_module(cast(Network, model), {}) if built is model else built
         mask = torch.zeros(self.num_classes)
         mask[list(self.classes)] = 1.0

@@ -86,6 +86,7 @@ def cutout(images: Tensor, generator: Generator, *, ratio: float = 0.5) -> Tenso
     for axis in (2, 3):
         size = images.shape[axis]
         side = int(size * ratio + 0.5)
+        # The centre of a square of even side lies between two pixels, for which there is one place more.
         centres = torch.randint(0, size + 1 - side % 2, (images.shape[0], 1), generator=generator)
         places = torch.arange(size)[None, :] - (centres - side // 2)
         shape = [images.shape[0], 1, 1, 1]

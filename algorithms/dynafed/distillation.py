@@ -170,6 +170,7 @@ class TrajectoryDistillation(Refinement):
         )
         synthetic = synthesizer.run(sync.resumed)
         sync.spent(synthesizer.samples * _PASSES_OF_A_STEP_LEARNED_THROUGH * sync.forward_flops(FULL_MODEL))
+        # Without the snapshots: nothing reads them again, and each checkpoint would carry them.
         return vector, {**state, "snapshots": [], "synthetic": synthetic, "learned_in": sync.round}
 
     def _finetuned(self, state: State, vector: Tensor, sync: SyncContext) -> tuple[Tensor, State]:

@@ -224,6 +224,7 @@ class Synthesizer:
         start, target = self._segment(stream)
         loop = self._loop(stream)
         given = self._given()
+        # Once: the steps of all iterations hold as much.
         if self._group is None:
             limit = self._settings.memory_limit_mb * 2**20
             self._group = group_within(loop, start, given, limit_bytes=limit)

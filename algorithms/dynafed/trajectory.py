@@ -212,8 +212,10 @@ def match(loop: InnerLoop, start: Params, target: Params, given: SyntheticSet, *
         reached.append(loop.run(reached[-1], given, first=first, last=last))
     total, slopes = given.mapped(torch.zeros_like), None
     objective, end = squared_distance(start, target) / scale, start
+    # From the last group to the first: only now, each with its graph, and from the model that it began with.
     for first in reversed(starts):
         leaves = _leaves(reached.pop())
+        # One for each step: their gradients are then added in one order, however many steps a group has.
         copies = [given.mapped(_leaf) for _ in range(first, min(first + group, loop.steps))]
         outputs = leaves
         for number, copied in enumerate(copies, start=first):
@@ -223,6 +225,7 @@ def match(loop: InnerLoop, start: Params, target: Params, given: SyntheticSet, *
             outputs = (squared_distance(outputs, target) / scale,)
             objective = outputs[0].detach()
         inputs = [part for copied in copies for part in (copied.images, copied.labels, copied.rate)]
+        # The start is a constant, so before the first step there is nothing to go back to.
         wanted = [*inputs, *(leaves if first else ())]
         found = torch.autograd.grad(outputs, wanted, grad_outputs=slopes, materialize_grads=True)
         total, slopes = _add_steps(total, found[: len(inputs)]), found[len(inputs) :]

@@ -153,6 +153,7 @@ class TwoSpeed(Pacing):
         high, low = self.costs(context)
         budgets: BudgetPlan | None = context.budgets
         if budgets is not None:
+            # With high_only whoever is not of the group moves nothing.
             budgets.check(cohort, 0.0 if self.high_only else low, cost_high=high)
             eligible = np.asarray(budgets.eligible(cohort, high))
             max_size = budgets.max_high(len(cohort), cost_high=high, cost_low=0.0 if self.high_only else low)

@@ -33,6 +33,7 @@ def curvature_along(loss: Loss, point: Tensor) -> Callable[[Tensor], Tensor]:
     (slope,) = torch.autograd.grad(loss(own), own, create_graph=True)
 
     def product(direction: Tensor) -> Tensor:
+        # A loss that is linear in the parameters: there is nothing to go back through a second time.
         if not slope.requires_grad:
             return torch.zeros_like(own)
         (found,) = torch.autograd.grad(slope, own, direction, retain_graph=True, allow_unused=True)
@@ -45,6 +46,7 @@ def exact_spectrum(product: Callable[[Tensor], Tensor], like: Tensor) -> tuple[T
     """All eigenvalues [P], ascending, and the share 1/P of each."""
     identity = torch.eye(len(like), dtype=like.dtype, device=like.device)
     hessian = torch.stack([product(row) for row in identity])
+    # Symmetric but for rounding, of which eigvalsh would take one triangle's.
     values = torch.linalg.eigvalsh((hessian + hessian.T) / 2)
     return values, torch.full_like(values, 1.0 / len(values))
 
@@ -69,6 +71,7 @@ def lanczos_spectrum(product: Callable[[Tensor], Tensor], start: Tensor, *, step
         for _ in range(2):  # once is not enough in floating point
             image = image - known.T @ (known @ image)
         length = image.norm()
+        # What is left of an image that lies within the basis is rounding, and no direction to go on in.
         if len(diagonal) == min(steps, len(start)) or float(length) <= 1e-10 * max(map(abs, map(float, diagonal))):
             break
         beside.append(length)

@@ -118,6 +118,7 @@ def loss_gradient(forward: Forward, params: Mapping[str, Tensor], inputs: Tensor
     own = {name: value.detach().requires_grad_() for name, value in params.items()}
     total: list[Tensor] = []
     for part, labels in zip(torch.split(inputs, _CHUNK), torch.split(targets, _CHUNK), strict=True):
+        # Not the mean of the parts' means, of which the last may have fewer samples.
         loss = F.cross_entropy(forward(own, part), labels, reduction="sum") / len(targets)
         pieces = torch.autograd.grad(loss, list(own.values()))
         total = [a + b for a, b in zip(total, pieces, strict=True)] if total else list(pieces)
@@ -151,6 +152,7 @@ def pulls(updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -
     """
     size = sync.layout.num_params
     held = [in_whole(u, sync) for u in updates]
+    # In double: pulls are small differences of large values.
     mean = coverage_mean(sync.vector.double(), [c.vector for c in held], [c.cover for c in held], weights.tolist())
     mass = torch.zeros(size, dtype=torch.float64)
     for part, weight in zip(held, weights.tolist(), strict=True):
@@ -158,6 +160,7 @@ def pulls(updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -
     found = torch.zeros(len(updates), size, dtype=sync.layout.dtype)
     for row, part, weight in zip(found, held, weights.tolist(), strict=True):
         pull = (part.vector[:size].double() - mean[:size]).mul_(weight).div_(mass)
+        # Where nobody holds a coordinate, the division above has made NaN.
         row.copy_(pull if part.cover is None else pull.masked_fill_(~part.cover[:size] | (mass == 0), 0.0))
     return found
 

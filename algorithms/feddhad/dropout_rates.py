@@ -89,6 +89,7 @@ def unit_rates(scores_U: np.ndarray, rate: float, *, cap: float = 0.9, temperatu
     Source: FedDHAD, unit rates. Reading: the paper's formula exceeds 1 for uneven scores; cap and redistribution.
     """
     scores = np.asarray(scores_U, dtype=np.float64)
+    # From the lowest score, which changes no share: no exponent is above 0, so nothing overflows.
     shares = np.exp((scores.min(initial=np.inf) - scores) / temperature)
     budget = len(scores) * min(rate, cap)
     capped = np.zeros(len(scores), dtype=bool)

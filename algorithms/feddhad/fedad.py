@@ -259,6 +259,7 @@ class AdaptiveDropout(SubModelPolicy):
 
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
         whole: dict[int, SubModel] = dict.fromkeys(context.cohort, FULL_MODEL)
+        # Scores and curvature are those of the whole model, so in such a round everybody trains it.
         if self._is_check(context.round) or self._is_refresh(state, context.round):
             times = {k: _time(state["macs"], context, k) for k in context.cohort}
             samples = [context.profiles[k].num_samples for k in context.cohort]

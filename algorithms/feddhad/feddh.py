@@ -173,6 +173,7 @@ class NonIIDDegree(Weighting):
         js = self._divergences(state)[members]
         found, free = degrees(state["v"][members], state["b"][members], js, floor=self.floor)
         weights = degree_weights(samples_of(updates), found)
+        # A single attendee has all the weight whatever its degree, so there is nothing to be learned from it.
         if not self._learns or not sync.ends_round or len(updates) == 1:
             return weights, state
         pending = {
@@ -181,6 +182,7 @@ class NonIIDDegree(Weighting):
             "round": sync.round,
             "clients": members,
             "degrees": found,
+            # dD/dv and dD/db: JS and 1, and 0 where the floor holds.
             "js": js * free,
             "free": free.double(),
             "pulls": pulls(updates, weights, sync),
@@ -196,6 +198,7 @@ class NonIIDDegree(Weighting):
         """With the label shares of clients that come for the first time."""
         shares, known = state["shares"].clone(), state["known"].clone()
         for update in updates:
+            # Without a step a client has the server's model, which tells nothing of its labels.
             if known[update.client] or not update.steps:
                 continue
             module = update.submodel.build(sync.model)
@@ -223,6 +226,7 @@ class NonIIDDegree(Weighting):
         """With what these clients, who started from the last round's aggregate, say on the gradient there."""
         pending = state["pending"]
         for update in updates:
+            # It started from another model, where the gradient is another.
             if update.anchor_version != pending["version"]:
                 continue
             vector = sent_gradient(update) if self.gradient == "explicit" else mean_move(update, sync)
@@ -310,6 +314,7 @@ def estimated_shares(norms_C: Tensor, *, sharpness: float, estimate_from: Estima
     largest = norms_C.max()
     if not float(largest) > 0:
         return torch.full_like(norms_C, 1.0 / len(norms_C))
+    # A class may be fitted so well that its norm is 0, which has no reciprocal.
     values = norms_C.clamp_min(1e-12 * float(largest))
     values = 1.0 / values if estimate_from == "reciprocal" else values
     return torch.softmax(sharpness * values / values.mean(), dim=0)

@@ -98,6 +98,7 @@ class IdleClients(Selection):
         generator = context.stream.numpy()
         drawn: list[int] = []
         for places in (free, later):
+            # In order, since the draw is by place, and a set has none.
             left = sorted(idle - set(drawn))
             if left and places > 0:
                 drawn += generator.choice(left, size=min(places, len(left)), replace=False).tolist()

@@ -48,6 +48,7 @@ def decided(values_P: Tensor, layers: Layers) -> Tensor:
 def largest(values_n: Tensor, number: int, *, then_n: Tensor | None = None) -> Tensor:
     """Which are the largest (bool [n]); of equal ones those with more in ``then_n``, then the first."""
     order = torch.arange(len(values_n))
+    # The lesser key first: a stable sort by the other one keeps its order among equals.
     for key in (then_n, values_n):
         if key is not None:
             order = order[torch.sort(key[order], descending=True, stable=True).indices]

@@ -97,6 +97,7 @@ class CompleteNet(ServerUpdate):
             rows.append(part.vector if part.cover is None else torch.where(part.cover, part.vector, sync.vector))
         out = torch.empty_like(sync.vector)
         weighted_mean(rows, weights.tolist(), out)
+        # A mean of equal values may be off by rounding.
         return torch.where(held, out, sync.vector), state
 
 

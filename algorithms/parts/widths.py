@@ -70,6 +70,7 @@ class WidthTiers:
             return {}
         order = [int(k) for k in context.stream.child("tiers").numpy().permutation(context.num_clients)]
         if self.assignment == "speed":
+            # Stable: devices of one speed stay as they were drawn.
             order = sorted(order, key=lambda k: -_speed(context.profiles, k))
         share = len(order) / len(self.widths)
         return {client: self.widths[int(place / share)] for place, client in enumerate(order)}

@@ -155,6 +155,7 @@ def weighted_mean(rows: Sequence[Tensor], weights: Sequence[float], out: Tensor)
     """
     factors = [float(w) for w in weights]
     size = out.numel()
+    # On a GPU there is no such cache, and each block would be launches of its own: there the vector is one.
     block = _BLOCK if out.device.type == "cpu" else max(size, 1)
     total = torch.empty(min(size, block), dtype=torch.float64, device=out.device)
     term = torch.empty_like(total)
@@ -162,11 +163,13 @@ def weighted_mean(rows: Sequence[Tensor], weights: Sequence[float], out: Tensor)
         stop = min(start + block, size)
         sums, product = total[: stop - start], term[: stop - start]
         for k, (row, factor) in enumerate(zip(rows, factors, strict=True)):
+            # The first product starts the sum: added to a zero, a -0.0 would come out as 0.0.
             target = product if k else sums
             target.copy_(row[start:stop])
             target.mul_(factor)
             if k:
                 sums.add_(product)
+        # Not before a block is summed: `out` may be one of the rows.
         out[start:stop].copy_(sums)
 
 
@@ -202,8 +205,10 @@ def coverage_mean(
                 continue
             share.copy_(cover[part]).mul_(float(weight))
             masses.add_(share)
+            # Filled, since what a client does not hold may be anything, and 0 times infinity is NaN.
             sums.add_(value.mul_(share).masked_fill_(~cover[part], 0.0))
         held_by_some = masses > 0
+        # Where nobody holds a coordinate some divisor must stand; that quotient is not taken.
         sums.div_(masses.clamp_min_(torch.finfo(torch.float64).tiny))
         out[part].copy_(torch.where(held_by_some, sums, value.copy_(server[part])))
     return out

@@ -47,6 +47,7 @@ class Encoder:
             raise InvariantError(f"client {reply.client} has received no model that its move could be counted from")
         size = len(self._travels)
         move = (reply.vector[:size] - anchor[:size].cpu())[self._travels]
+        # A copy of the rest: as a view it would keep the whole model in memory.
         return replace(reply, vector=reply.vector[size:].clone(), encoded=self._encode(move, stream))
 
     def _encode(self, move: Tensor, stream: Stream) -> Payload:
@@ -55,6 +56,7 @@ class Encoder:
         left = self._submodel.extract(self._full.padded(self._left), self._full)[: len(self._travels)].clone()
         move = move + left[self._travels]
         message = self._checked(self._codec.encode(move, stream))
+        # Against what the server will decode, not what was meant to be sent: so both agree on what is still owed.
         left[self._travels] = move - _decoded(self._codec, message, len(move))
         self._left = self._grown(left)
         return message

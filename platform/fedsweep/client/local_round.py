@@ -123,6 +123,7 @@ class LocalRound:
         if turn.held is not None:
             self._tally, self._fresh = turn.held, False
             self._optimizer.momentum_weight = turn.held.momentum_weight
+            # Copied first: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
             self.vector.copy_(torch.from_numpy(np.array(memory["held"])))
             if "anchor" in memory:
                 self._see(torch.from_numpy(np.array(memory["anchor"])).to(device))
@@ -189,6 +190,7 @@ class LocalRound:
             self._count([float(losses[0])] if only_one else cast("list[float]", torch.stack(losses).tolist()))
         self._finish_terms()
         self._measure([p for p in probes if p.when != "start"])
+        # The sum first, one number; it may overflow where all values are finite, so only then each is looked at.
         total = float(self.vector.sum())
         if not math.isfinite(total) and not bool(torch.isfinite(self.vector).all()):
             raise self._error(self._position, "its model has values that are not finite; lower the learning rate")
@@ -216,6 +218,7 @@ class LocalRound:
         side = self._side
         self.step_reached = position + 1
         inputs, targets = self._batches.at(position)
+        # Before each step: what dropout draws must not depend on which clients this worker stepped before.
         seed_draws(self._batches.seed(position), side.device)
         narrow = part_of_step(self.submodel, position, slot=self._slot, known=self._narrowed)
         step = LocalStep(
@@ -253,6 +256,7 @@ class LocalRound:
 
     def _gradient(self, step: LocalStep, narrow: Narrowed | None = None) -> Tensor:
         """The loss at the present parameters; its gradient lies in the slot's gradient vector."""
+        # In place, never None: the parameters' gradients are views of this vector, to which a backward pass adds.
         self._slot.gradient.zero_()
         if narrow is not None:
             narrow.load(self.vector)
@@ -366,6 +370,7 @@ class LocalRound:
         Returns:
             The round's figures, and what the client remembers (None: nothing).
         """
+        # Nobody waited for these steps: what is kept over the round's end is the job done, not the job begun.
         if self._due:
             self.advance()
         totals = RoundTotals(

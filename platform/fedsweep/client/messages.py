@@ -137,6 +137,7 @@ class Segment:
     """
 
     round: int
+    # Without it a worker that is still there would go on with what it has of a round that was given up.
     attempt: int
     learning_rate: float
     points: tuple[SyncPoint, ...]

@@ -39,6 +39,7 @@ class ModuleSlot:
         self._tensors: list[Tensor] = list(self.parameters)
         self.gradients = layout.params(self.gradient)
         for parameter, view in zip(self._tensors, self.gradients.values(), strict=True):
+            # A backward pass adds to the gradient that it finds, so from now on all gradients lie in the one vector.
             parameter.grad = view
         self._tensors += [b for b in self.module.buffers() if b.is_floating_point()]
         self._bound: list[Tensor] | None = None
@@ -46,7 +47,9 @@ class ModuleSlot:
 
     def bind(self, views: list[Tensor]) -> nn.Module:
         """The module, with the given tensors as its parameters and buffers."""
+        # By the list itself, of which each client has one: nothing is compared where the same client is stepped again.
         if self._bound is not views:
+            # Not strict: riders come last in the layout, and no tensor of the module is theirs.
             for tensor, view in zip(self._tensors, views, strict=False):
                 tensor.data = view
             self._bound = views
@@ -105,6 +108,7 @@ class Narrowed:
 
     def load(self, vector: Tensor) -> None:
         """Take the values from the client's own vector; the gradient starts at zero."""
+        # At every step, so by index wherever extracting is no more than a choice of values.
         if self._places is None:
             self._vector.copy_(self._part.extract(vector, self._whole))
         else:
@@ -149,6 +153,7 @@ class Narrowed:
     def add_gradient(self, gradient: Tensor) -> None:
         """Add the part's gradient to the client's own [P]."""
         if self._places is not None:
+            # No place comes twice, so the bits do not depend on the order in which a GPU adds.
             gradient.scatter_add_(0, self._places[: self._slot.layout.num_params], self._slot.gradient)
             return
         padded = self._slot.layout.padded(self._slot.gradient)
@@ -172,6 +177,7 @@ class Narrowed:
 
 def _places(part: SubModel, whole: FlatLayout, device: str) -> Tensor | None:
     """Where the part's values lie in the client's own vector; None where the part is no choice of values."""
+    # Each value is its own place: what extracting makes of them says where the part's values come from.
     numbers = torch.arange(whole.num_values)
     places = part.extract(numbers, whole)
     cover = part.embed(places, whole).cover

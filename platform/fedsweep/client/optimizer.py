@@ -68,6 +68,7 @@ class ClientOptimizer:
 
     def _start(self, name: str, *, whole: bool, riders: Mapping[str, Tensor]) -> Tensor:
         if self._settings.keep == "average":
+            # A view, also of the one count: the optimiser writes to it in place, and so into the vector that travels.
             rider = riders[f"optimizer.{name}"]
             return rider if whole else rider[0]
         if not whole:  # Adam's step count stays on the CPU
@@ -95,6 +96,7 @@ class ClientOptimizer:
         if self._scale is not None:
             self._flat.grad.mul_(self._scale)
         if self._settings.clip_norm is not None:
+            # Scaled before, into the client's scale, in which the norm counts, and after, for the way back.
             nn.utils.clip_grad_norm_([self._flat], self._settings.clip_norm)
         if self._scale is not None:
             self._flat.grad.mul_(self._scale)

@@ -70,6 +70,7 @@ class ClientTerms:
             memory, replacing = pair(given, term, "prepare", must="memory, params or None", when=self._when)
             self._remember(term, memory, "prepare")
             check_tree(replacing, values, term, "prepare", when=self._when)
+            # What after_step hands back may be another memory each time: there is nothing to compare it with.
             self._marks[term.name] = None if term.has_own("after_step") else marks(memory)
             yield replacing
 

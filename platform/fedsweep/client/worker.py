@@ -102,6 +102,7 @@ class Worker:
             # cuDNN may otherwise choose algorithms by timing them, or ones that sum in no fixed order.
             torch.backends.cudnn.deterministic = True
             torch.backends.cudnn.benchmark = False
+            # TF32 rounds factors to ten bits: results would be far from a CPU's.
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         # On a GPU the data set lies there once; a client's samples are gathered there.
         self._images = data.images if side.device == "cpu" else torch.tensor(data.images, device=side.device)
@@ -138,10 +139,12 @@ class Worker:
         probes = tuple(p for p in segment.probes if segment.closes or p.when != "round_end")
         folded = len(segment.points) > 1
         home = self._side.device if self._exchange.on_device else "cpu"
+        # A copy, since the exchange writes each mean into it: a round begun anew starts from the caller's anchor.
         current = anchor.to(home, copy=True) if folded else anchor
         version = segment.version
         for number, point in enumerate(segment.points):
             self._start_jobs(segment, point, turns, current, version, memories)
+            # An attendee that has none here delivers work of an earlier round, which the server takes from its memory.
             due = [k for k in point.attend if self._mine(segment, k) and k in self._rounds]
             taken = self._taken_together(due)
             for client in due:
@@ -153,6 +156,7 @@ class Worker:
                 own = {k: self._rounds[k].vector.to(home) for k in due}
                 self._exchange.mean(own, point.attend, segment.weights[number], current, workers=segment.workers)
                 version += 1
+        # All workers have the same mean by now; one of them hands it over.
         return self._answer(segment, due, current.cpu() if folded and self.index == 0 else None)
 
     def _taken_together(self, clients: Sequence[int]) -> Mapping[int, Taken]:
@@ -184,6 +188,7 @@ class Worker:
                     self._open(segment, turns[client], memories.get(client))
             local = self._rounds[client]
             broadcast = segment.broadcasts.get(client, {}) | self._given(segment.published, local.submodel)
+            # It goes on: what has reached the server is no longer all that it did.
             self._attended.discard(client)
             anchor = None if job.resume else current
             with self._guarded(segment, client):
@@ -200,6 +205,7 @@ class Worker:
             if submodel != FULL_MODEL:
                 whole = self._layout.padded(values)
                 held = submodel.embed(submodel.extract(whole, self._layout), self._layout)
+                # What the part does not hold is zero: the ledger counts the part's values alone, no others may arrive.
                 travels = whole if held.cover is None else held.vector.masked_fill(~held.cover, 0.0)
                 values = submodel.extract(travels, self._layout)
             given |= {f"{name}/{param}": value for param, value in part.params(values).items()}
@@ -264,6 +270,7 @@ class Worker:
         totals: dict[int, RoundTotals] = {}
         kept: dict[int, State] = {}
         if segment.closes:
+            # Steps that no sync point of the round waited for.
             together = self._taken_together(sorted(self._rounds))
             for client, local in self._rounds.items():
                 with self._guarded(segment, client):

@@ -105,6 +105,7 @@ def mean_of_updates(updates: Sequence[ClientUpdate], weights: Tensor, sync: Sync
     total = float(weights.sum())
     if sync.moves_from is None or (math.isclose(total, 1, rel_tol=1e-12) and _start_at_server(updates, sync)):
         return coverage_mean(sync.vector, rows, covers, weights.tolist())
+    # Steps may all be 0: then nothing moves, and nothing can be divided by their sum.
     shares = (weights / total).tolist() if total else [0.0] * len(updates)
     vector = coverage_mean(sync.vector, rows, covers, shares) if total else sync.vector.clone()
     if sync.moves_from == "server" and total < 1:
@@ -117,6 +118,7 @@ def mean_of_updates(updates: Sequence[ClientUpdate], weights: Tensor, sync: Sync
     ]
     moves = [row[params].double() - start for row, start in zip(rows, starts, strict=True)]
     held = [None if cover is None else cover[params] for cover in covers]
+    # Over zeros: what nobody holds does not move.
     vector[params] = (server + total * coverage_mean(torch.zeros_like(server), moves, held, shares)).to(vector)
     return vector
 

@@ -68,6 +68,7 @@ class ServerComponent(ABC):
     @classmethod
     def has_own(cls, *hooks: str) -> bool:
         """Whether the component's class brings one of these optional hooks with it, whatever it comes to in a round."""
+        # Against this class, not the parent: a hook that a component has from another one is asked all the same.
         return any(getattr(cls, hook) is not getattr(ServerComponent, hook) for hook in hooks)
 
     def registration(self) -> tuple[str, ...]:

@@ -157,6 +157,7 @@ class LocalStep:
     def logits(self) -> Tensor:
         """The model's logits for the batch [B, C]."""
         if self._logits is None:
+            # By way of the features where the network has them: a term that asks for them shares this forward pass.
             head = getattr(self.model, "head", None)
             split = head is not None and hasattr(self.model, "features")
             self._logits = head(self.features) if split else self.model(self.inputs)  # type: ignore[misc]

@@ -17,6 +17,7 @@ from fedsweep.records import Payload
 from fedsweep.streams import Stream
 from fedsweep.trees import ParamTree
 
+# A pass over all of a client's share at once might be more than the memory has room for.
 _TESTED_AT_ONCE = 1000
 
 
@@ -108,6 +109,7 @@ class ClientTest(Probe):
     def measure(self, client: LocalClient) -> Payload:
         inputs, targets = client.test_inputs, client.test_targets
         if inputs is None or targets is None or not len(targets):
+            # None of none: the server makes NaN of it, so the client is in no mean.
             return {"hits": torch.tensor(0), "samples": torch.tensor(0)}
         predict = self.predictor(client)
         with torch.no_grad():

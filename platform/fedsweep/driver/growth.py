@@ -87,6 +87,7 @@ def _differences(before: Experiment, after: Experiment, *, done: int) -> list[st
             found.append(f"{key} goes by the number of rounds")
     seams = dict(before.method.server_components())
     for seam, state in before.initial_states.items():
+        # By their bytes: they hold tensors, whose == is no yes or no.
         if to_bytes(state, root=seam) != to_bytes(after.initial_states[seam], root=seam):
             found.append(f"the method's {seam} goes by the number of rounds")
     watching = [seam for seam, component in seams.items() if component.has_own("observe")]

@@ -45,6 +45,7 @@ class Bulletin:
         self._messages: deque[str] = deque()
         self._working: deque[str] = deque(maxlen=1)
         self._observers: Sequence[Observer] | None = None
+        # Takers alone wait for each other: a deque's own operations are whole, so whoever speaks needs no lock.
         self._taking = threading.Lock()
 
     def listen(self, observers: Sequence[Observer]) -> None:

@@ -133,6 +133,7 @@ class RemoteSession:
         remote: Any = ray.remote(concurrency_groups={"control": 1})(ServerActor)  # type: ignore[call-overload]
         self._actor = remote.options(
             name=f"{fleet.name}-server",
+            # Ray may not restart it: a fresh one knows nothing of the run, which goes on from its checkpoint instead.
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy=here,

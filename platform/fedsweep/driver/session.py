@@ -171,6 +171,7 @@ class RunSession:
         self._state = start
         self._reported = start.round
         self._folder.write_table(CLIENTS, clients_table(self._experiment.world.profiles, self._budget_values()))
+        # Last: all before it was done while client actors start.
         self._fleet.ready()
         return Opened(records=start.records, messages=self._taken_messages())
 
@@ -199,6 +200,7 @@ class RunSession:
         if self._stopped_by is not None:
             return Step(record=None, stopped_by=self._stopped_by, messages=self._taken_messages())
         self._stopped_by = self._engine.finished_by(state)
+        # The last round is saved with the results.
         due = state.round % self._settings.checkpoint_every == 0 and self._stopped_by is None
         self._keep(state, checkpoint=due)
         # After going back, rounds are played again to the same rows, which observers have had.

@@ -103,4 +103,5 @@ class Aggregator:
 
     def _for(self, seam: str, sync: SyncContext) -> SyncContext:
         """The sync point as a component sees it: with random numbers that no other component has."""
+        # By the sync point's number, not by how many were aggregated here: folded or not, a component draws the same.
         return replace(sync, stream=stream(self._seed, seam, sync.round, -1, sync.index))

@@ -75,6 +75,7 @@ class CostModel:
         total, densities = 0, submodel.densities(self.layout)
         for name, (macs, norm) in self._layers.items():
             whole, part = self._sizes.get(name), shapes.get(name)
+            # A part may have tensors that the full model lacks, or lay them out otherwise: then its module is asked.
             if whole is None or part is None or len(part) != len(whole) or any(map(int.__gt__, part, whole)):
                 return None
             share = (macs + norm * count_batch_norm) * math.prod(part) // math.prod(whole)
@@ -114,6 +115,7 @@ class CostModel:
             return whole_values(submodel.message(self.layout, direction))
         size = int(self.travelling(submodel).sum())
         if size not in self._noise:
+            # Keyed by the length alone: a plan costs the same with every seed, and in every round.
             source = Stream(("codec", size))
             noise = torch.randn(size, generator=source.torch(), dtype=self.layout.dtype)
             message = self.codec.encode(noise, source)

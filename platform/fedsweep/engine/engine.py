@@ -79,6 +79,7 @@ class Engine:
             fleet=fleet,
             aggregator=Aggregator(experiment.method, experiment.seed),
             costs=self.costs,
+            # Another than the one that is tested: components may change its mode, and its values.
             model=experiment.new_model(),
             keep=on_partial,
             message=on_repair,
@@ -139,6 +140,7 @@ class Engine:
         answers = self.fleet.measure(Inquiry(clients=asked, probes=probes), vector, {})
         sent = whole_values({"params": self.layout.num_params, "buffers": self.layout.num_buffers})
         for client, tensors in answers.items():
+            # One model, however many probes look at it.
             if any(probe.reads_model for probe in probes):
                 ledger.message(client, "down", sent)
             ledger.payload(client, "up", tensors)

@@ -97,6 +97,7 @@ class Evaluator:
                     must = f"logits [{len(targets)}, classes]"
                     raise wrong(evaluation, "predict", must=must, given=logits, when="at a test of the model")
                 predicted.append(logits.argmax(1).cpu())
+                # Sample by sample: a mean of the batches' means would overrate a last, smaller batch.
                 loss += float(F.cross_entropy(logits, targets, reduction="none").to(torch.float64).sum())
         return Tested(
             labels=self._labels.numpy(), predicted=torch.cat(predicted).numpy(), loss=loss / len(self._labels)

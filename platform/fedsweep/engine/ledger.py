@@ -82,6 +82,7 @@ class Ledger:
 
     def traffic(self, steps: Mapping[int, int]) -> Traffic:
         """All of it, by client, direction and kind; clients that are not in ``steps`` took no local step."""
+        # Sorted, since messages are charged in another order where a round folds: first all that go down.
         entries = sorted(self.sizes.items())
         clients = [client for (client, _, _), _ in entries]
         names = sorted({kind for (_, _, kind), _ in entries})
@@ -111,6 +112,7 @@ class Versions:
         if id(value) not in self._known:
             content = value.detach().cpu().contiguous()
             digest = hashlib.blake2b(content.numpy().tobytes(), digest_size=16)
+            # The same bytes of another type or shape are another content.
             digest.update(f"{content.dtype} {tuple(content.shape)}".encode())
             self._known[id(value)] = (value, digest.hexdigest())  # held, so that no other tensor gets its id
         return self._known[id(value)][1]

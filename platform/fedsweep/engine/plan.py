@@ -103,6 +103,7 @@ class Planner:
             sends_at_once=method.pacing.sends_at_once,
         )
         durations = clock.durations(context, prices)
+        # Before pacing, which may decide by them who is waited for.
         context = replace(context, durations=durations, stream=self._seam("pacing", context.round))
         points: tuple[SyncPoint, ...] = ()
         if context.cohort or context.in_flight:
@@ -151,6 +152,7 @@ class Planner:
         classes, chooser = experiment.classes(round), state.components["selection"]
         samples = self._samples(classes)
         present = self._present(state, round)
+        # Under drift a client may be there and have no sample of its classes.
         available = tuple(k for k in present if samples[k])
         context = RoundContext(
             round=round,
@@ -176,6 +178,7 @@ class Planner:
             check_items(cohort, (int, np.integer), method.selection, "choose", when=f"in round {round}")
         if not set(cohort) <= set(available) or len(set(cohort)) < len(cohort):
             raise InvariantError(f"selection must give available clients, each once, but gave {cohort}")
+        # Ascending from here on, for the order of all sums; `drawn` has the order in which they were chosen.
         work = {k: self._work(k, int(samples[k]), classes.get(k)) for k in sorted(cohort)}
         return replace(context, cohort=tuple(work), drawn=cohort, work=work), chooser
 
@@ -223,6 +226,7 @@ class Planner:
             {k: clock.whole_round(k, context, prices) for k in devices},
             context.work,
             fails=lambda k: fails(devices[k], seed=seed, round=context.round, client=k),
+            # Not the cohort's size: a policy may have more chosen than it wants.
             wanted=min(self._experiment.training.cohort_size, len(context.available)),
         )
 

@@ -84,7 +84,7 @@ class Round:
         self._method, self._fleet, self._costs = tools.experiment.method, tools.fleet, tools.costs
         self.vector: Tensor = state.vector
         self.version = state.version
-        self.components: dict[str, State] = dict(plan.components)
+        self.components: dict[str, State] = dict(plan.components)  # a copy: another round may begin from the same plan
         self.ledger = Ledger()
         self.attendees: tuple[int, ...] = ()
         self.weights: tuple[float, ...] = ()
@@ -180,6 +180,7 @@ class Round:
 
         Method, plan and fleet have their say, and components that may exchange more than models must not this round.
         """
+        # The fleet last: on Ray its answer waits until the actors are there.
         if not (self._method.folds and self.plan.folds and self._fleet.folds):
             return False
         return not self._method.exchanges or not (

@@ -87,6 +87,7 @@ class RowMaker:
         """How often the server's model changed since each attendee received its own."""
         if not self._experiment.method.pacing.carries_work():
             return None
+        # Less 1: the aggregation that took them in is no change that they missed.
         return tuple(round.version - 1 - u.anchor_version for u in round.updates)
 
     def _reports(self, components: Mapping[str, State]) -> list[ComponentReport]:

@@ -50,6 +50,7 @@ def decoded(reply: Reply, submodel: SubModel, *, costs: CostModel, anchors: Mapp
     """The answer with its model in full, where a codec made something else of it."""
     if reply.encoded is None:
         return reply
+    # On the model that its client started from, which the server may have left behind since.
     vector = decoded_model(
         costs.codec,
         reply.encoded,
@@ -72,6 +73,7 @@ def kept(client: int, tally: Tally, memory: State, *, layout: FlatLayout, learni
     """The update of a client that worked in earlier rounds only; it sends what it kept then."""
     work = ClientWork(steps=0, batch_size=1, whole_batches=False, num_samples=tally.samples)
     known = announced(client, work, layout=layout, version=tally.anchor_version, learning_rate=learning_rate)
+    # Copied: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
     return _with_tally(replace(known, vector=torch.from_numpy(np.array(memory["held"]))), tally)
 
 

@@ -181,6 +181,7 @@ def build_training(config: Config) -> Training:
     )
     size = section.cohort_size
     if size is None:
+        # The slack keeps 0.07 x 100 at 7, where the product is a hair above.
         size = max(1, math.ceil((section.cohort_fraction or 0.0) * config.scenario.clients - 1e-9))
     stop = section.stop
     return Training(

@@ -277,6 +277,7 @@ def client_side(experiment: Experiment) -> ClientSide:
         optimizer=experiment.training.optimizer,
         indices=experiment.world.indices,
         device=experiment.device,
+        # Availability alone reads it: who is there may depend on how its training went.
         track_accuracy=experiment.world.availability is not None,
         codec=experiment.method.codec,
         lanes=experiment.lanes,

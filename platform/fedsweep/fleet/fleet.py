@@ -67,6 +67,7 @@ class Vectors:
     @property
     def num_bytes(self) -> int:
         """What a group's mapped files take."""
+        # One for each attendee, and one for their mean.
         return (self.capacity + 1) * self.num_values * self.dtype.itemsize
 
 
@@ -141,6 +142,7 @@ def level(loads: Mapping[int, tuple[int, float]], num_workers: int) -> dict[int,
     workers: dict[int, int] = {}
     for frequency in sorted({syncs for syncs, _ in loads.values()}, reverse=True):
         class_totals = [0.0] * num_workers
+        # Ties go by number, here and below, so that the same round is laid out the same when it is begun anew.
         members = sorted((k for k, (s, _) in loads.items() if s == frequency), key=lambda k: (-loads[k][1], k))
         for client in members:
             best = min(range(num_workers), key=lambda w: (class_totals[w], totals[w], w))

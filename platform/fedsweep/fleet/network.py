@@ -119,6 +119,7 @@ class NetworkExchange(Exchange):
         self._buffers: dict[str, Tensor] = {}
         with _reaching("client actors do not reach each other"):
             self._group: Group = _process_group(store, member)
+            # For nothing but the connections: whom nobody reaches is found out now, not at the first sync point.
             self._gather(timedelta(seconds=member.connect_timeout_s))
 
     def _new(self, size: int) -> Tensor:
@@ -146,6 +147,7 @@ class NetworkExchange(Exchange):
             ranges = [slice(0, member.vectors.num_values)] * member.size
         received = self._scatter([own[k] for k in homes[member.index]], [len(home) for home in homes], ranges)
         rows = dict(zip((k for home in homes for k in home), received, strict=True))
+        # Received member by member, summed client by client: the sum's order is every exchange's, whoever lies where.
         weighted_mean([rows[k] for k in attendees], weights, out if alone else self._share)
         if not alone:
             self._gather(self._timeout)

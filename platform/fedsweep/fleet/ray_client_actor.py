@@ -31,6 +31,7 @@ class ClientActor:
     """
 
     def __init__(self, experiment: Experiment, index: int, gpus: float) -> None:
+        # How many threads torch has shows in the bits of its sums; in one process there is one, too.
         torch.set_num_threads(1)
         self._index = index
         self._exchange: SharedMemoryExchange | NetworkExchange | None = None
@@ -117,6 +118,7 @@ def _claim_gpu(gpus: float) -> None:
     if not ids or not torch.cuda.is_available():
         raise ResourceError("runtime.device=cuda, but this client actor was given no GPU; set runtime.gpus_per_client")
     if gpus < 1:
+        # Ray counts shares of a GPU, but holds nobody to them.
         torch.cuda.set_per_process_memory_fraction(gpus, 0)
 
 

@@ -123,6 +123,7 @@ def _get_all(refs: Sequence[Any], *, timeout_s: float) -> None:
     refused: ResourceError | None = None
     for ref in refs:
         try:
+            # Short, since the wait above has had all the time there is.
             ray.get(ref, timeout=1.0)
         except ResourceError as error:
             refused = refused or error

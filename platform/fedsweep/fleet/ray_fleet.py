@@ -23,6 +23,7 @@ from fedsweep.fleet.ray_exchange import ActorGroup, ExchangeKind
 from fedsweep.fleet.ray_wire import received_answer, sent_segment, to_tensors
 from fedsweep.records import Payload, State
 
+# Waiting is cut into pieces of so many seconds: between two of them, actors that have not answered are pinged.
 _POLL_S = 5.0
 # Longest wait for the actors to be there.
 _START_S = 120.0
@@ -140,6 +141,7 @@ class RayFleet(Fleet):
             raise RunError("the run was ended")
         dead = self._find_dead()
         try:
+            # Where all are alive, it was the exchange that broke: its members have left it, and get another.
             self._grow(dead) if dead else self._form_group()
         except (ray_errors.RayActorError, ray_errors.GetTimeoutError):
             self._group.drop()  # one more has died, as the next call to it will tell
@@ -239,7 +241,9 @@ class RayFleet(Fleet):
                 ray.kill(self._actors[index])
                 lost[index] = f"client actor {index} does not answer"
                 pending.pop(index)
+        # A ping that nobody waited for any more says nothing of the next wait.
         self._pings.clear()
+        # An actor's death may be why a memory could not be had: the round is tried again before a checkpoint is.
         if failed and not (lost and all(isinstance(error, MemoryLost) for error in failed)):
             raise min(failed, key=_blame)
         if lost:

@@ -58,6 +58,7 @@ class SharedMemoryExchange(Exchange):
         for peer in self._peers():
             path = self._pipe(peer, index)
             os.mkfifo(path, 0o600)
+            # Not blocking: to open a pipe for reading would wait for its writer, who opens it only in the next step.
             self._readers[os.open(path, os.O_RDONLY | os.O_NONBLOCK)] = peer
 
     def _peers(self) -> list[int]:
@@ -105,6 +106,7 @@ class SharedMemoryExchange(Exchange):
         token = _TOKEN.pack(self._counter)
         try:
             for descriptor in self._writers:
+                # Eight bytes go whole or not at all, and nobody is more than one barrier ahead: the pipe can't be full.
                 os.write(descriptor, token)
         except BrokenPipeError as error:
             raise WorkerLost("another client actor is gone") from error
@@ -140,5 +142,6 @@ def make_group_files(folder: Path, vectors: Vectors) -> None:
     """Make the mapped files of a group in its (existing, private) folder."""
     for name, rows in (("slots", vectors.capacity), ("mean", 1)):
         with open(folder / name, "xb") as file:
+            # Room is taken now: where /dev/shm is full, a file of holes would end a process in the middle of a round.
             os.posix_fallocate(file.fileno(), 0, max(1, rows * vectors.num_values * vectors.dtype.itemsize))
         os.chmod(folder / name, 0o600)

@@ -32,6 +32,7 @@ class LaneOptimizer:
         self, settings: OptimizerSettings, rows_KV: Tensor, gradients_KP: Tensor, *, layout: FlatLayout
     ) -> None:
         self._settings, self._params, self._gradients = settings, rows_KV[:, : layout.num_params], gradients_KP
+        # A tensor, since what a GPU has recorded of a step keeps numbers as they were then.
         self.rate = torch.zeros((), dtype=rows_KV.dtype, device=rows_KV.device)
         self.slots: dict[str, Tensor] = {}
         riders = layout.places()
@@ -58,6 +59,7 @@ class LaneOptimizer:
         settings = self._settings
         if settings.clip_norm is not None:
             norms_K1 = torch.linalg.vector_norm(self._gradients, dim=1, keepdim=True)
+            # The 1e-6 is in torch's own clipping, which the loop goes through.
             self._gradients.mul_((settings.clip_norm / (norms_K1 + 1e-6)).clamp_(max=1.0))
         if settings.weight_decay:
             self._gradients.add_(self._params, alpha=settings.weight_decay)

@@ -85,6 +85,7 @@ class Tile:
         self._twin = pattern.slot.twin if any(term.has_own("loss") for term in side.terms) else None
         if self._twin is not None:
             self._twin()  # made now: in a lane the module has no values that could be copied
+        # Of a full batch, which the first one need not be; on a copy, since batch norm's statistics move in it.
         full = inputs[:1].expand(pattern.batch_size, *inputs.shape[1:])
         shapes = drawn_shapes(pattern.slot.module, layout.model(pattern.vector.clone()), full)
         self._draws = LaneDraws(shapes, self._zeros)
@@ -190,6 +191,7 @@ class Tile:
         values = self._state()
         before = [value.clone() for value in values] if idle else []
         losses, hits = self._losses()
+        # No lane sees another, so of the sum's gradient each lane's rows are those of its own loss.
         found = torch.autograd.grad(losses.sum(), list(self._params.values()), allow_unused=True)
         with torch.no_grad():
             for place, gradient in zip(self._grads.values(), found, strict=True):
@@ -215,6 +217,7 @@ class Tile:
             self._recorded[idle] = self._record(idle=idle)
         graph, losses, hits = self._recorded[idle]
         graph.replay()
+        # Copies: the next replay writes to the recording's own.
         return losses.clone(), hits.clone()
 
     def _record(self, *, idle: bool) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:

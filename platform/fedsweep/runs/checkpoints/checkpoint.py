@@ -194,6 +194,7 @@ class CheckpointStore:
         stays = paths[paths.index(newest) :][: self._keep]
         for path in set(paths) - set(stays):
             path.unlink()
+        # Before objects go: a manifest that a power failure brought back would name what is gone.
         sync_folder(self._folder)
         refs: set[ObjectRef] = set()
         for path in stays:

@@ -102,6 +102,7 @@ def _dict(tree: State, path: str) -> dict[Any, State]:
 def _plain(hint: Any, tree: State, path: str) -> Any:
     if hint not in _PLAIN:
         raise InvariantError(f"{path} has a declared type that can't be kept: {hint}")
+    # To Python a bool is an int.
     if not isinstance(tree, _PLAIN[hint]) or isinstance(tree, bool):
         raise DataError(f"{path} must be of type {hint.__name__}, but is a {type(tree).__name__}")
     return tree

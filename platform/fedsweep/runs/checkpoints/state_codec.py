@@ -133,6 +133,7 @@ class _Encoder:
         if kind is int:
             return _int(value)
         if kind is float:
+            # JSON has neither NaN nor infinity; digits also keep which NaN it was.
             return value if isfinite(value) else {"float": struct.pack(">d", value).hex()}
         if kind is list or kind is tuple:
             items = [self.node(item, (*path, index)) for index, item in enumerate(value)]
@@ -173,6 +174,7 @@ class _Encoder:
             raise InvariantError(
                 f"{_text(path)} is an array of {array.dtype}: keep one of {', '.join(_NAMES)} (without bfloat16)"
             )
+        # Copied: torch warns of read-only arrays, and takes none with negative strides.
         return [self._store(torch.from_numpy(np.array(array, order="C"))), text, list(array.shape)]
 
     def _store(self, values: Tensor) -> str:
