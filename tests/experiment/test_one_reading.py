@@ -164,7 +164,7 @@ OPEN = """
 #   scenario.drift.pool: all
 #   scenario.availability.decay: linear
 #   scenario.availability.perf: shifted
-#   scenario.availability.normalise: False
+#   scenario.availability.normalise: false
 #   scenario.devices.seed: 0
 #   scenario.devices.compute_sigma: 0.52
 #   scenario.devices.drop_probability: 0.0

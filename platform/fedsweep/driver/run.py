@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from fedsweep.catalog import resolve
+from fedsweep.config import yaml12
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.backend import choose_backend, cluster_for
@@ -64,7 +65,7 @@ class Plan:
     def to_yaml(self) -> str:
         """The configuration, and in comments what it leaves open comes to."""
         values = implied(self.config, self.experiment.world)
-        lines = [f"#   {key}: {value}" for key, value in values.items()]
+        lines = [f"#   {line}" for line in yaml12.dump(values).splitlines()] if values else []
         return self.config.to_yaml() + "".join(f"{line}\n" for line in ["# null stands for", *lines] if lines)
 
 
