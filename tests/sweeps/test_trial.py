@@ -15,21 +15,21 @@ from fedsweep.config.load import load_config, with_sections
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
-from fedsweep.sweeps.prepare import Entry, make_entry
+from fedsweep.sweeps.prepare import PreparedTrial, make_entry
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, ROW, ActiveTrial, TrialSpec
 
 
 @pytest.fixture
-def entry_of(tiny: Callable[..., dict[str, Any]]) -> Callable[..., Entry]:
-    def make(space: dict[str, Any], **more: Any) -> Entry:
+def entry_of(tiny: Callable[..., dict[str, Any]]) -> Callable[..., PreparedTrial]:
+    def make(space: dict[str, Any], **more: Any) -> PreparedTrial:
         config = load_config(tiny(space, more=more))
         return make_entry(config, list_trials(config)[0], uri=None)
 
     return make
 
 
-def trial_of(entry: Entry, folder: Path, **more: Any) -> ActiveTrial:
+def trial_of(entry: PreparedTrial, folder: Path, **more: Any) -> ActiveTrial:
     return ActiveTrial(TrialSpec(folder=folder, given=entry.config.tree(), **{"metrics": ("test_accuracy",), **more}))
 
 
@@ -41,7 +41,7 @@ def played(trial: ActiveTrial) -> list[dict[str, Any]]:
 
 
 def test_a_trial_gives_the_same_model_as_a_run_with_its_configuration(
-    tmp_path: Path, entry_of: Callable[..., Entry]
+    tmp_path: Path, entry_of: Callable[..., PreparedTrial]
 ) -> None:
     entry = entry_of({"method": {"grid": [{"name": "fedprox", "mu": 0.5}]}})
     played(trial_of(entry, tmp_path / "trial"))
@@ -50,7 +50,7 @@ def test_a_trial_gives_the_same_model_as_a_run_with_its_configuration(
     assert alone.config.method["mu"] == 0.5
 
 
-def test_reports_carry_sums_and_say_when_it_is_over(tmp_path: Path, entry_of: Callable[..., Entry]) -> None:
+def test_reports_carry_sums_and_say_when_it_is_over(tmp_path: Path, entry_of: Callable[..., PreparedTrial]) -> None:
     reports = played(trial_of(entry_of({"seed": {"grid": [1]}}), tmp_path / "t", resource="total_bytes"))
     assert [r["round"] for r in reports] == [1, 2, 3]
     assert [r["done"] for r in reports] == [False, False, True]
@@ -59,7 +59,7 @@ def test_reports_carry_sums_and_say_when_it_is_over(tmp_path: Path, entry_of: Ca
     assert [r["resource"] for r in reports] == [r["total_bytes"] for r in reports]
 
 
-def test_a_report_gives_back_the_row_of_the_table(tmp_path: Path, entry_of: Callable[..., Entry]) -> None:
+def test_a_report_gives_back_the_row_of_the_table(tmp_path: Path, entry_of: Callable[..., PreparedTrial]) -> None:
     reports = played(trial_of(entry_of({"seed": {"grid": [1]}}, evaluation={"every": 2}), tmp_path / "t"))
     rows = RunFolder(tmp_path / "t").read_rounds()
     for report, row in zip(reports, rows, strict=True):
@@ -70,7 +70,7 @@ def test_a_report_gives_back_the_row_of_the_table(tmp_path: Path, entry_of: Call
 
 
 def test_what_is_not_measured_in_a_round_is_reported_with_its_last_value(
-    tmp_path: Path, entry_of: Callable[..., Entry]
+    tmp_path: Path, entry_of: Callable[..., PreparedTrial]
 ) -> None:
     entry = entry_of({"seed": {"grid": [1]}}, evaluation={"every": 2}, training={"rounds": 4, "local_steps": 1})
     reports = played(trial_of(entry, tmp_path / "t"))
@@ -78,7 +78,9 @@ def test_what_is_not_measured_in_a_round_is_reported_with_its_last_value(
     assert reports[2][ROW]["test_accuracy"] is None
 
 
-def test_a_trial_that_is_put_away_goes_on_to_the_same_model(tmp_path: Path, entry_of: Callable[..., Entry]) -> None:
+def test_a_trial_that_is_put_away_goes_on_to_the_same_model(
+    tmp_path: Path, entry_of: Callable[..., PreparedTrial]
+) -> None:
     entry = entry_of({"seed": {"grid": [3]}})
     played(trial_of(entry, tmp_path / "whole"))
     first = trial_of(entry, tmp_path / "broken")
@@ -92,7 +94,9 @@ def test_a_trial_that_is_put_away_goes_on_to_the_same_model(tmp_path: Path, entr
     assert len(RunFolder(tmp_path / "broken").read_rounds()) == 3
 
 
-def test_a_trial_goes_on_whose_config_lists_fewer_defaults(tmp_path: Path, entry_of: Callable[..., Entry]) -> None:
+def test_a_trial_goes_on_whose_config_lists_fewer_defaults(
+    tmp_path: Path, entry_of: Callable[..., PreparedTrial]
+) -> None:
     """As an earlier version wrote it: its checkpoint bears the hash of what it wrote; broken off twice."""
     of = [{"share": 1, "kind": "iid"}, {"share": 1, "kind": "dirichlet", "dirichlet_alpha": 1.0}]
     partition = {"kind": "mixture", "of": of}
@@ -117,7 +121,7 @@ def test_a_trial_goes_on_whose_config_lists_fewer_defaults(tmp_path: Path, entry
 
 
 def test_a_trial_writes_what_tracking_asks_for_into_its_own_folder(
-    tmp_path: Path, entry_of: Callable[..., Entry]
+    tmp_path: Path, entry_of: Callable[..., PreparedTrial]
 ) -> None:
     entry = entry_of({"seed": {"grid": [3]}}, tracking={"uri": "none", "also": ["csv"]})
     first = trial_of(entry, tmp_path / "t")
@@ -129,7 +133,7 @@ def test_a_trial_writes_what_tracking_asks_for_into_its_own_folder(
 
 
 def test_a_trial_that_the_scheduler_ends_has_finished_with_a_model(
-    tmp_path: Path, entry_of: Callable[..., Entry]
+    tmp_path: Path, entry_of: Callable[..., PreparedTrial]
 ) -> None:
     trial = trial_of(entry_of({"seed": {"grid": [3]}}), tmp_path / "t")
     trial.step()
@@ -141,7 +145,9 @@ def test_a_trial_that_the_scheduler_ends_has_finished_with_a_model(
     assert not (tmp_path / "t" / ENDED_BY_SCHEDULER).exists()
 
 
-def test_a_finished_trial_only_says_its_last_round_again(tmp_path: Path, entry_of: Callable[..., Entry]) -> None:
+def test_a_finished_trial_only_says_its_last_round_again(
+    tmp_path: Path, entry_of: Callable[..., PreparedTrial]
+) -> None:
     entry = entry_of({"seed": {"grid": [3]}})
     last = played(trial_of(entry, tmp_path / "t"))[-1]
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "t").rglob("*")}
@@ -150,7 +156,7 @@ def test_a_finished_trial_only_says_its_last_round_again(tmp_path: Path, entry_o
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "t").rglob("*")} == before
 
 
-def test_a_trial_that_cannot_begin_leaves_the_reason(tmp_path: Path, entry_of: Callable[..., Entry]) -> None:
+def test_a_trial_that_cannot_begin_leaves_the_reason(tmp_path: Path, entry_of: Callable[..., PreparedTrial]) -> None:
     entry = entry_of({"seed": {"grid": [3]}})
     given = {**entry.config.tree(), "method": {"name": "fedprox", "muu": 1.0}}
     trial = ActiveTrial(TrialSpec(folder=tmp_path / "t", given=given, metrics=("test_accuracy",)))
@@ -173,7 +179,7 @@ def test_runs_that_differ_in_method_alone_meet_the_same_clients_and_split(
     assert first[0].train_loss != second[0].train_loss or first[-1].test_loss != second[-1].test_loss
 
 
-def test_flops_as_a_resource_are_added_up(tmp_path: Path, entry_of: Callable[..., Entry]) -> None:
+def test_flops_as_a_resource_are_added_up(tmp_path: Path, entry_of: Callable[..., PreparedTrial]) -> None:
     reports = played(trial_of(entry_of({"seed": {"grid": [1]}}), tmp_path / "t", resource="flops"))
     spent = [row.flops for row in RunFolder(tmp_path / "t").read_rounds()]
     assert [r["resource"] for r in reports] == [sum(spent[: n + 1]) for n in range(len(spent))] and min(spent) > 0

@@ -41,7 +41,8 @@ class Weighting(ServerComponent):
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         """Weights [M] in float64, non-negative, that sum to 1 unless the class says otherwise; the new state.
 
-        Where ``needs_updates`` is False, the weights of a sync point inside a round depend on who attends alone.
+        Where ``needs_updates`` is False, the weights of a sync point inside a round depend on who attends alone, and
+        the state there stays as it is: where nobody could tell, such a point never comes to the server.
         """
 
 

@@ -20,7 +20,7 @@ from fedsweep.config.base import NamedComponent, Section, Text
 from fedsweep.config.execution import Checkpoint, Runtime, Tracking
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.sweep import Sweep
-from fedsweep.config.training import Evaluation, Training
+from fedsweep.config.training import EvaluationSection, Training
 
 Scalar = str | int | float | bool | None
 
@@ -75,7 +75,9 @@ class Config(Section):
         description="{name: ...} with the method's parameters beside the name, or {merge: [{name: ...}, ...]}.",
     )
     training: Training = Field(default_factory=Training, description="How clients train, and for how long.")
-    evaluation: Evaluation = Field(default_factory=Evaluation, description="When the global model is tested.")
+    evaluation: EvaluationSection = Field(
+        default_factory=EvaluationSection, description="When the global model is tested."
+    )
     runtime: Runtime = Field(default_factory=Runtime, description="Where it is computed.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="What a run leaves to go on from.")
     tracking: Tracking = Field(default_factory=Tracking, description="Where MLflow keeps the run.")

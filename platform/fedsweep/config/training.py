@@ -159,7 +159,7 @@ NO_NUMBER = (None, "auto")
 Accuracy = Annotated[float, Field(gt=0, le=1)]
 
 
-class Evaluation(Section):
+class EvaluationSection(Section):
     """When and how the global model is tested."""
 
     every: Count = Field(default=1, description="Rounds from one evaluation to the next; the last is always evaluated.")

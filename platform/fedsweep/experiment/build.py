@@ -18,7 +18,7 @@ from fedsweep.config.base import IntegerRange
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
 from fedsweep.errors import ConfigError, DataError, ResourceError
-from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World
+from fedsweep.experiment.experiment import Experiment, StopLimits, TrainingSettings, World
 from fedsweep.models.initial import read_weights, weights_file, weights_sha256
 from fedsweep.models.registry import make_network
 from fedsweep.records import ClientProfile
@@ -165,7 +165,7 @@ def _lanes(config: Config, device: str) -> LaneSettings | None:
 # -- training ----------------------------------------------------------------------------------------------------
 
 
-def build_training(config: Config) -> Training:
+def build_training(config: Config) -> TrainingSettings:
     """The training section as the engine reads it."""
     section = config.training
     optimizer = section.optimizer
@@ -184,7 +184,7 @@ def build_training(config: Config) -> Training:
         # The slack keeps 0.07 x 100 at 7, where the product is a hair above.
         size = max(1, math.ceil((section.cohort_fraction or 0.0) * config.scenario.clients - 1e-9))
     stop = section.stop
-    return Training(
+    return TrainingSettings(
         rounds=section.rounds,
         cohort_size=size,
         local_epochs=_number(section.local_epochs) or 1,

@@ -58,7 +58,7 @@ class StopLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingSettings:
     """The training section as the engine reads it.
 
     Attributes:
@@ -142,7 +142,7 @@ class Experiment:
     world: World
     build_model: Callable[[], nn.Module]
     method: FederatedMethod
-    training: Training
+    training: TrainingSettings
     evaluate_every: int = 1
     evaluation_batch: int = 1000
     evaluate_per_client: bool = False

@@ -42,7 +42,7 @@ _SAMPLE_DRAWS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class PreparedTrial:
     """A trial with its configuration.
 
     Attributes:
@@ -78,12 +78,12 @@ class PreparedSweep:
     config: Config
     folder: SweepFolder
     plan: SweepPlan
-    entries: list[Entry]
+    entries: list[PreparedTrial]
     datasets: Mapping[str, Dataset]
     notes: Sequence[str]
     full: float
     uri: str | None
-    samples: list[Entry] = field(default_factory=list)
+    samples: list[PreparedTrial] = field(default_factory=list)
     extended: str = ""
 
     @property
@@ -98,12 +98,12 @@ class PreparedSweep:
         return self.config.sweep.samples if self.config.sweep.search == "optuna" else len(self.plan.trials)
 
     @property
-    def unfinished(self) -> list[Entry]:
+    def unfinished(self) -> list[PreparedTrial]:
         """Trials that have not run to their end."""
         return [entry for entry in self.entries if not self.folder.has_finished(entry.trial)]
 
     @property
-    def in_order(self) -> list[Entry]:
+    def in_order(self) -> list[PreparedTrial]:
         """Trials that have finished come first: a scheduler then knows what it has to compare with."""
         return sorted(self.entries, key=lambda entry: not self.folder.has_finished(entry.trial))
 
@@ -129,7 +129,7 @@ class PreparedSweep:
         with self.writing():
             self.folder.extend(self.plan, config_yaml=self.config.to_yaml())
 
-    def describe(self, entry: Entry) -> dict[str, Any]:
+    def describe(self, entry: PreparedTrial) -> dict[str, Any]:
         """A trial as its process gets it."""
         spec = TrialSpec(
             folder=self.folder.trial_path(entry.trial),
@@ -144,7 +144,7 @@ class PreparedSweep:
         values = self._moved_values(entry) if spec.config_hash else dict(entry.trial.values)
         return {"spec": vars(spec).copy(), "share": asdict(share), "values": values}
 
-    def _moved_values(self, entry: Entry) -> dict[str, Any]:
+    def _moved_values(self, entry: PreparedTrial) -> dict[str, Any]:
         """Where a scheduler changes values on the way: those that the trial had last."""
         path = self.folder.trial_path(entry.trial) / CONFIG
         if not path.is_file():
@@ -212,7 +212,7 @@ def _planned_trials(config: Config, folder: SweepFolder, *, resume: bool) -> tup
     return tuple(list_trials(config)) if config.sweep.search != "optuna" else ()
 
 
-def make_entry(config: Config, trial: Trial, *, uri: str | None, loaded: Config | None = None) -> Entry:
+def make_entry(config: Config, trial: Trial, *, uri: str | None, loaded: Config | None = None) -> PreparedTrial:
     """A trial of a sweep with its configuration: loaded and bound once.
 
     It may be loaded already, but for name and tracking.
@@ -230,7 +230,7 @@ def make_entry(config: Config, trial: Trial, *, uri: str | None, loaded: Config 
         asked = resolve(asked)
         share = Share.of(asked)
         here = Runtime.model_validate({**asked.runtime.model_dump(), **_backend(asked, share.actors)})
-        return Entry(trial=trial, asked=asked, config=asked.model_copy(update={"runtime": here}), share=share)
+        return PreparedTrial(trial=trial, asked=asked, config=asked.model_copy(update={"runtime": here}), share=share)
     except InputError as error:
         raise type(error)(f"trial {trial.number} ({trial.label}): {error}") from None
 
@@ -291,7 +291,7 @@ def _sample_trials(config: Config) -> list[Trial]:
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def _check_trials(config: Config, entries: Sequence[Entry]) -> tuple[dict[str, Dataset], float]:
+def _check_trials(config: Config, entries: Sequence[PreparedTrial]) -> tuple[dict[str, Dataset], float]:
     """Plan a trial of each setting as a run would be planned; the data sets, and what a whole trial spends."""
     datasets: dict[str, Dataset] = {}
     full = 0.0
@@ -309,7 +309,7 @@ def _check_trials(config: Config, entries: Sequence[Entry]) -> tuple[dict[str, D
     return datasets, full
 
 
-def _check_trial(config: Config, entry: Entry, dataset: Dataset) -> float:
+def _check_trial(config: Config, entry: PreparedTrial, dataset: Dataset) -> float:
     try:
         # As the user gave it: an address says that the GPUs are elsewhere.
         plan = plan_run(entry.asked, dataset)

@@ -87,7 +87,7 @@ class ActiveTrial:
     ) -> None:
         self._spec, self._find_dataset, self._make_session = spec, find_dataset, make_session
         self._folder = RunFolder(spec.folder)
-        self._report = Report(metrics=spec.metrics, resource=spec.resource)
+        self._report = TuneReport(metrics=spec.metrics, resource=spec.resource)
         self._stack = contextlib.ExitStack()
         self._session: Session | None = None
         self._doors: list[Observer] = []
@@ -221,7 +221,7 @@ class ActiveTrial:
         return {**figures, "done": True, FINISHED: True}
 
 
-class Report:
+class TuneReport:
     """Turns rounds into what Ray Tune is told.
 
     Args:

@@ -17,7 +17,7 @@ from fedsweep.records import RoundRecord
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
-from fedsweep.sweeps.prepare import Entry, method_name
+from fedsweep.sweeps.prepare import PreparedTrial, method_name
 from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.trainable import FATAL_MARK, SPEC, place_of
 from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FINISHED, MESSAGES, ROW
@@ -35,7 +35,7 @@ _NODE_DIED = ("its node has died", "NodeDiedError")
 _PROCESS_DIED = ("The actor died", "The actor is dead", "is unavailable: ", "ActorDiedError", "ActorUnavailableError")
 
 
-def tracked(entry: Entry, *, folder: Any, sweep: str) -> RunInfo:
+def tracked(entry: PreparedTrial, *, folder: Any, sweep: str) -> RunInfo:
     """A trial as the tracking store shall know it."""
     config = entry.config
     tags = {

@@ -20,7 +20,7 @@ from fedsweep.processes import silenced
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.run_folder import CONFIG, PLAN
 from fedsweep.sweeps.fairness import world_of
-from fedsweep.sweeps.prepare import Entry, PreparedSweep, make_entry
+from fedsweep.sweeps.prepare import PreparedSweep, PreparedTrial, make_entry
 from fedsweep.sweeps.resources import check_shares, largest
 from fedsweep.sweeps.space import TRIAL, make_trial
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
@@ -129,7 +129,7 @@ def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracke
     return grid
 
 
-def _announce(prepared: PreparedSweep, entry: Entry, *, watcher: Watcher, progress: SweepProgress) -> None:
+def _announce(prepared: PreparedSweep, entry: PreparedTrial, *, watcher: Watcher, progress: SweepProgress) -> None:
     from fedsweep.sweeps.tune_callback import tracked
 
     trial = entry.trial

@@ -18,7 +18,7 @@ from fedsweep.components.planning import SubModelPolicy
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.round import Round
 from fedsweep.engine.state import RunState
-from fedsweep.experiment.experiment import Experiment, StopLimits, Training, World
+from fedsweep.experiment.experiment import Experiment, StopLimits, TrainingSettings, World
 from fedsweep.experiment.schedules import Constant
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.method import FederatedMethod
@@ -123,7 +123,7 @@ def tiny_experiment(
         batch_size: Samples per step.
         local_epochs: Passes per round.
         local_steps: Steps per round instead.
-        equal_steps: See ``Training``.
+        equal_steps: See ``TrainingSettings``.
         optimizer: The clients'; plain SGD by default.
         build: Makes the model.
         double: Everything in float64.
@@ -155,7 +155,7 @@ def tiny_experiment(
         ),
         build_model=ModelFactory(build=build, seed=seed, double=double),
         method=method,
-        training=Training(
+        training=TrainingSettings(
             rounds=rounds,
             cohort_size=cohort_size,
             local_epochs=local_epochs,

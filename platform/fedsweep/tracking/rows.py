@@ -31,7 +31,7 @@ _WORLD = ("seed", "scenario.", "model.", "method.", "training.", "evaluation.", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ReachedRound:
     """A round with what it reached.
 
     Attributes:
@@ -74,7 +74,7 @@ class Row:
         return {name: f"{value} in round {self.record.round}" for name, value in infinite.items()}
 
 
-class RowMaker:
+class RoundFollower:
     """Makes rows of rounds that come in their order.
 
     Args:
@@ -84,9 +84,9 @@ class RowMaker:
     def __init__(self, targets: Sequence[float] = ()) -> None:
         self._targets = TargetWatch(targets)
 
-    def row(self, record: RoundRecord) -> Row:
+    def row(self, record: RoundRecord) -> ReachedRound:
         """The next round's row."""
-        return Row(record=record, reached=self._targets.see(record))
+        return ReachedRound(record=record, reached=self._targets.see(record))
 
 
 def telling(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from fedsweep.errors import ClusterLost, RunError
 
 if TYPE_CHECKING:
     from fedsweep.engine.foresight import Forecast
-    from fedsweep.sweeps.prepare import Entry, PreparedSweep
+    from fedsweep.sweeps.prepare import PreparedSweep, PreparedTrial
     from fedsweep.sweeps.summary import Summary
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
 
-def print_trials(entries: Sequence[Entry], *, heading: str, costs: Mapping[str, Forecast] | None = None) -> None:
+def print_trials(
+    entries: Sequence[PreparedTrial], *, heading: str, costs: Mapping[str, Forecast] | None = None
+) -> None:
     """A table of trials with what each reserves, and what it will cost where that is given by trials' folders."""
     from fedsweep.commands.parts.output import make_console, make_table
     from fedsweep.results.texts import bytes_text
