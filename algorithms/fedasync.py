@@ -33,6 +33,7 @@ class Mixing(Weighting):
     Source: Xie et al. (2019), Algorithm 1. Reading: buffers, of which the paper has none, are mixed as the params are.
     """
 
+    # The rest, 1 - c, is the server's own model's.
     sums_to_one: ClassVar[bool] = False
 
     mixing: float
@@ -74,6 +75,7 @@ def fedasync(
     return FederatedMethod(
         name="fedasync",
         source="Xie, Koyejo, Gupta (2019), Asynchronous federated optimization",
+        # None rather than one of strength 0, for which each client would keep a copy of the model that it received.
         terms=(Proximal(mu=mu),) if mu else (),
         selection=IdleClients(concurrency=concurrency, buffer_size=1),
         pacing=Arrivals(concurrency=concurrency, buffer_size=1),

@@ -72,6 +72,7 @@ class SumOfLogits(Evaluation):
         others = state["num_clients"] - len(updates)
         if state["sent"] is not None and others:
             sent = {name: value.to(inputs.device) for name, value in state["sent"].items()}
+            # Asked once: all who did not take part hold the same model.
             total = total + others * logits_with(model, sent, inputs)
         return total  # type: ignore[return-value]
 

@@ -24,6 +24,7 @@ from .parts.unit_draws import drawn_of_each, unit_groups_of
 
 def num_kept(size: int, keep: float) -> int:
     """Units of a group that stay: ``keep * size``, rounded half up, at least 1."""
+    # The slack: 0.29 x 50 is meant to be 14.5, but the product is a hair below.
     return max(1, floor(keep * size + 0.5 + 1e-9))
 
 
@@ -60,6 +61,7 @@ class RandomUnits(SubModelPolicy):
             return dict.fromkeys(context.cohort, FULL_MODEL), state
         if self.shared:
             return dict.fromkeys(context.cohort, self._drawn(context, context.stream.child("units"))), state
+        # A stream for each: who else is in the cohort changes no client's draw.
         return {k: self._drawn(context, context.stream.child("units", k)) for k in context.cohort}, state
 
     def _drawn(self, context: RoundContext, source: Stream) -> SubModel:

@@ -52,6 +52,7 @@ class _Autoencoder(nn.Module):
         hidden = self.start(latents).relu().unflatten(1, self._small)
         hidden = self.middle(F.interpolate(hidden, scale_factor=2.0)).relu()
         found: Tensor = self.end(F.interpolate(hidden, scale_factor=2.0))
+        # Sides were rounded up on the way down, so what comes back may be larger.
         return found[:, :, : self._height, : self._width]
 
 
@@ -79,6 +80,7 @@ class SmallDecoder:
 
     def _module(self, like: Tensor, source: Stream) -> _Autoencoder:
         channels, height, width = (int(size) for size in like.shape[1:])
+        # Layers draw what they start with from the global generator, which is as it was afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(source.child("decoder").seed(56))
             return _Autoencoder((channels, height, width), self.latent_width, self.width).to(like.dtype)
@@ -112,6 +114,7 @@ class SmallDecoder:
     def decode(self, values: Values, latents: Tensor, like: Tensor) -> Tensor:
         """Inputs [B, ...] of latent vectors [B, L], shaped as those of ``like``."""
         module = self._module(like, Stream(("any",)))
+        # Nothing of its start is left, so any stream will do.
         module.load_state_dict(dict(values))
         with torch.no_grad():
             return module.decode(latents.to(like.dtype))

@@ -55,6 +55,7 @@ class Student:
             temperature: The student's logits are divided by it.
             clip_norm: Greatest 2-norm of the gradient; infinite: no clipping.
         """
+        # At each step, since a test in between leaves the module in evaluation mode.
         self._train()
         with self._own_draws():
             logits = self.module(inputs.to(self._device))

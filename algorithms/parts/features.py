@@ -96,6 +96,7 @@ def drawn(size: int, labels_C: Tensor, noise: int, *, stream: Stream, like: Tens
         like: Whose type and device the noise has.
     """
     generator = stream.torch()
+    # On the CPU: a GPU's generator would give other numbers from the same seed.
     found = torch.rand(size, noise, generator=generator, dtype=like.dtype)
     allowed = torch.nonzero(labels_C.cpu())[:, 0]
     labels = allowed[torch.randint(len(allowed), (size,), generator=generator)]

@@ -41,6 +41,7 @@ def grown_memory(memory: Any, before: Any, *, submodel: SubModel, full: FlatLayo
         covered = submodel.stays(_flat(tree, part), full)
         if covered.cover is None:
             return _like(tree, full, covered.vector)
+        # At this place there may have been nothing, or something else, before.
         kept = _flat(old, full) if _is_param_tree(old, full) else torch.zeros(full.num_values)
         return _like(tree, full, torch.where(covered.cover, covered.vector, kept.to(covered.vector)))
 

@@ -50,6 +50,7 @@ class Bulletin:
 
     def listen(self, observers: Sequence[Observer]) -> None:
         """From now on everything is passed on at once, and nothing is left to be taken."""
+        # First what was said so far: observers hear all of it, and in order.
         self.take().tell(observers)
         self._observers = observers
 

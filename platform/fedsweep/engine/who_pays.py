@@ -55,6 +55,7 @@ def spread(name: str, values: np.ndarray) -> dict[str, float]:
     if not len(known):
         return {}
     tenth = math.ceil(len(known) / 10)
+    # Rounded once: in what order numpy itself would sum is not ours to say.
     mean = math.fsum(known) / len(known)
     return {
         name: mean,

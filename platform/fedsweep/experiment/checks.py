@@ -69,6 +69,7 @@ def check_experiment(experiment: Experiment) -> None:
         ConfigError: See :func:`check_world`; or a component can't work in this world.
     """
     check_world(experiment)
+    # Made for what they refuse; the run then begins with the same ones.
     _ = experiment.initial_states
 
 

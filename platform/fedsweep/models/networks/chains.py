@@ -245,6 +245,7 @@ class FedstgCnn(ChainNetwork):
             self.add_layer(f"conv{number}", conv, norm=nn.BatchNorm2d(widths[number]), pool=nn.MaxPool2d(2))
         self.add_layer("fc1", nn.Linear(256 * (height // 8) * (width // 8), 512))
         self.dropout = nn.Dropout(dropout)
+        # A step alone: it has no units that a sub-model could leave out.
         self._steps.append("dropout")
         self.add_head(512, projection)
 

@@ -107,6 +107,7 @@ class ResNet18(LinearHeadNetwork):
 
     def encode(self, inputs: Tensor) -> Tensor:
         """The globally averaged last maps ``[B, D]``."""
+        # By the mean, not by a pool of a fixed size, so that inputs of any size will do.
         pooled: Tensor = self.relu(self.norm(self.blocks(self.stem(inputs)))).mean(dim=(2, 3))
         return pooled
 
@@ -125,6 +126,8 @@ class ResNet18(LinearHeadNetwork):
             norms=[*(f"{block}.norm1" for block in readers), *(["norm"] if is_last else [])],
             consumers=[
                 *(f"{block}.conv1" for block in readers),
+                # Of the blocks that read the sum the next stage's first alone has a projection; the others carry it as
+                # it is.
                 *([self.reader] if is_last else [f"{readers[-1]}.shortcut"]),
             ],
             modules=[*(f"{block}.relu1" for block in readers), *(["relu"] if is_last else [])],
@@ -200,6 +203,7 @@ class FeddhadResNet18(LinearHeadNetwork):
             self,
             name=f"stage{stage + 1}",
             layers=[first, *(f"{block}.conv2" for block in blocks)],
+            # Here each layer that adds to the sum has a norm behind it; in pre-activation the norms are the readers'.
             norms=[first_norm, *(f"{block}.norm2" for block in blocks)],
             consumers=[*(f"{block}.conv1" for block in readers), last],
             modules=[*(["relu"] if stage == 0 else []), *(f"{block}.relu2" for block in blocks)],

@@ -21,6 +21,7 @@ class _Block(nn.Module):
     def __init__(self, width: int, *, heads: int, hidden: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
+        # The heads' width is given apart: a sub-model has fewer heads, each as wide as before.
         self.attention = SelfAttention(width, heads=heads, head_width=width // heads)
         self.project = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width)
