@@ -72,6 +72,7 @@ class AdaptiveServer(ServerUpdate):
         move = mean[params] - sync.vector[params]
         first = self.momentum * state["first"] + (1 - self.momentum) * move
         second = self._second(state["second"], move.square())
+        # In place, since the mean is a vector of its own: behind the params, buffers and riders stay its.
         mean[params] = sync.vector[params] + self.server_learning_rate * first / (second.sqrt() + self.adaptivity)
         return mean, {"first": first, "second": second}
 

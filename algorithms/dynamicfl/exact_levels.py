@@ -90,6 +90,7 @@ def best_centre(counts_EC: Floats, population_C: Floats, *, incumbent: float, ma
     weights_E = np.full(len(counts_EC), 1 / len(counts_EC))
     fractions_T = 0.5 ** np.arange(40.0)[:, None]
     for _ in range(max_steps):
+        # With a little of the population, so that every class has a share: the tilt takes its logarithm.
         mixed_C = 0.999999 * (weights_E @ distributions_EC) + 1e-6 * plain.shares_C
         centre = centre_at(mixed_C, distributions_EC, population_C)
         best = max(best, centre, key=lambda found: found.bound)
@@ -99,6 +100,7 @@ def best_centre(counts_EC: Floats, population_C: Floats, *, incumbent: float, ma
         slopes_E = distributions_EC @ centre.tilt_C
         to = int(slopes_E.argmin())
         source = int(np.where(weights_E > 0, slopes_E, -np.inf).argmax())
+        # The best of forty halvings of all that can be moved, so that the descent has no rate to be chosen.
         steps_T = weights_E[source] * fractions_T
         tried_TC = mixed_C + steps_T * 0.999999 * (distributions_EC[to] - distributions_EC[source])
         tried_TC = np.maximum(tried_TC, 1e-300)
@@ -175,6 +177,7 @@ class LevelSearch:
         self._sizes = (min_size, max_size)
         self._scale = 1 / float(counts_EC.sum())
         self._first = len(counts_EC) // 2
+        # Near the centre the divergence is half the squared distance in units of these roots.
         root_C = np.sqrt(centre.shares_C)
         totals_E = counts_EC.sum(axis=1, keepdims=True)
         axes_KC = np.linalg.svd((counts_EC - totals_E * centre.shares_C) / root_C, full_matrices=False)[2]

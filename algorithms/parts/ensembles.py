@@ -23,6 +23,7 @@ _BATCH = 500
 
 def template(sync: SyncContext) -> nn.Module:
     """A copy of the full model in evaluation mode, where heavy work belongs."""
+    # A copy, since all components are shown the same model, and `to` moves a module itself.
     return copy.deepcopy(sync.model).eval().to(sync.device)
 
 
