@@ -144,7 +144,7 @@ class Half:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LevelFound:
+class LevelResult:
     """What a search of a level came to.
 
     Attributes:
@@ -214,7 +214,7 @@ class LevelSearch:
             blocks=_blocks(np.column_stack([projections_PK[:, :4], sums_PC.sum(axis=1) * self._scale * 0.02])),
         )
 
-    def below(self, level: float, work: Work) -> LevelFound:
+    def below(self, level: float, work: Work) -> LevelResult:
         """The best group whose divergence is below the level, which is above the centre's bound."""
         alive_BB = self._alive_blocks(level)
         left_P, right_P = self._factors(level)
@@ -236,7 +236,7 @@ class LevelSearch:
                     best, members = found[0], found[1:]
             if not complete:
                 break
-        return LevelFound(members=self._members(*members), score=best, complete=complete)
+        return LevelResult(members=self._members(*members), score=best, complete=complete)
 
     def _alive_blocks(self, level: float) -> NDArray[np.bool_]:
         """Pairs of blocks that a linear bound of the cone does not rule out, [B, B]."""

@@ -385,7 +385,7 @@ def test_a_points_batch_that_fails_is_not_taken_for_logged(store: Path, folder: 
     first.checkpointed(1)
     run = MlflowRun.begin(sqlite_uri(store), experiment="fedsweep", name="run", tags={}, folder=folder)
     assert run.seen["lr"] == Counter({1: 1})
-    row = mlflow_observer.ReachedRound(record=record(1, attempt=1))
+    row = mlflow_observer.TrackedRow(record=record(1, attempt=1))
     with pytest.raises(Exception, match="tags"):
         run.log_points(row.points(), {"": "an empty name is no tag"})
     assert run.seen["lr"] == Counter({1: 1})

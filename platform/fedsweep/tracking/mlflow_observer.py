@@ -40,7 +40,7 @@ from fedsweep.tracking.mlflow_store import (
     redacted,
     resolve_uri,
 )
-from fedsweep.tracking.rows import ReachedRound, RoundFollower, telling
+from fedsweep.tracking.rows import TrackedRow, TrackedRows, telling
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,8 +88,8 @@ class MlflowObserver(Observer):
         self._keeper = keeper
         self._run: MlflowRun | KeptRun | None = None
         self._described = False
-        self._pending: deque[ReachedRound] = deque()
-        self._rows = RoundFollower()
+        self._pending: deque[TrackedRow] = deque()
+        self._rows = TrackedRows()
         self._infinite: set[str] = set()
         self._next_try = -math.inf
         self._failing = False
@@ -115,7 +115,7 @@ class MlflowObserver(Observer):
 
     def started(self, info: RunInfo) -> None:
         self._info = info
-        self._rows = RoundFollower(info.targets)
+        self._rows = TrackedRows(info.targets)
         for record in info.records:
             self._keep(record)
         if self._keeper is None:
@@ -215,9 +215,9 @@ class MlflowObserver(Observer):
         """What a run in the store is begun with."""
         return {"experiment": self._experiment, "name": info.name, "tags": dict(info.tags), "folder": info.folder}
 
-    def _next_rows(self) -> list[ReachedRound]:
+    def _next_rows(self) -> list[TrackedRow]:
         """The oldest pending rounds that fit one batch, at least one."""
-        rows: list[ReachedRound] = []
+        rows: list[TrackedRow] = []
         size = 0
         for row in self._pending:
             size += len(row.points())

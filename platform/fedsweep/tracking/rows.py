@@ -31,7 +31,7 @@ _WORLD = ("seed", "scenario.", "model.", "method.", "training.", "evaluation.", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReachedRound:
+class TrackedRow:
     """A round with what it reached.
 
     Attributes:
@@ -74,7 +74,7 @@ class ReachedRound:
         return {name: f"{value} in round {self.record.round}" for name, value in infinite.items()}
 
 
-class RoundFollower:
+class TrackedRows:
     """Makes rows of rounds that come in their order.
 
     Args:
@@ -84,9 +84,9 @@ class RoundFollower:
     def __init__(self, targets: Sequence[float] = ()) -> None:
         self._targets = TargetWatch(targets)
 
-    def row(self, record: RoundRecord) -> ReachedRound:
+    def row(self, record: RoundRecord) -> TrackedRow:
         """The next round's row."""
-        return ReachedRound(record=record, reached=self._targets.see(record))
+        return TrackedRow(record=record, reached=self._targets.see(record))
 
 
 def telling(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import ROUNDS_CSV
-from fedsweep.tracking.rows import RoundFollower
+from fedsweep.tracking.rows import TrackedRows
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -29,13 +29,13 @@ class CsvDoor(Observer):
     def __init__(self, *, every_s: float = 2.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_s, self._clock = every_s, clock
         self._path: Path | None = None
-        self._maker = RoundFollower()
+        self._maker = TrackedRows()
         self._rows: list[dict[str, float]] = []
         self._written = clock()
 
     def started(self, info: RunInfo) -> None:
         self._path = info.folder / ROUNDS_CSV
-        self._maker, self._rows = RoundFollower(info.targets), []
+        self._maker, self._rows = TrackedRows(info.targets), []
         for record in info.records:
             self._keep(record)
         self._write()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.run_folder import EVENTS_SUFFIX, TENSORBOARD, event_files
-from fedsweep.tracking.rows import RoundFollower, imported, telling
+from fedsweep.tracking.rows import TrackedRows, imported, telling
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -31,7 +31,7 @@ class TensorBoardDoor(Observer):
 
     def __init__(self) -> None:
         self._writer: SummaryWriter | None = None
-        self._maker = RoundFollower()
+        self._maker = TrackedRows()
         self._info: RunInfo | None = None
 
     def check(self) -> None:
@@ -40,7 +40,7 @@ class TensorBoardDoor(Observer):
     def started(self, info: RunInfo) -> None:
         for old in event_files(info.folder):
             old.unlink()
-        self._info, self._maker = info, RoundFollower(info.targets)
+        self._info, self._maker = info, TrackedRows(info.targets)
         with _quiet():
             # purge_step: a TensorBoard that is open drops what it has read of the files before.
             self._writer = _writer_class()(

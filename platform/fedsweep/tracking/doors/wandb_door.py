@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.run_folder import ID_PREFIX, offline_runs
-from fedsweep.tracking.rows import RoundFollower, imported, telling
+from fedsweep.tracking.rows import TrackedRows, imported, telling
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -41,14 +41,14 @@ class WandbDoor(Observer):
     def __init__(self, *, project: str) -> None:
         self._project = project
         self._run: Any = None
-        self._maker = RoundFollower()
+        self._maker = TrackedRows()
 
     def check(self) -> None:
         imported("wandb", extra="wandb")
 
     def started(self, info: RunInfo) -> None:
         wandb = imported("wandb", extra="wandb")
-        self._maker = RoundFollower(info.targets)
+        self._maker = TrackedRows(info.targets)
         self._run = wandb.init(
             project=self._project,
             id=_cleared(info.folder) or f"{ID_PREFIX}{uuid.uuid4().hex[:8]}",
