@@ -111,7 +111,11 @@ def test_rounds_become_metrics_by_round_and_by_bytes(store: Path, folder: Path) 
     assert points(store, observer, "by_bytes/test_accuracy") == [(1, 0.1), (2, 0.05)]
     assert points(store, observer, "rank _mean_") == [(1, 3.0)]
     scalars = {name for name, value in vars(record(1)).items() if isinstance(value, int | float)}
-    expected = scalars - {"round", "timestamp_ms"} | {"total_bytes", "best_test_accuracy", "rank _mean_"}
+    expected = scalars - {"round", "timestamp_ms", "best_accuracy"} | {
+        "total_bytes",
+        "best_test_accuracy",
+        "rank _mean_",
+    }
     learnt = {name for name in expected if "accuracy" in name or "loss" in name} | {"total_bytes", "comm_ratio"}
     by_bytes = {f"by_bytes/{name}" for name in learnt & expected}
     assert "by_bytes/local_steps" not in by_bytes and set(run.data.metrics) == expected | by_bytes
