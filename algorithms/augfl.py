@@ -15,12 +15,12 @@ from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsweep.card import Card, takes, with_card
 from fedsweep.components.aggregation import Refinement, Uniform
 from fedsweep.components.base import ComponentReport, Published
-from fedsweep.components.evaluation import GlobalModel
+from fedsweep.components.evaluation import Evaluation
 from fedsweep.components.local import LocalStep, LocalTerm, Memory, Objective
 from fedsweep.components.probes import ClientTest, LocalClient
 from fedsweep.errors import ConfigError
@@ -241,7 +241,7 @@ class AdaptedTest(ClientTest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapted(GlobalModel):
+class Adapted(Evaluation):
     """The server's model answers; clients test it after a step of theirs.
 
     Attributes:
@@ -249,6 +249,10 @@ class Adapted(GlobalModel):
     """
 
     adaptation_rate: float
+
+    def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
+        logits: Tensor = model(inputs)
+        return logits
 
     def client_test(self) -> ClientTest:
         return AdaptedTest(adaptation_rate=self.adaptation_rate)

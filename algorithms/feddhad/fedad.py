@@ -312,7 +312,6 @@ class AdaptiveDropout(SubModelPolicy):
 def _mean(values: Sequence[Tensor], updates: Sequence[ClientUpdate]) -> Tensor:
     """``sum_k n_k x_k / sum_k n_k`` in float64."""
     total = sum(u.num_samples for u in updates)
-    # Divided once, at the end: sums of whole multiples, where a mean by shares n_k / n would round each share first.
     parts = [value.to(torch.float64) * u.num_samples for value, u in zip(values, updates, strict=True)]
     return torch.stack(parts).sum(dim=0) / total
 

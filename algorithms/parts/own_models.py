@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedsweep.components.evaluation import GlobalModel
+from fedsweep.components.evaluation import Evaluation
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.planning import SubModelPolicy
 from fedsweep.components.probes import ClientTest, LocalClient
 from fedsweep.models.functional import head_names, logits_with
-from fedsweep.records import Payload, RoundContext, ServerContext, State
+from fedsweep.records import ClientUpdate, Payload, RoundContext, ServerContext, State
 from fedsweep.submodel import PartOfModel, SubModel
 from fedsweep.trees import ParamTree
 
@@ -83,7 +83,7 @@ class OwnModelTest(ClientTest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnModels(GlobalModel):
+class OwnModels(Evaluation):
     """The server's model answers the server's tests; clients test their own.
 
     Attributes:
@@ -91,6 +91,10 @@ class OwnModels(GlobalModel):
     """
 
     term: str
+
+    def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
+        logits: Tensor = model(inputs)
+        return logits
 
     def client_test(self) -> ClientTest:
         return OwnModelTest(term=self.term)
