@@ -321,6 +321,6 @@ def is_training_core(path: Path) -> bool:
         return True
     place = path.relative_to(SOURCES)
     ground = ("records.py", "trees.py", "method.py", "streams.py", "errors.py", "submodel.py", "plugins.py")
-    if place.parts == ("experiment", "build.py"):
-        return False  # reads a configuration
+    if place.parts in (("experiment", "build.py"), ("experiment", "implied.py")):
+        return False  # they read a configuration
     return place.parts[0] in ("components", "models", "client", "engine", "experiment", *ground)
