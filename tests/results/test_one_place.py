@@ -13,6 +13,7 @@ from client_tables import write_clients
 from rich.console import Console
 
 from fedsweep.reports.compare import compared_runs, print_settings
+from fedsweep.reports.contents import Report
 from fedsweep.reports.page import build_report, render
 from fedsweep.reports.sources import find_sources
 from fedsweep.reports.sweep_table import print_summary
@@ -25,7 +26,7 @@ from fedsweep.results.settings import counted
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.fairness import TrialWorld
-from fedsweep.sweeps.summary import summarise
+from fedsweep.sweeps.summary import Summary, summarise
 from fedsweep.sweeps.sweep_folder import SweepFolder
 from fedsweep.testing import tiny_record
 
@@ -80,16 +81,24 @@ def printed(show: Callable[[Console], None]) -> str:
     return console.file.getvalue()
 
 
-def test_the_same_folder_has_the_same_figures_everywhere(found: Reproduction, tmp_path: Path) -> None:
-    """FedAvg ends at 50, 55 and 40 %: mean 48.33, deviation 7.64; it sent 1200 bytes in each of 5, 4 and 4 rounds."""
-    out = tmp_path / "out"
+def summary_of(found: Reproduction, out: Path) -> Summary:
+    worlds = [TrialWorld(shared="w", budgets=None)] * 6
+    return summarise(SweepFolder(out), list(found.by_key.values()), worlds, config=found.config)
+
+
+def shown(found: Reproduction, out: Path) -> tuple[list[str], Report, str, Summary, str]:
+    """What compare prints, the report and its page, the sweep's summary and what it prints, of one folder."""
     compared = printed(lambda console: print_settings(compared_runs([out]), console)).splitlines()
     report = build_report(find_sources([str(out)], uri=None))
     page = re.sub(r"<[^>]+>", " ", render(report, made=datetime.now(UTC)))
-    summary = summarise(
-        SweepFolder(out), list(found.by_key.values()), [TrialWorld(shared="w", budgets=None)] * 6, config=found.config
-    )
-    sweep = printed(lambda console: print_summary(summary, console))
+    summary = summary_of(found, out)
+    return compared, report, page, summary, printed(lambda console: print_summary(summary, console))
+
+
+def test_the_same_folder_has_the_same_figures_everywhere(found: Reproduction, tmp_path: Path) -> None:
+    """FedAvg ends at 50, 55 and 40 %: mean 48.33, deviation 7.64; it sent 1200 bytes in each of 5, 4 and 4 rounds."""
+    out = tmp_path / "out"
+    compared, report, page, summary, sweep = shown(found, out)
     grid = measured(found.table, views_of(found.table, found.folders(out)), scale="full")
     table = as_text(grid)
 
@@ -123,13 +132,7 @@ def test_runs_that_have_not_finished_count_alike_everywhere(found: Reproduction,
         if status is not None:
             by_place[place].write_result({"status": status})
 
-    compared = printed(lambda console: print_settings(compared_runs([out]), console)).splitlines()
-    report = build_report(find_sources([str(out)], uri=None))
-    page = re.sub(r"<[^>]+>", " ", render(report, made=datetime.now(UTC)))
-    summary = summarise(
-        SweepFolder(out), list(found.by_key.values()), [TrialWorld(shared="w", budgets=None)] * 6, config=found.config
-    )
-    sweep = printed(lambda console: print_summary(summary, console))
+    compared, report, page, summary, sweep = shown(found, out)
     views = views_of(found.table, found.folders(out))
     grid = measured(found.table, views, scale="full")
 
@@ -158,9 +161,7 @@ def test_runs_under_way_are_shown_but_not_judged(found: Reproduction, tmp_path: 
     for cell, path in found.folders(out).items():
         if cell.row == "FedProx":
             RunFolder(path).write_result({"status": "killed"})
-    summary = summarise(
-        SweepFolder(out), list(found.by_key.values()), [TrialWorld(shared="w", budgets=None)] * 6, config=found.config
-    )
+    summary = summary_of(found, out)
     assert ["FedAvg" in setting.label for setting in summary.settings] == [True, False]
     assert summary.headline["best_setting/test_accuracy"] == summary.settings[0].figures["test_accuracy"].mean
     assert summary.differences == ()

@@ -61,7 +61,7 @@ class Schedule(KindComponent):
 
     @model_serializer(mode="wrap")
     def _as_word(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any] | str:
-        # A schedule without parameters is written as a word, as it was when there were but a few.
+        # A word where there are no parameters: checkpoints are known by the hash of what is written here.
         tree: dict[str, Any] = dump(self)
         return tree if self.parameters else self.kind
 

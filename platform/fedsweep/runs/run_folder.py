@@ -32,7 +32,7 @@ from fedsweep.runs.files import EARLIER, TEMPORARY, TRACKING, atomic_write
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 CLIENT_ACCURACY, TRAFFIC = "client_accuracy.parquet", "traffic.parquet"
 RESULT, MODEL, CHECKPOINTS = "result.json", "model.safetensors", "checkpoints"
-PLAN = "sweep.json"  # in a folder above: a sweep's
+PLAN = "sweep.json"  # no run's: the folder that has it is a sweep's
 SCENARIO, PICTURES, ROUNDS_CSV = "scenario.json", "pictures", "rounds.csv"
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 # What these two are left has names that only a run writes.
