@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from fedsweep.processes import collect_seldom
 
 if TYPE_CHECKING:
     from ray_pool import Pool
@@ -26,6 +29,14 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 # At Ray's own 15 its workers hardly come forward beside other tests; at 0 its agents, which they start beside, now and
 # then miss the half minute that Ray gives them, and the cluster is lost.
 os.environ.setdefault("RAY_worker_niceness", "10")
+
+
+# As in every process of ours; what tests import is some million objects, which are never garbage.
+collect_seldom()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
 
 
 class SharedRay:

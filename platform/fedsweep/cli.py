@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import re
@@ -96,6 +97,7 @@ def _options(
     del version, debug
 
 
+@functools.cache
 def _command() -> Any:
     """The command line; Typer's own options for completion are switches, too, and are shown as such."""
     command = typer.main.get_command(app)

@@ -13,12 +13,13 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 _VARIABLE = "FEDSWEEP_USER_FOLDERS"
 # New objects between two searches; by default 700, and a driver and its actors look in vain while they import torch.
 _NEW_OBJECTS = 50_000
+_HOOK = f"{__name__}.begin_worker"
 
 
 def collect_seldom() -> None:
@@ -38,17 +39,28 @@ def begin_worker() -> None:
 
 
 def worker_settings() -> dict[str, Any]:
-    """What ``ray.init`` must be told so that workers find the user's modules, and find them last.
+    """What ``ray.init`` must be told so that workers of a cluster that is joined find the user's modules, and last."""
+    return {**job_settings(), "runtime_env": {"worker_process_setup_hook": _HOOK, "env_vars": _folder_variables()}}
 
-    Ray itself would put the driver's working folder first.
-    """
+
+def job_settings() -> dict[str, Any]:
+    """The part of it that concerns the driver: Ray itself would put the driver's working folder first."""
     from ray.job_config import JobConfig
 
     job = JobConfig()
     job._py_driver_sys_path = _Unchanged()
-    hook = f"{begin_worker.__module__}.{begin_worker.__name__}"
-    variables: Mapping[str, str] = {_VARIABLE: os.pathsep.join(_driver_folders())}
-    return {"job_config": job, "runtime_env": {"worker_process_setup_hook": hook, "env_vars": variables}}
+    return {"job_config": job}
+
+
+def worker_variables() -> dict[str, str]:
+    """The other part, as the environment of a raylet of our own: its workers inherit it.
+
+    By a ``runtime_env`` each worker would import Ray twice, once to set variables, and the first one would wait for
+    the process that serves such environments.
+    """
+    from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+
+    return {WORKER_PROCESS_SETUP_HOOK_ENV_VAR: _HOOK, **_folder_variables()}
 
 
 @contextlib.contextmanager
@@ -65,10 +77,24 @@ def silenced(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _driver_folders() -> list[str]:
+@contextlib.contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Attributes of a library's module or class that are ours for a while; one that it does not have stays away."""
+    before = {name: vars(owner)[name] for name in values if name in vars(owner)}
+    try:
+        for name in before:
+            setattr(owner, name, values[name])
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+def _folder_variables() -> dict[str, str]:
     """The script's own folder, where there is a script of the user's, and the working folder."""
     script = os.path.dirname(os.path.realpath(sys.argv[0])) if sys.argv and sys.argv[0] else ""
-    return list(dict.fromkeys([*([script] if script in sys.path else []), os.getcwd()]))
+    folders = dict.fromkeys([*([script] if script in sys.path else []), os.getcwd()])
+    return {_VARIABLE: os.pathsep.join(folders)}
 
 
 def _look_last(folders: Iterable[str]) -> None:

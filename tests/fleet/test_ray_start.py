@@ -6,14 +6,14 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from fedsweep.config.load import load_config
-from fedsweep.fleet import ray_start
+from fedsweep.fleet import ray_agent, ray_start
 from fedsweep.fleet.ray_leftovers import own_sessions
 from fedsweep.fleet.ray_start import ClusterNeeds, ClusterStart, early_cluster, early_needs
 
@@ -38,6 +38,18 @@ def test_ray_starts_early_where_the_configuration_says_that_it_is_needed(
     assert (None if needs is None else needs.actors) == actors
 
 
+def agents() -> list[str]:
+    """What this process's raylet runs as its two agents, once they are there."""
+    until = time.monotonic() + 20
+    found: list[str] = []
+    while len(found) < 2 and time.monotonic() < until:
+        found = []
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                found += [word for word in child.cmdline()[:8] if word.endswith(("agent.py", "agent/main.py"))]
+    return found
+
+
 @pytest.mark.ray
 def test_an_early_cluster_that_nobody_takes_leaves_nothing() -> None:
     import ray
@@ -53,6 +65,7 @@ def test_an_early_cluster_that_nobody_takes_leaves_nothing() -> None:
             others = " ".join(argument for child in psutil.Process().children() for argument in child.cmdline()[:3])
             assert "gcs_server" in others and "raylet" in others
             assert not any(name in others for name in ("monitor.py", "dashboard.py"))  # seconds of two cores
+            assert agents() == [ray_agent.__file__] * 2
             assert begun.holds(ClusterNeeds(actors=2, store_bytes=2**28))
             assert not begun.holds(ClusterNeeds(actors=2, store_bytes=2**29))
             assert not begun.holds(ClusterNeeds(actors=1, gpus_per_client=1.0, store_bytes=2**28))
@@ -106,6 +119,37 @@ def test_somebody_speaks_for_a_run_before_its_cluster_is_begun(tmp_path: Path, m
     monkeypatch.setattr(ray_start, "ClusterStart", Begun)
     with early_cluster(ClusterNeeds(actors=1, store_bytes=1), tmp_path):
         assert order == [tmp_path, "begun"]
+
+
+def test_ray_has_its_agents_where_they_serve_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray import _raylet
+    from ray._private import utils
+
+    monkeypatch.setattr(utils, "get_dashboard_dependency_error", ImportError)
+    assert ray_start._needs_agents(dashboard=True) and not ray_start._needs_agents(dashboard=False)
+    monkeypatch.setattr(utils, "get_dashboard_dependency_error", lambda: None)
+    assert ray_start._needs_agents(dashboard=False)
+    monkeypatch.setattr(utils, "get_dashboard_dependency_error", ImportError)
+    monkeypatch.delattr(_raylet, "persist_port")  # an older Ray, which reads no files
+    assert ray_start._needs_agents(dashboard=False)
+
+
+def test_what_takes_an_agents_place_ends_with_its_parent(tmp_path: Path) -> None:
+    program = (
+        "import os, subprocess, sys\n"
+        "environment = {**os.environ, 'RAY_RAYLET_PID': str(os.getpid())}\n"
+        f"waiting = subprocess.Popen([sys.executable, '-I', '-S', {ray_agent.__file__!r}], env=environment)\n"
+        "print(waiting.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-S", "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        waiting = psutil.Process(int(parent.stdout.readline()))
+        time.sleep(1.5)
+        assert waiting.is_running()
+        parent.stdin.close()
+    waiting.wait(10)
 
 
 @pytest.mark.parametrize("dashboard", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
 import sys
 import textwrap
@@ -40,6 +42,15 @@ def test_every_port_of_the_cluster_is_on_loopback(shared_ray: Any) -> None:
     }
     assert found == {"127.0.0.1"}
     fleet.close()
+
+
+def test_a_worker_of_our_own_cluster_has_its_settings_and_imports_ray_once(shared_ray: Any) -> None:
+    @shared_ray.remote(num_cpus=0)
+    def told() -> tuple[Any, ...]:
+        threads = [os.environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
+        return *threads, gc.get_threshold()[0], shared_ray.get_runtime_context().runtime_env
+
+    assert shared_ray.get(told.remote()) == ("1", "1", 50_000, {})
 
 
 def test_one_that_dies_at_once_is_replaced(shared_ray: Any) -> None:

@@ -11,8 +11,9 @@ import importlib
 import logging
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ import psutil
 from fedsweep.errors import ClusterLost, ResourceError
 from fedsweep.fleet.ray_leftovers import mark_new_sessions, own_sessions, remove_session, tell_kept
 from fedsweep.fleet.ray_watch import Attempt, StartWatch, last_word, unless_lost
-from fedsweep.processes import worker_settings
+from fedsweep.processes import job_settings, replaced, worker_variables
 
 if TYPE_CHECKING:
     from fedsweep.config.execution import Runtime
@@ -32,6 +33,15 @@ if TYPE_CHECKING:
 _STORE_SHARE = 0.3
 # How a node starts the autoscaler, what watches logs for the driver, and the server below a dashboard.
 _NOT_NEEDED = ("start_monitor", "start_log_monitor", "start_api_server")
+# What a raylet starts, and where it reads at which ports they are; Ray's own agents write so where they serve nothing.
+_AGENTS = ("--dashboard_agent_command=", "--runtime_env_agent_command=")
+_PORTS = (
+    "METRICS_AGENT_PORT_NAME",
+    "METRICS_EXPORT_PORT_NAME",
+    "DASHBOARD_AGENT_LISTEN_PORT_NAME",
+    "RUNTIME_ENV_AGENT_PORT_NAME",
+)
+_LISTENS_NOWHERE = -1
 _LOGGER = logging.getLogger("fedsweep")
 
 
@@ -202,10 +212,10 @@ def early_cluster(needs: ClusterNeeds | None, folder: Path | None = None) -> Ite
 def _begin(needs: ClusterNeeds, *, num_cpus: int, dashboard: bool, is_early: bool) -> Any:
     import ray
 
-    settings = worker_settings()
-    settings["runtime_env"]["env_vars"] |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    variables = {**worker_variables(), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else needs.store_bytes
-    with _on_loopback(), contextlib.nullcontext() if dashboard else _only_what_is_needed():
+    skipped = () if dashboard else _NOT_NEEDED
+    with _starting_node(variables, skipped=skipped, agents=_needs_agents(dashboard=dashboard)):
         init: Any = ray.init
         return init(
             address="local",
@@ -217,49 +227,78 @@ def _begin(needs: ClusterNeeds, *, num_cpus: int, dashboard: bool, is_early: boo
             object_store_memory=max(100 * 2**20, min(needs.store_bytes, int(free * 0.8))),
             log_to_driver=False,
             logging_level="ERROR",
-            **settings,
+            **job_settings(),
         )
 
 
 @contextlib.contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Ray reads the variable that keeps a cluster on 127.0.0.1 when it is first imported, maybe before us."""
-    from ray._private import ray_constants
+def _starting_node(variables: Mapping[str, str], *, skipped: Sequence[str], agents: bool) -> Iterator[None]:
+    """Ray starts a node on 127.0.0.1 whose workers have variables, without what we ask nothing of.
 
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+    Each of what is skipped is a Python process of its own, and ``ray.init`` waits for three of them.
 
-
-@contextlib.contextmanager
-def _only_what_is_needed() -> Iterator[None]:
-    """Ray starts a node without what serves a dashboard, an autoscaler and output passed on to the driver.
-
-    We ask for none of them; each is a Python process of its own, and ``ray.init`` waits for one.
+    Args:
+        variables: Of the raylet's environment.
+        skipped: Methods of Ray's node.
+        agents: Whether the raylet has Ray's agents.
     """
+    from ray._private import ray_constants, services
     from ray._private.node import Node
 
-    before = {name: vars(Node)[name] for name in _NOT_NEEDED if name in vars(Node)}
-    try:
-        for name in before:
-            setattr(Node, name, lambda self, **settings: None)
+    usual = services.start_ray_process
+
+    def start(command: list[str], process_type: str, *args: Any, **settings: Any) -> Any:
+        if process_type == ray_constants.PROCESS_TYPE_RAYLET:
+            settings["env_updates"] = {**(settings.get("env_updates") or {}), **variables}
+            command = command if agents else _without_agents(command)
+        return usual(command, process_type, *args, **settings)
+
+    def skip(node: Any, **settings: Any) -> None:
+        """Nothing."""
+
+    # Ray reads the variable that keeps a cluster on 127.0.0.1 when it is first imported, maybe before us.
+    with (
+        replaced(ray_constants, ENABLE_RAY_CLUSTER=False),
+        replaced(services, start_ray_process=start),
+        replaced(Node, **dict.fromkeys(skipped, skip)),
+    ):
         yield
-    finally:
-        for name, method in before.items():
-            setattr(Node, name, method)
+
+
+def _needs_agents(*, dashboard: bool) -> bool:
+    """Whether Ray's agents of a node serve anything: its dashboard and its metrics, which are an extra.
+
+    The other agent makes runtime environments, of which we ask for none (:mod:`fedsweep.processes`).
+    """
+    from ray import _raylet
+    from ray._private.utils import get_dashboard_dependency_error
+
+    # An older Ray reads no files.
+    return dashboard or get_dashboard_dependency_error() is None or not hasattr(_raylet, "persist_port")
+
+
+def _without_agents(command: Sequence[str]) -> list[str]:
+    """A raylet's command with processes that only wait in place of its agents, which are said to listen nowhere.
+
+    A raylet has none without agents: it ends with them, and finds their ports in files, or ends after half a minute.
+    """
+    from fedsweep.fleet import ray_agent
+
+    _raylet: Any = importlib.import_module("ray._raylet")
+    flags = dict(word.removeprefix("--").split("=", 1) for word in command if "=" in word)
+    for name in _PORTS:
+        _raylet.persist_port(flags["session_dir"], flags["node_id"], getattr(_raylet, name), _LISTENS_NOWHERE)
+    waits = subprocess.list2cmdline([sys.executable, "-I", "-S", str(ray_agent.__file__)])
+    return [f"{word.split('=', 1)[0]}={waits}" if word.startswith(_AGENTS) else word for word in command]
 
 
 def set_environment(*, joining: bool) -> None:
     """What Ray reads from the environment when it is imported and, unless a cluster is joined, when it starts."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     if not joining:
         # Despite its name: without it every process of a local cluster listens on all interfaces.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        # Workers that Ray starts in advance lack our settings, so that none of them is ever used.
+        # In advance Ray starts as many workers as there are CPUs, not as many as the run has actors.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
 

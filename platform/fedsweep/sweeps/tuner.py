@@ -5,18 +5,19 @@ Tune's own way of resuming is not used: it unpickles its state, which lags behin
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsweep.driver.run import present_umask
 from fedsweep.fleet.ray_cluster import ray_cluster
 from fedsweep.fleet.ray_watch import unless_lost
-from fedsweep.processes import silenced
+from fedsweep.processes import replaced, silenced
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.run_folder import CONFIG, PLAN
 from fedsweep.sweeps.fairness import world_of
@@ -125,8 +126,32 @@ def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracke
     interrupted = threading.Event()
     make = functools.partial(_make_tuner, prepared, watcher, progress=progress, interrupted=interrupted)
     # At Ctrl-C, Tune is asked to put all trials away.
-    grid: ResultGrid = unless_lost(lambda: make().fit(), on_interrupt=interrupted.set)
+    with _quick_tune():
+        grid: ResultGrid = unless_lost(lambda: make().fit(), on_interrupt=interrupted.set)
     return grid
+
+
+@contextlib.contextmanager
+def _quick_tune() -> Iterator[None]:
+    """Ray Tune without two things that take seconds and serve nobody here.
+
+    To count callbacks for usage statistics, which are off, it imports each tracker that is installed. And it gives
+    each trial's process a runtime environment (:func:`~fedsweep.processes.worker_variables` says what that costs), for
+    another library's sake and for variables that processes on this machine inherit anyway.
+    """
+    import ray
+    from ray.air._internal import usage
+    from ray.tune.execution.class_cache import _ActorClassCache
+
+    classes: dict[type, Any] = {}
+
+    def actor_class(cache: Any, trainable: type) -> Any:
+        if trainable not in classes:
+            classes[trainable] = ray.remote(trainable)
+        return classes[trainable]
+
+    with replaced(usage, tag_callbacks=lambda callbacks: False), replaced(_ActorClassCache, get=actor_class):
+        yield
 
 
 def _announce(prepared: PreparedSweep, entry: PreparedTrial, *, watcher: Watcher, progress: SweepProgress) -> None:
