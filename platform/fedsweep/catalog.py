@@ -6,7 +6,6 @@ What a key can name is in its :class:`~fedsweep.config.tables.Table`.
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,7 @@ from fedsweep.card import Card, card_of
 from fedsweep.config.explain import shown
 from fedsweep.config.load import with_sections
 from fedsweep.config.schema import Config
-from fedsweep.config.signatures import bind
+from fedsweep.config.signatures import bind, signature_of, takes_any
 from fedsweep.config.tables import TABLES, Builder, Listing, attribute
 from fedsweep.errors import ConfigError
 from fedsweep.plugins import call_builder
@@ -60,9 +59,8 @@ class Bound:
             ConfigError: The builder refuses a value, fails, or gives something else.
         """
         table = TABLES[self.key]
-        taken = inspect.signature(self.builder).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-        given = {name: value for name, value in provided.items() if takes_any or name in taken}
+        takes_all, taken = takes_any(self.builder), signature_of(self.builder)
+        given = {name: value for name, value in provided.items() if takes_all or name in taken}
         call = partial(self.builder, *args, **{**self.parameters, **self._built_list(provided)}, **given)
         return call_builder(table.word, self.name, call, gives=attribute(table.gives))
 

@@ -138,3 +138,15 @@ def test_describe_lists_name_type_default_and_meaning() -> None:
     assert rows["rounds"].default == "[1, 2]"
     assert (rows["name_of"].type, rows["name_of"].default, rows["name_of"].doc) == ("str | null", "null", "")
     assert describe(Thing)[1] == ParameterRow(name="flag", type="bool", default="true", doc="Whether it is on.")
+
+
+def test_a_builder_without_a_hash_is_bound_as_any_other() -> None:
+    @dataclass
+    class Made:
+        base: float
+
+        def __call__(self, *, mu: float = 0.5) -> float:
+            return self.base * mu
+
+    assert Made.__hash__ is None
+    assert bind("method", "made", Made(2.0), {"mu": 1.0}) == {"mu": 1.0}

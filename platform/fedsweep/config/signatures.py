@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import math
 import re
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from fedsweep.config.explain import allowed, shown, words
 from fedsweep.errors import ConfigError, unknown_name
 
+_Asking = typing.TypeVar("_Asking", bound=Callable[..., Any])
 _KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -66,9 +68,8 @@ def bind(
     """
     at = f"{kind} {name}: " if name else f"{kind}."
     parameters = _parameters(builder, provided)
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(builder).parameters.values())
     unknown = [key for key in params if key not in parameters]
-    if unknown and not takes_any:
+    if unknown and not takes_any(builder):
         known = [*parameters, *beside]
         if not name:
             reason = unknown_name("parameter", unknown[0], known) if known else "there is no such parameter"
@@ -80,7 +81,7 @@ def bind(
     for key, parameter in parameters.items():
         if key in params:
             _check_finite(f"{at}{key}", params[key], default=parameter.default)
-            bound[key] = _checked(f"{at}{key}", params[key], annotation=hints.get(key, Any))
+            bound[key] = _checked(f"{at}{key}", params[key], _adapter_of(builder, key), annotation=hints.get(key, Any))
         elif parameter.default is inspect.Parameter.empty:
             beside = f" (beside {', '.join(provided)}, which are given to it)" if provided else ""
             raise ConfigError(f"{at}{key} is missing; it must be {_allowed(hints.get(key, Any))}{beside}")
@@ -109,11 +110,34 @@ def describe(builder: Callable[..., Any], *, provided: Collection[str] = ()) -> 
     )
 
 
+def _once(ask: _Asking) -> _Asking:
+    """Remember what was asked of a builder (a table asks the same ones some hundred times), where it has a hash."""
+    remembered = functools.cache(ask)
+
+    @functools.wraps(ask)
+    def answer(builder: Callable[..., Any], *key: str) -> Any:
+        return remembered(builder, *key) if isinstance(builder, Hashable) else ask(builder, *key)
+
+    return typing.cast(_Asking, answer)
+
+
+@_once
+def signature_of(builder: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """A builder's parameters by name, in their order."""
+    return inspect.signature(builder).parameters
+
+
+def takes_any(builder: Callable[..., Any]) -> bool:
+    """Whether it takes parameters that it does not name."""
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature_of(builder).values())
+
+
 def _parameters(builder: Callable[..., Any], provided: Collection[str]) -> dict[str, inspect.Parameter]:
-    found = inspect.signature(builder).parameters
+    found = signature_of(builder)
     return {key: value for key, value in found.items() if value.kind in _KEYWORD and key not in provided}
 
 
+@_once
 def _hints(builder: Callable[..., Any]) -> dict[str, Any]:
     target = builder
     if inspect.isclass(builder):
@@ -131,8 +155,12 @@ def _check_finite(where: str, value: Any, *, default: Any) -> None:
         raise ConfigError(f"{where} must be finite, but got {shown(value)}")
 
 
-def _checked(where: str, value: Any, *, annotation: Any) -> Any:
-    adapter = _adapter(annotation)
+@_once
+def _adapter_of(builder: Callable[..., Any], key: str) -> TypeAdapter[Any] | None:
+    return _adapter(_hints(builder).get(key, Any))
+
+
+def _checked(where: str, value: Any, adapter: TypeAdapter[Any] | None, *, annotation: Any) -> Any:
     if adapter is None:
         return value
     try:

@@ -8,6 +8,7 @@ but these two and nothing be fetched. Styles it must let pass: Plotly sets them 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -176,6 +177,7 @@ def _colour_rules(report: Report) -> list[str]:
     return [f".c{colour[1:]} {{ color: {colour}; }}" for colour in sorted({*keys, *(k.colour for k in report.looks)})]
 
 
+@functools.cache
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
