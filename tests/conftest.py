@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
-# At Ray's own 15 its workers hardly come forward beside other tests; at 0 its agents, which they start beside, now and
-# then miss the half minute that Ray gives them, and the cluster is lost.
+# At Ray's own 15 its workers hardly come forward beside other tests.
 os.environ.setdefault("RAY_worker_niceness", "10")
 
 

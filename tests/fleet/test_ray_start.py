@@ -146,10 +146,17 @@ def test_what_takes_an_agents_place_ends_with_its_parent(tmp_path: Path) -> None
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdin is not None and parent.stdout is not None
         waiting = psutil.Process(int(parent.stdout.readline()))
-        time.sleep(1.5)
         assert waiting.is_running()
         parent.stdin.close()
     waiting.wait(10)
+
+
+def test_what_takes_an_agents_place_looks_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents, pauses = iter([7, 7, 1]), []
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    ray_agent.wait_for_parent(7)
+    assert pauses == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("dashboard", [False, True])
