@@ -4,9 +4,9 @@
     .venv/bin/python scripts/mutants.py cosine rate  those whose name has one of the words
 
 The faults stand in ``scripts/mutants.yaml``: what is replaced by what in which file, and the tests that should notice.
-The text must occur once in its file, so a fault whose code has changed is reported and must be written anew. Quick
-tests come first, slow ones where those see nothing, none that starts Ray. Run by hand, not by the continuous
-integration.
+The text must occur once in its file, so a fault whose code has changed must be written anew (``tests/test_layout.py``
+says so). Quick tests come first, slow ones where those see nothing, none that starts Ray. Run by hand, not by the
+continuous integration.
 """
 
 from __future__ import annotations

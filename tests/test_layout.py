@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import fedsweep
+from fedsweep.config import yaml12
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "platform" / "fedsweep"
@@ -324,3 +325,13 @@ def is_training_core(path: Path) -> bool:
     if place.parts in (("experiment", "build.py"), ("experiment", "implied.py")):
         return False  # they read a configuration
     return place.parts[0] in ("components", "models", "client", "engine", "experiment", *ground)
+
+
+def test_each_fault_that_the_suite_is_tried_with_fits_the_tree() -> None:
+    faults = yaml12.read(ROOT / "scripts" / "mutants.yaml")
+    assert len({fault["name"] for fault in faults}) == len(faults) >= 120
+    for fault in faults:
+        assert (ROOT / fault["file"]).read_text().count(fault["old"]) == 1, fault["name"]
+        assert fault["old"] != fault["new"] and all(
+            (ROOT / path.partition("::")[0]).exists() for path in fault["tests"]
+        ), fault["name"]

@@ -160,16 +160,40 @@ def test_what_takes_an_agents_place_looks_again_and_again(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("dashboard", [False, True])
-def test_what_serves_a_dashboard_is_started_with_it_alone(dashboard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_serves_a_dashboard_is_started_with_it_alone(
+    dashboard: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray
+    from ray._private import services, utils
     from ray._private.node import Node
 
     names = ("start_monitor", "start_log_monitor", "start_api_server")
     before = [vars(Node)[name] for name in names]
+    agents = ["--dashboard_agent_command=python one.py", "--runtime_env_agent_command=python two.py"]
+    command = ["raylet", f"--session_dir={tmp_path}", f"--node_id={'ab' * 28}", *agents]
     seen: list[list[object]] = []
-    monkeypatch.setattr(ray, "init", lambda **settings: seen.append([vars(Node)[name] for name in names]))
-    needs = ClusterNeeds(actors=1, store_bytes=1)
-    ray_start._begin(needs, num_cpus=1, dashboard=dashboard, is_early=True)
+    started: dict[str, tuple[list[str], dict[str, str]]] = {}
+
+    def start(command: list[str], kind: str, fate_share: bool, env_updates: dict[str, str] | None = None) -> None:
+        started[kind] = (command, env_updates or {})
+
+    def init(**settings: object) -> None:
+        seen.append([vars(Node)[name] for name in names])
+        services.start_ray_process(["gcs_server"], "gcs_server", True)
+        services.start_ray_process(command, "raylet", True, env_updates={"OWN": "1"})
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(services, "start_ray_process", start)
+    monkeypatch.setattr(utils, "get_dashboard_dependency_error", ImportError)
+    ray_start._begin(ClusterNeeds(actors=1, store_bytes=1), num_cpus=1, dashboard=dashboard, is_early=True)
     (then,) = seen
     assert [now is old for now, old in zip(then, before, strict=True)] == [dashboard] * 3
-    assert [vars(Node)[name] for name in names] == before
+    assert [vars(Node)[name] for name in names] == before and services.start_ray_process is start
+    assert started["gcs_server"] == (["gcs_server"], {})
+    words, variables = started["raylet"]
+    assert words[:3] == command[:3]
+    assert words[3:] == agents if dashboard else all(word.endswith("ray_agent.py") for word in words[3:])
+    assert len(words) == 5 and len(list(tmp_path.iterdir())) == (0 if dashboard else 4)  # the agents' ports
+    hook = {value for name, value in variables.items() if "SETUP_HOOK" in name}
+    assert hook == {"fedsweep.processes.begin_worker"} and {"OWN", "FEDSWEEP_USER_FOLDERS"} < variables.keys()
+    assert variables["OMP_NUM_THREADS"] == "1"
