@@ -148,7 +148,11 @@ def test_what_takes_an_agents_place_ends_with_its_parent(tmp_path: Path) -> None
         waiting = psutil.Process(int(parent.stdout.readline()))
         assert waiting.is_running()
         parent.stdin.close()
-    waiting.wait(10)
+    try:
+        waiting.wait(10)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            waiting.kill()
 
 
 def test_what_takes_an_agents_place_looks_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
