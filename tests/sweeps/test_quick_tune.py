@@ -27,8 +27,9 @@ def test_trials_ask_for_no_runtime_environment_and_nobody_counts_callbacks() -> 
 
     trackers = {"ray.air.integrations.mlflow", "ray.air.integrations.wandb", "ray.air.integrations.comet"}
     before = trackers & sys.modules.keys()
-    with _quick_tune():
-        assert environment_of_a_trial() is None
-        usage.tag_callbacks([Callback()])
+    for joined in (False, True):
+        with _quick_tune(joined=joined):
+            assert (environment_of_a_trial() is None) is not joined
+            usage.tag_callbacks([Callback()])
     assert trackers & sys.modules.keys() == before
     assert environment_of_a_trial() is not None  # afterwards Tune is Ray's own

@@ -126,18 +126,21 @@ def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracke
     interrupted = threading.Event()
     make = functools.partial(_make_tuner, prepared, watcher, progress=progress, interrupted=interrupted)
     # At Ctrl-C, Tune is asked to put all trials away.
-    with _quick_tune():
+    with _quick_tune(joined=prepared.config.runtime.address is not None):
         grid: ResultGrid = unless_lost(lambda: make().fit(), on_interrupt=interrupted.set)
     return grid
 
 
 @contextlib.contextmanager
-def _quick_tune() -> Iterator[None]:
+def _quick_tune(*, joined: bool) -> Iterator[None]:
     """Ray Tune without two things that take seconds and serve nobody here.
 
     To count callbacks for usage statistics, which are off, it imports each tracker that is installed. And it gives
     each trial's process a runtime environment (:func:`~fedsweep.processes.worker_variables` says what that costs), for
     another library's sake and for variables that processes on this machine inherit anyway.
+
+    Args:
+        joined: Trials may be on other machines, which are given the variables.
     """
     import ray
     from ray.air._internal import usage
@@ -150,7 +153,8 @@ def _quick_tune() -> Iterator[None]:
             classes[trainable] = ray.remote(trainable)
         return classes[trainable]
 
-    with replaced(usage, tag_callbacks=lambda callbacks: False), replaced(_ActorClassCache, get=actor_class):
+    made = {} if joined else {"get": actor_class}
+    with replaced(usage, tag_callbacks=lambda callbacks: False), replaced(_ActorClassCache, **made):
         yield
 
 
