@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from fedsweep.sweeps.tuner import _quick_tune
 
 
@@ -33,3 +35,14 @@ def test_trials_ask_for_no_runtime_environment_and_nobody_counts_callbacks() -> 
             usage.tag_callbacks([Callback()])
     assert trackers & sys.modules.keys() == before
     assert environment_of_a_trial() is not None  # afterwards Tune is Ray's own
+
+
+def test_another_ray_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray.air._internal
+    import ray.tune.execution
+
+    for package, module in ((ray.air._internal, "usage"), (ray.tune.execution, "class_cache")):
+        monkeypatch.delattr(package, module, raising=False)
+        monkeypatch.setitem(sys.modules, f"{package.__name__}.{module}", None)
+    with _quick_tune(joined=False):
+        pass

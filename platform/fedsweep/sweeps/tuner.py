@@ -143,8 +143,6 @@ def _quick_tune(*, joined: bool) -> Iterator[None]:
         joined: Trials may be on other machines, which are given the variables.
     """
     import ray
-    from ray.air._internal import usage
-    from ray.tune.execution.class_cache import _ActorClassCache
 
     classes: dict[type, Any] = {}
 
@@ -153,8 +151,17 @@ def _quick_tune(*, joined: bool) -> Iterator[None]:
             classes[trainable] = ray.remote(trainable)
         return classes[trainable]
 
-    made = {} if joined else {"get": actor_class}
-    with replaced(usage, tag_callbacks=lambda callbacks: False), replaced(_ActorClassCache, **made):
+    with contextlib.ExitStack() as stack:
+        # Where another Ray has them elsewhere, a sweep takes longer.
+        with contextlib.suppress(ImportError):
+            from ray.air._internal import usage
+
+            stack.enter_context(replaced(usage, tag_callbacks=lambda callbacks: False))
+        with contextlib.suppress(ImportError):
+            from ray.tune.execution.class_cache import _ActorClassCache
+
+            made = {} if joined else {"get": actor_class}
+            stack.enter_context(replaced(_ActorClassCache, **made))
         yield
 
 
