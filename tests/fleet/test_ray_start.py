@@ -38,7 +38,7 @@ def test_ray_starts_early_where_the_configuration_says_that_it_is_needed(
     assert (None if needs is None else needs.actors) == actors
 
 
-def agents() -> list[str]:
+def agents_here() -> list[str]:
     """What this process's raylet runs as its two agents, once they are there."""
     until = time.monotonic() + 20
     found: list[str] = []
@@ -65,7 +65,7 @@ def test_an_early_cluster_that_nobody_takes_leaves_nothing() -> None:
             others = " ".join(argument for child in psutil.Process().children() for argument in child.cmdline()[:3])
             assert "gcs_server" in others and "raylet" in others
             assert not any(name in others for name in ("monitor.py", "dashboard.py"))  # seconds of two cores
-            assert agents() == [ray_agent.__file__] * 2
+            assert agents_here() == [ray_agent.__file__] * 2
             assert begun.holds(ClusterNeeds(actors=2, store_bytes=2**28))
             assert not begun.holds(ClusterNeeds(actors=2, store_bytes=2**29))
             assert not begun.holds(ClusterNeeds(actors=1, gpus_per_client=1.0, store_bytes=2**28))
@@ -123,18 +123,17 @@ def test_somebody_speaks_for_a_run_before_its_cluster_is_begun(tmp_path: Path, m
 
 def test_ray_has_its_agents_where_they_serve_something(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray import _raylet
-    from ray._private import utils
 
-    monkeypatch.setattr(utils, "get_dashboard_dependency_error", ImportError)
+    monkeypatch.setattr(ray_start, "_lacks_for_dashboard", ImportError)
     assert ray_start._needs_agents(dashboard=True) and not ray_start._needs_agents(dashboard=False)
-    monkeypatch.setattr(utils, "get_dashboard_dependency_error", lambda: None)
+    monkeypatch.setattr(ray_start, "_lacks_for_dashboard", lambda: None)
     assert ray_start._needs_agents(dashboard=False)
-    monkeypatch.setattr(utils, "get_dashboard_dependency_error", ImportError)
+    monkeypatch.setattr(ray_start, "_lacks_for_dashboard", ImportError)
     monkeypatch.delattr(_raylet, "persist_port")  # an older Ray, which reads no files
     assert ray_start._needs_agents(dashboard=False)
 
 
-def test_what_takes_an_agents_place_ends_with_its_parent(tmp_path: Path) -> None:
+def test_what_takes_an_agents_place_ends_with_its_parent() -> None:
     program = (
         "import os, subprocess, sys\n"
         "environment = {**os.environ, 'RAY_RAYLET_PID': str(os.getpid())}\n"
@@ -168,7 +167,7 @@ def test_what_serves_a_dashboard_is_started_with_it_alone(
     dashboard: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
-    from ray._private import services, utils
+    from ray._private import services
     from ray._private.node import Node
 
     names = ("start_monitor", "start_log_monitor", "start_api_server")
@@ -188,7 +187,7 @@ def test_what_serves_a_dashboard_is_started_with_it_alone(
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(services, "start_ray_process", start)
-    monkeypatch.setattr(utils, "get_dashboard_dependency_error", ImportError)
+    monkeypatch.setattr(ray_start, "_lacks_for_dashboard", ImportError)
     ray_start._begin(ClusterNeeds(actors=1, store_bytes=1), num_cpus=1, dashboard=dashboard, is_early=True)
     (then,) = seen
     assert [now is old for now, old in zip(then, before, strict=True)] == [dashboard] * 3
@@ -201,3 +200,11 @@ def test_what_serves_a_dashboard_is_started_with_it_alone(
     hook = {value for name, value in variables.items() if "SETUP_HOOK" in name}
     assert hook == {"fedsweep.processes.begin_worker"} and {"OWN", "FEDSWEEP_USER_FOLDERS"} < variables.keys()
     assert variables["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_ray_that_starts_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "init", lambda **settings: None)
+    with pytest.raises(RuntimeError, match=rf"Ray {ray.__version__} starts in a way"):
+        ray_start._begin(ClusterNeeds(actors=1, store_bytes=1), num_cpus=1, dashboard=False, is_early=True)

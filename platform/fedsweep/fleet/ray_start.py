@@ -241,14 +241,20 @@ def _starting_node(variables: Mapping[str, str], *, skipped: Sequence[str], agen
         variables: Of the raylet's environment.
         skipped: Methods of Ray's node.
         agents: Whether the raylet has Ray's agents.
+
+    Raises:
+        RuntimeError: This Ray starts its raylet in another way, so workers would have none of the variables.
     """
+    import ray
     from ray._private import ray_constants, services
     from ray._private.node import Node
 
-    usual = services.start_ray_process
+    usual, was_told = services.start_ray_process, False
 
     def start(command: list[str], process_type: str, *args: Any, **settings: Any) -> Any:
+        nonlocal was_told
         if process_type == ray_constants.PROCESS_TYPE_RAYLET:
+            was_told = True
             settings["env_updates"] = {**(settings.get("env_updates") or {}), **variables}
             command = command if agents else _without_agents(command)
         return usual(command, process_type, *args, **settings)
@@ -263,6 +269,8 @@ def _starting_node(variables: Mapping[str, str], *, skipped: Sequence[str], agen
         replaced(Node, **dict.fromkeys(skipped, skip)),
     ):
         yield
+    if not was_told:
+        raise RuntimeError(f"Ray {ray.__version__} starts in a way that fedsweep does not know")
 
 
 def _needs_agents(*, dashboard: bool) -> bool:
@@ -271,10 +279,9 @@ def _needs_agents(*, dashboard: bool) -> bool:
     The other agent makes runtime environments, of which we ask for none (:mod:`fedsweep.processes`).
     """
     from ray import _raylet
-    from ray._private.utils import get_dashboard_dependency_error
 
     # An older Ray reads no files.
-    return dashboard or get_dashboard_dependency_error() is None or not hasattr(_raylet, "persist_port")
+    return dashboard or _lacks_for_dashboard() is None or not hasattr(_raylet, "persist_port")
 
 
 def _without_agents(command: Sequence[str]) -> list[str]:
@@ -303,7 +310,14 @@ def set_environment(*, joining: bool) -> None:
 
 
 def _check_dashboard() -> None:
+    if (error := _lacks_for_dashboard()) is not None:
+        raise ResourceError(f"the Ray dashboard needs an extra: pip install 'fedsweep[dashboard]' ({error})") from error
+
+
+def _lacks_for_dashboard() -> ImportError | None:
+    """What is not installed of the extra; None: all of it is."""
     try:
         importlib.import_module("ray.dashboard.optional_deps")
     except ImportError as error:
-        raise ResourceError(f"the Ray dashboard needs an extra: pip install 'fedsweep[dashboard]' ({error})") from error
+        return error
+    return None
