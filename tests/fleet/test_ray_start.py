@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from fedsweep.config.load import load_config
-from fedsweep.fleet import ray_agent, ray_start
+from fedsweep.fleet import ray_idle_agent, ray_start
 from fedsweep.fleet.ray_leftovers import own_sessions
 from fedsweep.fleet.ray_start import ClusterNeeds, ClusterStart, early_cluster, early_needs
 
@@ -65,7 +65,7 @@ def test_an_early_cluster_that_nobody_takes_leaves_nothing() -> None:
             others = " ".join(argument for child in psutil.Process().children() for argument in child.cmdline()[:3])
             assert "gcs_server" in others and "raylet" in others
             assert not any(name in others for name in ("monitor.py", "dashboard.py"))  # seconds of two cores
-            assert agents_here() == [ray_agent.__file__] * 2
+            assert agents_here() == [ray_idle_agent.__file__] * 2
             assert begun.holds(ClusterNeeds(actors=2, store_bytes=2**28))
             assert not begun.holds(ClusterNeeds(actors=2, store_bytes=2**29))
             assert not begun.holds(ClusterNeeds(actors=1, gpus_per_client=1.0, store_bytes=2**28))
@@ -137,7 +137,7 @@ def test_what_takes_an_agents_place_ends_with_its_parent() -> None:
     program = (
         "import os, subprocess, sys\n"
         "environment = {**os.environ, 'RAY_RAYLET_PID': str(os.getpid())}\n"
-        f"waiting = subprocess.Popen([sys.executable, '-I', '-S', {ray_agent.__file__!r}], env=environment)\n"
+        f"waiting = subprocess.Popen([sys.executable, '-I', '-S', {ray_idle_agent.__file__!r}], env=environment)\n"
         "print(waiting.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
@@ -158,7 +158,7 @@ def test_what_takes_an_agents_place_looks_again_and_again(monkeypatch: pytest.Mo
     parents, pauses = iter([7, 7, 1]), []
     monkeypatch.setattr(os, "getppid", lambda: next(parents))
     monkeypatch.setattr(time, "sleep", pauses.append)
-    ray_agent.wait_for_parent(7)
+    ray_idle_agent.wait_for_parent(7)
     assert pauses == [1.0, 1.0]
 
 
@@ -195,7 +195,7 @@ def test_what_serves_a_dashboard_is_started_with_it_alone(
     assert started["gcs_server"] == (["gcs_server"], {})
     words, variables = started["raylet"]
     assert words[:3] == command[:3]
-    assert words[3:] == agents if dashboard else all(word.endswith("ray_agent.py") for word in words[3:])
+    assert words[3:] == agents if dashboard else all(word.endswith("ray_idle_agent.py") for word in words[3:])
     assert len(words) == 5 and len(list(tmp_path.iterdir())) == (0 if dashboard else 4)  # the agents' ports
     hook = {value for name, value in variables.items() if "SETUP_HOOK" in name}
     assert hook == {"fedsweep.processes.begin_worker"} and {"OWN", "FEDSWEEP_USER_FOLDERS"} < variables.keys()

@@ -289,13 +289,13 @@ def _without_agents(command: Sequence[str]) -> list[str]:
 
     A raylet has none without agents: it ends with them, and finds their ports in files, or ends after half a minute.
     """
-    from fedsweep.fleet import ray_agent
+    from fedsweep.fleet import ray_idle_agent
 
     _raylet: Any = importlib.import_module("ray._raylet")
     flags = dict(word.removeprefix("--").split("=", 1) for word in command if "=" in word)
     for name in _PORTS:
         _raylet.persist_port(flags["session_dir"], flags["node_id"], getattr(_raylet, name), _LISTENS_NOWHERE)
-    waits = subprocess.list2cmdline([sys.executable, "-I", "-S", str(ray_agent.__file__)])
+    waits = subprocess.list2cmdline([sys.executable, "-I", "-S", str(ray_idle_agent.__file__)])
     return [f"{word.split('=', 1)[0]}={waits}" if word.startswith(_AGENTS) else word for word in command]
 
 

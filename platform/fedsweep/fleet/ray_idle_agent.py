@@ -1,4 +1,4 @@
-"""A process in the place of one of Ray's agents, which ends with the raylet; it is run by its path, without Ray."""
+"""An idle process in the place of an agent of Ray's node: it ends with the raylet. Run by its path, without importing Ray."""
 
 from __future__ import annotations
 
