@@ -1,4 +1,4 @@
-"""An idle process in the place of an agent of Ray's node: it ends with the raylet. Run by its path, without importing Ray."""
+"""An idle process in the place of an agent of Ray's node; it ends with the raylet. Run by its path, without Ray."""
 
 from __future__ import annotations
 
