@@ -12,7 +12,8 @@ import pytest
 from fedsweep.api import run
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, OutputError
-from fedsweep.sweeps.prepare import PreparedSweep, prepare
+from fedsweep.sweeps.prepare import prepare
+from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.reuse import finished_in, take_over
 from fedsweep.sweeps.sweep_folder import SweepFolder
 

@@ -15,7 +15,8 @@ from fedsweep.config.load import load_config, with_sections
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
-from fedsweep.sweeps.prepare import PreparedTrial, make_entry
+from fedsweep.sweeps.prepare import make_entry
+from fedsweep.sweeps.prepared import PreparedTrial
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, ROW, ActiveTrial, TrialSpec
 

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedsweep.commands.parts.interrupts import INTERRUPTED
-from fedsweep.commands.parts.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples, parse_seeds
+from fedsweep.commands.parts.options import (
+    AllowChangedCode,
+    Dashboard,
+    DryRun,
+    Overrides,
+    Overwrite,
+    Quiet,
+    examples,
+    parse_seeds,
+)
 from fedsweep.errors import ClusterLost, ConfigError, OutputError
 
 if TYPE_CHECKING:
     from fedsweep.reproduce.reproduction import TableRequest
     from fedsweep.reproduce.task import Reproduced, Task
-    from fedsweep.sweeps.prepare import PreparedSweep
+    from fedsweep.sweeps.prepared import PreparedSweep
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
 EXAMPLES = examples(
@@ -79,6 +89,10 @@ def reproduce(
             " --set training.rounds=N.",
         ),
     ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", metavar="", help="Run everything: take no finished runs over from other tables.")
+    ] = False,
+    allow_changed_code: AllowChangedCode = False,
     dry_run: DryRun = False,
     dashboard: Dashboard = False,
     quiet: Quiet = False,
@@ -106,6 +120,7 @@ def reproduce(
             overrides=tuple(overrides or ()),
         )
     task = begin(request, folder, resume=resume, overwrite=overwrite, costs_only=costs_only)
+    task = replace(task, fresh=fresh, allow_changed_code=allow_changed_code)
     if dry_run:
         _print_dry(task)
     elif code := _make(task, dashboard=dashboard, quiet=quiet):

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsweep.commands.parts.interrupts import INTERRUPTED
-from fedsweep.commands.parts.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
+from fedsweep.commands.parts.options import AllowChangedCode, Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
 from fedsweep.errors import ClusterLost, ConfigError, OutputError
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
-    from fedsweep.sweeps.prepare import PreparedSweep
+    from fedsweep.sweeps.prepared import PreparedSweep
     from fedsweep.sweeps.summary import Summary
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -56,6 +56,7 @@ def sweep(
             " be repeated.",
         ),
     ] = None,
+    allow_changed_code: AllowChangedCode = False,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     dashboard: Dashboard = False,
@@ -78,6 +79,7 @@ def sweep(
         resume=resume,
         extend=extend,
         reuse=tuple(reuse or ()),
+        allow_changed_code=allow_changed_code,
         dry_run=dry_run,
         overwrite=overwrite,
         dashboard=dashboard,
@@ -93,6 +95,7 @@ class Asked:
     resume: bool = False
     extend: bool = False
     reuse: tuple[Path, ...] = ()
+    allow_changed_code: bool = False
     dry_run: bool
     overwrite: bool
     dashboard: bool
@@ -105,19 +108,27 @@ def begin(config: Config, folder: SweepFolder | None, asked: Asked) -> None:
     from fedsweep.commands.parts.trials import after_loss, run_trials, tell_interrupted
     from fedsweep.runs.default_folder import default_folder
     from fedsweep.sweeps.prepare import prepare
-    from fedsweep.sweeps.reuse import finished_in, take_over
+    from fedsweep.sweeps.reuse import finished_in, not_taken, take_over
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
     folder = folder or SweepFolder(default_folder(config))
     going_on = asked.extend or (asked.resume and folder.has_plan)
     if not going_on:
         folder.check_free(overwrite=asked.overwrite)
-    prepared = prepare(config, folder, resume=going_on and not asked.extend, extend=asked.extend)
+    prepared = prepare(
+        config,
+        folder,
+        resume=going_on and not asked.extend,
+        extend=asked.extend,
+        allow_changed_code=asked.allow_changed_code,
+    )
     _tell_plan(prepared, asked)
-    reused = finished_in(asked.reuse, prepared)
+    reused, refused = finished_in(asked.reuse, prepared)
     if asked.reuse:
         there = f"{len(reused)} of {len(prepared.unfinished)} trials to run have finished there"
         note(f"{there} and {'would be' if asked.dry_run else 'are'} taken over")
+    if refused:
+        note(f"note: {not_taken(refused)}")
     if asked.dry_run:
         _print_trials(prepared)
         return

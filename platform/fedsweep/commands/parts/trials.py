@@ -10,7 +10,7 @@ from fedsweep.errors import ClusterLost, RunError
 
 if TYPE_CHECKING:
     from fedsweep.engine.foresight import Forecast
-    from fedsweep.sweeps.prepare import PreparedSweep, PreparedTrial
+    from fedsweep.sweeps.prepared import PreparedSweep, PreparedTrial
     from fedsweep.sweeps.summary import Summary
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
