@@ -60,7 +60,7 @@ def grow(folder: Path, *, rounds: int, allow_changed_code: bool = False) -> Conf
         raise ConfigError(refusal(folder, changed))
     with sole_writer(folder):
         # In this order: a checkpoint is known by its configuration, and the shorter one's must be taken from now on.
-        write_earlier(folder, [*read_earlier(folder), config.hash(), resolve(config).hash()])
+        write_earlier(folder, [*read_earlier(folder), resolve(config).hash()])
         run.write_config(plan.to_yaml())
         if result:
             run.write_result({**result, "status": "killed", "reason": f"to go on to {rounds} rounds"})

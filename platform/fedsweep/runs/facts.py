@@ -41,11 +41,12 @@ def tell_commit(commit: str | None) -> None:
 
 def _git_commit() -> str | None:
     if "git_commit" not in _told:  # once: what this process runs it has imported
-        _told["git_commit"] = _own_commit()
+        _told["git_commit"] = own_commit()
     return _told["git_commit"]
 
 
-def _own_commit() -> str | None:
+def own_commit() -> str | None:
+    """The commit of fedsweep's own checkout, see :func:`run_facts`."""
     specs = [importlib.util.find_spec(name) for name in _FOLDERS]
     folders = [Path(place) for spec in specs if spec for place in spec.submodule_search_locations or ()]
     own = folders[0]

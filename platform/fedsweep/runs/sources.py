@@ -9,6 +9,7 @@ with all that lies beside it. What a plug-in reads from files of other kinds is 
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -17,6 +18,7 @@ import re
 import site
 import sys
 import sysconfig
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.machinery import ModuleSpec
@@ -36,6 +38,8 @@ NO_PART = frozenset(
 _APART = frozenset({"algorithms", "tune_configs"})  # one is walked by itself, the other is in each run's config.yaml
 _IS_REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_][\w.]*")
 _COMPUTED_IMPORT = re.compile(rb"\bimport_module\b|\b__import__\b|\bspec_from_file_location\b|\brunpy\b")
+# In place of a hash of what a session was typed: never the same twice, as far as anybody knows.
+_SESSION = uuid.uuid4().hex[:16]
 _NO_RESULT = frozenset({"name", "tracking", "sweep", "runtime", "checkpoint"})
 # Of the versions in a result, those on which its bits depend.
 _LIBRARIES_THAT_COUNT = ("torch", "torchvision", "numpy")
@@ -142,26 +146,25 @@ def _plugin_sources(roots: Iterable[str]) -> dict[str, str]:
         if name in done or _takes_part(name):
             continue
         done.add(name)
-        parent = name.rpartition(".")[0]
-        if parent:
-            todo.append(parent)  # a package's __init__ is executed first
-        origin, locations = _place_of(name)
-        if origin is None:
-            if name == "__main__":
-                digests["<the session>"] = ""  # typed in: never the same code twice, as far as anybody knows
-            continue
-        is_library = _is_library(origin)
+        above = name.split(".")[:-1]
+        is_library = _is_library(*_place_of(name.split(".")[0]))
         if is_library and name not in roots:
             continue
+        origin, locations = _place_of(name)
+        if name == "__main__" and origin is None:
+            digests["what was typed in"] = _SESSION
+        if above and not is_library:
+            todo.append(".".join(above))  # a package's __init__ is executed first
+        if origin is None:
+            continue
         text = origin.read_bytes()
-        digests[
-            "/".join([*name.split(".")[:-1], origin.name] if locations is None else [*name.split("."), origin.name])
-        ] = _checked(name, origin, text)
+        folders = above if locations is None else name.split(".")
+        digests["/".join([*folders, origin.name])] = _checked(name, origin, text)
         if is_library or origin.suffix != ".py":
             continue
         todo += _imports(text, name, is_package=locations is not None)
         if _COMPUTED_IMPORT.search(text):
-            digests |= dict(_beside(origin.parent, name.split(".")[:-1]))
+            digests |= dict(_beside(origin.parent, folders))
     return digests
 
 
@@ -208,19 +211,23 @@ def _spec_on_disk(name: str) -> ModuleSpec | None:
     """Where a module would be imported from; unlike importlib's own function, this imports no package above it."""
     parent, path = name.rpartition(".")[0], None
     if parent:
-        origin, path = _place_of(parent)
-        if path is None or (origin is not None and _is_library(origin)):
+        path = _place_of(parent)[1]
+        if path is None:
             return None
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
-        spec = None if find is None else find(name, path)
-        if spec is not None:
-            return spec  # type: ignore[no-any-return]
+        with contextlib.suppress(ImportError, KeyError):  # KeyError: a namespace package whose parent was not imported
+            if find is not None and (spec := find(name, path)) is not None:
+                return spec  # type: ignore[no-any-return]
     return None
 
 
-def _is_library(origin: Path) -> bool:
-    return any(origin.is_relative_to(folder) for folder in _library_folders())
+def _is_library(origin: Path | None, locations: list[str] | None) -> bool:
+    """Whether a top-level module is of the standard library or an installed package's."""
+    places = [origin] if origin is not None else [Path(place) for place in locations or ()]
+    # By name too: one environment may see another's packages.
+    named = [{"site-packages", "dist-packages"} & {*place.parts} for place in places]
+    return any(named) or any(p.is_relative_to(folder) for p in places for folder in _library_folders())
 
 
 @cache
