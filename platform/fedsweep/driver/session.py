@@ -35,6 +35,8 @@ from fedsweep.world.replay import ScenarioTrace
 
 # rounds.parquet is rewritten at most this often between checkpoints.
 _WRITE_EVERY_S = 5.0
+# And tables of each client in each round when there are so many times as many rounds as when they were last written.
+_GROWTH = 1.25
 
 FleetFactory = Callable[[Callable[[str], None]], Fleet]
 
@@ -120,6 +122,7 @@ class RunSession:
         self._written = 0.0
         self._reported = 0
         self._went_back = self._saved_round = -1
+        self._detailed = 0
         self._trace = ScenarioTrace(
             num_clients=len(experiment.world.profiles), num_classes=experiment.world.data.num_classes
         )
@@ -226,7 +229,17 @@ class RunSession:
             self._store.save(state, fetch=self._fleet.fetch)
             self._saved_round = state.round
             self._write_rounds(state)
+            self._write_details(state)
+
+    def _write_details(self, state: RunState) -> None:
+        """Replace the tables that have a row for each client and round, of a long run ever more seldom.
+
+        They are written as a whole; at the end they always are.
+        """
+        if state.round >= _GROWTH * self._detailed:
+            self._detailed = state.round
             write_client_tables(self._folder, self._experiment, state)
+            self._write_scenario(state.records)
 
     def _save_partial(self, state: RunState) -> None:
         with self._guard.writing():
@@ -260,7 +273,8 @@ class RunSession:
             self._folder.write_result(early)
             return early
         self._write_rounds(state)
-        write_client_tables(self._folder, self._experiment, state)
+        self._detailed = 0
+        self._write_details(state)
         if status != "failed":
             # Also where the run was killed: it may have gone on by a round since it was asked to save.
             self._save_state(state)
@@ -314,7 +328,6 @@ class RunSession:
 
     def _write_rounds(self, state: RunState) -> None:
         self._folder.write_rounds(state.records)
-        self._write_scenario(state.records)
         self._written = time.monotonic()
 
     def _write_scenario(self, records: tuple[RoundRecord, ...]) -> None:

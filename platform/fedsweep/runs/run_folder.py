@@ -23,7 +23,7 @@ from fedsweep.bounded import MOST_TEXT_BYTES, open_regular, parse_json, read_reg
 from fedsweep.errors import OutputError
 from fedsweep.fleet.ray_leftovers import RAY_LOG
 from fedsweep.records import RoundRecord
-from fedsweep.runs.tables.rounds import check_round_table, records_to_table, table_to_records
+from fedsweep.runs.tables.rounds import GrowingTable, check_round_table, table_to_records
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,6 +60,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._rounds = GrowingTable()
 
     @classmethod
     def create(cls, path: str | Path, *, overwrite: bool) -> RunFolder:
@@ -144,7 +145,7 @@ class RunFolder:
 
     def write_rounds(self, records: Sequence[RoundRecord]) -> None:
         """Replaces the table of rounds by one with a row for each record."""
-        self.write_table(ROUNDS, records_to_table(records))
+        self.write_table(ROUNDS, self._rounds.of(records))
 
     def rounds_table(self) -> pa.Table:
         """The table of rounds.
