@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsweep.driver.caveats import blamed, caveats
 from fedsweep.driver.news import Bulletin, News
 from fedsweep.driver.observers import Observer
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.foresight import happened
 from fedsweep.engine.state import RunState
-from fedsweep.errors import MemoryLost, RunError
+from fedsweep.errors import ClientJobError, MemoryLost, RunError
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
@@ -177,6 +178,8 @@ class RunSession:
             state, self._stopped_by = self._engine.advance(state)
         except MemoryLost as lost:
             return self._go_back(lost)
+        except ClientJobError as error:
+            raise blamed(error, self._experiment, state) from error
         if self._stopped_by is not None:
             return Step(record=None, stopped_by=self._stopped_by, messages=self._taken_messages())
         self._stopped_by = self._engine.finished_by(state)
@@ -310,7 +313,8 @@ class RunSession:
         return result
 
     def _remarks(self, state: RunState) -> list[str]:
-        return [*happened(self._experiment, state), *self._settings.facts.get("sources_changed", ())]
+        own = [*happened(self._experiment, state), *caveats(self._experiment, state.records)]
+        return [*own, *self._settings.facts.get("sources_changed", ())]
 
     def _own_facts(self) -> dict[str, Any]:
         """What is known of the run before it begins."""

@@ -123,7 +123,7 @@ def _after_interrupt(folder: Path, way_on: str) -> str:
 def summary(result: Mapping[str, Any], folder: Path, *, opened_by: str) -> str:
     """One line on a finished run, from its ``result.json``, with the command that opens the comparison."""
     accuracy, best = result["test_accuracy"], result["best_test_accuracy"]
-    measured = "not evaluated" if accuracy is None else f"accuracy {accuracy:.4f} (best {best:.4f})"
+    measured = "no accuracy" if accuracy is None else f"accuracy {accuracy:.4f} (best {best:.4f})"
     ratio = result["comm_ratio"]
     parts = [
         f"{result['rounds']} rounds" + ("" if result["stopped_by"] == "rounds" else f" ({result['stopped_by']})"),
