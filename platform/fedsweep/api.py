@@ -13,7 +13,7 @@ from fedsweep.config.schema import Config
 from fedsweep.driver.observers import Observer
 from fedsweep.driver.phases import Phases
 from fedsweep.driver.run import Launch, plan_run, run_plan
-from fedsweep.driver.saved_model import load_model
+from fedsweep.finished.saved_model import load_model
 from fedsweep.reports.compare import Form, compared_runs, print_comparison
 from fedsweep.runs.default_folder import default_folder
 from fedsweep.study import Result, Results, load

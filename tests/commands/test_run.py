@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 
-from fedsweep.commands.parts.playing import summary
+from fedsweep.commands.running.one_run import summary
 from fedsweep.config import yaml12
 from fedsweep.config.load import load_config
 from fedsweep.fleet import ray_start

@@ -11,10 +11,10 @@ import pytest
 
 from fedsweep.cli import main
 from fedsweep.config.load import load_config
-from fedsweep.driver.growth import grow
 from fedsweep.driver.observers import Observer
 from fedsweep.driver.run import Launch, plan_run, run_plan
 from fedsweep.errors import ConfigError, OutputError
+from fedsweep.finished.growth import grow
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.prepare import prepare

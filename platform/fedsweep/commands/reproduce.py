@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.commands.parts.interrupts import INTERRUPTED
-from fedsweep.commands.parts.options import (
+from fedsweep.commands.terminal.interrupts import INTERRUPTED
+from fedsweep.commands.terminal.options import (
     AllowChangedCode,
+    CostsOnly,
     Dashboard,
     DryRun,
+    Fresh,
     Overrides,
     Overwrite,
     Quiet,
@@ -80,18 +82,8 @@ def reproduce(
         typer.Option("--resume", metavar="", help="Go on with what --out holds; finished cells are not run again."),
     ] = False,
     overwrite: Overwrite = False,
-    costs_only: Annotated[
-        bool,
-        typer.Option(
-            "--costs-only",
-            metavar="",
-            help="Only measures that need no training, by default at scale full over at most 80 rounds; more by"
-            " --set training.rounds=N.",
-        ),
-    ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", metavar="", help="Run everything: take no finished runs over from other tables.")
-    ] = False,
+    costs_only: CostsOnly = False,
+    fresh: Fresh = False,
     allow_changed_code: AllowChangedCode = False,
     dry_run: DryRun = False,
     dashboard: Dashboard = False,
@@ -146,8 +138,8 @@ def _begun(folder: SweepFolder | None, *, given: Sequence[object], resume: bool)
 
 
 def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
-    from fedsweep.commands.parts.output import note
-    from fedsweep.commands.parts.trials import after_loss, run_trials, tell_interrupted
+    from fedsweep.commands.running.trials import after_loss, run_trials, tell_interrupted
+    from fedsweep.commands.terminal.output import note
 
     def run(prepared: PreparedSweep, going_on: bool) -> None:
         run_trials(
@@ -165,7 +157,7 @@ def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
 
 
 def _show(made: Reproduced, *, quiet: bool) -> int:
-    from fedsweep.commands.parts.output import command, make_console, note
+    from fedsweep.commands.terminal.output import command, make_console, note
     from fedsweep.reproduce.formats import print_grid
     from fedsweep.runs.find import find_runs
 
@@ -186,8 +178,8 @@ def _show(made: Reproduced, *, quiet: bool) -> int:
 
 
 def _print_dry(task: Task) -> None:
-    from fedsweep.commands.parts.output import make_console, make_table
-    from fedsweep.commands.parts.trials import print_trials
+    from fedsweep.commands.running.trials import print_trials
+    from fedsweep.commands.terminal.output import make_console, make_table
 
     found = task.found
     at = f"{found.table.name} at scale {found.request.scale}"

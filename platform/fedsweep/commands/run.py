@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsweep.commands.parts.options import (
+from fedsweep.commands.terminal.options import (
     AllowChangedCode,
     Dashboard,
     DryRun,
@@ -81,7 +81,7 @@ def run(
         settings = {"dry_run": dry_run, "overwrite": overwrite, "dashboard": dashboard, "quiet": quiet}
         _sweep_seeds(config, overrides or [], seeds, out=out, **settings)
         return
-    from fedsweep.commands.parts.playing import PlayOptions, play
+    from fedsweep.commands.running.one_run import PlayOptions, play
     from fedsweep.config.load import load_config
     from fedsweep.runs.default_folder import default_folder
 
@@ -144,9 +144,9 @@ def _print_forecast(plan: Plan) -> None:
 
 
 def _resume(folder: Path, *, rounds: int | None, allow_changed_code: bool, **settings: bool) -> None:
-    from fedsweep.commands.parts.playing import PlayOptions, play
-    from fedsweep.driver.growth import grow
+    from fedsweep.commands.running.one_run import PlayOptions, play
     from fedsweep.driver.run import resumable
+    from fedsweep.finished.growth import grow
 
     folder = folder.expanduser().absolute()
     if rounds is not None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsweep.commands.parts.interrupts import is_interrupted
-from fedsweep.commands.parts.options import Quiet, examples
+from fedsweep.commands.terminal.interrupts import is_interrupted
+from fedsweep.commands.terminal.options import Quiet, examples
 from fedsweep.errors import OutputError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _finished(original: RunFolder) -> dict[str, Any]:
 
 
 def _play_again(original: RunFolder, again: RunFolder, *, quiet: bool) -> dict[str, Any]:
-    from fedsweep.commands.parts.output import is_plain
+    from fedsweep.commands.terminal.output import is_plain
     from fedsweep.config.load import load_config
     from fedsweep.driver.phases import Phases
     from fedsweep.driver.run import Launch, plan_run, run_plan

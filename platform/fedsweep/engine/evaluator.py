@@ -55,7 +55,9 @@ class Tested:
     def class_accuracies(self, num_classes: int) -> tuple[float, ...]:
         """The accuracy of each class; NaN where the set has none of it."""
         found = np.full(num_classes, np.nan)
-        known = np.flatnonzero(self.counts_C) if not math.isnan(self.loss) else []
+        if math.isnan(self.loss):
+            return tuple(found.tolist())
+        known = np.flatnonzero(self.counts_C)
         found[known] = self.hits_C[known] / self.counts_C[known]
         return tuple(found.tolist())
 

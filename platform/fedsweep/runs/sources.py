@@ -32,7 +32,20 @@ Sources = Mapping[str, str]
 
 # Folders and modules that no run passes through; tests/runs/test_sources.py holds this to the contract of imports.
 NO_PART = frozenset(
-    {"__main__", "api", "bench", "cli", "commands", "figures", "reports", "reproduce", "study", "sweeps", "testing"}
+    {
+        "__main__",
+        "api",
+        "bench",
+        "cli",
+        "commands",
+        "figures",
+        "finished",
+        "reports",
+        "reproduce",
+        "study",
+        "sweeps",
+        "testing",
+    }
     | {"tracking"}
 )
 _APART = frozenset({"algorithms", "tune_configs"})  # one is walked by itself, the other is in each run's config.yaml

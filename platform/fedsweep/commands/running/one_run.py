@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedsweep.commands.parts.interrupts import INTERRUPTED, is_interrupted
-from fedsweep.commands.parts.output import command, is_plain, note
+from fedsweep.commands.terminal.interrupts import INTERRUPTED, is_interrupted
+from fedsweep.commands.terminal.output import command, is_plain, note
 from fedsweep.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def _played(config: Config, folder: Path, options: PlayOptions) -> Mapping[str, 
                 f"--dashboard is for a Ray cluster that the run starts, but it runs {plan.backend}; leave"
                 " runtime.address out and set runtime.backend=ray"
             )
+        changed = options.allow_changed_code
+        launch = Launch(phases=phases, dashboard=options.dashboard, begun=begun, allow_changed_code=changed)
         watching = make_observers(plan.config, folder, keeper=keeper)
         return run_plan(
             plan,
@@ -86,12 +88,7 @@ def _played(config: Config, folder: Path, options: PlayOptions) -> Mapping[str, 
             observers=[*watching, progress],
             resume=options.resume,
             overwrite=options.overwrite,
-            launch=Launch(
-                phases=phases,
-                dashboard=options.dashboard,
-                begun=begun,
-                allow_changed_code=options.allow_changed_code,
-            ),
+            launch=launch,
         )
 
 
