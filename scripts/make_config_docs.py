@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedsweep.card import SYMBOLS
-from fedsweep.commands.parts.described import MethodFacts, method_facts
+from fedsweep.commands.listing.method_description import MethodFacts, method_facts
 from fedsweep.config.base import Section
 from fedsweep.config.explain import allowed, schema_at
 from fedsweep.config.schema import FROM_FILE, Config, Model

@@ -14,7 +14,7 @@ from fedsweep.algorithms.registry import METHODS
 from fedsweep.card import Card, Limit, card_of, parameters_of, takes, with_card
 from fedsweep.catalog import method_builder
 from fedsweep.cli import main
-from fedsweep.commands.parts.described import limit_text, method_facts, refused_merges
+from fedsweep.commands.listing.method_description import limit_text, method_facts, refused_merges
 from fedsweep.config.signatures import bind, describe
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod

@@ -11,7 +11,7 @@ import torch
 
 from fedsweep.algorithms.registry import METHODS
 from fedsweep.catalog import build_method
-from fedsweep.commands.parts.described import refused_merges
+from fedsweep.commands.listing.method_description import refused_merges
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, merge

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedsweep.api import compare, report, run, sweep
     from fedsweep.card import Card, Limit, with_card
-    from fedsweep.driver.evaluation import Evaluated, evaluate
     from fedsweep.driver.observers import Observer
-    from fedsweep.driver.saved_model import load_model
     from fedsweep.errors import (
         ConfigError,
         DataError,
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
         ResourceError,
         RunError,
     )
+    from fedsweep.finished.evaluation import Evaluated, evaluate
+    from fedsweep.finished.saved_model import load_model
     from fedsweep.method import FederatedMethod, MethodSettings, merge
     from fedsweep.models.attention import SelfAttention
     from fedsweep.models.network import Network
@@ -96,9 +96,9 @@ _HOME = {
     for module, names in {
         "fedsweep.api": ("compare", "report", "run", "sweep"),
         "fedsweep.card": ("Card", "Limit", "with_card"),
-        "fedsweep.driver.evaluation": ("Evaluated", "evaluate"),
+        "fedsweep.finished.evaluation": ("Evaluated", "evaluate"),
         "fedsweep.driver.observers": ("Observer",),
-        "fedsweep.driver.saved_model": ("load_model",),
+        "fedsweep.finished.saved_model": ("load_model",),
         "fedsweep.errors": (
             "ConfigError",
             "DataError",

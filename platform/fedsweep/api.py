@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +13,7 @@ from fedsweep.config.schema import Config
 from fedsweep.driver.observers import Observer
 from fedsweep.driver.phases import Phases
 from fedsweep.driver.run import Launch, plan_run, run_plan
-from fedsweep.driver.saved_model import load_model
+from fedsweep.finished.saved_model import load_model
 from fedsweep.reports.compare import Form, compared_runs, print_comparison
 from fedsweep.runs.default_folder import default_folder
 from fedsweep.study import Result, Results, load
@@ -83,7 +84,7 @@ def sweep(
         KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
     """
     from fedsweep.sweeps.prepare import prepare
-    from fedsweep.sweeps.reuse import finished_in, take_over
+    from fedsweep.sweeps.reuse import finished_in, not_taken, take_over
     from fedsweep.sweeps.sweep_folder import SweepFolder
     from fedsweep.sweeps.tuner import run_sweep
     from fedsweep.tracking.terminal.sweep_progress import SweepProgress
@@ -99,7 +100,10 @@ def sweep(
     if extend:
         prepared.write_extension()
     begun = resume or extend
-    if reused := finished_in(map(Path, reuse), prepared):
+    reused, refused = finished_in(map(Path, reuse), prepared)
+    if refused:
+        logging.getLogger("fedsweep").warning("%s", not_taken(refused))
+    if reused:
         take_over(prepared, reused, begun=begun, overwrite=False)
         begun = True
     return _with_results(run_sweep(prepared, SweepProgress(), resume=begun)[0], folder.path)

@@ -2,8 +2,8 @@
 
 It stands on the builder, in the method's own file. What the program knows by itself (parameters and defaults, the
 seams that differ, what is registered, the sources and readings of docstrings) is not repeated;
-:mod:`fedsweep.commands.parts.described` joins the two, and ``fedsweep.testing.method_conforms`` holds a method to its
-card.
+:mod:`fedsweep.commands.listing.method_description` joins the two, and ``fedsweep.testing.method_conforms`` holds a
+method to its card.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ from fedsweep.commands import (
     sweep,
     verify,
 )
-from fedsweep.commands.parts.interrupts import INTERRUPTED, interrupts
-from fedsweep.commands.parts.options import examples
+from fedsweep.commands.terminal.interrupts import INTERRUPTED, interrupts
+from fedsweep.commands.terminal.options import examples
 from fedsweep.errors import InputError, RunError, lacks_memory
 from fedsweep.processes import collect_seldom, look_here_last
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
-from fedsweep.driver.evaluation import Data, Evaluated, evaluate, open_subject
-from fedsweep.driver.saved_model import existing, load_model
 from fedsweep.errors import ConfigError, OutputError
+from fedsweep.finished.evaluation import Data, Evaluated, evaluate, open_subject
+from fedsweep.finished.saved_model import existing, load_model
 from fedsweep.reports.compare import compared_runs
 from fedsweep.reports.setting_table import setting_row
 from fedsweep.reproduce.outputs import Table, has_outputs

@@ -22,7 +22,7 @@ import psutil
 from fedsweep.bench.data import noise
 from fedsweep.bench.rounds import plan_of, playing
 from fedsweep.bench.setup import in_turns
-from fedsweep.driver.run import Plan
+from fedsweep.driver.plan import Plan
 
 ROUNDS, REPEATS = 20, 5
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -290,7 +291,7 @@ def test_a_table_takes_over_what_one_beside_it_has_finished(
 
 @pytest.mark.ray
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("change", ["config", "commit", "unfinished", "other seed"])
+@pytest.mark.parametrize("change", ["config", "sources", "torch", "unfinished", "other seed"])
 def test_only_the_same_finished_run_of_the_same_software_is_taken_over(change: str, made: Path, tmp_path: Path) -> None:
     from fedsweep.reproduce.reproduction import TableRequest, finished_elsewhere, reproduction
     from fedsweep.sweeps.sweep_folder import SweepFolder
@@ -300,13 +301,19 @@ def test_only_the_same_finished_run_of_the_same_software_is_taken_over(change: s
         result = json.loads((run / "result.json").read_text())
         if change == "config":
             (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("rounds: 2", "rounds: 5"))
-        elif change == "commit":
-            (run / "result.json").write_text(json.dumps({**result, "git_commit": "0" * 40}))
+        elif change == "sources":
+            other = {**result["sources"], "fedsweep/engine": "0" * 16}
+            (run / "result.json").write_text(json.dumps({**result, "sources": other}))
+        elif change == "torch":
+            other = {**result["versions"], "torch": "0"}
+            (run / "result.json").write_text(json.dumps({**result, "versions": other}))
         elif change == "unfinished":
             (run / "result.json").write_text(json.dumps({**result, "status": "killed"}))
     seeds = (3,) if change == "other seed" else None
     found = reproduction(TableRequest(table=str(path), scale="smoke", seeds=seeds))
-    assert finished_elsewhere(found, SweepFolder(tmp_path / "part")) == {}
+    runs, refused = finished_elsewhere(found, SweepFolder(tmp_path / "part"))
+    told = {"sources": "changed since: fedsweep/engine", "torch": f"torch was 0 and is {version('torch')}"}.get(change)
+    assert runs == {} and (len(refused), {*refused.values()}) == ((2, {told}) if told else (0, set()))
 
 
 def test_cells_that_come_to_the_same_run_share_one(table: Path, fedsweep: Command) -> None:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 
-from fedsweep.commands.parts.playing import summary
+from fedsweep.commands.running.one_run import summary
 from fedsweep.config import yaml12
 from fedsweep.config.load import load_config
 from fedsweep.fleet import ray_start
@@ -131,7 +131,7 @@ def test_summary_says_what_a_run_without_evaluation_has_not() -> None:
         "wall_time_s": 1.25,
     }
     text = summary(result, Path("/r"), opened_by="fedsweep compare /")
-    assert text == "finished: 3 rounds, not evaluated, 2.5 MB sent, 1.2 s; in /r; compare: fedsweep compare /"
+    assert text == "finished: 3 rounds, no accuracy, 2.5 MB sent, 1.2 s; in /r; compare: fedsweep compare /"
 
 
 def test_dry_run_prints_a_loadable_configuration_with_a_forecast_and_writes_nothing(

@@ -9,7 +9,8 @@ import pytest
 
 from fedsweep.config.load import load_config
 from fedsweep.driver.backend import SHORT_S, training_seconds
-from fedsweep.driver.run import Plan, plan_run
+from fedsweep.driver.plan import Plan
+from fedsweep.driver.run import plan_run
 from fedsweep.engine.foresight import forecast
 
 SMALL: dict[str, Any] = {

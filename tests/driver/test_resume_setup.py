@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ from torch import Tensor
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.client.messages import Handle, Inquiry
 from fedsweep.driver.session import RunSession, SessionSettings
-from fedsweep.engine.state import RunState
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.records import Payload
-from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.testing import tiny_experiment
 
 
@@ -69,25 +66,6 @@ def test_a_resumed_run_asks_no_client_again(begun: Path, tmp_path: Path) -> None
     assert fleet.asked == 0
     assert found["model_sha256"] == expected["model_sha256"]
     assert found["registration_bytes"] == expected["registration_bytes"] > 4 * 6 * (28 + 3)
-
-
-def test_a_checkpoint_that_does_not_tell_the_exchanges_bytes_has_them_measured_again(
-    begun: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def without(state: RunState) -> RunState:
-        return replace(state, setup_bytes=None)
-
-    newest = CheckpointStore.newest
-
-    def old(store: CheckpointStore, **given: Any) -> Any:
-        found = newest(store, **given)
-        return replace(found, state=without(found.state)) if found.state is not None else found
-
-    monkeypatch.setattr(CheckpointStore, "newest", old)
-    again, fleet = session(begun)
-    again.open(resume=True)
-    assert fleet.asked == 6
-    assert finished(again)["registration_bytes"] > 4 * 6 * (28 + 3)
 
 
 def test_without_a_checkpoint_the_clients_are_asked(tmp_path: Path) -> None:

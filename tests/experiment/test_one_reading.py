@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -20,12 +19,11 @@ from fedsweep import run
 from fedsweep.catalog import resolve
 from fedsweep.cli import main
 from fedsweep.components.aggregation import Weighting
-from fedsweep.config.load import load_config, with_sections
+from fedsweep.config.load import load_config
 from fedsweep.driver.observers import Observer
 from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.experiment.build import build_experiment
 from fedsweep.records import RoundRecord
-from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.prepare import prepare
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.sweep_folder import SweepFolder
@@ -127,25 +125,6 @@ def test_a_run_keeps_every_parameter_of_each_kind_of_a_mixture_and_repeats_from_
     again = run(tmp_path / "first" / "config.yaml", out=tmp_path / "again")
     assert again.summary["model_sha256"] == first.summary["model_sha256"]
     assert again.config.hash() == first.config.hash()
-
-
-def test_a_run_goes_on_whose_config_lists_fewer_defaults(tmp_path: Path) -> None:
-    """As an earlier version wrote it: its checkpoints bear the hash of what it wrote, also where it is given rounds."""
-    config = load_config({**TINY, "scenario": {"clients": 6, "partition": MIXTURE}})
-    # As written then: every default but those of the mixture's kinds.
-    older = with_sections(resolve(config), {"scenario.partition": MIXTURE})
-    whole = run_plan(plan_run(config), tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        run_plan(plan_run(older, config_hash=older.hash()), tmp_path / "older", observers=[Interrupt()])
-    (tmp_path / "older" / "config.yaml").write_text(older.to_yaml())
-    assert older.hash() != resolve(older).hash() == resolve(config).hash()
-    shutil.copytree(tmp_path / "older", tmp_path / "longer")
-    assert main(["run", "--resume", str(tmp_path / "older"), "--quiet"]) == 0
-    assert RunFolder(tmp_path / "older").read_result()["model_sha256"] == whole["model_sha256"]
-    assert len(RunFolder(tmp_path / "older").read_rounds()) == 2
-    assert main(["run", "--resume", str(tmp_path / "longer"), "--rounds", "3", "--quiet"]) == 0
-    three = run(config.given, overrides=["training.rounds=3"], out=tmp_path / "three")
-    assert RunFolder(tmp_path / "longer").read_result()["model_sha256"] == three.summary["model_sha256"]
 
 
 def test_a_run_does_not_go_on_where_its_config_says_something_else(tmp_path: Path) -> None:

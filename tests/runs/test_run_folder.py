@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from client_tables import profiles_of, write_clients
 from fedsweep.errors import InvariantError, OutputError
 from fedsweep.records import RoundRecord
 from fedsweep.runs import facts
-from fedsweep.runs.facts import run_facts
+from fedsweep.runs.facts import own_commit, run_facts
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import RunFolder
@@ -385,22 +386,35 @@ def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
         find_runs(tmp_path / "missing")
 
 
-def test_facts_name_versions_and_the_current_folders_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert run_facts()["git_commit"] is None
-    git = ["git", "-c", "user.name=n", "-c", "user.email=e@x"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "first"], check=True)
+def test_facts_name_versions_and_the_commit_of_fedsweeps_own_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     facts = run_facts()
-    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    assert facts["git_commit"] == head
     assert facts["versions"]["numpy"] == np.__version__
     assert {"python", "fedsweep", "numpy", "ray", "mlflow"} <= set(facts["versions"])
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@x"]
+    monkeypatch.chdir(tmp_path)
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "the user's own"]):
+        subprocess.run([*git, *words], check=True)
+    assert run_facts()["git_commit"] == facts["git_commit"]  # the working folder's is another
+    package = tmp_path / "site-packages" / "fedsweep"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    spec = importlib.machinery.ModuleSpec("fedsweep", None, is_package=True)
+    spec.submodule_search_locations = [str(package)]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    assert own_commit() is None  # installed below somebody's checkout, which does not track it
+    for words in (["add", "."], ["commit", "-q", "-m", "fedsweep"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert own_commit() == head
+    (package / "__init__.py").write_text("changed")
+    assert own_commit() == f"{head}-dirty"
 
 
 def test_facts_need_neither_git_nor_all_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(facts, "_told", {})
     monkeypatch.setattr(facts, "_VERSIONS_OF", ("no-such-package",))
     found = run_facts()
     assert found["git_commit"] is None and found["versions"]["no-such-package"] is None

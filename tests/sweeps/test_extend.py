@@ -12,7 +12,8 @@ import pytest
 from fedsweep.api import run
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, OutputError
-from fedsweep.sweeps.prepare import PreparedSweep, prepare
+from fedsweep.sweeps.prepare import prepare
+from fedsweep.sweeps.prepared import PreparedSweep
 from fedsweep.sweeps.reuse import finished_in, take_over
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -91,7 +92,7 @@ def test_links_in_a_foreign_run_are_not_taken_over(tiny: TinySweep, done: Path, 
     (foreign / "checkpoints" / "file").symlink_to(tmp_path / "mine" / "secret")
     config = load_config(tiny({"seed": {"grid": [0, 1]}}, rounds=1, more={"name": "other"}))
     prepared = prepare(config, SweepFolder(tmp_path / "other"), resume=False)
-    runs = finished_in([foreign], prepared)
+    runs, _ = finished_in([foreign], prepared)
     take_over(prepared, runs, begun=False, overwrite=False)
     (taken,) = runs
     names = {path.name for path in taken.rglob("*")}
@@ -102,15 +103,15 @@ def test_finished_runs_of_another_folder_are_taken_over(tiny: TinySweep, done: P
     method = {"method": {"grid": [{"name": "fedprox"}, {"name": "fedavg"}]}, "seed": {"grid": [0, 1]}}
     config = load_config(tiny(method, rounds=1, more={"name": "other"}))
     prepared = prepare(config, SweepFolder(tmp_path / "other"), resume=False)
-    runs = finished_in([done], prepared)
-    assert runs == {tmp_path / "other" / "0003-FedAvg_seed=0": done / "0001-seed=0"}
+    runs, refused = finished_in([done], prepared)
+    assert runs == {tmp_path / "other" / "0003-FedAvg_seed=0": done / "0001-seed=0"} and not refused
     take_over(prepared, runs, begun=False, overwrite=False)
     assert [entry.trial.number for entry in prepared.unfinished] == [1, 2, 4]
     kept, copied = (
         path / "model.safetensors" for path in (done / "0001-seed=0", tmp_path / "other/0003-FedAvg_seed=0")
     )
     assert kept.read_bytes() == copied.read_bytes()
-    assert finished_in([done, done / "0001-seed=0"], prepared) == {}
+    assert finished_in([done, done / "0001-seed=0"], prepared) == ({}, {})
     space = {"training.optimizer.lr": {"uniform": [0.1, 0.2]}}
     pbt = prepare(load_config(tiny(space, scheduler="pbt", samples=2)), SweepFolder(tmp_path / "pbt"), resume=False)
     with pytest.raises(ConfigError, match="known beforehand"):

@@ -2,20 +2,19 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedsweep import run
-from fedsweep.config.load import load_config, with_sections
+from fedsweep.config.load import load_config
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
-from fedsweep.sweeps.prepare import PreparedTrial, make_entry
+from fedsweep.sweeps.prepare import make_entry
+from fedsweep.sweeps.prepared import PreparedTrial
 from fedsweep.sweeps.space import list_trials
 from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, ROW, ActiveTrial, TrialSpec
 
@@ -92,32 +91,6 @@ def test_a_trial_that_is_put_away_goes_on_to_the_same_model(
     whole, broken = (RunFolder(tmp_path / name).read_result()["model_sha256"] for name in ("whole", "broken"))
     assert whole == broken
     assert len(RunFolder(tmp_path / "broken").read_rounds()) == 3
-
-
-def test_a_trial_goes_on_whose_config_lists_fewer_defaults(
-    tmp_path: Path, entry_of: Callable[..., PreparedTrial]
-) -> None:
-    """As an earlier version wrote it: its checkpoint bears the hash of what it wrote; broken off twice."""
-    of = [{"share": 1, "kind": "iid"}, {"share": 1, "kind": "dirichlet", "dirichlet_alpha": 1.0}]
-    partition = {"kind": "mixture", "of": of}
-    entry = entry_of({"seed": {"grid": [3]}}, scenario={"clients": 4, "partition": partition})
-    played(trial_of(entry, tmp_path / "whole"))
-    older = with_sections(entry.config, {"scenario.partition": partition})
-    spec = trial_of(entry, tmp_path / "t")._spec
-    first = ActiveTrial(replace(spec, config_hash=older.hash()))
-    first.step()
-    first.end_early()
-    (tmp_path / "t" / "config.yaml").write_text(older.to_yaml())
-    shutil.copytree(tmp_path / "t" / "checkpoints", tmp_path / "kept")
-    second = trial_of(entry, tmp_path / "t")
-    assert second.step()["round"] == 2
-    second.end_early()
-    shutil.rmtree(tmp_path / "t" / "checkpoints")  # as if it had been killed before it wrote one
-    shutil.copytree(tmp_path / "kept", tmp_path / "t" / "checkpoints")
-    reports = played(trial_of(entry, tmp_path / "t"))
-    assert [r["round"] for r in reports] == [2, 3]
-    whole, broken = (RunFolder(tmp_path / name).read_result()["model_sha256"] for name in ("whole", "t"))
-    assert whole == broken
 
 
 def test_a_trial_writes_what_tracking_asks_for_into_its_own_folder(

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedsweep.runs.facts import git_says, run_facts
+from fedsweep.runs.facts import run_facts
 
 # CPUs that others may use while figures are still judged.
 MOST_LOAD_CPUS = 0.2
@@ -29,8 +29,9 @@ def machine_facts(device: str) -> dict[str, Any]:
         "device": device,
         "gpu": torch.cuda.get_device_name(0) if device == "cuda" else None,
     }
-    changes = git_says("status", "--porcelain", "--untracked-files=no")
-    return {**facts, **run_facts(), "git_changed": None if changes is None else bool(changes)}
+    software = run_facts()
+    commit = software["git_commit"]
+    return {**facts, **software, "git_changed": None if commit is None else commit.endswith("-dirty")}
 
 
 def load_of_others() -> float:

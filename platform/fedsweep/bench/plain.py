@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.driver.run import Plan
+from fedsweep.driver.plan import Plan
 from fedsweep.errors import InvariantError, RunError
 from fedsweep.world.data.datasets import Dataset
 

@@ -16,7 +16,8 @@ from typing import Any
 from fedsweep.bench.setup import Figure, Request, in_turns
 from fedsweep.config.load import load_config
 from fedsweep.driver.backend import cluster_for
-from fedsweep.driver.run import Plan, Session, open_session, plan_run
+from fedsweep.driver.plan import Plan
+from fedsweep.driver.run import Session, open_session, plan_run
 from fedsweep.errors import RunError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.runs.folder_lock import sole_writer

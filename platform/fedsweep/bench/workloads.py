@@ -10,7 +10,7 @@ from fedsweep.bench.data import data_for
 from fedsweep.bench.plain import PlainLoop, plain_processes, work_of
 from fedsweep.bench.rounds import beside, plan_of, playing
 from fedsweep.bench.setup import Figure, Request, SetUp, in_turns
-from fedsweep.driver.run import Plan
+from fedsweep.driver.plan import Plan
 from fedsweep.world.data.datasets import Dataset
 
 _STEPS, _QUICK_STEPS = 250, 50

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.commands.parts.options import examples
+from fedsweep.commands.terminal.options import examples
 from fedsweep.errors import ConfigError, DataError, OutputError, ResourceError, unknown_name
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def bench(
             print(f"{setup.name:8} {setup.summary}  [{', '.join(setup.devices)}]")
         return
     from fedsweep.bench.setup import Request
-    from fedsweep.commands.parts.output import note
+    from fedsweep.commands.terminal.output import note
 
     chosen = _chosen(names or [], device)
     _check(chosen, scale=scale, rounds=rounds, root=root, json=json)
@@ -117,7 +117,7 @@ def _measure(chosen: list[SetUp], request: Request, *, json: Path | None, anyway
     """Measure, print and write; whether a figure that is judged is missed."""
     from fedsweep.bench.machine import MOST_LOAD_CPUS, load_of_others, machine_facts
     from fedsweep.bench.report import COLUMNS, row, tree, verdict
-    from fedsweep.commands.parts.output import make_console, make_table
+    from fedsweep.commands.terminal.output import make_console, make_table
 
     found: list[tuple[str, Figure]] = []
     loads: dict[str, float] = {}

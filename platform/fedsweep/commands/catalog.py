@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsweep.commands.parts.named import KINDS, Named
-from fedsweep.commands.parts.options import examples
+from fedsweep.commands.listing.entries import KINDS, Named
+from fedsweep.commands.terminal.options import examples
 from fedsweep.errors import ConfigError, unknown_name
 
 LIST_EXAMPLES = examples("fedsweep list methods", "fedsweep list presets")
@@ -94,7 +94,7 @@ def _print_json(name: str) -> None:
     from dataclasses import asdict
 
     from fedsweep.catalog import is_method
-    from fedsweep.commands.parts.described import method_facts
+    from fedsweep.commands.listing.method_description import method_facts
     from fedsweep.reproduce.definition.table_file import read_table
     from fedsweep.reproduce.formats import table_tree
 
@@ -113,7 +113,7 @@ def _print_entry(kind: str, entry: Named) -> None:
         builder = table.builder(entry.name)
         _print_builder(builder, provided=table.provided)
         if kind == "method":
-            from fedsweep.commands.parts.described import executors
+            from fedsweep.commands.listing.method_description import executors
 
             print(f"executors: {executors(builder)}")
     if text := entry.text():
@@ -121,7 +121,7 @@ def _print_entry(kind: str, entry: Named) -> None:
 
 
 def _print_builder(builder: Callable[..., Any], *, provided: tuple[str, ...] = ()) -> None:
-    from fedsweep.commands.parts.output import make_console, make_table
+    from fedsweep.commands.terminal.output import make_console, make_table
     from fedsweep.config.signatures import describe
 
     said = (inspect.getdoc(builder) or "").split("\n\nArgs:")[0].split("\n\nAttributes:")[0]

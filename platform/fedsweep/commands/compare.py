@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedsweep.commands.parts.options import Plot, examples
+from fedsweep.commands.terminal.options import Plot, examples
 
 EXAMPLES = examples(
     "fedsweep compare runs",
@@ -61,7 +61,7 @@ def compare(
     best tenth. The picture shows test accuracy against the bytes sent: a line per setting, the mean over its seeds
     with a band of one deviation each way.
     """
-    from fedsweep.commands.parts.output import make_console, note
+    from fedsweep.commands.terminal.output import make_console, note
     from fedsweep.reports.compare import compared_runs, print_comparison
     from fedsweep.results.settings import group_settings, remarks
 

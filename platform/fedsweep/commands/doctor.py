@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from fedsweep.commands.parts.options import examples
+from fedsweep.commands.terminal.options import examples
 
 EXAMPLES = examples("fedsweep doctor", "fedsweep doctor --clear")
 

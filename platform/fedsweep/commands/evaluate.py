@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.commands.parts.options import Overrides, Plot, examples
+from fedsweep.commands.terminal.options import Overrides, Plot, examples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.console import Console
 
-    from fedsweep.driver.evaluation import Evaluated
+    from fedsweep.finished.evaluation import Evaluated
 
 EXAMPLES = examples(
     "fedsweep evaluate runs/first",
@@ -54,9 +54,9 @@ def evaluate(
     on the client's share of the test set, too. Other data are scaled and normalised as the run's own are. [b]--set[/b]
     takes keys of scenario, evaluation and runtime.
     """
-    from fedsweep.commands.parts.output import make_console, note
-    from fedsweep.driver.evaluation import evaluate as evaluate_model
+    from fedsweep.commands.terminal.output import make_console, note
     from fedsweep.figures.style import checked_path
+    from fedsweep.finished.evaluation import evaluate as evaluate_model
 
     if plot is not None:
         checked_path(plot)  # before the work
@@ -90,7 +90,7 @@ def _print(found: Evaluated, console: Console) -> None:
 
 def _print_classes(found: Evaluated, console: Console) -> None:
     """A row for each true class, with its row of the confusion matrix."""
-    from fedsweep.commands.parts.output import make_table
+    from fedsweep.commands.terminal.output import make_table
 
     labels = [f"c{label}" for label in range(len(found.confusion))]
     names = ["name"] if found.class_names else []
@@ -105,7 +105,7 @@ def _print_classes(found: Evaluated, console: Console) -> None:
 
 def _print_confusions(found: Evaluated, console: Console) -> None:
     """The classes that are told worst, and what they are taken for most often."""
-    from fedsweep.commands.parts.output import make_table
+    from fedsweep.commands.terminal.output import make_table
 
     rows = sorted((row for row in found.classes() if row["samples"]), key=lambda row: row["accuracy"])
     table = make_table("class", "accuracy", "samples", "taken for", left=1)
@@ -120,7 +120,7 @@ def _print_confusions(found: Evaluated, console: Console) -> None:
 
 
 def _print_spread(figures: Mapping[str, float], console: Console) -> None:
-    from fedsweep.commands.parts.output import make_table
+    from fedsweep.commands.terminal.output import make_table
 
     table = make_table("over", "mean", "sd", "worst 10 %", "best 10 %")
     titles = {"class": "classes", "client": "clients, on their classes", "personal": "clients' own models"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsweep.commands.parts.options import Config, Overrides, Plot, examples
+from fedsweep.commands.terminal.options import Config, Overrides, Plot, examples
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,7 +73,7 @@ def _built_world(config: str, overrides: list[str]) -> tuple[schema.Config, Worl
 
 
 def _print_counts(counts_NC: np.ndarray, title: str) -> None:
-    from fedsweep.commands.parts.output import make_console, make_table
+    from fedsweep.commands.terminal.output import make_console, make_table
     from fedsweep.world.label_stats import js_divergence, kl_divergence, population
 
     num_clients, num_classes = counts_NC.shape

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedsweep.commands.parts.options import examples
+from fedsweep.commands.terminal.options import examples
 
 EXAMPLES = examples(
     "fedsweep report runs/intervals --out intervals.html",
@@ -52,7 +52,7 @@ def report(
     coordinates over what varies, clients, configuration differences, provenance. Charts can be zoomed and taken away
     as SVG and CSV.
     """
-    from fedsweep.commands.parts.output import note
+    from fedsweep.commands.terminal.output import note
     from fedsweep.reports.page import write_report
     from fedsweep.results.texts import bytes_text
     from fedsweep.tracking.mlflow_store import local_store, resolve_uri

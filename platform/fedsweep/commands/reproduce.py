@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.commands.parts.interrupts import INTERRUPTED
-from fedsweep.commands.parts.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples, parse_seeds
+from fedsweep.commands.terminal.interrupts import INTERRUPTED
+from fedsweep.commands.terminal.options import (
+    AllowChangedCode,
+    CostsOnly,
+    Dashboard,
+    DryRun,
+    Fresh,
+    Overrides,
+    Overwrite,
+    Quiet,
+    examples,
+    parse_seeds,
+)
 from fedsweep.errors import ClusterLost, ConfigError, OutputError
 
 if TYPE_CHECKING:
     from fedsweep.reproduce.reproduction import TableRequest
     from fedsweep.reproduce.task import Reproduced, Task
-    from fedsweep.sweeps.prepare import PreparedSweep
+    from fedsweep.sweeps.prepared import PreparedSweep
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
 EXAMPLES = examples(
@@ -70,15 +82,9 @@ def reproduce(
         typer.Option("--resume", metavar="", help="Go on with what --out holds; finished cells are not run again."),
     ] = False,
     overwrite: Overwrite = False,
-    costs_only: Annotated[
-        bool,
-        typer.Option(
-            "--costs-only",
-            metavar="",
-            help="Only measures that need no training, by default at scale full over at most 80 rounds; more by"
-            " --set training.rounds=N.",
-        ),
-    ] = False,
+    costs_only: CostsOnly = False,
+    fresh: Fresh = False,
+    allow_changed_code: AllowChangedCode = False,
     dry_run: DryRun = False,
     dashboard: Dashboard = False,
     quiet: Quiet = False,
@@ -106,6 +112,7 @@ def reproduce(
             overrides=tuple(overrides or ()),
         )
     task = begin(request, folder, resume=resume, overwrite=overwrite, costs_only=costs_only)
+    task = replace(task, fresh=fresh, allow_changed_code=allow_changed_code)
     if dry_run:
         _print_dry(task)
     elif code := _make(task, dashboard=dashboard, quiet=quiet):
@@ -131,8 +138,8 @@ def _begun(folder: SweepFolder | None, *, given: Sequence[object], resume: bool)
 
 
 def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
-    from fedsweep.commands.parts.output import note
-    from fedsweep.commands.parts.trials import after_loss, run_trials, tell_interrupted
+    from fedsweep.commands.running.trials import after_loss, run_trials, tell_interrupted
+    from fedsweep.commands.terminal.output import note
 
     def run(prepared: PreparedSweep, going_on: bool) -> None:
         run_trials(
@@ -150,7 +157,7 @@ def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
 
 
 def _show(made: Reproduced, *, quiet: bool) -> int:
-    from fedsweep.commands.parts.output import command, make_console, note
+    from fedsweep.commands.terminal.output import command, make_console, note
     from fedsweep.reproduce.formats import print_grid
     from fedsweep.runs.find import find_runs
 
@@ -171,8 +178,8 @@ def _show(made: Reproduced, *, quiet: bool) -> int:
 
 
 def _print_dry(task: Task) -> None:
-    from fedsweep.commands.parts.output import make_console, make_table
-    from fedsweep.commands.parts.trials import print_trials
+    from fedsweep.commands.running.trials import print_trials
+    from fedsweep.commands.terminal.output import make_console, make_table
 
     found = task.found
     at = f"{found.table.name} at scale {found.request.scale}"

@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsweep.commands.parts.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples, parse_seeds
+from fedsweep.commands.terminal.options import (
+    AllowChangedCode,
+    Dashboard,
+    DryRun,
+    Overrides,
+    Overwrite,
+    Quiet,
+    examples,
+    parse_seeds,
+)
 from fedsweep.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
-    from fedsweep.driver.run import Plan
+    from fedsweep.driver.plan import Plan
 
 EXAMPLES = examples(
     "fedsweep run quickstart/dynamicfl",
@@ -44,6 +53,7 @@ def run(
         str | None,
         typer.Option("--seeds", metavar="SEEDS", help="One run for each, e.g. 0-4 or 0,3,7: the shortest sweep."),
     ] = None,
+    allow_changed_code: AllowChangedCode = False,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     dashboard: Dashboard = False,
@@ -58,8 +68,11 @@ def run(
         given |= {"--overwrite": overwrite, "--dry-run": dry_run}
         if both := [name for name, value in given.items() if value]:
             raise ConfigError(f"--resume and {both[0]} exclude each other: {resume / 'config.yaml'} says it all")
-        _resume(resume, rounds=rounds, dashboard=dashboard, quiet=quiet)
+        asked = {"allow_changed_code": allow_changed_code, "dashboard": dashboard, "quiet": quiet}
+        _resume(resume, rounds=rounds, **asked)
         return
+    if allow_changed_code:
+        raise ConfigError("--allow-changed-code goes with --resume DIR")
     if rounds is not None:
         raise ConfigError("--rounds goes with --resume DIR; a new run takes --set training.rounds=N")
     if config is None:
@@ -68,7 +81,7 @@ def run(
         settings = {"dry_run": dry_run, "overwrite": overwrite, "dashboard": dashboard, "quiet": quiet}
         _sweep_seeds(config, overrides or [], seeds, out=out, **settings)
         return
-    from fedsweep.commands.parts.playing import play
+    from fedsweep.commands.running.one_run import PlayOptions, play
     from fedsweep.config.load import load_config
     from fedsweep.runs.default_folder import default_folder
 
@@ -77,7 +90,7 @@ def run(
     if dry_run:
         _try_dry(loaded, folder, overwrite=overwrite)
     else:
-        play(loaded, folder, overwrite=overwrite, dashboard=dashboard, quiet=quiet)
+        play(loaded, folder, PlayOptions(overwrite=overwrite, dashboard=dashboard, quiet=quiet))
 
 
 def _sweep_seeds(config: str, overrides: Sequence[str], seeds: str, *, out: Path | None, **settings: Any) -> None:
@@ -130,14 +143,14 @@ def _print_forecast(plan: Plan) -> None:
     print(plan.to_yaml() + "\n".join(["# forecast", *(f"#   {line}" for line in lines), *said]))
 
 
-def _resume(folder: Path, *, rounds: int | None, dashboard: bool, quiet: bool) -> None:
-    from fedsweep.commands.parts.playing import play
-    from fedsweep.driver.growth import grow
+def _resume(folder: Path, *, rounds: int | None, allow_changed_code: bool, **settings: bool) -> None:
+    from fedsweep.commands.running.one_run import PlayOptions, play
     from fedsweep.driver.run import resumable
+    from fedsweep.finished.growth import grow
 
     folder = folder.expanduser().absolute()
     if rounds is not None:
-        grow(folder, rounds=rounds)
+        grow(folder, rounds=rounds, allow_changed_code=allow_changed_code)
     config, is_finished = resumable(folder)
     if is_finished:
         from fedsweep.catalog import resolve
@@ -146,4 +159,4 @@ def _resume(folder: Path, *, rounds: int | None, dashboard: bool, quiet: bool) -
         done, _ = catch_up(folder, resolve(config))
         print(f"{folder} has finished already; there is nothing to go on with (--rounds N gives it more); {done}")
         return
-    play(config, folder, resume=True, dashboard=dashboard, quiet=quiet)
+    play(config, folder, PlayOptions(resume=True, allow_changed_code=allow_changed_code, **settings))

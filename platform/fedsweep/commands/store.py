@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedsweep.commands.parts.options import examples, whole_number
+from fedsweep.commands.terminal.options import examples, whole_number
 from fedsweep.errors import ResourceError
 
 UI_EXAMPLES = examples(

@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.commands.parts.interrupts import INTERRUPTED
-from fedsweep.commands.parts.options import Dashboard, DryRun, Overrides, Overwrite, Quiet, examples
+from fedsweep.commands.terminal.interrupts import INTERRUPTED
+from fedsweep.commands.terminal.options import (
+    AllowChangedCode,
+    Dashboard,
+    DryRun,
+    Overrides,
+    Overwrite,
+    Quiet,
+    examples,
+)
 from fedsweep.errors import ClusterLost, ConfigError, OutputError
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
-    from fedsweep.sweeps.prepare import PreparedSweep
+    from fedsweep.sweeps.prepared import PreparedSweep
     from fedsweep.sweeps.summary import Summary
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -56,6 +64,7 @@ def sweep(
             " be repeated.",
         ),
     ] = None,
+    allow_changed_code: AllowChangedCode = False,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     dashboard: Dashboard = False,
@@ -78,6 +87,7 @@ def sweep(
         resume=resume,
         extend=extend,
         reuse=tuple(reuse or ()),
+        allow_changed_code=allow_changed_code,
         dry_run=dry_run,
         overwrite=overwrite,
         dashboard=dashboard,
@@ -93,6 +103,7 @@ class Asked:
     resume: bool = False
     extend: bool = False
     reuse: tuple[Path, ...] = ()
+    allow_changed_code: bool = False
     dry_run: bool
     overwrite: bool
     dashboard: bool
@@ -101,25 +112,27 @@ class Asked:
 
 def begin(config: Config, folder: SweepFolder | None, asked: Asked) -> None:
     """Run a sweep, or go on with or add to what its folder holds (by default one below ``runs``); end with its code."""
-    from fedsweep.commands.parts.output import note
-    from fedsweep.commands.parts.trials import after_loss, run_trials, tell_interrupted
+    from fedsweep.commands.running.trials import after_loss, print_sweep, run_trials, taken_over, tell_interrupted
     from fedsweep.runs.default_folder import default_folder
     from fedsweep.sweeps.prepare import prepare
-    from fedsweep.sweeps.reuse import finished_in, take_over
+    from fedsweep.sweeps.reuse import take_over
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
     folder = folder or SweepFolder(default_folder(config))
     going_on = asked.extend or (asked.resume and folder.has_plan)
     if not going_on:
         folder.check_free(overwrite=asked.overwrite)
-    prepared = prepare(config, folder, resume=going_on and not asked.extend, extend=asked.extend)
+    prepared = prepare(
+        config,
+        folder,
+        resume=going_on and not asked.extend,
+        extend=asked.extend,
+        allow_changed_code=asked.allow_changed_code,
+    )
     _tell_plan(prepared, asked)
-    reused = finished_in(asked.reuse, prepared)
-    if asked.reuse:
-        there = f"{len(reused)} of {len(prepared.unfinished)} trials to run have finished there"
-        note(f"{there} and {'would be' if asked.dry_run else 'are'} taken over")
+    reused = taken_over(prepared, asked.reuse, dry_run=asked.dry_run)
     if asked.dry_run:
-        _print_trials(prepared)
+        print_sweep(prepared)
         return
     if asked.extend:
         prepared.write_extension()
@@ -127,14 +140,8 @@ def begin(config: Config, folder: SweepFolder | None, asked: Asked) -> None:
         take_over(prepared, reused, begun=going_on, overwrite=asked.overwrite)
         going_on = True
     try:
-        summary = run_trials(
-            prepared,
-            going_on=going_on,
-            overwrite=asked.overwrite,
-            dashboard=asked.dashboard,
-            quiet=asked.quiet,
-            called="trials",
-        )
+        how = {"overwrite": asked.overwrite, "dashboard": asked.dashboard, "quiet": asked.quiet}
+        summary = run_trials(prepared, going_on=going_on, called="trials", **how)
     except KeyboardInterrupt:
         tell_interrupted(folder, "sweep", what="the sweep")
         raise typer.Exit(INTERRUPTED) from None
@@ -145,7 +152,7 @@ def begin(config: Config, folder: SweepFolder | None, asked: Asked) -> None:
 
 
 def _tell_plan(prepared: PreparedSweep, asked: Asked) -> None:
-    from fedsweep.commands.parts.output import note
+    from fedsweep.commands.terminal.output import note
 
     for text in ([prepared.extended] if asked.extend else []) + [f"note: {text}" for text in prepared.notes]:
         note(text)
@@ -170,7 +177,7 @@ def _load(config: str | None, overrides: Sequence[str], folder: SweepFolder | No
 
 
 def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:
-    from fedsweep.commands.parts.output import command, make_console
+    from fedsweep.commands.terminal.output import command, make_console
     from fedsweep.reports.sweep_table import print_summary
 
     console = make_console()
@@ -184,17 +191,3 @@ def _tell(summary: Summary, folder: SweepFolder, *, quiet: bool) -> int:
         best = f", best {summary.metrics[0]}: {first.figures[summary.metrics[0]].mean:.4g} ({first.label})"
     print(f"{counts}{best}; in {folder.path}; compare: {command('compare', folder.path)}", flush=True)
     return _FAILED if failed else 0
-
-
-def _print_trials(prepared: PreparedSweep) -> None:
-    from fedsweep.commands.parts.trials import print_trials
-    from fedsweep.driver.backend import reckoned_seconds
-    from fedsweep.results.texts import seconds_text
-    from fedsweep.sweeps.prepare import trial_costs
-
-    costs = trial_costs(prepared)
-    print_trials(prepared.entries or prepared.samples, heading="trial", costs=costs)
-    each = sum(map(reckoned_seconds, costs.values())) / max(1, len(costs))
-    proposed = "" if prepared.entries else "; those above are examples of what the search may propose"
-    about = seconds_text(prepared.total * each)
-    print(f"{prepared.total} trials, about {about} of training on one core{proposed}")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsweep.commands.parts.interrupts import is_interrupted
-from fedsweep.commands.parts.options import Quiet, examples
+from fedsweep.commands.terminal.interrupts import is_interrupted
+from fedsweep.commands.terminal.options import Quiet, examples
 from fedsweep.errors import OutputError
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def verify(
     Compared are the final model, every column of the rounds but times of the machine, the clients, what each of them
     sent and received, and accuracies by client. Exit code 1 where something differs.
     """
-    from fedsweep.commands.parts.output import note
-    from fedsweep.runs.run_folder import TRAFFIC, RunFolder
+    from fedsweep.runs.run_folder import RunFolder
+    from fedsweep.runs.sources import misfit
 
     original = RunFolder(folder.expanduser().absolute())
     result = _finished(original)
@@ -54,14 +54,15 @@ def verify(
         again = RunFolder(Path(scratch) / "run")
         repeated = _play_again(original, again, quiet=quiet)
         found = differences(original, again, results=(result, repeated))
-    if not (original.path / TRAFFIC).exists():
-        note(f"{TRAFFIC} is not there, as in runs of an earlier version, and is not compared")
     for line in found:
         print(line)
+    changed = misfit(result, repeated["sources"], repeated["versions"])
     if found:
-        print(f"differs: {original.path} does not repeat bit by bit")
+        why = f", and it was made by other code or libraries: {changed}" if changed else ""
+        print(f"differs: {original.path} does not repeat bit by bit{why}")
         raise typer.Exit(1)
-    print(f"identical: {result['rounds']} rounds, model {result['model_sha256']}")
+    also = f", also with code or libraries that are others now ({changed})" if changed else ""
+    print(f"identical: {result['rounds']} rounds, model {result['model_sha256']}{also}")
 
 
 def _finished(original: RunFolder) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def _finished(original: RunFolder) -> dict[str, Any]:
 
 
 def _play_again(original: RunFolder, again: RunFolder, *, quiet: bool) -> dict[str, Any]:
-    from fedsweep.commands.parts.output import is_plain
+    from fedsweep.commands.terminal.output import is_plain
     from fedsweep.config.load import load_config
     from fedsweep.driver.phases import Phases
     from fedsweep.driver.run import Launch, plan_run, run_plan
@@ -109,7 +110,9 @@ def differences(
     lines += _table_differences(original.read_clients(), again.read_clients(), row_names="client")
     for name in (CLIENT_ACCURACY, TRAFFIC):
         tables = original.client_table(name), again.client_table(name)
-        if tables[0] is not None and tables[1] is not None:
+        if tables[0] is None or tables[1] is None:
+            lines += [f"{name}: only {'here' if tables[0] is None else 'there'}"] if tables != (None, None) else []
+        else:
             lines += [f"{name}, {line}" for line in _table_differences(*tables, row_names="round")]
     return lines
 

@@ -14,7 +14,7 @@ from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
 
 if TYPE_CHECKING:
-    from fedsweep.driver.run import Plan
+    from fedsweep.driver.plan import Plan
     from fedsweep.fleet.ray_start import ClusterNeeds, ClusterStart
 
 # With ``backend: auto`` a run whose clients train for less than this, one after another, stays in this process.

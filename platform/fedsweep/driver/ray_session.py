@@ -28,7 +28,7 @@ from fedsweep.fleet.ray_watch import unless_lost
 from fedsweep.runs.folder_lock import write_along
 
 if TYPE_CHECKING:
-    from fedsweep.driver.run import Plan
+    from fedsweep.driver.plan import Plan
 
 # So often is a server actor that is at work asked what there is to tell, in seconds.
 _LISTEN_EVERY_S = 0.5

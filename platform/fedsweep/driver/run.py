@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from fedsweep.catalog import resolve
-from fedsweep.config import yaml12
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.backend import choose_backend, cluster_for
 from fedsweep.driver.observers import Observer, RunInfo, run_tags
 from fedsweep.driver.phases import TIMING, Phases
+from fedsweep.driver.plan import Plan
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
 from fedsweep.engine.foresight import check_first_round
 from fedsweep.errors import ConfigError, FedsweepError, OutputError, RunError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_experiment
-from fedsweep.experiment.experiment import Experiment
-from fedsweep.experiment.implied import implied
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.guard import guarded
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.folder_lock import sole_writer, write_along
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.source_log import begin_log, changes_on_the_way
+from fedsweep.runs.sources import sources_of
 from fedsweep.world.data.datasets import load_dataset
 
 if TYPE_CHECKING:
@@ -44,29 +44,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 Session: TypeAlias = "RunSession | RemoteSession"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A run that is ready to start.
-
-    Attributes:
-        config: The resolved configuration.
-        experiment: What it describes.
-        num_actors: Client actors; 0: everything in this process.
-        backend: Where it runs, and why, in words.
-    """
-
-    config: Config
-    experiment: Experiment
-    num_actors: int
-    backend: str
-
-    def to_yaml(self) -> str:
-        """The configuration, and in comments what it leaves open comes to."""
-        values = implied(self.config, self.experiment.world)
-        lines = [f"#   {line}" for line in yaml12.dump(values).splitlines()] if values else []
-        return self.config.to_yaml() + "".join(f"{line}\n" for line in ["# null stands for", *lines] if lines)
 
 
 def plan_run(
@@ -101,16 +78,19 @@ def plan_run(
         experiment = build_experiment(config, dataset, config_hash=config_hash)
         check_first_round(experiment)
         num_actors, why = choose_backend(config, experiment)
-    return Plan(config=config, experiment=experiment, num_actors=num_actors, backend=why)
+    sources = sources_of(config.tree())
+    return Plan(config=config, experiment=experiment, num_actors=num_actors, backend=why, sources=sources)
 
 
 def session_settings(plan: Plan, folder: Path) -> SessionSettings:
     """Where a run's session writes and how often."""
+    backend = {"backend": "ray" if plan.num_actors else "local", "client_actors": plan.num_actors or 1}
+    code = {"sources": dict(plan.sources), "sources_changed": changes_on_the_way(folder)}
     return SessionSettings(
         folder=folder,
         checkpoint_every=plan.config.checkpoint.every,
         checkpoint_keep=plan.config.checkpoint.keep,
-        facts={**run_facts(), "backend": "ray" if plan.num_actors else "local", "client_actors": plan.num_actors or 1},
+        facts={**run_facts(), **code, **backend},
         umask=present_umask(),
     )
 
@@ -157,11 +137,13 @@ class Launch:
         phases: Told what is waited for; its split is in the result of a run that finished.
         dashboard: Start Ray's dashboard on 127.0.0.1, where a cluster is started here.
         begun: A Ray cluster that is starting already, for a run that may need one.
+        allow_changed_code: Let a run go on that other sources began; its result says so.
     """
 
     phases: Phases = field(default_factory=lambda: Phases(first="plan"))
     dashboard: bool = False
     begun: ClusterStart | None = None
+    allow_changed_code: bool = False
 
 
 def run_plan(
@@ -192,6 +174,8 @@ def run_plan(
     launch = launch or Launch()
     phases = launch.phases
     with sole_writer(folder):
+        if resume:
+            begin_log(folder, plan.sources, resume=True, allow_changed=launch.allow_changed_code)
         if plan.num_actors:
             phases.enter("ray", "Ray")
         with cluster_for(plan, folder, dashboard=launch.dashboard, begun=launch.begun):
@@ -201,6 +185,7 @@ def run_plan(
             phases.enter("folder")
             if not resume:
                 RunFolder.create(folder, overwrite=overwrite).write_config(plan.to_yaml())
+                begin_log(folder, plan.sources, resume=False, allow_changed=False)
             phases.enter("clients", f"{plan.num_actors} client actors" if plan.num_actors else None)
             with open_session(plan, folder) as session:
                 result = _drive(plan, session, folder, observers=observers, resume=resume, phases=phases)

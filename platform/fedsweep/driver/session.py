@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsweep.catalog import resolve
-from fedsweep.config.load import load_config
+from fedsweep.driver.caveats import blamed, caveats
 from fedsweep.driver.news import Bulletin, News
 from fedsweep.driver.observers import Observer
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.foresight import happened
 from fedsweep.engine.state import RunState
-from fedsweep.errors import FedsweepError, MemoryLost, RunError
+from fedsweep.errors import ClientJobError, MemoryLost, RunError
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
@@ -29,7 +28,7 @@ from fedsweep.runs.checkpoints.checkpoint import CheckpointStore, read_earlier
 from fedsweep.runs.component_pictures import write_pictures
 from fedsweep.runs.facts import peak_memory_mb
 from fedsweep.runs.folder_lock import FolderGuard
-from fedsweep.runs.run_folder import CLIENTS, CONFIG, RunFolder
+from fedsweep.runs.run_folder import CLIENTS, RunFolder
 from fedsweep.runs.tables.clients import clients_table
 from fedsweep.runs.tables.per_client import write_client_tables
 from fedsweep.runs.targets import targets_reached
@@ -37,21 +36,10 @@ from fedsweep.world.replay import ScenarioTrace
 
 # rounds.parquet is rewritten at most this often between checkpoints.
 _WRITE_EVERY_S = 5.0
+# And tables of each client in each round when there are so many times as many rounds as when they were last written.
+_GROWTH = 1.25
 
 FleetFactory = Callable[[Callable[[str], None]], Fleet]
-
-
-def written_as(folder: Path, config_hash: str) -> tuple[str, ...]:
-    """The hash of a folder's ``config.yaml`` as it stands, where that is the configuration of the given hash.
-
-    An earlier version may have written fewer of the defaults: then its checkpoints bear the hash of what it wrote.
-    """
-    try:
-        written = load_config(folder / CONFIG)
-        known = written.hash()
-        return (known,) if known == config_hash or resolve(written).hash() == config_hash else ()
-    except FedsweepError:
-        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +108,7 @@ class RunSession:
             settings.folder,
             keep=settings.checkpoint_keep,
             config_hash=experiment.config_hash,
-            earlier=(*read_earlier(settings.folder), *written_as(settings.folder, experiment.config_hash)),
+            earlier=read_earlier(settings.folder),
         )
         self._fleet = make_fleet(self._bulletin.message)
         self._engine = Engine(
@@ -135,6 +123,7 @@ class RunSession:
         self._written = 0.0
         self._reported = 0
         self._went_back = self._saved_round = -1
+        self._detailed = 0
         self._trace = ScenarioTrace(
             num_clients=len(experiment.world.profiles), num_classes=experiment.world.data.num_classes
         )
@@ -160,7 +149,7 @@ class RunSession:
             for text in found.skipped:
                 self._bulletin.message(text)
             if found.state is not None:
-                start = self._checkpointed(found.state)
+                start = self._engine.as_planned(found.state)
                 self._saved_round = start.round
                 self._bulletin.message(f"going on after round {start.round}")
             else:
@@ -174,14 +163,6 @@ class RunSession:
         # Last: all before it was done while client actors start.
         self._fleet.ready()
         return Opened(records=start.records, messages=self._taken_messages())
-
-    def _checkpointed(self, state: RunState) -> RunState:
-        """A checkpoint's state; what the exchange before round 1 cost is measured again where it was not kept."""
-        state = self._engine.as_planned(state)
-        if state.setup_bytes is not None:
-            return state
-        start = self._engine.start()
-        return replace(state, setup_bytes=start.setup_bytes, setup_traffic=start.setup_traffic)
 
     def step(self) -> Step:
         """Play one round.
@@ -197,6 +178,8 @@ class RunSession:
             state, self._stopped_by = self._engine.advance(state)
         except MemoryLost as lost:
             return self._go_back(lost)
+        except ClientJobError as error:
+            raise blamed(error, self._experiment, state) from error
         if self._stopped_by is not None:
             return Step(record=None, stopped_by=self._stopped_by, messages=self._taken_messages())
         self._stopped_by = self._engine.finished_by(state)
@@ -228,7 +211,7 @@ class RunSession:
         self._went_back = self._reported
         self._fleet.repair()
         found = self._store.newest(keep_handle=self._fleet.keep)
-        self._state = self._engine.start() if found.state is None else self._checkpointed(found.state)
+        self._state = self._engine.start() if found.state is None else self._engine.as_planned(found.state)
         self._bulletin.message(f"{lost}: going back to the checkpoint of round {self._state.round}")
         for text in found.skipped:
             self._bulletin.message(text)
@@ -249,7 +232,17 @@ class RunSession:
             self._store.save(state, fetch=self._fleet.fetch)
             self._saved_round = state.round
             self._write_rounds(state)
+            self._write_details(state)
+
+    def _write_details(self, state: RunState) -> None:
+        """Replace the tables that have a row for each client and round, of a long run ever more seldom.
+
+        They are written as a whole; at the end they always are.
+        """
+        if state.round >= _GROWTH * self._detailed:
+            self._detailed = state.round
             write_client_tables(self._folder, self._experiment, state)
+            self._write_scenario(state.records)
 
     def _save_partial(self, state: RunState) -> None:
         with self._guard.writing():
@@ -283,7 +276,8 @@ class RunSession:
             self._folder.write_result(early)
             return early
         self._write_rounds(state)
-        write_client_tables(self._folder, self._experiment, state)
+        self._detailed = 0
+        self._write_details(state)
         if status != "failed":
             # Also where the run was killed: it may have gone on by a round since it was asked to save.
             self._save_state(state)
@@ -311,12 +305,16 @@ class RunSession:
             "wall_time_s": state.wall_time_s,
             "peak_memory_mb": peak_memory_mb(),
             "model_sha256": sha256,
-            "remarks": happened(self._experiment, state) if status == "finished" else [],
+            "remarks": self._remarks(state) if status == "finished" else [],
             **self._own_facts(),
             **self._settings.facts,
         }
         self._folder.write_result(result)
         return result
+
+    def _remarks(self, state: RunState) -> list[str]:
+        own = [*happened(self._experiment, state), *caveats(self._experiment, state.records)]
+        return [*own, *self._settings.facts.get("sources_changed", ())]
 
     def _own_facts(self) -> dict[str, Any]:
         """What is known of the run before it begins."""
@@ -334,7 +332,6 @@ class RunSession:
 
     def _write_rounds(self, state: RunState) -> None:
         self._folder.write_rounds(state.records)
-        self._write_scenario(state.records)
         self._written = time.monotonic()
 
     def _write_scenario(self, records: tuple[RoundRecord, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,12 +47,16 @@ class Tested:
 
     @property
     def accuracy(self) -> float:
-        """In 0..1, over all samples."""
+        """In 0..1, over all samples; NaN where the model computes NaN, of which argmax makes a class all the same."""
+        if math.isnan(self.loss):
+            return math.nan
         return int(self.hits_C.sum()) / int(self.counts_C.sum())
 
     def class_accuracies(self, num_classes: int) -> tuple[float, ...]:
         """The accuracy of each class; NaN where the set has none of it."""
         found = np.full(num_classes, np.nan)
+        if math.isnan(self.loss):
+            return tuple(found.tolist())
         known = np.flatnonzero(self.counts_C)
         found[known] = self.hits_C[known] / self.counts_C[known]
         return tuple(found.tolist())

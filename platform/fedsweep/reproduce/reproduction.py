@@ -2,7 +2,7 @@
 
 Tables of a paper are often cross-sections of the same runs. A run is known by the hash of everything that affects its
 results. It is taken over from another table's folder only where it finished, its own configuration has that hash, and
-it was made with the same versions and git commit as are here now. What is taken over is a copy, or a second name of the
+it was made by the sources and libraries that are here now. What is taken over is a copy, or a second name of the
 same files, so that each table's folder is whole by itself.
 """
 
@@ -21,8 +21,7 @@ from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
 from fedsweep.reproduce.cells import Cell, base_of, cells_of, chosen
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
-from fedsweep.runs.facts import run_facts
-from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.sources import Sources, sources_of
 from fedsweep.sweeps.space import Trial, canonical
 from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -96,6 +95,11 @@ class Reproduction:
     def by_key(self) -> Mapping[str, Trial]:
         """The trials of the sweep, in the order of the cells; cells that come to the same run share one."""
         return {key: _trial(number, cell) for number, (key, cell) in enumerate(self.firsts.items(), start=1)}
+
+    @cached_property
+    def sources(self) -> Mapping[str, Sources]:
+        """Hashes of the sources that the results of each key follow from."""
+        return {key: sources_of(resolve(cell.config).tree()) for key, cell in self.firsts.items()}
 
     def folders(self, folder: Path) -> dict[Cell, Path]:
         """Each cell's run folder below the reproduction's."""
@@ -180,15 +184,26 @@ def request_of(folder: SweepFolder) -> TableRequest:
         raise OutputError(f"{folder.path}: its plan's request is damaged: {error!r}") from error
 
 
-def finished_elsewhere(found: Reproduction, folder: SweepFolder) -> dict[Path, Path]:
-    """Where runs that are left would be -> the same runs, which have finished in tables' folders beside this one."""
+def finished_elsewhere(found: Reproduction, folder: SweepFolder) -> tuple[dict[Path, Path], dict[Path, str]]:
+    """Finished runs in tables' folders beside this one that are what runs that are left would be.
+
+    Returns:
+        Where such runs would be -> where they are; and runs of the same configuration by other code -> what has changed
+        since, of those that no other run makes up for.
+    """
+    from fedsweep.sweeps.reuse import finished_key, other_code
+
     wanted = {key: folder.trial_path(t) for key, t in found.by_key.items() if not folder.has_finished(t)}
     runs: dict[Path, Path] = {}
-    here = run_facts()
+    refused: dict[Path, tuple[Path, str]] = {}
     for run, key in _runs_beside(folder.path):
-        if key in wanted and wanted[key] not in runs and _is_that_run(run, key, here):
+        if key not in wanted or wanted[key] in runs or finished_key(run) != key:
+            continue
+        if changed := other_code(run, found.sources[key]):
+            refused[wanted[key]] = run, changed
+        else:
             runs[wanted[key]] = run
-    return runs
+    return runs, {run: changed for target, (run, changed) in refused.items() if target not in runs}
 
 
 def _runs_beside(path: Path) -> Iterator[tuple[Path, str]]:
@@ -207,16 +222,6 @@ def _runs_beside(path: Path) -> Iterator[tuple[Path, str]]:
         for trial in plan.trials:
             if isinstance(keys, Mapping) and trial.folder in keys:
                 yield folder.trial_path(trial), str(keys[trial.folder])
-
-
-def _is_that_run(run: Path, key: str, here: Mapping[str, Any]) -> bool:
-    """Whether a folder holds a finished run of the configuration with that hash, made by the software that is here."""
-    from fedsweep.sweeps.reuse import finished_key
-
-    if finished_key(run) != key:
-        return False
-    result = RunFolder(run).read_result()
-    return all(result.get(name) == here[name] for name in ("versions", "git_commit"))
 
 
 def _trial(number: int, cell: Cell) -> Trial:

@@ -15,6 +15,7 @@ from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.table_file import read_table
 from fedsweep.reproduce.measured.grid import Grid, measured, views_of
+from fedsweep.reproduce.origins import with_origins
 from fedsweep.reproduce.outputs import FIGURES, MEASURED, Table, has_outputs, remove_outputs, write_outputs
 from fedsweep.reproduce.reproduction import Reproduction, TableRequest, finished_elsewhere, reproduction
 from fedsweep.results.view import RunView
@@ -24,7 +25,7 @@ from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 
 if TYPE_CHECKING:
-    from fedsweep.sweeps.prepare import PreparedSweep
+    from fedsweep.sweeps.prepared import PreparedSweep
 
 # Costs' means hardly change after these.
 _COSTS_ROUNDS = 80
@@ -64,6 +65,8 @@ class Task:
         going_on: The folder was begun with them already.
         overwrite: Replace what the folder holds.
         costs_only: Only measures that need no training.
+        fresh: Take no runs over from tables beside this one.
+        allow_changed_code: Keep the folder's runs that other sources made.
     """
 
     found: Reproduction
@@ -71,6 +74,8 @@ class Task:
     going_on: bool
     overwrite: bool
     costs_only: bool
+    fresh: bool = False
+    allow_changed_code: bool = False
 
     @property
     def has_runs(self) -> bool:
@@ -89,7 +94,13 @@ class Task:
         if self.going_on:
             found.check_same(self.folder)
         trials = [(trial, found.firsts[key].config) for key, trial in found.by_key.items()]
-        prepared = prepare(found.config, self.folder, resume=self.going_on, trials=trials)
+        prepared = prepare(
+            found.config,
+            self.folder,
+            resume=self.going_on,
+            trials=trials,
+            allow_changed_code=self.allow_changed_code,
+        )
         prepared.plan = replace(prepared.plan, request=found.plan_request)
         return prepared
 
@@ -138,6 +149,7 @@ class Task:
             run(prepared, going_on)
             views = views_of(found.table, found.folders(path))
             grid = measured(found.table, views, scale=found.request.scale)
+            grid = with_origins(grid, views, path)
             pictures, problems = _drawn(found, views, path)
         grid = replace(grid, rows=tuple(found.rows), columns=tuple(found.columns))
         files = write_outputs(grid, path)
@@ -172,14 +184,19 @@ class Task:
 
     def _take_over(self, prepared: PreparedSweep, said: Callable[[str], None]) -> bool:
         """Takes over what tables beside this one have finished; whether there was any, so that the folder is begun."""
-        from fedsweep.sweeps.reuse import take_over
+        from fedsweep.sweeps.reuse import not_taken, take_over
 
-        runs = finished_elsewhere(self.found, self.folder)
+        if self.fresh:
+            return False
+        runs, refused = finished_elsewhere(self.found, self.folder)
+        if refused:
+            said(not_taken(refused))
         if not runs:
             return False
         take_over(prepared, runs, begun=self.going_on, overwrite=self.overwrite)
         places = ", ".join(dict.fromkeys(path.parent.name for path in runs.values()))
-        said(f"{len(runs)} of {len(prepared.entries)} runs have finished in {places} already and are taken over")
+        there = f"{len(runs)} of {len(prepared.entries)} runs have finished in {places} already and are taken over"
+        said(f"{there} (--fresh runs them again)")
         return True
 
     def _run(self, prepared: PreparedSweep, going_on: bool) -> None:
@@ -199,6 +216,7 @@ def reproduce_table(
     resume: bool = False,
     overwrite: bool = False,
     costs_only: bool = False,
+    fresh: bool = False,
 ) -> Reproduced:
     """Make a table of one of the papers, measured beside printed.
 
@@ -208,6 +226,7 @@ def reproduce_table(
         resume: Go on with what ``out`` holds; finished cells are not run again.
         overwrite: Replace what ``out`` holds.
         costs_only: Only measures that need no training, over at most 80 rounds.
+        fresh: Take no runs over from tables beside this one.
 
     Raises:
         InputError: Something is wrong or not there; nothing was written.
@@ -217,7 +236,8 @@ def reproduce_table(
     if isinstance(asked, str):
         asked = TableRequest(table=asked, scale=read_table(asked).default_scale)
     folder = None if out is None else SweepFolder(Path(out))
-    return begin(asked, folder, resume=resume, overwrite=overwrite, costs_only=costs_only).make()
+    task = begin(asked, folder, resume=resume, overwrite=overwrite, costs_only=costs_only)
+    return replace(task, fresh=fresh).make()
 
 
 def begin(

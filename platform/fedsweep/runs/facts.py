@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import resource
 import subprocess
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from fedsweep import __version__
 
 _VERSIONS_OF = ("torch", "torchvision", "numpy", "pyarrow", "ray", "mlflow")
 _told: dict[str, str | None] = {}
+_FOLDERS = ("fedsweep", "fedsweep.algorithms")
 
 
 def run_facts() -> dict[str, Any]:
-    """What a result says of the software: ``versions`` by name (None: not installed) and ``git_commit`` or None.
+    """The software, for a result: ``versions`` by name (None: not installed) and ``git_commit``.
 
-    The commit is the current folder's: that of the user's own project where the run is started from one.
+    The commit is that of the checkout in which fedsweep's sources lie, with ``-dirty`` where these are not as
+    committed; None where fedsweep was installed from a wheel.
     """
     versions: dict[str, str | None] = {"python": platform.python_version(), "fedsweep": __version__}
     return {"versions": versions | {name: _version(name) for name in _VERSIONS_OF}, "git_commit": _git_commit()}
@@ -31,20 +35,33 @@ def _version(name: str) -> str | None:
 
 
 def tell_commit(commit: str | None) -> None:
-    """Runs of this process, which may stand in any folder, were begun from one at this commit."""
+    """Set the commit that runs of this process are said to be of: the driver's, since a node may have no git."""
     _told["git_commit"] = commit
 
 
 def _git_commit() -> str | None:
-    if "git_commit" in _told:
-        return _told["git_commit"]
-    return git_says("rev-parse", "--verify", "HEAD") or None
+    if "git_commit" not in _told:  # once: what this process runs it has imported
+        _told["git_commit"] = own_commit()
+    return _told["git_commit"]
 
 
-def git_says(*words: str) -> str | None:
-    """What git answers in the current folder; None where that is no checkout, or git is not there."""
+def own_commit() -> str | None:
+    """The commit of fedsweep's own checkout, see :func:`run_facts`."""
+    specs = [importlib.util.find_spec(name) for name in _FOLDERS]
+    folders = [Path(place) for spec in specs if spec for place in spec.submodule_search_locations or ()]
+    own = folders[0]
+    # A wheel may be installed somewhere below a checkout of the user's, which does not track it.
+    if _git_says("ls-files", "--error-unmatch", "__init__.py", folder=own) is None:
+        return None
+    commit = _git_says("rev-parse", "--verify", "HEAD", folder=own)
+    changes = _git_says("status", "--porcelain", "--", *map(str, folders), folder=own)
+    return commit and f"{commit}-dirty" if changes else commit
+
+
+def _git_says(*words: str, folder: Path) -> str | None:
+    """The answer of git in a folder; None where that is no checkout, or git is not there."""
     try:
-        answer = subprocess.run(["git", *words], capture_output=True, text=True, timeout=5, check=True)
+        answer = subprocess.run(["git", *words], capture_output=True, text=True, timeout=5, check=True, cwd=folder)
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()

@@ -20,6 +20,10 @@ TEMPORARY = ".tmp"
 TRACKING = "mlflow.json"
 # And which shorter configurations a run had before it was given more rounds.
 EARLIER = "earlier.json"
+# Which sources played its rounds.
+SOURCES = "sources.json"
+# And, of a finished run that was copied from another folder, from where.
+TAKEN_OVER = "taken-over.json"
 # A disk brings several files to safety at once in hardly more time than one.
 _WRITERS = 8
 _DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -23,11 +23,11 @@ from fedsweep.bounded import MOST_TEXT_BYTES, open_regular, parse_json, read_reg
 from fedsweep.errors import OutputError
 from fedsweep.fleet.ray_leftovers import RAY_LOG
 from fedsweep.records import RoundRecord
-from fedsweep.runs.tables.rounds import check_round_table, records_to_table, table_to_records
+from fedsweep.runs.tables.rounds import GrowingTable, check_round_table, table_to_records
 
 if TYPE_CHECKING:
     import pyarrow as pa
-from fedsweep.runs.files import EARLIER, TEMPORARY, TRACKING, atomic_write
+from fedsweep.runs.files import EARLIER, SOURCES, TAKEN_OVER, TEMPORARY, TRACKING, atomic_write
 
 CONFIG, ROUNDS, CLIENTS = "config.yaml", "rounds.parquet", "clients.parquet"
 CLIENT_ACCURACY, TRAFFIC = "client_accuracy.parquet", "traffic.parquet"
@@ -40,7 +40,7 @@ EVENTS_SUFFIX, ID_PREFIX = ".fedsweep", "fedsweep"
 STATUSES = ("finished", "failed", "killed")
 # The configuration goes last when a folder is cleared: as long as anything is left, it is known as a run's.
 _TABLES = (ROUNDS, ROUNDS_CSV, CLIENTS, CLIENT_ACCURACY, TRAFFIC)
-_FILES = (*_TABLES, SCENARIO, RESULT, MODEL, EARLIER, TRACKING, RAY_LOG, CONFIG)
+_FILES = (*_TABLES, SCENARIO, RESULT, MODEL, EARLIER, SOURCES, TAKEN_OVER, TRACKING, RAY_LOG, CONFIG)
 _MOST_TABLE_BYTES = 256 * 2**20
 # What is more was not written by a run; values in lists count, too.
 _MOST_ROWS, _MOST_VALUES = 1_000_000, 20_000_000
@@ -60,6 +60,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._rounds = GrowingTable()
 
     @classmethod
     def create(cls, path: str | Path, *, overwrite: bool) -> RunFolder:
@@ -144,7 +145,7 @@ class RunFolder:
 
     def write_rounds(self, records: Sequence[RoundRecord]) -> None:
         """Replaces the table of rounds by one with a row for each record."""
-        self.write_table(ROUNDS, records_to_table(records))
+        self.write_table(ROUNDS, self._rounds.of(records))
 
     def rounds_table(self) -> pa.Table:
         """The table of rounds.

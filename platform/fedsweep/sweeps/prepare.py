@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
-import operator
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.catalog import resolve
@@ -19,15 +16,13 @@ from fedsweep.driver.run import plan_run
 from fedsweep.engine.foresight import Forecast, forecast
 from fedsweep.errors import InputError
 from fedsweep.experiment.checks import check_experiment
-from fedsweep.runs.files import check_no_link
-from fedsweep.runs.folder_lock import sole_writer
-from fedsweep.runs.run_folder import CONFIG
+from fedsweep.runs.sources import sources_of
 from fedsweep.sweeps.fairness import notes
+from fedsweep.sweeps.prepared import PreparedSweep, PreparedTrial
 from fedsweep.sweeps.resources import Share
-from fedsweep.sweeps.reuse import extended
+from fedsweep.sweeps.reuse import check_code, extended
 from fedsweep.sweeps.space import Trial, check_combination, check_space, draw, list_trials, make_trial, space_keys
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
-from fedsweep.sweeps.trial import TrialSpec
 from fedsweep.tracking.doors.registry import further_doors
 from fedsweep.tracking.mlflow_store import NO_TRACKING, resolve_uri
 from fedsweep.world.data.datasets import Dataset, load_dataset
@@ -41,118 +36,6 @@ _CHECKED_SETTINGS = 48
 _SAMPLE_DRAWS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparedTrial:
-    """A trial with its configuration.
-
-    Attributes:
-        trial: Which one.
-        asked: Its resolved configuration, as the user gave it.
-        config: The same for the trial's process, which is on the cluster already.
-        share: What it reserves.
-    """
-
-    trial: Trial
-    asked: Config
-    config: Config
-    share: Share
-
-
-@dataclass(kw_only=True)
-class PreparedSweep:
-    """A sweep that is ready to start.
-
-    Attributes:
-        config: Its configuration, as loaded.
-        folder: Where it goes.
-        plan: Its trials; of a search, those of before.
-        entries: The same with configurations; a search adds to them.
-        datasets: Data sets by :func:`dataset_key`, loaded.
-        notes: What a reader of the comparison must know.
-        full: What a whole trial spends of the resource that a scheduler rations.
-        uri: The tracking store, or None.
-        samples: Entries by which the space was checked.
-        extended: Of a sweep that gets more trials, what becomes of them, in a line.
-    """
-
-    config: Config
-    folder: SweepFolder
-    plan: SweepPlan
-    entries: list[PreparedTrial]
-    datasets: Mapping[str, Dataset]
-    notes: Sequence[str]
-    full: float
-    uri: str | None
-    samples: list[PreparedTrial] = field(default_factory=list)
-    extended: str = ""
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """What is compared."""
-        metric = self.config.sweep.metric
-        return (metric,) if isinstance(metric, str) else tuple(metric)
-
-    @property
-    def total(self) -> int:
-        """Trials of the whole sweep."""
-        return self.config.sweep.samples if self.config.sweep.search == "optuna" else len(self.plan.trials)
-
-    @property
-    def unfinished(self) -> list[PreparedTrial]:
-        """Trials that have not run to their end."""
-        return [entry for entry in self.entries if not self.folder.has_finished(entry.trial)]
-
-    @property
-    def in_order(self) -> list[PreparedTrial]:
-        """Trials that have finished come first: a scheduler then knows what it has to compare with."""
-        return sorted(self.entries, key=lambda entry: not self.folder.has_finished(entry.trial))
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left to run."""
-        return bool(self.entries) and len(self.entries) >= self.total and not self.unfinished
-
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Around whatever changes the folder, the trials' included.
-
-        Raises:
-            OutputError: Another process writes it, or it leads elsewhere by a link.
-        """
-        for entry in self.entries:
-            check_no_link(self.folder.trial_path(entry.trial))
-        with sole_writer(self.folder.path):
-            yield
-
-    def write_extension(self) -> None:
-        """The folder's plan and configuration are this sweep's from now on."""
-        with self.writing():
-            self.folder.extend(self.plan, config_yaml=self.config.to_yaml())
-
-    def describe(self, entry: PreparedTrial) -> dict[str, Any]:
-        """A trial as its process gets it."""
-        spec = TrialSpec(
-            folder=self.folder.trial_path(entry.trial),
-            given=entry.config.tree(),
-            metrics=self.metrics,
-            resource=self.config.sweep.resource,
-            # Trials that exchange checkpoints have one name for them.
-            config_hash=f"pbt-{self.config.hash()}" if self.config.sweep.scheduler == "pbt" else None,
-        )
-        done = self.folder.has_finished(entry.trial)
-        share = Share(actors=0) if done else entry.share  # one that has finished before only says so
-        values = self._moved_values(entry) if spec.config_hash else dict(entry.trial.values)
-        return {"spec": vars(spec).copy(), "share": asdict(share), "values": values}
-
-    def _moved_values(self, entry: PreparedTrial) -> dict[str, Any]:
-        """Where a scheduler changes values on the way: those that the trial had last."""
-        path = self.folder.trial_path(entry.trial) / CONFIG
-        if not path.is_file():
-            return dict(entry.trial.values)
-        tree = load_config(path).tree()
-        return {key: functools.reduce(operator.getitem, key.split("."), tree) for key in entry.trial.values}
-
-
 def prepare(
     config: Config,
     folder: SweepFolder,
@@ -160,6 +43,7 @@ def prepare(
     resume: bool,
     extend: bool = False,
     trials: Sequence[tuple[Trial, Config]] | None = None,
+    allow_changed_code: bool = False,
 ) -> PreparedSweep:
     """Check the whole sweep.
 
@@ -170,6 +54,7 @@ def prepare(
         extend: Its trials are the configuration's, and those that have a run in the folder keep it.
         trials: They take the place of the configuration's space, each with its configuration. Whoever gives them knows
             what they differ in, so no note says it.
+        allow_changed_code: Of a folder's runs, keep those of other sources, too.
 
     Raises:
         InputError: Something is wrong or not there; nothing was written.
@@ -185,11 +70,13 @@ def prepare(
     ]
     entries = [make_entry(config, trial, uri=uri, loaded=loaded) for trial, loaded in listed]
     if extend:
-        plan, told = extended(config, folder, [(entry.trial, entry.asked) for entry in entries])
+        plan, told = extended(config, folder, entries, allow_changed_code=allow_changed_code)
         entries = [replace(entry, trial=trial) for entry, trial in zip(entries, plan.trials, strict=True)]
     else:
         beside = folder.read_plan().beside if resume else ()
         plan, told = SweepPlan(given=config.given, trials=tuple(e.trial for e in entries), beside=beside), ""
+        if resume and not allow_changed_code:
+            check_code(folder, entries)
     samples = entries or [make_entry(config, trial, uri=uri) for trial in _sample_trials(config)]
     datasets, full = _check_trials(config, samples)
     return PreparedSweep(
@@ -203,6 +90,7 @@ def prepare(
         uri=uri,
         samples=samples,
         extended=told,
+        allow_changed_code=allow_changed_code,
     )
 
 
@@ -230,7 +118,8 @@ def make_entry(config: Config, trial: Trial, *, uri: str | None, loaded: Config 
         asked = resolve(asked)
         share = Share.of(asked)
         here = Runtime.model_validate({**asked.runtime.model_dump(), **_backend(asked, share.actors)})
-        return PreparedTrial(trial=trial, asked=asked, config=asked.model_copy(update={"runtime": here}), share=share)
+        placed = asked.model_copy(update={"runtime": here})
+        return PreparedTrial(trial=trial, asked=asked, config=placed, share=share, sources=sources_of(asked.tree()))
     except InputError as error:
         raise type(error)(f"trial {trial.number} ({trial.label}): {error}") from None
 

@@ -6,6 +6,7 @@ of other folders are taken over: copies, or second names of the same files.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,31 +15,39 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError
-from fedsweep.runs.files import TRACKING
+from fedsweep.runs.facts import run_facts
+from fedsweep.runs.files import TAKEN_OVER, TRACKING, atomic_write
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CONFIG, RunFolder
-from fedsweep.sweeps.space import Trial, is_listed
+from fedsweep.runs.source_log import ALLOW, changed_since
+from fedsweep.runs.sources import Sources, misfit
+from fedsweep.sweeps.space import is_listed
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
-    from fedsweep.sweeps.prepare import PreparedSweep
+    from fedsweep.sweeps.prepared import PreparedSweep, PreparedTrial
 
 _HALF = ".taking-over"
 
 
-def extended(config: Config, folder: SweepFolder, asked: Sequence[tuple[Trial, Config]]) -> tuple[SweepPlan, str]:
+def extended(
+    config: Config, folder: SweepFolder, entries: Sequence[PreparedTrial], *, allow_changed_code: bool = False
+) -> tuple[SweepPlan, str]:
     """Match a configuration's trials with the runs of a sweep's folder.
 
-    A run is a trial's where its resolved configuration is the trial's, but for what changes no result.
+    A run is a trial's where its resolved configuration is the trial's, but for what changes no result, and the sources
+    that played it are those that are here.
 
     Args:
         config: The sweep's new configuration.
         folder: Where the sweep is.
-        asked: The configuration's trials, each with its resolved configuration.
+        entries: The configuration's trials.
+        allow_changed_code: Runs of other sources are trials', too.
 
     Returns:
         All trials in their order, with numbers and folders of those that were there before, and the folders of runs
@@ -59,15 +68,23 @@ def extended(config: Config, folder: SweepFolder, asked: Sequence[tuple[Trial, C
     before = [*(trial.folder for trial in plan.trials), *plan.beside]
     known = dict(_found(folder, before))
     highest = max((_number(name) for name in before), default=0)
-    trials = []
-    for trial, wanted in asked:
-        name = known.pop(wanted.hash(), None)
+    trials, others = [], dict[str, str]()
+    for entry in entries:
+        trial, name = entry.trial, known.get(entry.asked.hash())
+        changed = "" if name is None or allow_changed_code else other_code(folder.path / name, entry.sources)
+        if name is not None and changed:
+            others[name] = changed
+            name = None
+        elif name is not None:
+            del known[entry.asked.hash()]
         if name is None:
             highest += 1
             name = f"{highest:04d}-{trial.folder.partition('-')[2]}"
         trials.append(replace(trial, number=_number(name), folder=name))
     kept, beside = sum(folder.has_finished(trial) for trial in trials), tuple(known.values())
     aside = f"; {len(beside)} that this configuration has no trial for, beside them" if beside else ""
+    if others:
+        aside += f"; {len(others)} of them by other code ({next(iter(others.values()))}), which {ALLOW} would keep"
     told = f"{kept} finished trials kept, {len(trials) - kept} to run{aside}"
     return SweepPlan(given=config.given, trials=tuple(trials), beside=beside), told
 
@@ -84,15 +101,46 @@ def _found(folder: SweepFolder, names: Iterable[str]) -> Iterable[tuple[str, str
             yield f"damaged: {name}", name
 
 
+def check_code(folder: SweepFolder, entries: Sequence[PreparedTrial]) -> None:
+    """Refuse to go on with a sweep some of whose runs other sources played.
+
+    Raises:
+        ConfigError: There are such runs; the message names the first.
+    """
+    for entry in entries:
+        path = folder.trial_path(entry.trial)
+        if changed := other_code(path, entry.sources):
+            raise ConfigError(
+                f"{path} was made by other code ({changed}), so its figures and those of trials to come can't stand"
+                " beside each other; begin another sweep, bring back that code, run such trials again (--extend with"
+                f" the configuration) or keep them with {ALLOW}"
+            )
+
+
+def other_code(run: Path, sources: Sources) -> str:
+    """What has changed since a run was made or begun, in words; empty: nothing, or none of its rounds was played."""
+    kept = RunFolder(run)
+    try:
+        if kept.has_result() and (result := kept.read_result())["status"] == "finished":
+            return misfit(result, sources, run_facts()["versions"])
+        return changed_since(run, sources)
+    except FedsweepError:
+        return ""  # what is damaged is no run to keep, and whoever goes on with it says so
+
+
 def _number(name: str) -> int:
     found = re.match(r"\d{1,9}", name)
     return int(found[0]) if found else 0
 
 
-def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> dict[Path, Path]:
-    """Folders of trials that are left -> runs, at or below the places, that finished with the same configuration.
+def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> tuple[dict[Path, Path], dict[Path, str]]:
+    """Finished runs, at or below the places, that are what trials that are left would be.
 
-    Configurations are compared resolved, but for what changes no result.
+    Configurations are compared resolved, but for what changes no result; sources and libraries by their hashes and
+    versions.
+
+    Returns:
+        Folders of trials -> such runs; and runs of the same configuration by other code -> what has changed since.
 
     Raises:
         ConfigError: There are places, but the trials are not known beforehand.
@@ -103,17 +151,32 @@ def finished_in(places: Iterable[Path], prepared: PreparedSweep) -> dict[Path, P
         raise ConfigError(
             "--reuse goes with trials that are known beforehand, not with sweep.search=optuna or sweep.scheduler=pbt"
         )
-    wanted = {entry.asked.hash(): prepared.folder.trial_path(entry.trial) for entry in prepared.unfinished}
+    wanted = {entry.asked.hash(): entry for entry in prepared.unfinished}
     runs: dict[Path, Path] = {}
+    refused: dict[Path, str] = {}
     for place in places:
         found = find_runs(place)
         if not found:
             raise OutputError(f"--reuse: {place} is neither a run's folder nor one with runs below it")
         for run in found:
-            target = wanted.get(finished_key(run) or "")
-            if target is not None and target.resolve() != run.resolve():
+            entry = wanted.get(finished_key(run) or "")
+            target = None if entry is None else prepared.folder.trial_path(entry.trial)
+            if entry is None or target is None or target.resolve() == run.resolve():
+                continue
+            if changed := other_code(run, entry.sources):
+                refused[run] = changed
+            else:
                 runs.setdefault(target, run)
-    return runs
+    return runs, refused
+
+
+def not_taken(refused: Mapping[Path, str]) -> str:
+    """A sentence on runs of other code, by what changed since; empty where there are none."""
+    if not refused:
+        return ""
+    count, places = len(refused), ", ".join(dict.fromkeys(path.parent.name for path in refused))
+    whose = "a finished run" if count == 1 else f"{count} finished runs"
+    return f"{whose} of the same configuration in {places} not taken over: other code ({next(iter(refused.values()))})"
 
 
 def finished_key(run: Path) -> str | None:
@@ -143,6 +206,17 @@ def take_over(prepared: PreparedSweep, runs: Mapping[Path, Path], *, begun: bool
             prepared.folder.create(prepared.plan, config_yaml=prepared.config.to_yaml(), overwrite=overwrite)
         for target, run in runs.items():
             _copy(run, target)
+            place = os.path.relpath(run, prepared.folder.path.parent)
+            atomic_write(target / TAKEN_OVER, f"{json.dumps({'from': place})}\n".encode())
+
+
+def taken_from(run: Path) -> str | None:
+    """The folder from which a finished run was taken over; None where it was played in its own."""
+    try:
+        told = parse_json(read_regular(run / TAKEN_OVER, max_bytes=MOST_TEXT_BYTES))
+    except (OSError, ValueError):
+        return None
+    return str(told.get("from")) if isinstance(told, dict) else None
 
 
 def _copy(run: Path, target: Path) -> None:
@@ -158,7 +232,7 @@ def _copy(run: Path, target: Path) -> None:
 
 def _left_out(folder: str, names: list[str]) -> list[str]:
     """Its ids in MLflow, which are not the new run's, and links: a foreign folder's may lead anywhere."""
-    return [name for name in names if name == TRACKING or os.path.islink(os.path.join(folder, name))]
+    return [name for name in names if name in (TRACKING, TAKEN_OVER) or os.path.islink(os.path.join(folder, name))]
 
 
 def _linked(source: str, target: str) -> None:

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -21,13 +22,15 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedsweep.config.schema import Config
+from fedsweep.driver.plan import Plan
 from fedsweep.driver.ray_session import fleet_settings
-from fedsweep.driver.run import Plan, Session, open_session, session_settings
+from fedsweep.driver.run import Session, open_session, session_settings
 from fedsweep.driver.session import RunSession
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
 from fedsweep.runs.facts import tell_commit
+from fedsweep.runs.sources import Sources
 from fedsweep.sweeps.prepare import dataset_key, method_name, overlaid
 from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.space import TRIAL
@@ -49,6 +52,7 @@ class SweepTrial(tune.Trainable):
         umask: int = 0o077,
         git_commit: str | None = None,
         specs: Specs = (),
+        sources: Sources = MappingProxyType({}),
     ) -> None:
         """A process begins with its first trial; its files are as readable as the driver's.
 
@@ -56,12 +60,13 @@ class SweepTrial(tune.Trainable):
             config: See the class.
             datasets: References to those that are loaded already, by :func:`~fedsweep.sweeps.prepare.dataset_key`.
             umask: The driver's.
-            git_commit: That of the driver's folder.
+            git_commit: That of the driver's fedsweep.
             specs: Where a scheduler copies configurations from trial to trial: each trial's own, in their order.
+            sources: The driver's.
         """
         os.umask(umask)
         tell_commit(git_commit)
-        self._specs = specs
+        self._specs, self._sources = specs, sources
         self._metrics: RayMetrics | None = None
         self._datasets = datasets or {}
         self._failure: Exception | None = None
@@ -151,7 +156,8 @@ class SweepTrial(tune.Trainable):
             # The scheduler changes values on the way.
             spec = replace(spec, given=overlaid(spec.given, described[VALUES]))
         share = Share(**described[SHARE])
-        return ActiveTrial(spec, self._find_dataset, open_session if not share.actors else session_in_group)
+        make_session = session_in_group if share.actors else open_session
+        return ActiveTrial(spec, self._find_dataset, make_session, self._sources)
 
     def _find_dataset(self, config: Config) -> Any:
         reference = self._datasets.get(dataset_key(config))

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import math
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.config.load import load_config
-from fedsweep.driver.run import Plan, Session, open_session, plan_run, run_info
-from fedsweep.driver.session import Step, written_as
-from fedsweep.errors import ClientJobError, InputError, InvariantError
+from fedsweep.driver.plan import Plan
+from fedsweep.driver.run import Session, open_session, plan_run, run_info
+from fedsweep.driver.session import Step
+from fedsweep.errors import ClientJobError, ConfigError, InputError, InvariantError
 from fedsweep.records import RoundRecord
-from fedsweep.runs.checkpoints.checkpoint import read_earlier, write_earlier
 from fedsweep.runs.files import check_no_link
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import RunFolder
+from fedsweep.runs.source_log import begin_log
+from fedsweep.runs.sources import Sources, changes
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS, scalar_figures
 from fedsweep.sweeps.space import EXTRA
 from fedsweep.tracking.doors.registry import further_doors
@@ -57,6 +61,7 @@ class TrialSpec:
         metrics: What the sweep compares; reported in each round, NaN as long as it is unknown.
         resource: What a scheduler rations.
         config_hash: Names checkpoints instead of the configuration's own hash, so that trials may exchange them.
+        allow_changed_code: Go on from checkpoints of other sources.
     """
 
     folder: Path
@@ -64,6 +69,7 @@ class TrialSpec:
     metrics: tuple[str, ...]
     resource: str = "round"
     config_hash: str | None = None
+    allow_changed_code: bool = False
 
 
 SessionFactory = Callable[[Plan, Path], contextlib.AbstractContextManager[Session]]
@@ -77,6 +83,7 @@ class ActiveTrial:
         spec: The trial.
         find_dataset: Gives the data set of a configuration where it is loaded already.
         make_session: Opens a session; by default on the backend that the configuration names.
+        sources: The sources of the sweep's driver, with which those of this process are compared.
     """
 
     def __init__(
@@ -84,7 +91,9 @@ class ActiveTrial:
         spec: TrialSpec,
         find_dataset: DatasetLookup = lambda config: None,
         make_session: SessionFactory = open_session,
+        sources: Sources = MappingProxyType({}),
     ) -> None:
+        self._sources = sources
         self._spec, self._find_dataset, self._make_session = spec, find_dataset, make_session
         self._folder = RunFolder(spec.folder)
         self._report = TuneReport(metrics=spec.metrics, resource=spec.resource)
@@ -157,7 +166,8 @@ class ActiveTrial:
         plan = plan_run(config, self._find_dataset(config), config_hash=self._spec.config_hash)
         self._config = plan.config
         resume = (self._spec.folder / "config.yaml").is_file()
-        self._keep_hash(plan.experiment.config_hash)
+        self._check_node(plan)
+        begin_log(self._spec.folder, plan.sources, resume=resume, allow_changed=self._spec.allow_changed_code)
         self._folder.write_config(plan.to_yaml())
         self._session = self._stack.enter_context(self._make_session(plan, self._spec.folder))
         opened = self._session.open(resume=resume)
@@ -174,11 +184,15 @@ class ActiveTrial:
             door.started(info)
         return self._session
 
-    def _keep_hash(self, config_hash: str) -> None:
-        """An earlier version's ``config.yaml`` is about to be replaced: its checkpoints bear another hash."""
-        folder = self._spec.folder
-        if any(known != config_hash for known in written_as(folder, config_hash)):
-            write_earlier(folder, [*read_earlier(folder), *written_as(folder, config_hash)])
+    def _check_node(self, plan: Plan) -> None:
+        """Refuse to play a trial by other code than the sweep was begun with: its result would be told of that."""
+        shared = [name for name in plan.sources if name in self._sources]
+        here, there = ({name: sources[name] for name in shared} for sources in (plan.sources, self._sources))
+        if shared and (differing := changes(there, here)):
+            raise ConfigError(
+                f"the code on {platform.node()}, where this trial is played, is not that with which the sweep was begun"
+                f" ({differing}); have the same on all nodes and leave it alone while the sweep goes on"
+            )
 
     def _reported(self, step: Step) -> dict[str, Any]:
         figures = self._report.figures() if step.record is None else self._report.add(step.record)

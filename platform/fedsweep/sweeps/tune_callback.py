@@ -17,7 +17,8 @@ from fedsweep.records import RoundRecord
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
-from fedsweep.sweeps.prepare import PreparedTrial, method_name
+from fedsweep.sweeps.prepare import method_name
+from fedsweep.sweeps.prepared import PreparedTrial
 from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.trainable import FATAL_MARK, SPEC, place_of
 from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FINISHED, MESSAGES, ROW

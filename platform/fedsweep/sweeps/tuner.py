@@ -21,7 +21,8 @@ from fedsweep.processes import replaced, silenced
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.run_folder import CONFIG, PLAN
 from fedsweep.sweeps.fairness import world_of
-from fedsweep.sweeps.prepare import PreparedSweep, PreparedTrial, make_entry
+from fedsweep.sweeps.prepare import make_entry
+from fedsweep.sweeps.prepared import PreparedSweep, PreparedTrial
 from fedsweep.sweeps.resources import check_shares, largest
 from fedsweep.sweeps.space import TRIAL, make_trial
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
@@ -218,7 +219,7 @@ def _trainable(prepared: PreparedSweep, own: Sequence[Mapping[str, Any]]) -> Any
     # In a mapping they reach a trial as references, so that it fetches what it needs.
     datasets = {key: ray.put(dataset) for key, dataset in prepared.datasets.items()}
     # Ray's processes start in a folder and with a umask of their own; trials are the user's, from where this runs.
-    here = {"umask": present_umask(), "git_commit": run_facts()["git_commit"]}
+    here = {"umask": present_umask(), "git_commit": run_facts()["git_commit"], "sources": prepared.sources}
     made = tune.with_parameters(SweepTrial, datasets=datasets, specs=own, **here)
     made.__name__, made.__qualname__ = SweepTrial.__name__, SweepTrial.__qualname__
     return made

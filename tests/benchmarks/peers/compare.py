@@ -38,7 +38,7 @@ from fedsweep.bench.machine import load_of_others, machine_facts
 from fedsweep.bench.plain import PlainLoop, plain_processes, work_of
 from fedsweep.bench.rounds import playing
 from fedsweep.bench.setup import Request
-from fedsweep.driver.run import Plan
+from fedsweep.driver.plan import Plan
 from fedsweep.world.data.datasets import Dataset
 
 HERE = Path(__file__).resolve().parent

@@ -12,9 +12,9 @@ import torch
 
 import fedsweep
 from fedsweep.algorithms.registry import METHODS
-from fedsweep.driver.growth import grow
 from fedsweep.driver.run import plan_run, resumable, run_plan
 from fedsweep.engine.cost import registration_bytes
+from fedsweep.finished.growth import grow
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import CONFIG, RESULT, TRAFFIC, RunFolder
 from fedsweep.runs.tables.per_client import REGISTRATION, traffic_table

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.config.load import load_config
-from fedsweep.driver.saved_model import load_model
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment, transformed
+from fedsweep.finished.saved_model import load_model
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.streams import stream
 from fedsweep.world.label_stats import js_divergence, population

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from fedsweep.components.evaluation import GlobalModel
 from fedsweep.config.load import load_config
-from fedsweep.driver.saved_model import load_model
 from fedsweep.engine.evaluator import Evaluator
 from fedsweep.errors import DataError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.finished.saved_model import load_model
 from fedsweep.reproduce.measured.loss_gap import samples_of
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.runs.run_folder import CONFIG

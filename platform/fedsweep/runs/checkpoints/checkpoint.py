@@ -352,6 +352,13 @@ def _ref_of(entry: Any) -> ObjectRef:
     return ObjectRef(entry["sha256"], entry["size"])
 
 
+def newest_round(folder: Path) -> int:
+    """The round of a run folder's newest checkpoint, by its name; 0 where there is none."""
+    path = folder / "checkpoints"
+    names = (_MANIFEST.fullmatch(entry.name) for entry in path.iterdir()) if path.is_dir() else ()
+    return max((int(name[1]) for name in names if name), default=0)
+
+
 def write_earlier(folder: Path, hashes: Sequence[str]) -> None:
     """Replace the list of the hashes that a run's shorter configurations had: it may go on from their checkpoints.
 

@@ -61,6 +61,8 @@ ROUND_COLUMNS: tuple[RoundColumn, ...] = (
     *_columns("int", "timestamp_ms"),
     *_columns("floats", "class_accuracies?", "personal_accuracies?"),
 )
+# Rows that are new to a table that grows are made into columns each time until there are so many of them.
+_ROWS_AT_ONCE = 100
 _NAMES = frozenset(column.name for column in ROUND_COLUMNS)
 _LATE = late_fields(RoundRecord)
 # The axes, and what adds up other columns, is no figure of a round.
@@ -97,6 +99,37 @@ def records_to_table(records: Sequence[RoundRecord]) -> pa.Table:
     fields = [pa.field(column.name, types[column.kind], nullable=column.nullable) for column in ROUND_COLUMNS]
     fields += [pa.field(name, pa.float64()) for name in extras]
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+class GrowingTable:
+    """The table of a run's rounds, of which only those that came since are made into columns when it is asked for."""
+
+    def __init__(self) -> None:
+        self._table: pa.Table | None = None
+        self._count = 0
+        self._last: RoundRecord | None = None
+
+    def of(self, records: Sequence[RoundRecord]) -> pa.Table:
+        """The records as :func:`records_to_table` has them; those of the last call need not be their beginning."""
+        count = self._count
+        # A run that went back to a checkpoint has played its last rounds anew.
+        if self._table is None or count > len(records) or records[count - 1] is not self._last:
+            self._table, count = None, 0
+        rest = records_to_table(records[count:])
+        table = rest if self._table is None else _joined(self._table, rest)
+        if len(records) - count >= _ROWS_AT_ONCE:
+            self._table, self._count, self._last = table, len(records), records[-1]
+        return table
+
+
+def _joined(first: pa.Table, second: pa.Table) -> pa.Table:
+    """Two tables of a run's rounds, one below the other; an extra figure that only one has is null in the other."""
+    import pyarrow as pa
+
+    _check_ascending([*first.column("round").to_pylist()[-1:], *second.column("round").to_pylist()[:1]])
+    whole = pa.concat_tables([first, second], promote_options="default")
+    extras = sorted(name for name in whole.column_names if name not in _NAMES)
+    return whole.select([*(column.name for column in ROUND_COLUMNS), *extras]).combine_chunks()
 
 
 def table_to_records(table: pa.Table) -> list[RoundRecord]:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fedsweep.api import run
-from fedsweep.driver.growth import grow
 from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.errors import ConfigError, OutputError
+from fedsweep.finished.growth import grow
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 

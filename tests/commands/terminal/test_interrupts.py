@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from fedsweep.commands.parts.interrupts import interrupts, is_interrupted
+from fedsweep.commands.terminal.interrupts import interrupts, is_interrupted
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -26,7 +26,7 @@ def test_a_signal_is_a_keyboard_interrupt_and_handlers_are_put_back(number: int)
 def test_a_second_signal_ends_the_process_at_once() -> None:
     code = """
         import os, signal, time
-        from fedsweep.commands.parts.interrupts import interrupts
+        from fedsweep.commands.terminal.interrupts import interrupts
         with interrupts():
             try:
                 os.kill(os.getpid(), signal.SIGINT)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsweep.commands.parts.interrupts import is_interrupted
+from fedsweep.commands.terminal.interrupts import is_interrupted
 from fedsweep.errors import ClusterLost, RunError
 
 if TYPE_CHECKING:
     from fedsweep.engine.foresight import Forecast
-    from fedsweep.sweeps.prepare import PreparedSweep, PreparedTrial
+    from fedsweep.sweeps.prepared import PreparedSweep, PreparedTrial
     from fedsweep.sweeps.summary import Summary
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
@@ -19,7 +20,7 @@ def print_trials(
     entries: Sequence[PreparedTrial], *, heading: str, costs: Mapping[str, Forecast] | None = None
 ) -> None:
     """A table of trials with what each reserves, and what it will cost where that is given by trials' folders."""
-    from fedsweep.commands.parts.output import make_console, make_table
+    from fedsweep.commands.terminal.output import make_console, make_table
     from fedsweep.results.texts import bytes_text
 
     spent = [] if costs is None else ["steps", "bytes", "FLOPs"]
@@ -44,6 +45,34 @@ def _cost_cells(cost: Forecast | None, bytes_text: Callable[[float], str]) -> li
     return [f"{about}{cost.local_steps:,}", f"{about}{bytes_text(cost.total_bytes)}", f"{about}{cost.flops:.3g}"]
 
 
+def print_sweep(prepared: PreparedSweep) -> None:
+    """The trials of a sweep with their costs, and how long they will take about."""
+    from fedsweep.driver.backend import reckoned_seconds
+    from fedsweep.results.texts import seconds_text
+    from fedsweep.sweeps.prepare import trial_costs
+
+    costs = trial_costs(prepared)
+    print_trials(prepared.entries or prepared.samples, heading="trial", costs=costs)
+    each = sum(map(reckoned_seconds, costs.values())) / max(1, len(costs))
+    proposed = "" if prepared.entries else "; those above are examples of what the search may propose"
+    about = seconds_text(prepared.total * each)
+    print(f"{prepared.total} trials, about {about} of training on one core{proposed}")
+
+
+def taken_over(prepared: PreparedSweep, places: Sequence[Path], *, dry_run: bool) -> dict[Path, Path]:
+    """Where trials would be -> finished runs in or below the places that are taken over, which is said."""
+    from fedsweep.commands.terminal.output import note
+    from fedsweep.sweeps.reuse import finished_in, not_taken
+
+    reused, refused = finished_in(places, prepared)
+    if places:
+        there = f"{len(reused)} of {len(prepared.unfinished)} trials to run have finished there"
+        note(f"{there} and {'would be' if dry_run else 'are'} taken over")
+    if refused:
+        note(f"note: {not_taken(refused)}")
+    return reused
+
+
 def run_trials(
     prepared: PreparedSweep,
     *,
@@ -61,7 +90,7 @@ def run_trials(
         InputError: The folder, the cluster or a store can't be used.
         KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
     """
-    from fedsweep.commands.parts.output import is_plain, note
+    from fedsweep.commands.terminal.output import is_plain, note
     from fedsweep.sweeps.tuner import log_rest, run_sweep
     from fedsweep.tracking.terminal.sweep_progress import make_sweep_progress
 
@@ -77,7 +106,7 @@ def run_trials(
 
 def after_loss(error: ClusterLost, folder: SweepFolder, *words: str) -> RunError:
     """A cluster that was lost, and how the command that it ended goes on without it."""
-    from fedsweep.commands.parts.output import command
+    from fedsweep.commands.terminal.output import command
 
     way_on = f"go on with {command(*words, '--resume', '--out', folder.path)}" if folder.has_plan else "try again"
     return RunError(f"{error}, so no trial can go on by itself; {way_on}")
@@ -85,7 +114,7 @@ def after_loss(error: ClusterLost, folder: SweepFolder, *words: str) -> RunError
 
 def tell_interrupted(folder: SweepFolder, *words: str, what: str) -> None:
     """How the interrupted command goes on; where nothing was written, ``what`` had not begun."""
-    from fedsweep.commands.parts.output import command, note
+    from fedsweep.commands.terminal.output import command, note
 
     if folder.has_plan:
         note(f"interrupted; this goes on with it: {command(*words, '--resume', '--out', folder.path)}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedsweep.commands.parts.interrupts import INTERRUPTED, is_interrupted
-from fedsweep.commands.parts.output import command, is_plain, note
+from fedsweep.commands.terminal.interrupts import INTERRUPTED, is_interrupted
+from fedsweep.commands.terminal.output import command, is_plain, note
 from fedsweep.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -21,12 +22,21 @@ if TYPE_CHECKING:
 _WRONG = 2
 
 
-def play(
-    config: Config, folder: Path, *, resume: bool = False, overwrite: bool = False, dashboard: bool, quiet: bool
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions:
+    """The options of the same names; ``resume``: the folder holds the run."""
+
+    resume: bool = False
+    overwrite: bool = False
+    allow_changed_code: bool = False
+    dashboard: bool
+    quiet: bool
+
+
+def play(config: Config, folder: Path, options: PlayOptions) -> None:
     """Play a run, or go on with the one in its folder, and say how it ended."""
     try:
-        result = _played(config, folder, resume=resume, overwrite=overwrite, dashboard=dashboard, quiet=quiet)
+        result = _played(config, folder, options)
     except KeyboardInterrupt:
         note(_after_interrupt(folder, command("run", "--resume", folder)))
         raise typer.Exit(INTERRUPTED) from None
@@ -35,23 +45,21 @@ def play(
     print(summary(result, folder, opened_by=_comparison(config, folder)), flush=True)
 
 
-def _played(
-    config: Config, folder: Path, *, resume: bool, overwrite: bool, dashboard: bool, quiet: bool
-) -> Mapping[str, Any]:
+def _played(config: Config, folder: Path, options: PlayOptions) -> Mapping[str, Any]:
     from fedsweep.driver.phases import Phases, process_began
     from fedsweep.fleet.ray_start import early_cluster, early_needs
     from fedsweep.tracking.mlflow_keeper import kept
     from fedsweep.tracking.terminal.run_progress import make_progress
 
-    if not resume and folder.exists():  # or Ray would be up before it is refused
+    if not options.resume and folder.exists():  # or Ray would be up before it is refused
         from fedsweep.runs.run_folder import RunFolder
 
-        RunFolder(folder).check_free(overwrite=overwrite)
+        RunFolder(folder).check_free(overwrite=options.overwrite)
     # What takes long is imported when the user sees that something goes on, and MLflow at the same time elsewhere.
     with (
-        make_progress(quiet=quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress,
+        make_progress(quiet=options.quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress,
         kept(config, folder) as keeper,
-        early_cluster(None if dashboard else early_needs(config), folder) as begun,
+        early_cluster(None if options.dashboard else early_needs(config), folder) as begun,
     ):
         phases = Phases(began=process_began(), first="command", say=progress.waiting)
         phases.enter("libraries", "libraries")
@@ -66,19 +74,21 @@ def _played(
                 begun.wait()
                 phases.enter("plan")
             plan = plan_run(config, phases=phases)
-        if dashboard and (not plan.num_actors or config.runtime.address is not None):
+        if options.dashboard and (not plan.num_actors or config.runtime.address is not None):
             raise ConfigError(
                 f"--dashboard is for a Ray cluster that the run starts, but it runs {plan.backend}; leave"
                 " runtime.address out and set runtime.backend=ray"
             )
+        changed = options.allow_changed_code
+        launch = Launch(phases=phases, dashboard=options.dashboard, begun=begun, allow_changed_code=changed)
         watching = make_observers(plan.config, folder, keeper=keeper)
         return run_plan(
             plan,
             folder,
             observers=[*watching, progress],
-            resume=resume,
-            overwrite=overwrite,
-            launch=Launch(phases=phases, dashboard=dashboard, begun=begun),
+            resume=options.resume,
+            overwrite=options.overwrite,
+            launch=launch,
         )
 
 
@@ -110,7 +120,7 @@ def _after_interrupt(folder: Path, way_on: str) -> str:
 def summary(result: Mapping[str, Any], folder: Path, *, opened_by: str) -> str:
     """One line on a finished run, from its ``result.json``, with the command that opens the comparison."""
     accuracy, best = result["test_accuracy"], result["best_test_accuracy"]
-    measured = "not evaluated" if accuracy is None else f"accuracy {accuracy:.4f} (best {best:.4f})"
+    measured = "no accuracy" if accuracy is None else f"accuracy {accuracy:.4f} (best {best:.4f})"
     ratio = result["comm_ratio"]
     parts = [
         f"{result['rounds']} rounds" + ("" if result["stopped_by"] == "rounds" else f" ({result['stopped_by']})"),

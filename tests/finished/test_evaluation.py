@@ -14,8 +14,8 @@ import pytest
 
 import fedsweep
 from fedsweep.cli import main
-from fedsweep.driver.evaluation import evaluate, open_subject
 from fedsweep.errors import InputError
+from fedsweep.finished.evaluation import evaluate, open_subject
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.world.data.datasets import load_dataset
 

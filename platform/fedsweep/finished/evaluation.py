@@ -22,7 +22,6 @@ from fedsweep.components import Evaluation, GlobalModel
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.run import one_thread
-from fedsweep.driver.session import written_as
 from fedsweep.engine.evaluator import Evaluator, Tested
 from fedsweep.engine.state import RunState
 from fedsweep.engine.updates import model_alone
@@ -285,7 +284,7 @@ class Subject:
         if not needed or self.run is None:
             return None, []
         known = str(self.result.get("config_hash"))
-        store = CheckpointStore(self.run.path, keep=1, config_hash=known, earlier=written_as(self.run.path, known))
+        store = CheckpointStore(self.run.path, keep=1, config_hash=known)
         state = store.newest(keep_handle=lambda memory: memory).state
         if state is not None and state.round == self.round:
             return state, []

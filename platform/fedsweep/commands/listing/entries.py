@@ -44,7 +44,7 @@ def _card(name: str) -> str:
     """What a method's card says; empty where a package's method has none."""
     from fedsweep.card import card_of
     from fedsweep.catalog import method_builder
-    from fedsweep.commands.parts.described import method_facts
+    from fedsweep.commands.listing.method_description import method_facts
 
     return "" if card_of(method_builder(name)) is None else method_facts(name).text()
 

@@ -31,6 +31,22 @@ Dashboard = Annotated[
     bool,
     typer.Option("--dashboard", metavar="", help="Start Ray's dashboard on 127.0.0.1; needs the extra 'dashboard'."),
 ]
+AllowChangedCode = Annotated[
+    bool,
+    typer.Option("--allow-changed-code", metavar="", help="Go on although fedsweep or a plug-in has changed since."),
+]
+CostsOnly = Annotated[
+    bool,
+    typer.Option(
+        "--costs-only",
+        metavar="",
+        help="Only measures that need no training, by default at scale full over at most 80 rounds; more by --set"
+        " training.rounds=N.",
+    ),
+]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", metavar="", help="Run everything: take no finished runs over from other tables.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Print the last line only.")]
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw a picture into this file: .png, .pdf or .svg.")

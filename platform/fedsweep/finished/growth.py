@@ -7,20 +7,22 @@ from pathlib import Path
 from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config, with_sections
 from fedsweep.config.schema import Config
-from fedsweep.driver.run import Plan, plan_run, resumable
+from fedsweep.driver.plan import Plan
+from fedsweep.driver.run import plan_run, resumable
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.runs.checkpoints.checkpoint import read_earlier, write_earlier
 from fedsweep.runs.checkpoints.state_codec import to_bytes
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
+from fedsweep.runs.source_log import changed_since, refusal
 from fedsweep.world.data.datasets import load_dataset
 
 # Sections that a plan for another number of rounds may change, with what each says to the user.
 _SCENARIO = {"drift": "scenario.drift", "availability": "scenario.availability"}
 
 
-def grow(folder: Path, *, rounds: int) -> Config:
+def grow(folder: Path, *, rounds: int, allow_changed_code: bool = False) -> Config:
     """Let a run have more rounds: its ``config.yaml`` says so afterwards, and resuming it plays them.
 
     A kill at any byte leaves either the run as it was or one that resumes to the new number; asking again for the same
@@ -29,12 +31,14 @@ def grow(folder: Path, *, rounds: int) -> Config:
     Args:
         folder: A run's folder.
         rounds: Rounds that it shall have in all, at least as many as planned now.
+        allow_changed_code: Also where other sources played the rounds done.
 
     Returns:
         Its new configuration.
 
     Raises:
-        ConfigError: The rounds would be fewer, or those that were played would have been others in the longer run.
+        ConfigError: The rounds would be fewer, or those that were played would have been others in the longer run, or
+            other sources played them.
         OutputError: The folder holds no run, or another process writes it.
     """
     config, _ = resumable(folder)
@@ -52,9 +56,11 @@ def grow(folder: Path, *, rounds: int) -> Config:
         )
     longer = with_sections(resolve(config), {"training.rounds": rounds})
     plan = _plan_with_same_past(config, longer, done=len(run.read_rounds()) if run.has_rounds() else 0)
+    if not allow_changed_code and (changed := changed_since(folder, plan.sources)):
+        raise ConfigError(refusal(folder, changed))
     with sole_writer(folder):
         # In this order: a checkpoint is known by its configuration, and the shorter one's must be taken from now on.
-        write_earlier(folder, [*read_earlier(folder), config.hash(), resolve(config).hash()])
+        write_earlier(folder, [*read_earlier(folder), resolve(config).hash()])
         run.write_config(plan.to_yaml())
         if result:
             run.write_result({**result, "status": "killed", "reason": f"to go on to {rounds} rounds"})

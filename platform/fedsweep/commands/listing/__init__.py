@@ -1,0 +1,1 @@
+"""What can be named in a configuration, listed and described."""

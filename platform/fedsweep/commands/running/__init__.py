@@ -1,0 +1,1 @@
+"""Runs and trials played under somebody's eyes."""

@@ -1,0 +1,59 @@
+"""Sentences on a run whose figures mean little: its model computes NaN, nobody trained, or it ended at chance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedsweep.engine.state import RunState
+from fedsweep.errors import ClientJobError, InvariantError
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.guard import hook_of
+from fedsweep.records import RoundRecord
+
+
+def caveats(experiment: Experiment, records: Sequence[RoundRecord]) -> list[str]:
+    """What a reader of a finished run's result must know before its figures, a sentence each."""
+    sentences = []
+    if broken := [record.round for record in records if _computes_nan(record)]:
+        rounds = f"round {broken[0]}" + (f" and {len(broken) - 1} more" if len(broken) > 1 else "")
+        sentences.append(
+            f"the model of {rounds} computes NaN, so it has no accuracy there; {_maker(experiment)} made it: lower the"
+            " server's or the clients' learning rate"
+        )
+    if records and not any(record.attendees for record in records):
+        worked = "nobody's training counted" if any(record.local_steps for record in records) else "nobody trained"
+        sentences.append(
+            f"{worked} in any of the {len(records)} rounds: availability, drop-outs or a deadline kept everybody away,"
+            " and the model is the one that the run began with"
+        )
+    tested = [r.test_accuracy for r in records if r.test_accuracy is not None and not math.isnan(r.test_accuracy)]
+    guess = float(np.bincount(experiment.world.test_labels).max() / len(experiment.world.test_labels))
+    # Where clients have models of their own, the server's need not have learned anything.
+    if tested and tested[-1] <= guess and experiment.method.evaluation.client_test() is None:
+        sentences.append(
+            f"seed {experiment.seed} ended at chance: an accuracy of {tested[-1]:.4f}, and always answering the test"
+            f" set's largest class has {guess:.4f}"
+        )
+    return sentences
+
+
+def blamed(error: ClientJobError, experiment: Experiment, state: RunState) -> Exception:
+    """A client's failure; where the model that it was sent computes NaN, the fault of whatever made that model."""
+    if not state.records or not _computes_nan(state.records[-1]):
+        return error
+    last = state.round
+    return InvariantError(
+        f"the model that {_maker(experiment)} made in round {last} computes NaN, so no client can train it (seen in"
+        f" round {error.round}); lower the server's or the clients' learning rate"
+    )
+
+
+def _computes_nan(record: RoundRecord) -> bool:
+    return record.test_loss is not None and math.isnan(record.test_loss)
+
+
+def _maker(experiment: Experiment) -> str:
+    return hook_of(experiment.method.server_update, "apply")

@@ -1,0 +1,1 @@
+"""A finished run again: its model loaded, tested on other data, given more rounds."""

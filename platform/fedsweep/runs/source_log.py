@@ -1,0 +1,113 @@
+"""The sources that played a run's rounds: ``sources.json``, written before round 1 and where others go on with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsweep.bounded import MOST_TEXT_BYTES, parse_json, read_regular
+from fedsweep.errors import ConfigError, OutputError
+from fedsweep.runs.checkpoints.checkpoint import newest_round
+from fedsweep.runs.files import SOURCES, atomic_write
+from fedsweep.runs.sources import Sources, changes
+
+ALLOW = "--allow-changed-code"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Rounds that the same sources played.
+
+    Attributes:
+        first_round: The first of them, from 1.
+        sources: The sources, see :func:`~fedsweep.runs.sources.sources_of`.
+        changed: What had changed since the stretch before, in words; empty in the first.
+    """
+
+    first_round: int
+    sources: Sources
+    changed: str = ""
+
+
+def begin_log(folder: Path, sources: Sources, *, resume: bool, allow_changed: bool) -> None:
+    """Note down which sources are about to play a run.
+
+    Args:
+        folder: The run folder; exists.
+        sources: The sources that are here.
+        resume: The run may go on from a checkpoint that other sources wrote.
+        allow_changed: Let it.
+
+    Raises:
+        ConfigError: It would go on with other sources, which is not allowed; nothing is written.
+        OutputError: The log is damaged, or can't be written.
+    """
+    played = newest_round(folder) if resume else 0
+    stretches = list(read_log(folder)) if played else []
+    if not stretches and not played:
+        stretches = [Stretch(first_round=1, sources=sources)]
+    elif changed := changes(stretches[-1].sources if stretches else None, sources):
+        if not allow_changed:
+            raise ConfigError(refusal(folder, changed))
+        stretches.append(Stretch(first_round=played + 1, sources=sources, changed=changed))
+    try:
+        atomic_write(folder / SOURCES, f"{json.dumps([*map(vars, stretches)], indent=1)}\n".encode())
+    except OSError as error:
+        raise OutputError(f"{folder / SOURCES}: cannot be written: {error.strerror or error}") from error
+
+
+def changes_on_the_way(folder: Path) -> list[str]:
+    """A sentence for each time that a run went on with other sources; raises as :func:`read_log`."""
+    later = read_log(folder)[1:]
+    return [f"from round {stretch.first_round} on, other code played it ({stretch.changed})" for stretch in later]
+
+
+def changed_since(folder: Path, sources: Sources) -> str:
+    """What has changed since a run's newest round was played, in words; empty: nothing, or none has been played.
+
+    Raises:
+        OutputError: The log is damaged.
+    """
+    if not newest_round(folder):
+        return ""
+    stretches = read_log(folder)
+    return changes(stretches[-1].sources if stretches else None, sources)
+
+
+def refusal(folder: Path, changed: str) -> str:
+    """The sentence with which a run of other sources is not gone on with."""
+    return (
+        f"{folder} was made by other code ({changed}), and a run of two codes repeats nowhere; begin a new run, bring"
+        f" back the code that it was begun with, or go on all the same with {ALLOW}, which its result will say"
+    )
+
+
+def read_log(folder: Path) -> tuple[Stretch, ...]:
+    """What :func:`begin_log` wrote; none where the run says nothing of its sources.
+
+    Raises:
+        OutputError: The file is damaged.
+    """
+    path = folder / SOURCES
+    try:
+        entries = parse_json(read_regular(path, max_bytes=MOST_TEXT_BYTES))
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise OutputError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(entries, list) or not all(map(_is_stretch, entries)):
+        raise OutputError(f"{path}: it must be a list of rounds with the hashes of their sources")
+    return tuple(Stretch(**entry) for entry in entries)
+
+
+def _is_stretch(entry: Any) -> bool:
+    if not isinstance(entry, Mapping) or set(entry) != {"first_round", "sources", "changed"}:
+        return False
+    sources = entry["sources"]
+    texts = [entry["changed"], *sources, *sources.values()] if isinstance(sources, Mapping) else [None]
+    return type(entry["first_round"]) is int and all(isinstance(text, str) for text in texts)

@@ -1,0 +1,146 @@
+"""A sweep that is ready to start, and its trials with their configurations."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.config.load import load_config
+from fedsweep.runs.files import check_no_link
+from fedsweep.runs.folder_lock import sole_writer
+from fedsweep.runs.run_folder import CONFIG
+from fedsweep.runs.sources import Sources
+from fedsweep.sweeps.resources import Share
+from fedsweep.sweeps.space import Trial
+from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
+from fedsweep.sweeps.trial import TrialSpec
+
+if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
+    from fedsweep.world.data.datasets import Dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedTrial:
+    """A trial with its configuration.
+
+    Attributes:
+        trial: Which one.
+        asked: Its resolved configuration, as the user gave it.
+        config: The same for the trial's process, which is on the cluster already.
+        share: What it reserves.
+        sources: Hashes of the sources that its results follow from.
+    """
+
+    trial: Trial
+    asked: Config
+    config: Config
+    share: Share
+    sources: Sources
+
+
+@dataclass(kw_only=True)
+class PreparedSweep:
+    """A sweep that is ready to start.
+
+    Attributes:
+        config: Its configuration, as loaded.
+        folder: Where it goes.
+        plan: Its trials; of a search, those of before.
+        entries: The same with configurations; a search adds to them.
+        datasets: Data sets by :func:`dataset_key`, loaded.
+        notes: What a reader of the comparison must know.
+        full: What a whole trial spends of the resource that a scheduler rations.
+        uri: The tracking store, or None.
+        samples: Entries by which the space was checked.
+        extended: Of a sweep that gets more trials, what becomes of them, in a line.
+        allow_changed_code: Keep runs of other sources, and let those that are unfinished go on.
+    """
+
+    config: Config
+    folder: SweepFolder
+    plan: SweepPlan
+    entries: list[PreparedTrial]
+    datasets: Mapping[str, Dataset]
+    notes: Sequence[str]
+    full: float
+    uri: str | None
+    samples: list[PreparedTrial] = field(default_factory=list)
+    extended: str = ""
+    allow_changed_code: bool = False
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What is compared."""
+        metric = self.config.sweep.metric
+        return (metric,) if isinstance(metric, str) else tuple(metric)
+
+    @property
+    def sources(self) -> Sources:
+        """The sources behind all trials that are known."""
+        return {name: digest for entry in self.entries or self.samples for name, digest in entry.sources.items()}
+
+    @property
+    def total(self) -> int:
+        """Trials of the whole sweep."""
+        return self.config.sweep.samples if self.config.sweep.search == "optuna" else len(self.plan.trials)
+
+    @property
+    def unfinished(self) -> list[PreparedTrial]:
+        """Trials that have not run to their end."""
+        return [entry for entry in self.entries if not self.folder.has_finished(entry.trial)]
+
+    @property
+    def in_order(self) -> list[PreparedTrial]:
+        """Trials that have finished come first: a scheduler then knows what it has to compare with."""
+        return sorted(self.entries, key=lambda entry: not self.folder.has_finished(entry.trial))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to run."""
+        return bool(self.entries) and len(self.entries) >= self.total and not self.unfinished
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around whatever changes the folder, the trials' included.
+
+        Raises:
+            OutputError: Another process writes it, or it leads elsewhere by a link.
+        """
+        for entry in self.entries:
+            check_no_link(self.folder.trial_path(entry.trial))
+        with sole_writer(self.folder.path):
+            yield
+
+    def write_extension(self) -> None:
+        """The folder's plan and configuration are this sweep's from now on."""
+        with self.writing():
+            self.folder.extend(self.plan, config_yaml=self.config.to_yaml())
+
+    def describe(self, entry: PreparedTrial) -> dict[str, Any]:
+        """A trial as its process gets it."""
+        spec = TrialSpec(
+            folder=self.folder.trial_path(entry.trial),
+            given=entry.config.tree(),
+            metrics=self.metrics,
+            resource=self.config.sweep.resource,
+            # Trials that exchange checkpoints have one name for them.
+            config_hash=f"pbt-{self.config.hash()}" if self.config.sweep.scheduler == "pbt" else None,
+            allow_changed_code=self.allow_changed_code,
+        )
+        done = self.folder.has_finished(entry.trial)
+        share = Share(actors=0) if done else entry.share  # one that has finished before only says so
+        values = self._moved_values(entry) if spec.config_hash else dict(entry.trial.values)
+        return {"spec": vars(spec).copy(), "share": asdict(share), "values": values}
+
+    def _moved_values(self, entry: PreparedTrial) -> dict[str, Any]:
+        """Where a scheduler changes values on the way: those that the trial had last."""
+        path = self.folder.trial_path(entry.trial) / CONFIG
+        if not path.is_file():
+            return dict(entry.trial.values)
+        tree = load_config(path).tree()
+        return {key: functools.reduce(operator.getitem, key.split("."), tree) for key in entry.trial.values}

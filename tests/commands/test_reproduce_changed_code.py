@@ -1,0 +1,85 @@
+"""A method's file that was edited between two calls changes the second table, however the edit is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(500)]
+
+METHOD = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsweep import FederatedMethod
+from fedsweep.components import ServerUpdate, mean_of_updates
+from shrink_parts import FACTOR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrink(ServerUpdate):
+    def apply(self, state, updates, weights, sync):
+        return FACTOR * 1.0 * mean_of_updates(updates, weights, sync), state
+
+
+def shrink() -> FederatedMethod:
+    return FederatedMethod(name="shrink", source="a test", server_update=Shrink())
+"""
+TABLE = """
+name: one
+scenario: {clients: 4, partition: {kind: iid}}
+method: {name: 'my_methods:shrink'}
+training: {rounds: 1, cohort_size: 2, local_steps: 20}
+tracking: {uri: none}
+table:
+  title: One
+  source: Somebody 2024, Table 7
+  measures: [{name: loss, label: Loss, of: test_loss, tolerance: 2.0}]
+  rows: [{name: shrink}]
+  columns: [{name: even}]
+  scales: {smoke: {seeds: [0]}}
+"""
+
+
+def git(*words: str, place: Path) -> None:
+    subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e@x", *words], cwd=place, check=True)
+
+
+def reproduce(place: Path, out: str, *options: str) -> tuple[float, str, list[str]]:
+    """The table's one figure, what was said, and the table's notes."""
+    words = [sys.executable, "-m", "fedsweep", "reproduce", "one.yaml", "--out", f"runs/{out}", *options]
+    done = subprocess.run(words, cwd=place, capture_output=True, text=True, check=True, env=dict(os.environ))
+    tree = json.loads((place / "runs" / out / "measured.json").read_text())
+    return tree["cells"][0]["measured"]["loss"]["mean"], done.stderr, tree["notes"]
+
+
+def test_an_edited_method_is_run_again_committed_or_not_in_its_module_or_one_that_it_imports(tmp_path: Path) -> None:
+    method, parts = tmp_path / "my_methods.py", tmp_path / "shrink_parts.py"
+    method.write_text(METHOD)
+    parts.write_text("FACTOR = 1.0\n")
+    (tmp_path / "one.yaml").write_text(TABLE)
+    first, _, notes = reproduce(tmp_path, "first")
+    assert notes == []
+    again, told, notes = reproduce(tmp_path, "again")
+    assert again == first and "are taken over" in told and "those of first" in notes[0]
+    parts.write_text("FACTOR = 0.5\n")  # no checkout at all
+    half, told, _ = reproduce(tmp_path, "half")
+    assert half != first and "not taken over: other code (changed since: shrink_parts.py)" in told
+    git("init", "-q", place=tmp_path)
+    git("add", "my_methods.py", "shrink_parts.py", place=tmp_path)
+    git("commit", "-qm", "first", place=tmp_path)
+    method.write_text(METHOD.replace("* 1.0", "* 0.5"))  # not committed
+    quarter, _, notes = reproduce(tmp_path, "quarter")
+    assert quarter not in (first, half) and notes == []
+    method.write_text(METHOD.replace("* 1.0", "* 0.25"))
+    git("commit", "-qam", "second", place=tmp_path)
+    eighth, _, _ = reproduce(tmp_path, "eighth")
+    assert eighth not in (first, half, quarter)
+    fresh, told, notes = reproduce(tmp_path, "fresh", "--fresh")
+    assert fresh == eighth and "are taken over" not in told and notes == []

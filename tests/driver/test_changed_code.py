@@ -1,0 +1,144 @@
+"""A run that other code began goes on only where that is allowed, and then says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.cli import main
+from fedsweep.config.load import load_config
+from fedsweep.driver.observers import Observer
+from fedsweep.driver.run import Launch, plan_run, run_plan
+from fedsweep.errors import ConfigError, OutputError
+from fedsweep.finished.growth import grow
+from fedsweep.records import RoundRecord
+from fedsweep.runs.run_folder import RunFolder
+from fedsweep.sweeps.prepare import prepare
+from fedsweep.sweeps.reuse import finished_in, not_taken
+from fedsweep.sweeps.sweep_folder import SweepFolder
+from fedsweep.sweeps.trial import ActiveTrial, TrialSpec
+
+TINY: dict[str, Any] = {
+    "scenario": {"clients": 4, "partition": {"kind": "iid"}},
+    "training": {"rounds": 3, "cohort_size": 2, "local_steps": 1},
+    "checkpoint": {"every": 1},
+    "tracking": {"uri": "none"},
+}
+Code = Callable[[str], None]
+
+
+class Interrupt(Observer):
+    def round_done(self, record: RoundRecord) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def code(monkeypatch: pytest.MonkeyPatch) -> Code:
+    """Sets what the user's module is."""
+
+    def is_now(digest: str) -> None:
+        for place in ("fedsweep.driver.run", "fedsweep.sweeps.prepare"):
+            monkeypatch.setattr(f"{place}.sources_of", lambda tree: {"fedsweep": "1", "my.py": digest})
+
+    is_now("first")
+    return is_now
+
+
+@pytest.fixture
+def begun(tmp_path: Path, code: Code) -> Path:
+    with pytest.raises(KeyboardInterrupt):
+        run_plan(plan_run(load_config(TINY)), tmp_path / "run", observers=[Interrupt()])
+    return tmp_path / "run"
+
+
+def test_a_run_of_the_same_code_goes_on(begun: Path) -> None:
+    result = run_plan(plan_run(load_config(TINY)), begun, resume=True)
+    assert result["sources"] == {"fedsweep": "1", "my.py": "first"} and result["sources_changed"] == []
+
+
+def test_a_run_of_other_code_goes_on_where_it_is_allowed_and_says_so(
+    begun: Path, code: Code, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code("second")
+    before = (begun / "sources.json").read_text()
+    assert main(["run", "--resume", str(begun), "--quiet"]) == 2
+    told = capsys.readouterr().err
+    assert "made by other code (changed since: my.py)" in told and "--allow-changed-code" in told
+    assert (begun / "sources.json").read_text() == before and RunFolder(begun).read_result()["rounds"] == 1
+    assert main(["run", "--resume", str(begun), "--quiet", "--allow-changed-code"]) == 0
+    result = RunFolder(begun).read_result()
+    sentence = "from round 2 on, other code played it (changed since: my.py)"
+    assert result["sources_changed"] == [sentence] and sentence in result["remarks"]
+    assert f"note: {sentence}" in capsys.readouterr().err
+    # Whatever comes back, such a run is nobody else's.
+    swept = {**TINY, "sweep": {"space": {"seed": {"grid": [0]}}}}
+    prepared = prepare(load_config(swept), SweepFolder(begun.parent / "sweep"), resume=False)
+    runs, refused = finished_in([begun], prepared)
+    assert not runs and "sources changed on the way" in not_taken(refused)
+
+
+def test_a_run_without_a_checkpoint_begins_anew_with_what_is_here(begun: Path, code: Code) -> None:
+    for path in (begun / "checkpoints").glob("*.json"):
+        path.unlink()
+    code("second")
+    result = run_plan(plan_run(load_config(TINY)), begun, resume=True)
+    assert result["sources_changed"] == [] and result["sources"]["my.py"] == "second"
+
+
+def test_a_run_that_does_not_say_what_began_it_is_of_other_code(begun: Path) -> None:
+    (begun / "sources.json").unlink()
+    with pytest.raises(ConfigError, match="does not say of which sources"):
+        run_plan(plan_run(load_config(TINY)), begun, resume=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "{}", '[{"first_round": 1}]', '[{"first_round": 1, "sources": 3, "changed": ""}]']
+)
+def test_a_damaged_log_is_told(begun: Path, text: str) -> None:
+    (begun / "sources.json").write_text(text)
+    with pytest.raises(OutputError, match=r"sources\.json"):
+        run_plan(plan_run(load_config(TINY)), begun, resume=True)
+
+
+def test_more_rounds_are_for_the_same_code(begun: Path, code: Code) -> None:
+    run_plan(plan_run(load_config(TINY)), begun, resume=True)
+    code("second")
+    config = (begun / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match=r"changed since: my\.py"):
+        grow(begun, rounds=5)
+    assert (begun / "config.yaml").read_text() == config
+    longer = grow(begun, rounds=5, allow_changed_code=True)
+    result = run_plan(plan_run(longer), begun, resume=True, launch=Launch(allow_changed_code=True))
+    assert result["rounds"] == 5 and "from round 4 on" in result["sources_changed"][0]
+
+
+def test_a_sweeps_trials_are_of_one_code(tmp_path: Path, code: Code) -> None:
+    given = {**TINY, "sweep": {"space": {"seed": {"grid": [0, 1]}}}}
+    config, folder = load_config(given), SweepFolder(tmp_path / "sweep")
+    prepared = prepare(config, folder, resume=False)
+    folder.create(prepared.plan, config_yaml=config.to_yaml(), overwrite=False)
+    first = folder.trial_path(prepared.plan.trials[0])
+    run_plan(plan_run(prepared.entries[0].config), first)
+    assert prepare(config, folder, resume=True).unfinished == prepared.entries[1:]
+    code("second")
+    with pytest.raises(ConfigError, match=r"0001-seed=0 was made by other code \(changed since: my\.py\)"):
+        prepare(config, folder, resume=True)
+    assert len(prepare(config, folder, resume=True, allow_changed_code=True).unfinished) == 1
+    again = prepare(config, folder, resume=False, extend=True)
+    assert [trial.folder for trial in again.plan.trials] == ["0003-seed=0", "0004-seed=1"]
+    assert "1 of them by other code (changed since: my.py)" in again.extended and again.plan.beside == (first.name,)
+    kept = prepare(config, folder, resume=False, extend=True, allow_changed_code=True)
+    assert [trial.folder for trial in kept.plan.trials] == ["0001-seed=0", "0003-seed=1"]
+
+
+def test_a_trial_is_not_played_by_other_code_than_the_sweeps(tmp_path: Path, code: Code) -> None:
+    spec = TrialSpec(folder=tmp_path / "t", given=load_config(TINY).tree(), metrics=("test_accuracy",))
+    there = {"fedsweep": "1", "my.py": "second", "of another trial.py": "3"}
+    with pytest.raises(ConfigError, match=r"is not that with which the sweep was begun \(changed since: my\.py\)"):
+        ActiveTrial(spec, sources=there).step()
+    assert json.loads((tmp_path / "t" / "result.json").read_text())["status"] == "failed"
+    assert ActiveTrial(TrialSpec(**{**vars(spec), "folder": tmp_path / "u"}), sources={"my.py": "first"}).step()
