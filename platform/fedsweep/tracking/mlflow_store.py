@@ -24,11 +24,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from fedsweep.config.credentials import check_no_credentials
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.processes import silenced
+from fedsweep.tracking.background import BackgroundCall
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 NO_TRACKING = "none"
 ARTIFACTS = "mlartifacts"
 PATIENCE_S = 3.0
+# An answer of a server; thousands of runs with all of their tags are shorter.
+_MOST_ANSWER_BYTES = 64 * 2**20
 _CREATION_S = 120.0  # a fresh file takes 2 s; several processes may wait for one another
 _SQLITE = "sqlite:///"
 _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
@@ -76,6 +80,7 @@ def resolve_uri(uri: str | None, *, out: Path) -> str | None:
     Raises:
         ConfigError: The address is of a file store, of no known kind, or cannot be written as an address.
     """
+    check_no_credentials(uri, "tracking.uri")
     if uri is None:
         return sqlite_uri(out.absolute().parent / "mlflow.db")
     if uri == NO_TRACKING:
@@ -91,7 +96,7 @@ def resolve_uri(uri: str | None, *, out: Path) -> str | None:
     if scheme in ("", "file"):
         raise ConfigError(_FILE_STORE.format(uri=uri))
     kinds = ", ".join(("sqlite", *_PORTS, "http", "https", *OWN_STORES))
-    raise ConfigError(f"tracking.uri: {redacted(uri)!r} is of no known kind (known: {kinds}; null; none)")
+    raise ConfigError(f"tracking.uri: {uri!r} is of no known kind (known: {kinds}; null; none)")
 
 
 def sqlite_uri(path: Path) -> str:
@@ -135,6 +140,10 @@ def check_store(uri: str, *, experiment: str | None = "fedsweep") -> None:
         ResourceError: The store is not there, cannot be written, is not MLflow's, is of another version of MLflow,
             or the experiment is deleted; in one line, within seconds.
     """
+    BackgroundCall(lambda: _check(uri, experiment)).wait()
+
+
+def _check(uri: str, experiment: str | None) -> None:
     probe_store(uri)
     if not needs_mlflow(uri, experiment=experiment):
         return
@@ -249,8 +258,9 @@ def quiet_mlflow() -> Iterator[None]:
     """Sets MLflow up for being called: no telemetry, bounded waits, no tracebacks on stderr."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    with silenced(*_CHATTY), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # between MLflow and its dependencies
+    # Between MLflow and its dependencies; for good, since threads have the filters in common.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module="mlflow|sqlalchemy|alembic")
+    with silenced(*_CHATTY):
         yield
 
 
@@ -260,11 +270,47 @@ def _client(uri: str, *, named: str | None = None) -> MlflowClient:
     except ImportError as error:
         raise ResourceError(f"mlflow cannot be imported ({error}); install it or set tracking.uri: none") from error
     try:
+        _bound_answers()
         client = MlflowClient(uri)
         client.search_experiments(max_results=1)
     except Exception as error:  # MLflow raises its own, SQLAlchemy's and requests' exceptions alike
         raise _unusable(named or uri, error) from error
     return client
+
+
+def _bound_answers() -> None:
+    """Let MLflow take no answer that is longer than any it could need; a few compressed bytes can become gigabytes.
+
+    MLflow has no setting for it, nor a public way to its sessions: mlflow.utils.request_utils is private. In a version
+    without that name answers are as long as the server likes.
+    """
+    from mlflow.utils import request_utils
+
+    make = getattr(request_utils, "_get_request_session", None)
+    if make is None or hasattr(make, "bounded"):
+        return
+
+    def bounded(*arguments: Any, **options: Any) -> Any:
+        session = make(*arguments, **options)
+        session.hooks["response"] = [_take_answer]
+        return session
+
+    bounded.bounded = True  # type: ignore[attr-defined]
+    request_utils._get_request_session = bounded
+
+
+def _take_answer(response: Any, *_: Any, stream: bool = False, **__: Any) -> None:
+    """A hook of ``requests``: take the body, which is not read yet, in pieces, and no more than is allowed."""
+    if stream:
+        return
+    parts, size = [], 0
+    for part in response.iter_content(2**14):
+        size += len(part)
+        if size > _MOST_ANSWER_BYTES:
+            response.close()
+            raise OSError(f"the server's answer is longer than {_MOST_ANSWER_BYTES >> 20} MB")
+        parts.append(part)
+    response._content = b"".join(parts)  # where requests itself would have put it
 
 
 def _unusable(uri: str, error: Exception) -> ResourceError:
