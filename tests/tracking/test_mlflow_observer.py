@@ -24,14 +24,15 @@ from fedsweep.errors import ResourceError
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
-from fedsweep.tracking import mlflow_sync
+from fedsweep.tracking import mlflow_observer, mlflow_sync
 from fedsweep.tracking.background import BackgroundCall
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_run import MlflowRun
-from fedsweep.tracking.mlflow_sync import FolderSync
 from fedsweep.tracking.mlflow_store import open_store, sqlite_uri
+from fedsweep.tracking.mlflow_sync import FolderSync
 
 CONFIG = {"name": "run", "seed": 0, "scenario.dataset": "digits", "scenario.root": None, "training.lr": 1e-3}
+BOMB = gzip.compress(bytes(100 * 2**20))
 TAGS = {"fedsweep.git_commit": "abc", "fedsweep.config_hash": "123", "fedsweep.method": "fedavg"}
 
 
@@ -323,7 +324,10 @@ class Watched:
             time.sleep(0.01)
 
 
-def test_rounds_are_in_the_store_while_the_run_goes_on(store: Path, folder: Path) -> None:
+def test_rounds_are_in_the_store_while_the_run_goes_on(
+    store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_observer, "_REST", 0.0)
     watched = Watched(store, folder)
     watched.observer.check()
     watched.observer.started(watched.info)
@@ -428,14 +432,13 @@ def drip(client: socket.socket) -> None:
 
 
 def bomb(client: socket.socket) -> None:
-    """200 kB that become 200 MB, to whatever but a question after its health."""
+    """100 kB that become 100 MB, to whatever but a question after its health."""
     request = client.recv(2**16)
     if b"/health" in request:
         client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
     else:
-        body = gzip.compress(bytes(200 * 2**20), compresslevel=9)
-        head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
-        client.sendall(head.encode() + body)
+        head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(BOMB)}\r\n\r\n"
+        client.sendall(head.encode() + BOMB)
     client.close()
 
 
