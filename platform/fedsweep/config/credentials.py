@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from fedsweep.errors import ConfigError
 
@@ -41,13 +42,11 @@ def check_no_credentials(tree: Any, key: str = "") -> None:
 def _with_credentials(address: str) -> str | None:
     """The kind of an address with credentials in it (``http``, ``database``), or None."""
     scheme, _, rest = address.partition("://")
-    # By hand where the address is malformed: a password may hold any of its separators.
-    try:
-        query = urlsplit(address).query
-    except ValueError:
-        query = rest.partition("?")[2]
-    user = rest.partition("?")[0].rpartition("@")[0] if "@" in rest.partition("?")[0] else ""
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    # Unquoted, a password may hold what ends a host; then a word stands where a port belongs.
+    is_cut = "@" in rest and re.search(r":(?!\d*$)[^\]]*$", host) is not None
     if scheme.lower() in ("http", "https"):
-        return "http" if user else None
-    has_password = ":" in user or any("passw" in name.lower() for name, _ in parse_qsl(query))
+        return "http" if "@" in host or is_cut else None
+    names = [name.lower() for name, _ in parse_qsl(rest.partition("?")[2])]
+    has_password = ":" in host.rpartition("@")[0] or is_cut or any("passw" in name for name in names)
     return "database" if has_password else None

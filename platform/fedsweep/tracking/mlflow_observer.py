@@ -53,7 +53,9 @@ class MlflowObserver(Observer):
         self._warn = warn
         self._info: RunInfo | None = None
         self._sync: FolderSync | None = None
+        self._status = ""
         self._over = threading.Event()
+        self._call: BackgroundCall[None] | None = None
         self._trouble = ""
 
     @property
@@ -67,26 +69,24 @@ class MlflowObserver(Observer):
     def started(self, info: RunInfo) -> None:
         self._info, self._sync = info, FolderSync(self._uri, experiment=self._experiment, info=info)
         note_begun(info.folder)
-        BackgroundCall(self._follow)
+        self._over.clear()
+        self._call = BackgroundCall(self._follow)
 
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
-        if self._info is None or self._sync is None:
+        if self._info is None or self._sync is None or self._call is None:
             return  # the run failed before it started
+        self._status = status
         self._over.set()
-        sync = self._sync
-        if self._tried(
-            lambda: BackgroundCall(lambda: sync.send(status, patience_s=self._patience_s)).wait(silent_s=self._silent_s)
-        ):
+        sync, call = self._sync, self._call
+        if self._tried(lambda: call.wait(silent_s=self._silent_s)):
             return
         where, folder = f"the MLflow run {self.run_id or '(never begun)'} in {self._uri}", self._info.folder
         # A run that failed may have done so at its folder.
         has = "" if status == "failed" else f" {folder} has everything, and"
-        self._warn(
-            f"{where} lacks {_listed(sync)} ({self._trouble});{has} fedsweep sync {folder} logs what is missing"
-        )
+        self._warn(f"{where} lacks {_listed(sync)} ({self._trouble});{has} fedsweep sync {folder} logs what is missing")
 
     def _follow(self) -> None:
-        """Send what there is, again and again."""
+        """Send what there is, again and again, and everything at the end."""
         sync, pause, warned = self._sync, self._every_s, False
         assert sync is not None
         while not self._over.wait(pause):
@@ -95,6 +95,10 @@ class MlflowObserver(Observer):
                 warned = True
                 self._warn(f"MLflow: {self._trouble}; training goes on, and logging is tried again")
             pause = max(self._every_s, _REST * (time.monotonic() - began))
+        status = ""
+        while status != self._status:  # whoever is interrupted while this goes on has ended otherwise
+            status = self._status
+            sync.send(status, patience_s=self._patience_s)
 
     def _tried(self, call: Callable[[], object]) -> bool:
         """Whether a call went well; trouble (MLflow's own, SQLAlchemy's, requests', the system's) is remembered."""

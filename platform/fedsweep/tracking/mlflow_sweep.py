@@ -57,6 +57,8 @@ class SweepTracker:
     _syncs: dict[str, FolderSync] = field(default_factory=dict, init=False)
     _parent: MlflowRun | None = field(default=None, init=False)
     _over: threading.Event = field(default_factory=threading.Event, init=False)
+    _call: BackgroundCall[None] | None = field(default=None, init=False)
+    _end: Callable[[], None] | None = field(default=None, init=False)
     _trouble: str = field(default="", init=False)
 
     def start(self, *, name: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> None:
@@ -72,7 +74,7 @@ class SweepTracker:
             raise
         except Exception as error:  # MLflow's, SQLAlchemy's, requests'
             raise ResourceError(f"tracking.uri: the store {self.uri} can't be used: {reason_of(error)}") from error
-        BackgroundCall(self._follow)
+        self._call = BackgroundCall(self._follow)
 
     def round_done(self, trial: RunInfo) -> None:
         """A trial gets on; returns at once."""
@@ -103,9 +105,8 @@ class SweepTracker:
             figures: The parent's metrics.
             timestamp_ms: Of these, Unix time in milliseconds.
         """
-        self._over.set()
-        parent, begun = self._parent, [trial for trial in trials if (trial.folder / CONFIG).is_file()]
-        if parent is None:
+        parent, call, begun = self._parent, self._call, [one for one in trials if (one.folder / CONFIG).is_file()]
+        if parent is None or call is None:
             return
         points = [Point(name, value, timestamp_ms, 0) for name, value in (figures or {}).items()]
 
@@ -118,9 +119,10 @@ class SweepTracker:
                     parent.log_file(path)
             parent.end(status)
 
-        incomplete = 0
+        self._end, incomplete = end, 0
+        self._over.set()
         try:
-            BackgroundCall(end).wait(at_most_s=AT_MOST_S + _TRIAL_S * len(begun))
+            call.wait(at_most_s=AT_MOST_S + _TRIAL_S * len(begun))
         except Exception as error:  # the store's own, SQLAlchemy's, requests': none of them may end a sweep
             self._trouble, incomplete = reason_of(error), 1
         incomplete += sum(not is_complete(trial.folder, self.uri) for trial in begun)
@@ -148,6 +150,8 @@ class SweepTracker:
             except Exception as error:
                 self._trouble = reason_of(error)
             pause = max(self.every_s, _REST * (time.monotonic() - began))
+        if self._end is not None:
+            self._end()
 
     def _send_all(self, trials: Sequence[RunInfo], *, is_over: bool) -> None:
         """Send trials that have ended, or that run; one that can't be sent leaves the others be.

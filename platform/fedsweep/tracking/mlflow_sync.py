@@ -7,7 +7,6 @@ trials, and ``fedsweep sync`` afterwards. A round that the store has is not sent
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -43,7 +42,7 @@ _ARTIFACTS = (CONFIG, RESULT, MODEL, ROUNDS, CLIENTS, CLIENT_ACCURACY, TRAFFIC, 
 
 
 class FolderSync:
-    """Sends a run's folder to a store. Any thread may call it, at any time; threads take turns.
+    """Sends a run's folder to a store, as often as it is called.
 
     Args:
         uri: The store, as :func:`~fedsweep.tracking.mlflow_store.resolve_uri` gives it.
@@ -54,17 +53,11 @@ class FolderSync:
     def __init__(self, uri: str, *, experiment: str, info: RunInfo) -> None:
         self._uri, self._experiment, self._info = uri, experiment, info
         self._run: MlflowRun | None = None
-        self._turn = threading.Lock()
         self._read_at: tuple[int, int] | None = None
         self._rows: list[TrackedRow] = []
         self._sent_rounds: set[int] = set()
         self._has_files = self._has_status = False
         self.run_id: str | None = None
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the run in the store has ended as the run did."""
-        return self._has_status
 
     def send(self, status: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
         """Send what the store has not got.
@@ -76,12 +69,11 @@ class FolderSync:
         Raises:
             Exception: Of MLflow, SQLAlchemy, requests or the system; what was not sent is sent by the next call.
         """
-        with self._turn:
-            try:
-                self._send(status, patience_s)
-            except BaseException:
-                self._run = None  # what became of the last batch, only the store knows
-                raise
+        try:
+            self._send(status, patience_s)
+        except BaseException:
+            self._run = None  # what became of the last batch, only the store knows
+            raise
 
     def _send(self, status: str | None, patience_s: float) -> None:
         probe_store(self._uri, patience_s=patience_s)
