@@ -118,7 +118,7 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def redacted(text: str) -> str:
-    """The text with the password of any address in it blotted out."""
+    """The text, of a library or a configuration, with the password of any address in it blotted out."""
     return re.sub(r"(://[^/\s:@]*:)[^/\s@]+@", r"\1***@", text)
 
 
@@ -161,25 +161,19 @@ def _check(uri: str, experiment: str | None) -> None:
             raise _unusable(uri, error) from error
     if found is not None and found.lifecycle_stage != "active":
         raise ResourceError(
-            f"tracking.experiment: {experiment!r} is deleted in {redacted(uri)}; restore it (mlflow experiments restore"
+            f"tracking.experiment: {experiment!r} is deleted in {uri}; restore it (mlflow experiments restore"
             f" --experiment-id {found.experiment_id}) or choose another name"
         )
 
 
 def needs_mlflow(uri: str, *, experiment: str | None) -> bool:
-    """Whether only MLflow, which takes long to import, can tell that a run can be tracked.
-
-    It need not where a sqlite file is still to be made, or has the installed MLflow's schema and no deleted experiment
-    of that name; see :func:`check_store`.
-    """
+    """Whether only MLflow, which takes long to import, can tell that a run can be tracked."""
     path = sqlite_path(uri)
-    if path is None:
-        return True
-    return _has_tables(path) and not _is_in_order(path, experiment)
+    return path is None or (_has_tables(path) and not _is_in_order(path, experiment))
 
 
 def _is_in_order(path: Path, experiment: str | None) -> bool:
-    """Whether a sqlite store certainly is; whatever is out of the ordinary is left to MLflow to judge."""
+    """Whether a store has the installed MLflow's schema and no deleted experiment of that name; else MLflow judges."""
     ours = _schema_version()
     try:
         with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -315,7 +309,7 @@ def _take_answer(response: Any, *_: Any, stream: bool = False, **__: Any) -> Non
 
 def _unusable(uri: str, error: Exception) -> ResourceError:
     way_out = "set tracking.uri to another store, or to none"
-    return ResourceError(f"tracking.uri: the store {redacted(uri)} cannot be used: {reason_of(error)}; {way_out}")
+    return ResourceError(f"tracking.uri: the store {uri} cannot be used: {reason_of(error)}; {way_out}")
 
 
 def _probe_sqlite(path: Path, patience_s: float) -> None:
