@@ -115,7 +115,7 @@ def test_a_killed_driver_resumes_to_the_same_bits(
 def test_an_interrupted_run_exits_130_and_resumes(
     configuration: Path, unbroken: dict[str, Path], tmp_path: Path, call: Said, backend: str
 ) -> None:
-    """By Ctrl-C; by SIGTERM in ``commands/test_run.py``."""
+    """By Ctrl-C; by other signals in ``commands/test_run.py``."""
     folder = tmp_path / "run"
     given = words(configuration, folder, backend=backend)
     assert start_and_signal(given, folder, after_round=5, how=signal.SIGINT) == 130

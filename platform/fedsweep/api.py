@@ -17,7 +17,7 @@ from fedsweep.finished.saved_model import load_model
 from fedsweep.reports.compare import Form, compared_runs, print_comparison
 from fedsweep.runs.default_folder import default_folder
 from fedsweep.study import Result, Results, load
-from fedsweep.tracking.doors.registry import make_observers
+from fedsweep.tracking.loggers.registry import make_observers
 
 if TYPE_CHECKING:
     from ray.tune import ResultGrid

@@ -37,6 +37,7 @@ from fedsweep.commands import (
 )
 from fedsweep.commands.terminal.interrupts import INTERRUPTED, interrupts
 from fedsweep.commands.terminal.options import examples
+from fedsweep.commands.terminal.output import lasting_output
 from fedsweep.errors import InputError, RunError, lacks_memory
 from fedsweep.processes import collect_seldom, look_here_last
 
@@ -123,16 +124,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = _DEBUG in words
     words = [word for word in words if word != _DEBUG] or ["--help"]
     try:
-        with _surroundings(debug=debug), interrupts():
+        with lasting_output(), _surroundings(debug=debug), interrupts():
             code = _command().main(args=words, prog_name="fedsweep", standalone_mode=False)
-            sys.stdout.flush()
             return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read the output has gone; a second error while Python ends would only be noise.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
     except Exception as error:
         return _tell(error, debug=debug)
 

@@ -198,8 +198,18 @@ def sha256(folder: str | Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
-def test_run_that_gets_a_sigterm_goes_on_to_the_same_model(backend: str, config: Path, fedsweep: Command) -> None:
+@pytest.mark.parametrize(
+    ("backend", "number"),
+    [
+        ("local", signal.SIGTERM),
+        ("local", signal.SIGHUP),
+        ("local", signal.SIGUSR1),
+        pytest.param("ray", signal.SIGTERM, marks=pytest.mark.ray),
+    ],
+)
+def test_run_that_gets_a_signal_goes_on_to_the_same_model(
+    backend: str, number: int, config: Path, fedsweep: Command
+) -> None:
     settings = ["--set", "training.rounds=60", "--set", "checkpoint.every=1000"]
     assert fedsweep("run", config, "-q", "--out", "whole", *settings)[0] == 0
     command = [sys.executable, "-m", "fedsweep", "run", str(config), "--out", "broken", *settings]
@@ -210,7 +220,7 @@ def test_run_that_gets_a_sigterm_goes_on_to_the_same_model(backend: str, config:
     with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=environment) as process:
         assert process.stdout is not None and process.stderr is not None
         assert any(line.startswith("round  3/60") for line in process.stdout)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         err = process.stderr.read()
     assert process.returncode == 130
     assert re.fullmatch(r"interrupted; a checkpoint is written, .* run --resume .*/broken\n", err)

@@ -7,7 +7,7 @@ import sys
 
 
 def test_tracking_imports_without_mlflow() -> None:
-    modules = "fedsweep.driver.observers, fedsweep.tracking.doors.registry, fedsweep.tracking.mlflow_view"
+    modules = "fedsweep.driver.observers, fedsweep.tracking.loggers.registry, fedsweep.tracking.mlflow_view"
     unwanted = "{'mlflow', 'pyarrow', 'matplotlib'} & set(sys.modules)"
     code = f"import sys, {modules}; sys.exit(bool({unwanted}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -90,7 +90,7 @@ sys.exit(code)
 
 
 def test_what_is_shown_and_started_at_first_needs_no_torch() -> None:
-    names = "cli commands.running.one_run tracking.terminal.run_progress tracking.mlflow_keeper"
+    names = "cli commands.running.one_run tracking.terminal.run_progress tracking.mlflow_store"
     names += " fleet.ray_start driver.phases config.load"
     code = "import sys; from importlib import import_module\n"
     code += f"for name in {names.split()}: import_module('fedsweep.' + name)\n"

@@ -191,7 +191,7 @@ ELSEWHERE = {
     "checkpoint.keep": "tests/runs/checkpoints/test_checkpoint.py",
     "tracking.uri": "tests/tracking/test_mlflow_observer.py",
     "tracking.experiment": "tests/tracking/test_mlflow_observer.py",
-    "tracking.also": "tests/tracking/doors/test_doors.py",
+    "tracking.also": "tests/tracking/loggers/test_loggers.py",
 }
 
 

@@ -133,3 +133,15 @@ def test_commands_refuse_a_folder_that_is_being_written(
         line = capsys.readouterr().err.splitlines()[-1]
         assert line.startswith(f"error: {folder} is being written by process {first.pid} on ")
         assert sorted(Path().rglob("*")) == before
+
+
+def test_what_killed_writers_left_goes_with_the_next_writer(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (tmp_path / "pictures").mkdir()
+    left = [tmp_path / f".rounds.parquet.{dead.pid}.tmp", tmp_path / "pictures" / f".split.png.{dead.pid}.tmp"]
+    others = [tmp_path / ".mine.tmp", tmp_path / f".own.{os.getpid()}.tmp", tmp_path / f"notes.{dead.pid}.tmp"]
+    for path in (*left, *others):
+        path.touch()
+    with sole_writer(tmp_path):
+        assert not any(path.exists() for path in left) and all(path.exists() for path in others)

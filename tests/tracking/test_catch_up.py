@@ -17,10 +17,10 @@ from fedsweep.cli import main
 from fedsweep.driver.observers import Observer
 from fedsweep.errors import ResourceError
 from fedsweep.records import RoundRecord
-from fedsweep.tracking import mlflow_observer
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_run import MlflowRun, Point
 from fedsweep.tracking.mlflow_store import sqlite_uri
+from fedsweep.tracking.mlflow_sync import FolderSync
 
 TINY = """
 name: tiny
@@ -36,10 +36,9 @@ def _impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("tiny.yaml").write_text(TINY)
-    monkeypatch.setattr(mlflow_observer, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(mlflow_observer, "_RETRY_S", 0.01)
-    defaults = {**(MlflowObserver.__init__.__kwdefaults__ or {}), "final_patience_s": 0.0, "flush_s": 0.0}
-    monkeypatch.setattr(MlflowObserver.__init__, "__kwdefaults__", {**defaults, "plots": False})
+    monkeypatch.setattr(FolderSync.send, "__kwdefaults__", {"patience_s": 0.01})
+    defaults = {**(MlflowObserver.__init__.__kwdefaults__ or {}), "patience_s": 0.01, "every_s": 0.01}
+    monkeypatch.setattr(MlflowObserver.__init__, "__kwdefaults__", defaults)
 
 
 def points(store: Path) -> Keys:
@@ -151,7 +150,7 @@ def test_a_second_writer_takes_over_and_nothing_is_there_twice(store: Path, tmp_
         first.log_points([Point("loss", 0.5, 2000, 2)], {})
     with pytest.raises(ResourceError, match="another process writes"):
         first.end("finished")
-    second.log_points([Point("loss", 1.0, 1001, 1), Point("loss", 0.5, 2001, 2)], {})
+    second.log_points([Point("loss", 0.5, 2001, 2)], {})
     second.end("finished")
     assert points(store) == {("loss", 1): 1, ("loss", 2): 1}
 
@@ -161,3 +160,58 @@ def test_sweeps_are_completed_by_the_sweep(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "swept" / "sweep.json").write_text("{}")
     assert main(["sync", "swept"]) == 2
     assert "sweep --resume --out" in capsys.readouterr().err
+
+
+def test_a_killed_run_is_sent_and_ended_and_goes_on_with_each_point_once(store: Path, whole: Keys) -> None:
+    """A process that is killed when round 3 is on disk; what the store then had is of no matter."""
+    code = """
+import os, signal, sys
+from fedsweep import api, Observer
+
+class Killer(Observer):
+    def round_done(self, record):
+        if record.round == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+api.run("tiny.yaml", out="run", overrides=["checkpoint.every=1"], observers=[Killer()])
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    for _ in range(2):
+        assert main(["sync", "run"]) == 0
+        assert runs(store) == ["KILLED"] and {step for key, step in points(store) if key == "lr"} == {1, 2, 3}
+    assert main(["run", "--resume", "run", "-q"]) == 0
+    assert points(store) == whole and runs(store) == ["FINISHED"]
+    assert main(["run", "--resume", "run", "--rounds", "7", "-q"]) == 0
+    assert {step for key, step in points(store) if key == "lr"} == set(range(1, 8)) and runs(store) == ["FINISHED"]
+    assert set(points(store).values()) == {1}
+
+
+@pytest.mark.slow
+def test_another_process_follows_a_run_that_does_not_log(tmp_path: Path, empty_store: Path, whole: Keys) -> None:
+    other = tmp_path / "other.db"
+    shutil.copy(empty_store, other)
+    code = """
+import time
+from fedsweep import api, Observer
+
+class Slow(Observer):
+    def round_done(self, record):
+        time.sleep(1)
+
+api.run("tiny.yaml", out="run", overrides=["tracking.uri=none", "checkpoint.every=1"], observers=[Slow()])
+"""
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        while not Path("run/rounds.parquet").exists():
+            assert process.poll() is None
+        command = ["sync", "--follow", "run", "--uri", sqlite_uri(other)]
+        done = subprocess.run([sys.executable, "-m", "fedsweep", *command], capture_output=True, text=True, check=False)
+        assert process.wait() == 0
+    assert done.returncode == 0 and done.stdout.endswith("MLflow has everything of it now\n")
+    assert points(other) == whole and runs(other) == ["FINISHED"]
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_a_run_that_logs_itself_is_not_followed(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "tiny.yaml", "--out", "run", "-q"]) == 0
+    assert main(["sync", "run", "--follow"]) == 2
+    assert "tracking.uri=none" in capsys.readouterr().err

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import gzip
 import json
 import math
+import socket
 import sqlite3
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +20,19 @@ from mlflow.entities import Metric, Run
 from mlflow.tracking import MlflowClient
 
 from fedsweep.driver.observers import RunInfo
+from fedsweep.errors import ResourceError
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
-from fedsweep.tracking import mlflow_observer
+from fedsweep.tracking import mlflow_observer, mlflow_sync
+from fedsweep.tracking.background import BackgroundCall
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_run import MlflowRun
 from fedsweep.tracking.mlflow_store import open_store, sqlite_uri
+from fedsweep.tracking.mlflow_sync import FolderSync
 
 CONFIG = {"name": "run", "seed": 0, "scenario.dataset": "digits", "scenario.root": None, "training.lr": 1e-3}
+BOMB = gzip.compress(bytes(100 * 2**20))
 TAGS = {"fedsweep.git_commit": "abc", "fedsweep.config_hash": "123", "fedsweep.method": "fedavg"}
 
 
@@ -48,32 +55,39 @@ def folder(tmp_path: Path) -> Path:
     return run.path
 
 
-class Watched:
-    """An observer with a clock of its own, and what it warned of."""
+class Played:
+    """A run that writes its folder, which is sent to a store after each round."""
 
-    def __init__(self, store: Path, **options: Any) -> None:
-        self.now = 0.0
-        self.warnings: list[str] = []
-        options = {"final_patience_s": 0.0, **options}
-        self.observer = MlflowObserver(
-            sqlite_uri(store), experiment="fedsweep", warn=self.warnings.append, clock=lambda: self.now, **options
-        )
-
-    def start(self, folder: Path, *, records: tuple[RoundRecord, ...] = (), **values: Any) -> MlflowObserver:
+    def __init__(self, store: Path, folder: Path, *, records: tuple[RoundRecord, ...] = (), **values: Any) -> None:
         values = {"config": CONFIG, "tags": TAGS, **values}
-        self.observer.check()
-        info = RunInfo(name="run", folder=folder, planned_rounds=9, records=records, **values)
-        self.observer.started(info)
-        return self.observer
+        info = RunInfo(name="run", folder=folder, planned_rounds=9, **values)
+        self.folder, self.records = RunFolder(folder), [*records]
+        self.sync = FolderSync(sqlite_uri(store), experiment="fedsweep", info=info)
+        self.write()
+        self.sync.send()
+
+    def write(self) -> None:
+        if self.records:
+            self.folder.write_rounds(self.records)
+
+    def round_done(self, record: RoundRecord, *, send: bool = True) -> None:
+        self.records.append(record)
+        self.write()
+        if send:
+            self.sync.send()
+
+    @property
+    def run_id(self) -> str | None:
+        return self.sync.run_id
 
 
-def stored(store: Path, observer: MlflowObserver) -> tuple[MlflowClient, Run]:
-    assert observer.run_id is not None
+def stored(store: Path, run: Played | MlflowObserver) -> tuple[MlflowClient, Run]:
+    assert run.run_id is not None
     client = open_store(sqlite_uri(store))
-    return client, client.get_run(observer.run_id)
+    return client, client.get_run(run.run_id)
 
 
-def points(store: Path, observer: MlflowObserver, key: str) -> list[tuple[int, float]]:
+def points(store: Path, observer: Played | MlflowObserver, key: str) -> list[tuple[int, float]]:
     client, run = stored(store, observer)
     history: list[Metric] = client.get_metric_history(run.info.run_id, key)
     return sorted((metric.step, metric.value) for metric in history)
@@ -92,17 +106,11 @@ def locked(store: Path) -> Iterator[None]:
         other.execute("ROLLBACK")
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlflow_observer, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(mlflow_observer, "_RETRY_S", 0.01)
-
-
 def test_rounds_become_metrics_by_round_and_by_bytes(store: Path, folder: Path) -> None:
-    observer = Watched(store).start(folder)
+    observer = Played(store, folder)
     observer.round_done(record(1, extra={"rank (mean)": 3.0}))
     observer.round_done(record(2, test_accuracy=0.05, best_accuracy=0.1))
-    observer.finished("finished", {})
+    observer.sync.send("finished")
     _, run = stored(store, observer)
     assert run.info.status == "FINISHED" and run.info.run_name == "run"
     assert points(store, observer, "test_accuracy") == [(1, 0.1), (2, 0.05)]
@@ -122,17 +130,17 @@ def test_rounds_become_metrics_by_round_and_by_bytes(store: Path, folder: Path) 
 
 
 def test_the_step_by_bytes_is_in_kilobytes_sent_so_far(store: Path, folder: Path) -> None:
-    observer = Watched(store).start(folder)
+    observer = Played(store, folder)
     for number in (1, 2, 3):
         observer.round_done(record(number, bytes_up=1_000_000, bytes_down=500))
-    observer.finished("finished", {})
+    observer.sync.send("finished")
     assert [step for step, _ in points(store, observer, "by_bytes/test_loss")] == [1000, 2001, 3001]
 
 
 def test_points_carry_the_rounds_time(store: Path, folder: Path) -> None:
-    observer = Watched(store).start(folder)
+    observer = Played(store, folder)
     observer.round_done(record(1))
-    observer.finished("finished", {})
+    observer.sync.send("finished")
     client, run = stored(store, observer)
     (point,) = client.get_metric_history(run.info.run_id, "lr")
     assert point.timestamp == record(1).timestamp_ms
@@ -141,7 +149,7 @@ def test_points_carry_the_rounds_time(store: Path, folder: Path) -> None:
 def test_configuration_and_facts_become_params_tags_and_an_input(store: Path, folder: Path) -> None:
     config = CONFIG | {f"key{n}": n for n in range(250)} | {"long": "x" * 7000, "model.init_from": "mysql://u:pw@h/db"}
     config |= {"empty": "", "listed": [1, None], "odd[key]": True, "../a//b/": 1, "/": 2}
-    observer = Watched(store).start(folder, config=config, tags={**TAGS, "mlflow.parentRunId": "p"})
+    observer = Played(store, folder, config=config, tags={**TAGS, "mlflow.parentRunId": "p"})
     _, run = stored(store, observer)
     params = run.data.params
     assert set(config) - {"scenario.root", "odd[key]", "../a//b/", "/"} == set(params) - {"odd_key_", "a/b", "_"}
@@ -163,7 +171,7 @@ def test_the_same_world_is_the_same_input(store: Path, tmp_path: Path) -> None:
     for number, change in enumerate(changes):
         folder = tmp_path / str(number)
         folder.mkdir()
-        observer = Watched(store).start(folder, config=CONFIG | change)
+        observer = Played(store, folder, config=CONFIG | change)
         inputs = stored(store, observer)[1].inputs
         assert inputs is not None
         digests.append(inputs.dataset_inputs[0].dataset.digest)
@@ -171,13 +179,13 @@ def test_the_same_world_is_the_same_input(store: Path, tmp_path: Path) -> None:
 
 
 def test_files_and_pictures_become_artifacts_beside_the_store(store: Path, folder: Path) -> None:
-    observer = Watched(store).start(folder)
+    observer = Played(store, folder)
     observer.round_done(record(1))
     RunFolder(folder).write_rounds([record(1)])
     RunFolder(folder).write_result({"status": "finished"})
     (folder / "pictures").mkdir()
     (folder / "pictures" / "groups.png").touch()
-    observer.finished("finished", {})
+    observer.sync.send("finished")
     client, run = stored(store, observer)
     names = {item.path for item in client.list_artifacts(run.info.run_id)}
     assert names == {"config.yaml", "result.json", "rounds.parquet", "pictures"}
@@ -187,28 +195,27 @@ def test_files_and_pictures_become_artifacts_beside_the_store(store: Path, folde
 
 @pytest.mark.parametrize(("status", "expected"), [("killed", "KILLED"), ("failed", "FAILED")])
 def test_a_run_ends_as_it_ended(store: Path, folder: Path, status: str, expected: str) -> None:
-    observer = Watched(store).start(folder)
+    observer = Played(store, folder)
     assert stored(store, observer)[1].info.status == "RUNNING"
-    observer.finished(status, {})
+    observer.sync.send(status)
     assert stored(store, observer)[1].info.status == expected
 
 
 def test_a_run_that_failed_before_it_started_leaves_no_trace(store: Path) -> None:
-    Watched(store).observer.finished("failed", {})
+    MlflowObserver(sqlite_uri(store), experiment="fedsweep").finished("failed", {})
     assert number_of_runs(store) == 0
 
 
 def test_a_resumed_run_goes_on_with_every_point_once(store: Path, folder: Path) -> None:
     """Rounds 1 to 5 are logged; the checkpoint holds 3, so 4 and 5 are played again, at another time, then 6."""
-    first = Watched(store).start(folder)
+    first = Played(store, folder)
     for number in range(1, 6):
         first.round_done(record(number))
-    first.checkpointed(5)
-    second = Watched(store).start(folder, records=tuple(record(n) for n in (1, 2, 3)), resumed_from=3)
+    second = Played(store, folder, records=tuple(record(n) for n in (1, 2, 3)))
     assert second.run_id == first.run_id and stored(store, second)[1].info.status == "RUNNING"
     for number in range(4, 7):
         second.round_done(record(number, attempt=1))
-    second.finished("finished", {})
+    second.sync.send("finished")
     _, run = stored(store, second)
     for key in run.data.metrics:
         steps = Counter(step for step, _ in points(store, second, key))
@@ -219,34 +226,32 @@ def test_a_resumed_run_goes_on_with_every_point_once(store: Path, folder: Path) 
 def test_steps_that_several_rounds_share_are_kept_apart_on_a_resume(store: Path, folder: Path) -> None:
     """Rounds of 100 bytes: many have the step 0 by kB sent."""
     small = {"bytes_up": 50, "bytes_down": 50}
-    first = Watched(store).start(folder)
+    first = Played(store, folder)
     for number in (1, 2):
         first.round_done(record(number, **small))
-    first.checkpointed(2)
-    second = Watched(store).start(folder, records=(record(1, **small),), resumed_from=1)
+    second = Played(store, folder, records=(record(1, **small),))
     for number in (2, 3):
         second.round_done(record(number, attempt=1, **small))
-    second.finished("finished", {})
+    second.sync.send("finished")
     steps, accuracies = zip(*points(store, second, "by_bytes/test_accuracy"), strict=True)
     assert steps == (0, 0, 0) and accuracies == pytest.approx((0.1, 0.2, 0.3))
 
 
 def test_what_was_never_logged_is_logged_on_a_resume(store: Path, folder: Path) -> None:
-    second = Watched(store).start(folder, records=(record(1), record(2)), resumed_from=2)
+    second = Played(store, folder, records=(record(1), record(2)))
     assert [step for step, _ in points(store, second, "lr")] == [1, 2]
 
 
 def test_a_resume_with_another_config_keeps_the_params(store: Path, folder: Path) -> None:
-    Watched(store).start(folder)
-    watched = Watched(store)
-    second = watched.start(folder, config=CONFIG | {"seed": 7, "new": 1})
+    Played(store, folder)
+    second = Played(store, folder, config=CONFIG | {"seed": 7, "new": 1})
     params = stored(store, second)[1].data.params
-    assert (params["seed"], params["new"], watched.warnings) == ("0", "1", [])
+    assert (params["seed"], params["new"]) == ("0", "1")
 
 
 @pytest.mark.parametrize("spoil", ["{", "[]", '{"uri": "http://elsewhere", "run_id": "x"}', "deleted", "unknown"])
 def test_without_the_earlier_run_a_new_one_has_everything(store: Path, folder: Path, spoil: str) -> None:
-    first = Watched(store).start(folder)
+    first = Played(store, folder)
     assert first.run_id is not None
     ids = json.loads((folder / "mlflow.json").read_text())
     if spoil == "deleted":
@@ -254,20 +259,19 @@ def test_without_the_earlier_run_a_new_one_has_everything(store: Path, folder: P
     else:
         text = json.dumps(ids | {"run_id": "0" * 32}) if spoil == "unknown" else spoil
         (folder / "mlflow.json").write_text(text)
-    watched = Watched(store)
-    second = watched.start(folder, records=(record(1),))
-    assert second.run_id != first.run_id and watched.warnings == []
+    second = Played(store, folder, records=(record(1),))
+    assert second.run_id != first.run_id
     again = json.loads((folder / "mlflow.json").read_text())
-    assert again | {"complete": False} == ids | {"run_id": second.run_id, "complete": False}
+    assert again == ids | {"run_id": second.run_id, "mark": again["mark"]}
     assert points(store, second, "lr") == [(1, 0.1)]
 
 
 def test_infinite_figures_are_nan_and_a_tag(store: Path, folder: Path) -> None:
-    observer = Watched(store).start(folder)
+    observer = Played(store, folder)
     observer.round_done(record(1, test_loss=math.nan, test_accuracy=math.nan))
     observer.round_done(record(2, test_loss=math.inf))
     observer.round_done(record(3, test_loss=math.inf))
-    observer.finished("finished", {})
+    observer.sync.send("finished")
     losses = points(store, observer, "test_loss")
     assert [step for step, _ in losses] == [1, 2, 3] and all(math.isnan(value) for _, value in losses)
     assert points(store, observer, "best_test_accuracy") == [(2, 0.2), (3, pytest.approx(0.3))]
@@ -277,7 +281,9 @@ def test_infinite_figures_are_nan_and_a_tag(store: Path, folder: Path) -> None:
     }
 
 
-def test_short_rounds_are_written_together(store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rounds_are_sent_in_batches_that_a_store_takes(
+    store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[int] = []
     log_points = MlflowRun.log_points
 
@@ -286,83 +292,87 @@ def test_short_rounds_are_written_together(store: Path, folder: Path, monkeypatc
         log_points(run, batch, tags)
 
     monkeypatch.setattr(MlflowRun, "log_points", counted)
-    watched = Watched(store, flush_s=2.0)
-    observer = watched.start(folder)
+    run = Played(store, folder)
     for number in range(1, 161):
-        watched.now += 0.03125
-        observer.round_done(record(number))
-    assert len(sizes) == 4  # after 2 s and after 4 s, each in two batches of at most 1000 points
-    observer.checkpointed(160)
-    observer.finished("finished", {})
+        run.round_done(record(number), send=number in (64, 128))
+    run.sync.send("finished")
     assert max(sizes) <= 1000 and len(sizes) <= 7
-    assert [step for step, _ in points(store, observer, "lr")] == list(range(1, 161))
+    run.sync.send("finished")
+    assert len(sizes) <= 7  # nothing is sent again
+    assert [step for step, _ in points(store, run, "lr")] == list(range(1, 161))
 
 
-@pytest.mark.usefixtures("impatient")
-def test_training_goes_on_while_the_store_is_locked(store: Path, folder: Path) -> None:
-    watched = Watched(store)
-    observer = watched.start(folder)
-    with locked(store):
-        for number in range(1, 6):
-            watched.now += 100
-            observer.round_done(record(number))
-            observer.checkpointed(number)
-    assert len(watched.warnings) == 1 and "locked" in watched.warnings[0] and "\n" not in watched.warnings[0]
-    watched.now += 100
-    observer.round_done(record(6))
-    observer.finished("finished", {})
-    assert [step for step, _ in points(store, observer, "lr")] == [1, 2, 3, 4, 5, 6]
-    assert len(watched.warnings) == 1 and stored(store, observer)[1].info.status == "FINISHED"
+class Watched:
+    """An observer that looks at its folder all the time, and what it warned of."""
+
+    def __init__(self, store: Path | str, folder: Path, **options: Any) -> None:
+        self.warnings: list[str] = []
+        self.folder, self.records = RunFolder(folder), list[RoundRecord]()
+        uri = store if isinstance(store, str) else sqlite_uri(store)
+        options = {"every_s": 0.01, "patience_s": 0.01, **options}
+        self.observer = MlflowObserver(uri, experiment="fedsweep", warn=self.warnings.append, **options)
+        self.info = RunInfo(name="run", folder=folder, config=CONFIG, planned_rounds=9)
+
+    def round_done(self, number: int) -> None:
+        self.records.append(record(number))
+        self.folder.write_rounds(self.records)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_store_locked_at_the_start_gets_the_run_later(store: Path, folder: Path) -> None:
-    watched = Watched(store)
+def test_rounds_are_in_the_store_while_the_run_goes_on(
+    store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_observer, "_REST", 0.0)
+    watched = Watched(store, folder)
     watched.observer.check()
-    info = RunInfo(name="run", folder=folder, config=CONFIG, planned_rounds=1)
+    watched.observer.started(watched.info)
+    for number in (1, 2):
+        watched.round_done(number)
+        watched.until(lambda: watched.observer.run_id is not None)
+        watched.until(lambda: len(points(store, watched.observer, "lr")) == len(watched.records))
+        assert stored(store, watched.observer)[1].info.status == "RUNNING"
+    watched.round_done(3)
+    watched.observer.finished("finished", {})
+    assert [step for step, _ in points(store, watched.observer, "lr")] == [1, 2, 3]
+    assert stored(store, watched.observer)[1].info.status == "FINISHED" and watched.warnings == []
+
+
+def test_training_goes_on_while_the_store_is_locked(store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow_sync, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(FolderSync.send, "__kwdefaults__", {"patience_s": 0.01})
+    watched = Watched(store, folder)
+    watched.observer.check()
     with locked(store):
-        watched.observer.started(info)
-        watched.observer.round_done(record(1))
+        watched.observer.started(watched.info)
+        watched.round_done(1)
+        watched.until(lambda: bool(watched.warnings))
         assert watched.observer.run_id is None
+    assert "locked" in watched.warnings[0] and "\n" not in watched.warnings[0] and "goes on" in watched.warnings[0]
+    watched.round_done(2)
     watched.observer.finished("finished", {})
     _, run = stored(store, watched.observer)
-    assert run.info.status == "FINISHED" and run.data.params["seed"] == "0"
-    assert points(store, watched.observer, "lr") == [(1, 0.1)]
+    assert [step for step, _ in points(store, watched.observer, "lr")] == [1, 2]
+    assert (len(watched.warnings), run.info.status, run.data.params["seed"]) == (1, "FINISHED", "0")
 
 
-@pytest.mark.usefixtures("impatient")
 def test_what_is_missing_in_the_end_is_said_in_one_line(store: Path, folder: Path) -> None:
-    watched = Watched(store)
-    observer = watched.start(folder)
-    watched.now = 10
-    observer.round_done(record(1))
+    watched = Watched(store, folder)
+    watched.observer.started(watched.info)
+    watched.round_done(1)
+    watched.until(lambda: watched.observer.run_id is not None and bool(points(store, watched.observer, "lr")))
     store.rename(store.with_name("gone"))
     store.mkdir()
     for number in (2, 3):
-        watched.now += 100
-        observer.round_done(record(number))
-    observer.finished("finished", {})
-    first, last = watched.warnings
-    assert "training goes on" in first
-    assert "lacks rounds 2 to 3, its files and its status" in last and str(folder) in last and "\n" not in last
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_failed_try_is_paid_for_with_a_long_pause(store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(store, flush_s=1.0)
-    observer = watched.start(folder)
-    tries: list[float] = []
-
-    def slow(*_: object, **__: object) -> None:
-        tries.append(watched.now)
-        watched.now += 20
-        raise OSError("the server is gone")
-
-    monkeypatch.setattr(mlflow_observer, "probe_store", slow)
-    for number in range(1, 300):
-        watched.now += 1
-        observer.round_done(record(number))
-    assert [later - earlier for earlier, later in itertools.pairwise(tries)] == [220.0]
+        watched.round_done(number)
+    watched.observer.finished("finished", {})
+    *_, last = watched.warnings
+    assert len(watched.warnings) <= 2
+    assert "lacks rounds 2 to 3, its files, its status" in last and str(folder) in last and "\n" not in last
 
 
 def test_artifacts_that_fail_do_not_keep_the_run_open(
@@ -372,25 +382,115 @@ def test_artifacts_that_fail_do_not_keep_the_run_open(
         raise OSError("no space left on device")
 
     monkeypatch.setattr(MlflowRun, "log_file", full)
-    watched = Watched(store)
-    observer = watched.start(folder)
-    observer.finished("finished", {})
-    assert stored(store, observer)[1].info.status == "FINISHED"
+    watched = Watched(store, folder)
+    watched.observer.started(watched.info)
+    watched.observer.finished("finished", {})
+    assert stored(store, watched.observer)[1].info.status == "FINISHED"
     assert len(watched.warnings) == 1 and "lacks some of its files (no space left" in watched.warnings[0]
 
 
-def test_a_points_batch_that_fails_is_not_taken_for_logged(store: Path, folder: Path) -> None:
-    first = Watched(store).start(folder)
-    first.round_done(record(1))
-    first.checkpointed(1)
-    run = MlflowRun.begin(sqlite_uri(store), experiment="fedsweep", name="run", tags={}, folder=folder)
-    assert run.seen["lr"] == Counter({1: 1})
-    row = mlflow_observer.TrackedRow(record=record(1, attempt=1))
-    with pytest.raises(Exception, match="tags"):
-        run.log_points(row.points(), {"": "an empty name is no tag"})
-    assert run.seen["lr"] == Counter({1: 1})
-    run.log_points(row.points(), {})
-    assert points(store, first, "lr") == [(1, 0.1)]
+def test_a_damaged_folder_does_not_keep_the_run_open(store: Path, folder: Path) -> None:
+    (folder / "rounds.parquet").write_bytes(b"no table")
+    watched = Watched(store, folder, every_s=60.0)
+    watched.observer.started(watched.info)
+    watched.observer.finished("failed", {})
+    assert stored(store, watched.observer)[1].info.status == "FAILED" and "rounds.parquet" in watched.warnings[0]
+
+
+@contextlib.contextmanager
+def serving(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server on this machine that does with each connection what it is told."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = server.accept()
+                    threading.Thread(target=quietly, args=(answer, client), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def quietly(answer: Callable[[socket.socket], None], client: socket.socket) -> None:
+    with contextlib.suppress(OSError), client:
+        answer(client)
+
+
+def silence(client: socket.socket) -> None:
+    while client.recv(2**16):
+        pass
+
+
+def drip(client: socket.socket) -> None:
+    """An answer of a byte at a time, each before anybody loses patience with a socket."""
+    client.recv(2**16)
+    for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b" " * 1000:
+        client.sendall(bytes([byte]))
+        time.sleep(0.2)
+
+
+def bomb(client: socket.socket) -> None:
+    """100 kB that become 100 MB, to whatever but a question after its health."""
+    request = client.recv(2**16)
+    if b"/health" in request:
+        client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    else:
+        head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(BOMB)}\r\n\r\n"
+        client.sendall(head.encode() + BOMB)
+    client.close()
+
+
+@pytest.mark.parametrize("answer", [silence, drip, bomb])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # sockets that nobody waits for any more
+def test_a_server_that_means_no_good_holds_nobody_up(
+    folder: Path, answer: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BackgroundCall.wait, "__kwdefaults__", {"silent_s": 2.0, "at_most_s": 30.0})
+    with serving(answer) as uri:
+        watched = Watched(uri, folder, every_s=60.0, silent_s=2.0)
+        began = time.monotonic()
+        with pytest.raises(ResourceError) as refused:
+            watched.observer.check()
+        watched.observer.started(watched.info)
+        watched.round_done(1)
+        watched.observer.finished("finished", {})
+        assert time.monotonic() - began < 60
+    assert "\n" not in str(refused.value)
+    assert "longer than 64 MB" in str(refused.value) or answer is not bomb
+    (line,) = watched.warnings
+    assert "lacks round 1, its files, its status" in line and f"fedsweep sync {folder}" in line
+
+
+def test_a_batch_whose_fate_is_unknown_is_asked_for(store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is lost once before and once after the store has taken the batch."""
+    log_batch, lost = MlflowClient.log_batch, ["before", "after"]
+
+    def breaks(client: MlflowClient, *arguments: Any, metrics: Any = (), **options: Any) -> None:
+        when = lost.pop(0) if metrics and lost else "never"
+        if when != "before":
+            log_batch(client, *arguments, metrics=metrics, **options)
+        if when != "never":
+            raise OSError("the line is dead")
+
+    run = Played(store, folder)
+    monkeypatch.setattr(MlflowClient, "log_batch", breaks)
+    for number in (1, 2):
+        with pytest.raises(OSError, match="dead"):
+            run.round_done(record(number))
+    run.round_done(record(3))
+    assert lost == [] and [step for step, _ in points(store, run, "lr")] == [1, 2, 3]
+    assert len(points(store, run, "by_bytes/test_accuracy")) == 3
+
+
+def test_a_run_whose_id_was_not_noted_is_found_again(store: Path, folder: Path) -> None:
+    first = Played(store, folder, records=(record(1),))
+    ids = json.loads((folder / "mlflow.json").read_text())
+    (folder / "mlflow.json").write_text(json.dumps({key: ids[key] for key in ids if key != "run_id"}))
+    second = Played(store, folder, records=(record(1), record(2)))
+    assert second.run_id == first.run_id and number_of_runs(store) == 1
+    assert [step for step, _ in points(store, second, "lr")] == [1, 2]
 
 
 def test_a_run_that_its_folder_cannot_name_is_not_left_in_the_store(store: Path, folder: Path) -> None:
@@ -404,8 +504,8 @@ def test_a_run_that_its_folder_cannot_name_is_not_left_in_the_store(store: Path,
 
 def test_a_sweep_has_a_parent_run(store: Path, folder: Path, tmp_path: Path) -> None:
     parent = MlflowRun.begin(sqlite_uri(store), experiment="fedsweep", name="sweep", tags={}, folder=tmp_path)
-    child = Watched(store).start(folder, tags={"mlflow.parentRunId": parent.run_id})
-    child.finished("finished", {})
+    child = Played(store, folder, tags={"mlflow.parentRunId": parent.run_id})
+    child.sync.send("finished")
     parent.end("finished")
     client, run = stored(store, child)
     found = client.search_runs([run.info.experiment_id], f"tags.mlflow.parentRunId = '{parent.run_id}'")

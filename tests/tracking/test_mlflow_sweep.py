@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
 from fedsweep.tracking.mlflow_store import check_store, open_store, sqlite_uri
 from fedsweep.tracking.mlflow_sweep import SweepTracker
+from fedsweep.tracking.mlflow_sync import FolderSync
 
 
 def record(round: int, *, trial: int = 0, timestamp_ms: int = 0) -> RoundRecord:
@@ -52,15 +55,7 @@ def make(store: Path, tmp_path: Path) -> Make:
     folder.mkdir()
 
     def begin() -> SweepTracker:
-        known = folder / "logged.json"
-
-        def keep(names: list[str]) -> None:
-            known.write_text(json.dumps(names))
-
-        logged = set(json.loads(known.read_text())) if known.is_file() else set()
-        tracker = SweepTracker(
-            uri=sqlite_uri(store), experiment="e", folder=folder, logged=logged, keep_logged=keep, warn=pytest.fail
-        )
+        tracker = SweepTracker(uri=sqlite_uri(store), experiment="e", folder=folder, warn=pytest.fail, every_s=0.01)
         tracker.start(name="s", config={"seed": 0}, tags={})
         return tracker
 
@@ -68,12 +63,22 @@ def make(store: Path, tmp_path: Path) -> Make:
 
 
 def kill(tracker: SweepTracker) -> None:
-    """What a SIGKILL leaves: nothing that was not written yet is written any more."""
-    while not tracker._events.empty():
-        tracker._events.get_nowait()
-    tracker._events.put(None)
-    assert tracker._thread is not None
-    tracker._thread.join()
+    """What a SIGKILL leaves: what was not sent yet is not sent any more."""
+    tracker._over.set()
+    while any(thread.name == "fedsweep-tracking" for thread in threading.enumerate()):
+        time.sleep(0.01)
+
+
+def played(tracker: SweepTracker, one: RunInfo, records: list[RoundRecord]) -> None:
+    """A trial that has written these rounds, of which the store has got the last."""
+    RunFolder(one.folder).write_rounds(records)
+    tracker.round_done(one)
+    deadline = time.monotonic() + 120
+    while (
+        one.folder.name not in tracker._syncs or records[-1].round not in tracker._syncs[one.folder.name]._sent_rounds
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def steps(store: Path, key: str) -> Counter[tuple[str, int]]:
@@ -101,18 +106,19 @@ def children(store: Path) -> list[tuple[str, str]]:
 def test_each_trial_is_a_child_of_one_parent(make: Make, store: Path, tmp_path: Path) -> None:
     tracker, trials = make(), [trial(tmp_path / "sweep", k) for k in (1, 2)]
     for one in trials:
-        tracker.round_done(one, record(1))
+        played(tracker, one, [record(1)])
         finished(one, 1)
+        tracker.trial_done(one)
     tracker.finish(trials, status="finished", figures={"best_setting/test_accuracy": 0.5}, timestamp_ms=1)
     found = children(store)
     assert len(found) == 2 and len({parent for parent, _ in found}) == 1
     assert {status for _, status in found} == {"FINISHED"}
 
 
-def test_rounds_that_the_driver_did_not_hear_of_come_from_the_folder(make: Make, store: Path, tmp_path: Path) -> None:
+def test_rounds_come_from_the_folder_while_a_trial_runs(make: Make, store: Path, tmp_path: Path) -> None:
     tracker, one = make(), trial(tmp_path / "sweep", 1)
-    RunFolder(one.folder).write_rounds([record(1), record(2)])
-    tracker.round_done(one, record(3))
+    played(tracker, one, [record(1), record(2)])
+    assert steps(store, "train_loss") == expected([one], 2) and children(store)[0][1] == "RUNNING"
     finished(one, 5)
     tracker.finish([one], status="finished")
     assert steps(store, "train_loss") == expected([one], 5)
@@ -120,8 +126,9 @@ def test_rounds_that_the_driver_did_not_hear_of_come_from_the_folder(make: Make,
 
 def test_rounds_that_are_played_again_after_a_retry_are_logged_once(make: Make, store: Path, tmp_path: Path) -> None:
     tracker, one = make(), trial(tmp_path / "sweep", 1)
-    for number in (1, 2, 3, 2, 3, 4):
-        tracker.round_done(one, record(number))
+    for last in (3, 1, 2, 4):  # the checkpoint held one
+        RunFolder(one.folder).write_rounds([record(k, timestamp_ms=10 * last + k) for k in range(1, last + 1)])
+        tracker._send(one, is_over=False)
     finished(one, 4, timestamp_ms=99)
     tracker.finish([one], status="finished")
     assert steps(store, "train_loss") == expected([one], 4)
@@ -137,11 +144,11 @@ def interrupted_twice(make: Make, store: Path, folder: Path, *, num_trials: int,
         if last == rounds:
             for one in trials:
                 finished(one, rounds, timestamp_ms=1_800_000_000_000)
-        for number in range(first, last + 1):
-            for one in trials:
-                if number == first and first > 1:
-                    RunFolder(one.folder).write_rounds([record(k) for k in range(1, first)])
-                tracker.round_done(one, record(number, timestamp_ms=1_700_000_000_000 + 10**6 * life + number))
+        for one in trials:
+            begun = [record(k) for k in range(1, first)]
+            fresh = [record(k, timestamp_ms=1_700_000_000_000 + 10**6 * life + k) for k in range(first, last + 1)]
+            if last < rounds:
+                played(tracker, one, begun + fresh)
         if last < rounds:
             kill(tracker)
         else:
@@ -163,27 +170,42 @@ def test_sixty_trials_of_twenty_rounds_have_each_point_once(make: Make, store: P
 
 def test_a_child_whose_id_was_not_noted_is_found_again(make: Make, store: Path, tmp_path: Path) -> None:
     tracker, one = make(), trial(tmp_path / "sweep", 1)
-    tracker.round_done(one, record(1))
-    RunFolder(one.folder).write_rounds([record(1)])
-    while not (one.folder / "mlflow.json").is_file():
-        pass
+    played(tracker, one, [record(1)])
     kill(tracker)
-    (one.folder / "mlflow.json").unlink()
+    ids = json.loads((one.folder / "mlflow.json").read_text())
+    (one.folder / "mlflow.json").write_text(json.dumps({key: ids[key] for key in ids if key != "run_id"}))
     finished(one, 2)
     make().finish([one], status="finished")
     assert len(children(store)) == 1
     assert steps(store, "train_loss") == expected([one], 2)
 
 
-def test_a_trial_that_is_logged_completely_is_left_alone(make: Make, store: Path, tmp_path: Path) -> None:
+def test_a_trial_that_is_logged_completely_is_left_alone(
+    make: Make, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = trial(tmp_path / "sweep", 1)
     finished(one, 2)
     make().finish([one], status="finished")
     before = steps(store, "train_loss")
-    (one.folder / "mlflow.json").unlink()  # were it touched, a new run would be made
-    (one.folder / "config.yaml").unlink()
-    make().finish([one], status="finished")
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderSync, "send", lambda *_, **__: pytest.fail("it was sent again"))
+        make().finish([one], status="finished")
     assert steps(store, "train_loss") == before and len(children(store)) == 1
+    again = make()
+    again.round_done(one)  # unless it goes on
+    finished(one, 3)
+    again.finish([one], status="finished")
+    assert steps(store, "train_loss") == expected([one], 3) and len(children(store)) == 1
+
+
+def test_the_parents_figures_are_the_last_sweeps(make: Make, store: Path) -> None:
+    for value in (0.5, 0.5, 0.7):
+        make().finish(
+            [], status="finished", figures={"best_setting/test_accuracy": value}, timestamp_ms=int(value * 10)
+        )
+    with sqlite3.connect(store) as base:
+        assert base.execute("SELECT value FROM metrics ORDER BY timestamp").fetchall() == [(0.5,), (0.7,)]
+        assert base.execute("SELECT value FROM latest_metrics").fetchall() == [(0.7,)]
 
 
 @pytest.mark.slow
@@ -211,8 +233,6 @@ def begun(store: Path, folder: Path, *, experiment: str | None = None, name: str
         uri=sqlite_uri(store),
         experiment=experiment,
         folder=folder,
-        logged=set(),
-        keep_logged=lambda names: None,
         warn=pytest.fail,
     )
     tracker.start(name=name, config={"seed": 0}, tags={})

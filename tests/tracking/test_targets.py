@@ -7,8 +7,8 @@ from pathlib import Path
 from fedsweep.driver.observers import RunInfo
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
-from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_store import open_store, sqlite_uri
+from fedsweep.tracking.mlflow_sync import FolderSync
 
 SPENT = {"bytes_up": 10, "bytes_down": 5, "flops": 100}
 RECORDS = [
@@ -17,26 +17,23 @@ RECORDS = [
 ]
 
 
-def log(store: Path, folder: Path, *, done: int) -> MlflowObserver:
+def log(store: Path, folder: Path, *, done: int) -> FolderSync:
     """A run of which ``done`` rounds came from a checkpoint."""
-    observer = MlflowObserver(sqlite_uri(store), experiment="tests", flush_s=0.0)
-    targets = (0.5, 0.95)
-    info = RunInfo(
-        name="run", folder=folder, config={"seed": 0}, planned_rounds=3, records=RECORDS[:done], targets=targets
-    )
-    observer.started(info)
-    for record in RECORDS[done:]:
-        observer.round_done(record)
-    observer.finished("finished", {})
-    return observer
+    info = RunInfo(name="run", folder=folder, config={"seed": 0}, planned_rounds=3, targets=(0.5, 0.95))
+    sync = FolderSync(sqlite_uri(store), experiment="tests", info=info)
+    for end in range(max(1, done), len(RECORDS) + 1):
+        RunFolder(folder).write_rounds(RECORDS[:end])
+        sync.send()
+    sync.send("finished")
+    return sync
 
 
 def test_a_target_is_logged_at_its_first_crossing_also_after_a_resume(store: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     RunFolder.create(folder, overwrite=False)
-    observers = [log(store, folder, done=0), log(store, folder, done=2)]
-    assert observers[0].run_id == observers[1].run_id
-    client, run_id = open_store(sqlite_uri(store)), observers[0].run_id
+    syncs = [log(store, folder, done=0), log(store, folder, done=2)]
+    assert syncs[0].run_id == syncs[1].run_id
+    client, run_id = open_store(sqlite_uri(store)), syncs[0].run_id
     assert run_id is not None
     found = {
         key: [(metric.step, metric.value) for metric in client.get_metric_history(run_id, key)]

@@ -109,7 +109,7 @@ def _try_dry(config: Config, folder: Path, *, overwrite: bool) -> None:
     from fedsweep.driver.backend import check_resources
     from fedsweep.driver.run import plan_run
     from fedsweep.runs.run_folder import RunFolder
-    from fedsweep.tracking.doors.registry import make_observers
+    from fedsweep.tracking.loggers.registry import make_observers
 
     RunFolder(folder).check_free(overwrite=overwrite)
     plan = plan_run(config)
@@ -154,9 +154,9 @@ def _resume(folder: Path, *, rounds: int | None, allow_changed_code: bool, **set
     config, is_finished = resumable(folder)
     if is_finished:
         from fedsweep.catalog import resolve
-        from fedsweep.tracking.mlflow_observer import catch_up
+        from fedsweep.tracking.mlflow_sync import complete
 
-        done, _ = catch_up(folder, resolve(config))
+        done = complete(folder, resolve(config))
         print(f"{folder} has finished already; there is nothing to go on with (--rounds N gives it more); {done}")
         return
     play(config, folder, PlayOptions(resume=True, allow_changed_code=allow_changed_code, **settings))

@@ -10,13 +10,16 @@ from typing import Annotated
 import typer
 
 from fedsweep.commands.terminal.options import examples, whole_number
-from fedsweep.errors import ResourceError
+from fedsweep.errors import ConfigError, ResourceError
 
 UI_EXAMPLES = examples(
     "fedsweep ui",
     "fedsweep ui --uri sqlite:////home/me/study/mlflow.db --port 5001",
 )
-SYNC_EXAMPLES = examples("fedsweep sync runs/my-experiment-20250102-030405")
+SYNC_EXAMPLES = examples(
+    "fedsweep sync runs/my-experiment-20250102-030405",
+    "fedsweep sync --follow --uri http://127.0.0.1:5000 runs/my-experiment-20250102-030405",
+)
 
 
 def ui(
@@ -52,16 +55,33 @@ def _check_free(port: int) -> None:
 
 
 def sync(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that has ended.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")],
+    uri: Annotated[
+        str | None,
+        typer.Option("--uri", metavar="URI", help="Another store than the run's [dim]tracking.uri[/dim]."),
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", metavar="", help="Go on until the run ends, of a run that does not log by itself."),
+    ] = False,
 ) -> None:
-    """Log to MLflow what a run could not: its store was gone, locked or full. Each point is logged once."""
+    """Log to MLflow what it lacks of a run: its store was gone, locked or full, or another is wanted.
+
+    Each point is logged once, however often this is called.
+    """
     from fedsweep.catalog import resolve
     from fedsweep.driver.run import resumable
-    from fedsweep.tracking.mlflow_observer import catch_up
+    from fedsweep.tracking.mlflow_sync import complete, follow_run
 
     folder = folder.expanduser().absolute()
-    config, _ = resumable(folder)
-    done, is_complete = catch_up(folder, resolve(config))
-    print(f"{folder}: {done}")
-    if not is_complete:
-        raise ResourceError(f"{folder}: MLflow still lacks some of it; try again when its store can be written")
+    config = resolve(resumable(folder)[0])
+    if uri is not None:
+        config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"uri": uri})})
+    elif follow and config.tracking.uri != "none":
+        raise ConfigError(
+            f"--follow: {folder} logs itself (tracking.uri); give --uri for another store, or start the run with"
+            " tracking.uri=none"
+        )
+    if follow:
+        follow_run(folder, config)
+    print(f"{folder}: {complete(folder, config)}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedsweep.config.credentials import check_no_credentials
 from fedsweep.config.explain import all_keys, branches, explain, schema_at
 from fedsweep.config.includes import read_whole
 from fedsweep.config.overrides import SELECTORS, apply_overrides
@@ -42,7 +43,9 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
             is one line that names the key or file, the value found and what is allowed.
     """
     given = {key: value for key, value in _plain(_read(source), ()).items() if key != _TABLE}
-    return _build(apply_overrides(given, overrides))
+    tree = apply_overrides(given, overrides)
+    check_no_credentials(tree)
+    return _build(tree)
 
 
 def with_sections(config: Config, sections: Mapping[str, Any]) -> Config:

@@ -62,6 +62,13 @@ def run_tags(config: Config, *, method: str, git_commit: str | None = None) -> d
     }
 
 
+def method_name(config: Config) -> str:
+    """The method's name; merged ones joined by plus signs."""
+    spec = config.method
+    parts = [spec] if "name" in spec else spec["merge"]
+    return "+".join(str(part["name"]) for part in parts)
+
+
 class Observer:
     """Watches a run: ``check``, then ``started``, rounds and checkpoints as they come, and last ``finished``.
 
@@ -92,7 +99,7 @@ class Observer:
     def message(self, text: str) -> None:
         """A sentence for the user, about a lost worker say; may come in the middle of a round."""
 
-    def working(self, text: str) -> None:
+    def progress(self, text: str) -> None:
         """How far long work inside a round is; each line replaces the one before, and many come."""
 
     def finished(self, status: str, result: Mapping[str, Any]) -> None:

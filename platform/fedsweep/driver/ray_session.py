@@ -223,7 +223,7 @@ class RemoteSession:
             self._check_cluster()
             if self._observers is None:
                 continue
-            asked = asked or self._actor.news.options(concurrency_group="control").remote()
+            asked = asked or self._actor.messages.options(concurrency_group="control").remote()
             if ray.wait([asked], timeout=_LISTEN_EVERY_S)[0]:
                 self._hear(asked)
                 asked = None
@@ -233,6 +233,6 @@ class RemoteSession:
 
     def _hear(self, asked: Any) -> None:
         with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
-            news = ray.get(asked, timeout=30)
+            messages = ray.get(asked, timeout=30)
             if self._observers is not None:
-                news.tell(self._observers)
+                messages.pass_to(self._observers)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.driver.caveats import blamed, caveats
-from fedsweep.driver.news import Bulletin, News
+from fedsweep.driver.messages import MessageQueue, Messages
 from fedsweep.driver.observers import Observer
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.foresight import happened
@@ -102,7 +102,7 @@ class RunSession:
 
     def __init__(self, experiment: Experiment, make_fleet: FleetFactory, settings: SessionSettings) -> None:
         self._experiment, self._settings = experiment, settings
-        self._bulletin = Bulletin()
+        self._messages = MessageQueue()
         self._folder = RunFolder(settings.folder)
         self._store = CheckpointStore(
             settings.folder,
@@ -110,13 +110,13 @@ class RunSession:
             config_hash=experiment.config_hash,
             earlier=read_earlier(settings.folder),
         )
-        self._fleet = make_fleet(self._bulletin.message)
+        self._fleet = make_fleet(self._messages.message)
         self._engine = Engine(
             experiment,
             self._fleet,
             on_partial=self._save_partial,
-            on_repair=self._bulletin.message,
-            on_working=self._bulletin.working,
+            on_repair=self._messages.message,
+            on_working=self._messages.progress,
         )
         self._state: RunState | None = None
         self._stopped_by: str | None = None
@@ -134,11 +134,11 @@ class RunSession:
 
     def listen(self, observers: Sequence[Observer]) -> None:
         """From now on messages are heard at once, in the middle of a round too, and no step carries any."""
-        self._bulletin.listen(observers)
+        self._messages.listen(observers)
 
-    def news(self) -> News:
+    def messages(self) -> Messages:
         """What was said since the last call or step, where nobody listens. Safe to call from another thread."""
-        return self._bulletin.take()
+        return self._messages.take()
 
     def open(self, *, resume: bool) -> Opened:
         """Begin, or go on from the newest valid checkpoint where there is one to be looked for."""
@@ -147,13 +147,13 @@ class RunSession:
         if resume:
             found = self._store.newest(keep_handle=self._fleet.keep)
             for text in found.skipped:
-                self._bulletin.message(text)
+                self._messages.message(text)
             if found.state is not None:
                 start = self._engine.as_planned(found.state)
                 self._saved_round = start.round
-                self._bulletin.message(f"going on after round {start.round}")
+                self._messages.message(f"going on after round {start.round}")
             else:
-                self._bulletin.message("no valid checkpoint: starting anew from config.yaml")
+                self._messages.message("no valid checkpoint: starting anew from config.yaml")
         if start is None:
             # Only now: the exchange before round 1 asks every client, and a checkpoint has what came of it.
             start = self._engine.start()
@@ -212,9 +212,9 @@ class RunSession:
         self._fleet.repair()
         found = self._store.newest(keep_handle=self._fleet.keep)
         self._state = self._engine.start() if found.state is None else self._engine.as_planned(found.state)
-        self._bulletin.message(f"{lost}: going back to the checkpoint of round {self._state.round}")
+        self._messages.message(f"{lost}: going back to the checkpoint of round {self._state.round}")
         for text in found.skipped:
-            self._bulletin.message(text)
+            self._messages.message(text)
         return Step(record=None, stopped_by=None, messages=self._taken_messages())
 
     def save(self) -> int:
@@ -367,4 +367,4 @@ class RunSession:
         return self._state
 
     def _taken_messages(self) -> tuple[str, ...]:
-        return self._bulletin.take().messages
+        return self._messages.take().sentences

@@ -26,6 +26,7 @@ SOURCES = "sources.json"
 TAKEN_OVER = "taken-over.json"
 # A disk brings several files to safety at once in hardly more time than one.
 _WRITERS = 8
+_OF_PROCESS = re.compile(rf"\..+\.(\d+){re.escape(TEMPORARY)}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -70,6 +71,15 @@ def sweep_temporaries(folder: Path) -> None:
     """Delete what a killed :func:`write_durably` left in a folder."""
     for path in folder.glob(f".*{TEMPORARY}"):
         path.unlink(missing_ok=True)
+
+
+def sweep_dead_temporaries(folder: Path) -> None:
+    """Delete what killed processes left of :func:`atomic_write`, in a folder that nobody else writes now."""
+    for path in folder.glob(f".*{TEMPORARY}"):
+        named = _OF_PROCESS.fullmatch(path.name)
+        if named and int(named[1]) != os.getpid():
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def read_plain(path: Path, *, size: int | None = None, max_size: int | None = None) -> bytes:

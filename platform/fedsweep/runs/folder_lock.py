@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedsweep.errors import OutputError, RunError
-from fedsweep.runs.files import check_no_link
+from fedsweep.runs.files import check_no_link, sweep_dead_temporaries
 
 LOCK = ".lock"
 # What a dead driver's actors need to notice and to end.
@@ -64,6 +64,8 @@ def sole_writer(folder: Path, *, patience_s: float = 0.0) -> Iterator[None]:
         _unmake(made)
         raise
     _held[name] = threading.get_ident()
+    for place in (folder, folder / "pictures"):
+        sweep_dead_temporaries(place)
     try:
         yield
     finally:

@@ -23,7 +23,7 @@ from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.reuse import check_code, extended
 from fedsweep.sweeps.space import Trial, check_combination, check_space, draw, list_trials, make_trial, space_keys
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
-from fedsweep.tracking.doors.registry import further_doors
+from fedsweep.tracking.loggers.registry import further_loggers
 from fedsweep.tracking.mlflow_store import NO_TRACKING, resolve_uri
 from fedsweep.world.data.datasets import Dataset, load_dataset
 
@@ -63,8 +63,8 @@ def prepare(
         check_space(config)
     check_combination(config)
     uri = resolve_uri(config.tracking.uri, out=folder.path)
-    for door in further_doors(config, folder.path):
-        door.check()
+    for logger in further_loggers(config, folder.path):
+        logger.check()
     listed: Sequence[tuple[Trial, Config | None]] = trials or [
         (t, None) for t in _planned_trials(config, folder, resume=resume)
     ]
@@ -122,13 +122,6 @@ def make_entry(config: Config, trial: Trial, *, uri: str | None, loaded: Config 
         return PreparedTrial(trial=trial, asked=asked, config=placed, share=share, sources=sources_of(asked.tree()))
     except InputError as error:
         raise type(error)(f"trial {trial.number} ({trial.label}): {error}") from None
-
-
-def method_name(config: Config) -> str:
-    """The method's name; merged ones joined by plus signs."""
-    spec = config.method
-    parts = [spec] if "name" in spec else spec["merge"]
-    return "+".join(str(part["name"]) for part in parts)
 
 
 def dataset_key(config: Config) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CONFIG, PLAN, RunFolder
 from fedsweep.sweeps.space import Trial, canonical
 
-SUMMARY, TABLE, LOGGED = "summary.json", "summary.parquet", "logged.json"
+SUMMARY, TABLE = "summary.json", "summary.parquet"
 # Ray Tune's own files; hidden, so that no one takes them for runs.
 TUNE = ".tune"
 # The one key that may change when a sweep goes on: the cluster that it was begun on may be gone.
@@ -183,20 +183,6 @@ class SweepFolder:
         except FedsweepError:
             return False
 
-    # -- what is logged already --------------------------------------------------------------------------------------
-
-    def read_logged(self) -> set[str]:
-        """Folders of the trials that the tracking store has completely."""
-        try:
-            found = parse_json(read_regular(self.path / LOGGED, max_bytes=MOST_DOCUMENT_BYTES))
-        except (OSError, ValueError):
-            return set()
-        return {str(name) for name in found} if isinstance(found, list) else set()
-
-    def write_logged(self, folders: Sequence[str]) -> None:
-        """Replace the list of those folders."""
-        self._write(LOGGED, _json(sorted(folders)))
-
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace the summary."""
         self._write(SUMMARY, _json(summary))
@@ -215,7 +201,7 @@ class SweepFolder:
             if folder.is_dir() and not folder.is_symlink():
                 shutil.rmtree(folder)
         shutil.rmtree(self.path / TUNE, ignore_errors=True)
-        for name in (SUMMARY, TABLE, LOGGED, TRACKING, RAY_LOG, CONFIG, PLAN):
+        for name in (SUMMARY, TABLE, TRACKING, RAY_LOG, CONFIG, PLAN):
             (self.path / name).unlink(missing_ok=True)
 
 

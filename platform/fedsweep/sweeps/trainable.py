@@ -22,6 +22,7 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedsweep.config.schema import Config
+from fedsweep.driver.observers import method_name
 from fedsweep.driver.plan import Plan
 from fedsweep.driver.ray_session import fleet_settings
 from fedsweep.driver.run import Session, open_session, session_settings
@@ -31,7 +32,7 @@ from fedsweep.fleet.ray_fleet import RayFleet
 from fedsweep.fleet.ray_metrics import RayMetrics
 from fedsweep.runs.facts import tell_commit
 from fedsweep.runs.sources import Sources
-from fedsweep.sweeps.prepare import dataset_key, method_name, overlaid
+from fedsweep.sweeps.prepare import dataset_key, overlaid
 from fedsweep.sweeps.resources import Share
 from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.trial import FATAL, ActiveTrial, TrialSpec

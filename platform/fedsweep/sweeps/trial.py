@@ -26,9 +26,9 @@ from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.runs.source_log import begin_log
 from fedsweep.runs.sources import Sources, changes
-from fedsweep.runs.tables.rounds import ROUND_COLUMNS, scalar_figures
+from fedsweep.runs.tables.rounds import scalar_figures
 from fedsweep.sweeps.space import EXTRA
-from fedsweep.tracking.doors.registry import further_doors
+from fedsweep.tracking.loggers.registry import further_loggers
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
@@ -44,9 +44,6 @@ FATAL = (InputError, ClientJobError, InvariantError)
 FINISHED = "finished"
 # What the user should know of a round: that a client actor was replaced, say.
 MESSAGES = "messages"
-# The round itself, without its lists of clients: metrics beside it may stand with the value of an earlier round.
-ROW = "row"
-_SCALARS = tuple(column.name for column in ROUND_COLUMNS if column.is_scalar)
 # The process that played the trial before may be about to end, where its driver was killed.
 _PATIENCE_S = 30.0
 
@@ -99,7 +96,7 @@ class ActiveTrial:
         self._report = TuneReport(metrics=spec.metrics, resource=spec.resource)
         self._stack = contextlib.ExitStack()
         self._session: Session | None = None
-        self._doors: list[Observer] = []
+        self._loggers: list[Observer] = []
         self._config: Config | None = None
         self._is_over = False
         self._is_ours = False
@@ -177,11 +174,11 @@ class ActiveTrial:
             for record in opened.records:
                 self._report.add(record)
         # The driver tells MLflow of all trials; what lies in a trial's folder is written where the trial is played.
-        self._doors = further_doors(config, self._spec.folder)
+        self._loggers = further_loggers(config, self._spec.folder)
         info = run_info(plan, self._spec.folder, opened, resume=resume)
         info = replace(info, tags={**info.tags, "fedsweep.sweep": self._spec.folder.parent.name})
-        for door in self._doors:
-            door.started(info)
+        for logger in self._loggers:
+            logger.started(info)
         return self._session
 
     def _check_node(self, plan: Plan) -> None:
@@ -196,11 +193,11 @@ class ActiveTrial:
 
     def _reported(self, step: Step) -> dict[str, Any]:
         figures = self._report.figures() if step.record is None else self._report.add(step.record)
-        for door in self._doors:
+        for logger in self._loggers:
             if step.record is not None:
-                door.round_done(step.record)
+                logger.round_done(step.record)
             if step.checkpointed and step.record is not None:
-                door.checkpointed(step.record.round)
+                logger.checkpointed(step.record.round)
         if step.stopped_by is not None:
             self._end("finished", None)
         return {**figures, "done": step.stopped_by is not None, FINISHED: step.stopped_by is not None}
@@ -211,8 +208,8 @@ class ActiveTrial:
         with self._stack, contextlib.suppress(*([Exception] if status == "failed" else [])):
             if self._session is not None:
                 result = self._session.finish(status, reason)
-                for door in self._doors:
-                    door.finished(status, result)
+                for logger in self._loggers:
+                    logger.finished(status, result)
                 return result
             if self._is_ours:
                 self._write_early_failure(reason)
@@ -263,7 +260,6 @@ class TuneReport:
             "total_bytes": record.total_bytes,
             "best_test_accuracy": math.nan if record.best_accuracy is None else record.best_accuracy,
             EXTRA: dict(record.extra),
-            ROW: {name: getattr(record, name) for name in (*_SCALARS, "extra")},
         }
         return self.figures()
 

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from ray import tune
 
-from fedsweep.driver.observers import RunInfo, run_tags
+from fedsweep.driver.observers import RunInfo, method_name, run_tags
 from fedsweep.errors import OutputError
-from fedsweep.records import RoundRecord
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.folder_lock import sole_writer
 from fedsweep.runs.run_folder import CONFIG, RunFolder
-from fedsweep.sweeps.prepare import method_name
 from fedsweep.sweeps.prepared import PreparedTrial
 from fedsweep.sweeps.space import TRIAL
 from fedsweep.sweeps.trainable import FATAL_MARK, SPEC, place_of
-from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FINISHED, MESSAGES, ROW
+from fedsweep.sweeps.trial import ENDED_BY_SCHEDULER, FINISHED, MESSAGES
 from fedsweep.tracking.mlflow_sweep import SweepTracker
 from fedsweep.tracking.terminal.sweep_progress import SweepProgress
 
@@ -53,6 +51,7 @@ def tracked(entry: PreparedTrial, *, folder: Any, sweep: str) -> RunInfo:
         config=config.flat(),
         tags=tags,
         planned_rounds=config.training.rounds,
+        targets=config.evaluation.targets,
     )
 
 
@@ -106,8 +105,8 @@ class Watcher(KeptHere, tune.Callback):
             self._progress.told(name, text)
         self._progress.round_done(name, result)
         known = self._known.get(name)
-        if self._tracker is not None and known is not None and ROW in result:
-            self._tracker.round_done(known, RoundRecord(**result[ROW]))
+        if self._tracker is not None and known is not None:
+            self._tracker.round_done(known)
 
     def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         self._progress.retried(self._name(trial), cause_of(trial))

@@ -28,6 +28,7 @@ from fedsweep.sweeps.space import TRIAL, make_trial
 from fedsweep.sweeps.summary import Summary, summarise, write_summary
 from fedsweep.sweeps.sweep_folder import SUMMARY, TABLE, TUNE
 from fedsweep.sweeps.tune_callback import KeptHere
+from fedsweep.tracking.mlflow_run import is_complete
 from fedsweep.tracking.mlflow_store import check_store
 from fedsweep.tracking.terminal.sweep_progress import SweepProgress, TrialState
 
@@ -108,7 +109,9 @@ def log_rest(prepared: PreparedSweep) -> Summary:
     with prepared.writing():
         tracker = _make_tracker(prepared)
         summary = _conclude(prepared)
-        if tracker is None or {entry.trial.folder for entry in prepared.entries} <= tracker.logged:
+        if tracker is None or all(
+            is_complete(prepared.folder.trial_path(entry.trial), tracker.uri) for entry in prepared.entries
+        ):
             return summary
         return _tracked(prepared, tracker, lambda: (None, summary))[1]
 
@@ -293,8 +296,6 @@ def _make_tracker(prepared: PreparedSweep) -> SweepTracker | None:
         uri=prepared.uri,
         experiment=experiment,
         folder=prepared.folder.path,
-        logged=prepared.folder.read_logged(),
-        keep_logged=prepared.folder.write_logged,
     )
 
 

@@ -1,11 +1,11 @@
 """One run in an MLflow store, by its id: begun or gone on with, described, fed with metrics, ended.
 
-It serves experiments, through the observer, and sweeps, as the parent of their trials' runs. The process that writes
-for a run may have no torch, so nothing here imports it.
+It serves single runs and the trials of sweeps, through :mod:`~fedsweep.tracking.mlflow_sync`, and sweeps as the parent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import itertools
 import json
@@ -13,7 +13,6 @@ import os
 import re
 import socket
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -38,9 +37,13 @@ _KEY_CHARACTERS = 250
 _STATUSES = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _GIT_COMMIT = "fedsweep.git_commit"
 _WRITER = "fedsweep.writer"
+_MARK = "fedsweep.mark"
 _COMPLETE = "complete"
+# Every round has this figure, and comes with all of its figures in one batch, which a store takes whole or not at all.
+_EVERY_ROUND = "local_steps"
 # What a data set's content does not depend on.
 _PLACES = ("scenario.root", "scenario.download")
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # A tag: the folder of the sweep that has the experiment to itself.
 _SWEEP = "fedsweep.sweep"
 
@@ -64,20 +67,22 @@ class MlflowRun:
     Attributes:
         client: A client of its store.
         run_id: Its id.
-        writer: What the tag says as long as this is the one who writes.
+        writer: The tag's value as long as this is the one who writes.
         params: Keys of the params that it has; these can never change.
-        seen: How often each metric has each step already: what an earlier part of the run logged.
+        metrics: The newest value of each metric that it has had from the start.
+        rounds: Numbers of the rounds that it has.
     """
 
     client: MlflowClient
     run_id: str
     writer: str
     params: set[str] = field(default_factory=set)
-    seen: dict[str, Counter[int]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    rounds: set[int] = field(default_factory=set)
 
     @classmethod
     def begin(cls, uri: str, *, experiment: str | None, name: str, tags: Mapping[str, str], folder: Path) -> MlflowRun:
-        """Goes on with the run that the folder names, or makes one and leaves its ids there.
+        """Go on with the run that the folder names, or make one and leave its ids there.
 
         Args:
             uri: The store's address, absolute.
@@ -89,30 +94,24 @@ class MlflowRun:
         client = open_store(uri)
         writer = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex}"
         with quiet_mlflow():
-            saved = _saved_id(folder, uri)
-            found = _find(client, saved) if saved else None
-            if found is not None:
-                run_id = found.info.run_id
-                client.set_tag(run_id, _WRITER, writer)  # first: from now on nobody else adds to what is read
-                client.update_run(run_id, status="RUNNING")
-                note_complete(folder, complete=False)
-                seen = {
-                    key: Counter(metric.step for metric in client.get_metric_history(run_id, key))
-                    for key in found.data.metrics
-                }
-                return cls(client=client, run_id=run_id, writer=writer, params=set(found.data.params), seen=seen)
-            experiment = experiment or _own_experiment(client, name, uri=uri, folder=folder)
-            where = _experiment_id(client, experiment, uri=uri, folder=folder)
-            own = _run_tags(tags, folder) | {_WRITER: writer}
-            run_id = str(client.create_run(where, run_name=name, tags=own).info.run_id)
-        ids = {"uri": redacted(uri), "experiment": experiment, "experiment_id": where, "run_id": run_id}
-        try:
-            save_ids(folder, ids)
-        except OSError:
-            with quiet_mlflow():
-                client.delete_run(run_id)  # nobody would find it again, and each further try make another
-            raise
-        return cls(client=client, run_id=run_id, writer=writer)
+            present = _find(client, _saved(folder), uri)
+            if present is None:
+                experiment = experiment or _own_experiment(client, name, uri=uri, folder=folder)
+                where = _experiment_id(client, experiment, uri=uri, folder=folder)
+                # The mark is noted first: whoever dies before the run's id is noted, or hears nothing of it, finds it.
+                ids = {"uri": uri, "experiment": experiment, "experiment_id": where, "mark": uuid.uuid4().hex}
+                save_ids(folder, ids)
+                own = _run_tags(tags, folder) | {_WRITER: writer, _MARK: ids["mark"]}
+                run_id = str(client.create_run(where, run_name=name, tags=own).info.run_id)
+                save_ids(folder, {**ids, "run_id": run_id})
+                return cls(client=client, run_id=run_id, writer=writer)
+            run_id = str(present.info.run_id)
+            client.set_tag(run_id, _WRITER, writer)  # first: from now on nobody else adds to what is read
+            client.update_run(run_id, status="RUNNING")
+            save_ids(folder, {**_saved(folder), "run_id": run_id, _COMPLETE: False})
+            rounds = {metric.step for metric in client.get_metric_history(run_id, _EVERY_ROUND)}
+        params, metrics = set(present.data.params), present.data.metrics
+        return cls(client=client, run_id=run_id, writer=writer, params=params, metrics=metrics, rounds=rounds)
 
     def experiment(self) -> str:
         """The name of the experiment that it is in."""
@@ -146,29 +145,19 @@ class MlflowRun:
             self.client.log_inputs(self.run_id, [DatasetInput(dataset, tags=tags)])
 
     def log_points(self, points: Sequence[Point], tags: Mapping[str, str]) -> None:
-        """Logs metrics and tags, each point once: those that an earlier part of the run logged are passed over.
+        """Log metrics and tags in one batch.
 
         Args:
-            points: At most :data:`METRICS_PER_BATCH`.
+            points: At most :data:`METRICS_PER_BATCH`; of a round all or none.
             tags: At most 100.
         """
         from mlflow.entities import Metric, RunTag
 
         self._check_writer()
-        known: list[Point] = []
-        fresh: list[Metric] = []
-        for point in points:
-            if self._take_seen(point):
-                known.append(point)
-            else:
-                fresh.append(Metric(key_text(point.key), *point[1:]))
-        try:
-            with quiet_mlflow():
-                self.client.log_batch(self.run_id, metrics=fresh, tags=[RunTag(*tag) for tag in tags.items()])
-        except BaseException:
-            for point in known:
-                self.seen[key_text(point.key)][point.step] += 1
-            raise
+        metrics = [Metric(key_text(point.key), *point[1:]) for point in points]
+        with quiet_mlflow():
+            self.client.log_batch(self.run_id, metrics=metrics, tags=[RunTag(*tag) for tag in tags.items()])
+        self.rounds |= {point.step for point in points if point.key == _EVERY_ROUND}
 
     def log_file(self, path: Path, *, into: str | None = None) -> None:
         """Logs a file as an artifact, in the artifact folder ``into`` where one is given."""
@@ -183,21 +172,21 @@ class MlflowRun:
 
     def _check_writer(self) -> None:
         with quiet_mlflow():
-            found = self.client.get_run(self.run_id).data.tags.get(_WRITER)
-        if found != self.writer:
-            raise ResourceError(f"another process writes the MLflow run {self.run_id} now ({found or 'unknown'})")
-
-    def _take_seen(self, point: Point) -> bool:
-        steps = self.seen.get(key_text(point.key))
-        if not steps or not steps[point.step]:
-            return False
-        steps[point.step] -= 1
-        return True
+            present = self.client.get_run(self.run_id).data.tags.get(_WRITER)
+        if present != self.writer:
+            raise ResourceError(f"another process writes the MLflow run {self.run_id} now ({present or 'unknown'})")
 
 
 def note_complete(folder: Path, *, complete: bool = True) -> None:
     """Note in a run's folder whether its store has everything of it."""
     save_ids(folder, {**_saved(folder), _COMPLETE: complete})
+
+
+def note_begun(folder: Path) -> None:
+    """Note that more is to come, where a store has some of the run."""
+    if saved := _saved(folder):
+        with contextlib.suppress(OSError):
+            save_ids(folder, {**saved, _COMPLETE: False})
 
 
 def save_ids(folder: Path, ids: Mapping[str, Any]) -> None:
@@ -209,7 +198,7 @@ def is_complete(folder: Path, uri: str) -> bool:
     """Whether the folder notes that this store has everything of the run, and the store was not removed since."""
     saved, file = _saved(folder), sqlite_path(uri)
     is_there = file is None or file.is_file()
-    return is_there and saved.get("uri") == redacted(uri) and saved.get(_COMPLETE) is True
+    return is_there and saved.get("uri") == uri and saved.get(_COMPLETE) is True
 
 
 def key_text(text: str) -> str:
@@ -233,15 +222,6 @@ def _run_tags(tags: Mapping[str, str], folder: Path) -> dict[str, str]:
     return own | {key_text(key): value[:_VALUE_CHARACTERS] for key, value in tags.items()}
 
 
-def _saved_id(folder: Path, uri: str) -> str | None:
-    """The run's id in this store; None where there is none, or the file is unusable: then a new run is made."""
-    saved = _saved(folder)
-    if saved.get("uri") != redacted(uri):
-        return None
-    run_id = saved.get("run_id")
-    return run_id if isinstance(run_id, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run_id) else None
-
-
 def _saved(folder: Path) -> dict[str, Any]:
     try:
         saved = parse_json(read_regular(folder / TRACKING, max_bytes=MOST_TEXT_BYTES))
@@ -250,23 +230,32 @@ def _saved(folder: Path) -> dict[str, Any]:
     return saved if isinstance(saved, dict) else {}
 
 
-def _find(client: MlflowClient, run_id: str) -> Run | None:
+def _find(client: MlflowClient, saved: Mapping[str, Any], uri: str) -> Run | None:
+    """The run that a folder names in this store; None where there is none, or its ids are of no use."""
     from mlflow.exceptions import MlflowException
 
+    run_id, mark, where = (saved.get(name) for name in ("run_id", "mark", "experiment_id"))
+    if saved.get("uri") != uri:
+        return None
+    if run_id is None and all(isinstance(value, str) and _ID.fullmatch(value) for value in (mark, where)):
+        runs = client.search_runs([str(where)], f"tags.`{_MARK}` = '{mark}'", max_results=1)
+        return runs[0] if runs else None
+    if not isinstance(run_id, str) or not _ID.fullmatch(run_id):
+        return None
     try:
-        found = client.get_run(run_id)
+        run = client.get_run(run_id)
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise
-    return found if found.info.lifecycle_stage == "active" else None
+    return run if run.info.lifecycle_stage == "active" else None
 
 
 def _experiment_id(client: MlflowClient, name: str, *, uri: str, folder: Path) -> str:
     """The experiment's id; it is created where it is not there yet."""
-    found = client.get_experiment_by_name(name) or _made(client, name, uri=uri, folder=folder)
-    save_view(client, found)
-    return str(found.experiment_id)
+    experiment = client.get_experiment_by_name(name) or _made(client, name, uri=uri, folder=folder)
+    save_view(client, experiment)
+    return str(experiment.experiment_id)
 
 
 def _own_experiment(client: MlflowClient, name: str, *, uri: str, folder: Path) -> str:
@@ -278,9 +267,9 @@ def _own_experiment(client: MlflowClient, name: str, *, uri: str, folder: Path) 
     mark = str(folder.absolute())
     numbered = (f"{name} ({folder.name} {number})" for number in itertools.count(2))
     for wanted in itertools.chain((name, f"{name} ({folder.name})"), numbered):
-        found = client.get_experiment_by_name(wanted)
-        found = found or _made(client, wanted, uri=uri, folder=folder, tags={_SWEEP: mark})
-        if found.lifecycle_stage == "active" and found.tags.get(_SWEEP) == mark:
+        experiment = client.get_experiment_by_name(wanted)
+        experiment = experiment or _made(client, wanted, uri=uri, folder=folder, tags={_SWEEP: mark})
+        if experiment.lifecycle_stage == "active" and experiment.tags.get(_SWEEP) == mark:
             return wanted
     raise AssertionError("numbers never end")
 
@@ -293,10 +282,10 @@ def _made(client: MlflowClient, name: str, *, uri: str, folder: Path, tags: Mapp
         client.create_experiment(name, artifact_location=location, tags=dict(tags or {}))
     except MlflowException:
         # Another process may have been faster.
-        found = client.get_experiment_by_name(name)
-        if found is None:
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
             raise
-        return found
+        return experiment
     return client.get_experiment_by_name(name)
 
 

@@ -24,11 +24,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from fedsweep.config.credentials import check_no_credentials
 from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.processes import silenced
+from fedsweep.tracking.background import BackgroundCall
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 NO_TRACKING = "none"
 ARTIFACTS = "mlartifacts"
 PATIENCE_S = 3.0
+# An answer of a server; thousands of runs with all of their tags are shorter.
+_MOST_ANSWER_BYTES = 64 * 2**20
 _CREATION_S = 120.0  # a fresh file takes 2 s; several processes may wait for one another
 _SQLITE = "sqlite:///"
 _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
@@ -76,6 +80,7 @@ def resolve_uri(uri: str | None, *, out: Path) -> str | None:
     Raises:
         ConfigError: The address is of a file store, of no known kind, or cannot be written as an address.
     """
+    check_no_credentials(uri, "tracking.uri")
     if uri is None:
         return sqlite_uri(out.absolute().parent / "mlflow.db")
     if uri == NO_TRACKING:
@@ -91,7 +96,7 @@ def resolve_uri(uri: str | None, *, out: Path) -> str | None:
     if scheme in ("", "file"):
         raise ConfigError(_FILE_STORE.format(uri=uri))
     kinds = ", ".join(("sqlite", *_PORTS, "http", "https", *OWN_STORES))
-    raise ConfigError(f"tracking.uri: {redacted(uri)!r} is of no known kind (known: {kinds}; null; none)")
+    raise ConfigError(f"tracking.uri: {uri!r} is of no known kind (known: {kinds}; null; none)")
 
 
 def sqlite_uri(path: Path) -> str:
@@ -113,7 +118,7 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def redacted(text: str) -> str:
-    """The text with the password of any address in it blotted out."""
+    """The text, of a library or a configuration, with the password of any address in it blotted out."""
     return re.sub(r"(://[^/\s:@]*:)[^/\s@]+@", r"\1***@", text)
 
 
@@ -135,6 +140,10 @@ def check_store(uri: str, *, experiment: str | None = "fedsweep") -> None:
         ResourceError: The store is not there, cannot be written, is not MLflow's, is of another version of MLflow,
             or the experiment is deleted; in one line, within seconds.
     """
+    BackgroundCall(lambda: _check(uri, experiment)).wait()
+
+
+def _check(uri: str, experiment: str | None) -> None:
     probe_store(uri)
     if not needs_mlflow(uri, experiment=experiment):
         return
@@ -152,25 +161,19 @@ def check_store(uri: str, *, experiment: str | None = "fedsweep") -> None:
             raise _unusable(uri, error) from error
     if found is not None and found.lifecycle_stage != "active":
         raise ResourceError(
-            f"tracking.experiment: {experiment!r} is deleted in {redacted(uri)}; restore it (mlflow experiments restore"
+            f"tracking.experiment: {experiment!r} is deleted in {uri}; restore it (mlflow experiments restore"
             f" --experiment-id {found.experiment_id}) or choose another name"
         )
 
 
 def needs_mlflow(uri: str, *, experiment: str | None) -> bool:
-    """Whether only MLflow, which takes long to import, can tell that a run can be tracked.
-
-    It need not where a sqlite file is still to be made, or has the installed MLflow's schema and no deleted experiment
-    of that name; see :func:`check_store`.
-    """
+    """Whether only MLflow, which takes long to import, can tell that a run can be tracked."""
     path = sqlite_path(uri)
-    if path is None:
-        return True
-    return _has_tables(path) and not _is_in_order(path, experiment)
+    return path is None or (_has_tables(path) and not _is_in_order(path, experiment))
 
 
 def _is_in_order(path: Path, experiment: str | None) -> bool:
-    """Whether a sqlite store certainly is; whatever is out of the ordinary is left to MLflow to judge."""
+    """Whether a store has the installed MLflow's schema and no deleted experiment of that name; else MLflow judges."""
     ours = _schema_version()
     try:
         with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -249,8 +252,9 @@ def quiet_mlflow() -> Iterator[None]:
     """Sets MLflow up for being called: no telemetry, bounded waits, no tracebacks on stderr."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    with silenced(*_CHATTY), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # between MLflow and its dependencies
+    # Between MLflow and its dependencies; for good, since threads have the filters in common.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module="mlflow|sqlalchemy|alembic")
+    with silenced(*_CHATTY):
         yield
 
 
@@ -260,6 +264,7 @@ def _client(uri: str, *, named: str | None = None) -> MlflowClient:
     except ImportError as error:
         raise ResourceError(f"mlflow cannot be imported ({error}); install it or set tracking.uri: none") from error
     try:
+        _bound_answers()
         client = MlflowClient(uri)
         client.search_experiments(max_results=1)
     except Exception as error:  # MLflow raises its own, SQLAlchemy's and requests' exceptions alike
@@ -267,9 +272,44 @@ def _client(uri: str, *, named: str | None = None) -> MlflowClient:
     return client
 
 
+def _bound_answers() -> None:
+    """Let MLflow take no answer that is longer than any it could need; a few compressed bytes can become gigabytes.
+
+    MLflow has no setting for it, nor a public way to its sessions: mlflow.utils.request_utils is private. In a version
+    without that name answers are as long as the server likes.
+    """
+    from mlflow.utils import request_utils
+
+    make = getattr(request_utils, "_get_request_session", None)
+    if make is None or hasattr(make, "bounded"):
+        return
+
+    def bounded(*arguments: Any, **options: Any) -> Any:
+        session = make(*arguments, **options)
+        session.hooks["response"] = [_take_answer]
+        return session
+
+    bounded.bounded = True  # type: ignore[attr-defined]
+    request_utils._get_request_session = bounded
+
+
+def _take_answer(response: Any, *_: Any, stream: bool = False, **__: Any) -> None:
+    """A hook of ``requests``: take the body, which is not read yet, in pieces, and no more than is allowed."""
+    if stream:
+        return
+    parts, size = [], 0
+    for part in response.iter_content(2**14):
+        size += len(part)
+        if size > _MOST_ANSWER_BYTES:
+            response.close()
+            raise OSError(f"the server's answer is longer than {_MOST_ANSWER_BYTES >> 20} MB")
+        parts.append(part)
+    response._content = b"".join(parts)  # where requests itself would have put it
+
+
 def _unusable(uri: str, error: Exception) -> ResourceError:
     way_out = "set tracking.uri to another store, or to none"
-    return ResourceError(f"tracking.uri: the store {redacted(uri)} cannot be used: {reason_of(error)}; {way_out}")
+    return ResourceError(f"tracking.uri: the store {uri} cannot be used: {reason_of(error)}; {way_out}")
 
 
 def _probe_sqlite(path: Path, patience_s: float) -> None:

@@ -1,18 +1,16 @@
-"""What the doors of a run share.
+"""What the loggers of a run share.
 
 They show its configuration's telling keys, and a round with what it reached; some need a library.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.errors import ResourceError
 from fedsweep.runs.tables.rounds import scalar_figures
 from fedsweep.runs.targets import Crossing, TargetWatch, target_key
 from fedsweep.tracking.mlflow_run import Point
@@ -103,24 +101,6 @@ def telling(config: Mapping[str, Any]) -> dict[str, Any]:
         and not key.startswith(_KEPT)
         and (key.startswith(_WORLD) or key not in defaults or defaults[key] != value)
     }
-
-
-def imported(module: str, *, extra: str) -> Any:
-    """A door's library.
-
-    Args:
-        module: What of it is needed.
-        extra: The extra of this package that installs it; called like the door.
-
-    Raises:
-        ResourceError: It cannot be imported.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ResourceError(
-            f"tracking.also: {extra} can't be imported ({error}); install fedsweep[{extra}], or leave {extra} out"
-        ) from error
 
 
 def _is_shown_by_bytes(name: str) -> bool:

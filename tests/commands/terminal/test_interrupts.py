@@ -11,7 +11,7 @@ import pytest
 from fedsweep.commands.terminal.interrupts import interrupts, is_interrupted
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_is_a_keyboard_interrupt_and_handlers_are_put_back(number: int) -> None:
     before = signal.getsignal(number)
     with interrupts():
@@ -37,6 +37,14 @@ def test_a_second_signal_ends_the_process_at_once() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (130, "first\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_what_announces_an_end_ends_nothing_at_once(number: int) -> None:
+    with interrupts():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)  # a closed terminal says so twice
 
 
 def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:

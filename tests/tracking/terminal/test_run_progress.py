@@ -84,7 +84,7 @@ def test_plain_progress_shows_long_work_every_ten_seconds() -> None:
     progress.started(info())
     for second in range(1, 40):
         now[0] = float(second)
-        progress.working(f"iteration {second} of 40")
+        progress.progress(f"iteration {second} of 40")
         if second == 15:
             progress.message("a sentence")
     # A sentence tells that something goes on, so the next line waits ten seconds from there.
@@ -145,11 +145,11 @@ def test_live_progress_shows_long_work_below_the_bar_until_the_round_is_done() -
     progress, file = live()
     with progress:
         progress.started(info())
-        progress.working("iteration 3 of 40")
+        progress.progress("iteration 3 of 40")
         assert "study: iteration 3 of 40" in drawn_by(progress)
         progress.round_done(record(1))
         assert "iteration" not in drawn_by(progress)
-        progress.working("iteration 4 of 40")
+        progress.progress("iteration 4 of 40")
         assert drawn_by(progress).splitlines()[-1].strip() == "iteration 4 of 40"
     assert "iteration 4 of 40" in file.getvalue()
 
@@ -162,7 +162,7 @@ def drawn_by(progress: LiveProgress) -> str:
 
 
 def test_quiet_progress_shows_no_long_work(capsys: pytest.CaptureFixture[str]) -> None:
-    QuietProgress().working("iteration 3 of 40")
+    QuietProgress().progress("iteration 3 of 40")
     assert capsys.readouterr() == ("", "")
 
 

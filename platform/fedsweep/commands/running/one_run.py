@@ -48,24 +48,24 @@ def play(config: Config, folder: Path, options: PlayOptions) -> None:
 def _played(config: Config, folder: Path, options: PlayOptions) -> Mapping[str, Any]:
     from fedsweep.driver.phases import Phases, process_began
     from fedsweep.fleet.ray_start import early_cluster, early_needs
-    from fedsweep.tracking.mlflow_keeper import kept
+    from fedsweep.tracking.mlflow_store import resolve_uri
     from fedsweep.tracking.terminal.run_progress import make_progress
 
     if not options.resume and folder.exists():  # or Ray would be up before it is refused
         from fedsweep.runs.run_folder import RunFolder
 
         RunFolder(folder).check_free(overwrite=options.overwrite)
-    # What takes long is imported when the user sees that something goes on, and MLflow at the same time elsewhere.
+    resolve_uri(config.tracking.uri, out=folder)
+    # What takes long is imported when the user sees that something goes on.
     with (
         make_progress(quiet=options.quiet, plain=is_plain(), is_interrupted=is_interrupted) as progress,
-        kept(config, folder) as keeper,
         early_cluster(None if options.dashboard else early_needs(config), folder) as begun,
     ):
         phases = Phases(began=process_began(), first="command", say=progress.waiting)
         phases.enter("libraries", "libraries")
         from fedsweep.catalog import resolve
         from fedsweep.driver.run import Launch, plan_run, run_plan
-        from fedsweep.tracking.doors.registry import make_observers
+        from fedsweep.tracking.loggers.registry import make_observers
 
         with told_before_ray_ends(begun):
             config = resolve(config)  # names and parameters need no Ray to be wrong
@@ -81,7 +81,7 @@ def _played(config: Config, folder: Path, options: PlayOptions) -> Mapping[str, 
             )
         changed = options.allow_changed_code
         launch = Launch(phases=phases, dashboard=options.dashboard, begun=begun, allow_changed_code=changed)
-        watching = make_observers(plan.config, folder, keeper=keeper)
+        watching = make_observers(plan.config, folder)
         return run_plan(
             plan,
             folder,

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM: the first ends the run in good order, a second one at once."""
+"""Signals that ask for the end: the first ends the run in good order, a second Ctrl-C or SIGTERM at once.
+
+SIGHUP comes when a terminal is closed, and often twice; SIGUSR1 is how Slurm announces the end of a job's time.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from types import FrameType
 
 INTERRUPTED = 130
 _SHOW_CURSOR = b"\x1b[?25h"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_AT_ONCE = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (*_AT_ONCE, signal.SIGHUP, signal.SIGUSR1)
 _seen: list[int] = []
 
 
@@ -23,7 +27,7 @@ def is_interrupted() -> bool:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[None]:
-    """Turns the first SIGINT or SIGTERM into a KeyboardInterrupt and lets a second one end the process.
+    """Turn the first of the signals into a KeyboardInterrupt and let a second SIGINT or SIGTERM end the process.
 
     A signal that the parent process had ignored (a job in the background of a script) stays ignored.
     """
@@ -44,9 +48,12 @@ def interrupts() -> Iterator[None]:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
+    if _seen and number not in _AT_ONCE:
+        return
     if _seen:
         # A live display hides the cursor, and nothing else will bring it back.
-        os.write(2, (_SHOW_CURSOR if sys.stderr.isatty() else b"") + b"\nstopped at once\n")
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            os.write(2, (_SHOW_CURSOR if sys.stderr.isatty() else b"") + b"\nstopped at once\n")
         os._exit(INTERRUPTED)
     _seen.append(number)
     raise KeyboardInterrupt

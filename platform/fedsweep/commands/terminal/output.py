@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -34,6 +38,52 @@ def make_table(*columns: str, left: int = 1) -> Table:
     for position, name in enumerate(columns):
         table.add_column(name, justify="left" if position < left else "right", no_wrap=position < left)
     return table
+
+
+class _Lasting:
+    """A stream that goes on when its reader has gone (``fedsweep run | head -2``) or its terminal was closed.
+
+    The command's work and its exit code do not depend on who reads what it prints.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._to_the_end():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._to_the_end():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _to_the_end(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            # What is buffered is written at the next flush, to where nobody misses it.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
+
+@contextlib.contextmanager
+def lasting_output() -> Iterator[None]:
+    """Let standard output and standard error outlast their readers."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, _Lasting(stream)) for stream in before)
+    try:
+        yield
+        sys.stdout.flush()
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 def note(text: str) -> None:

@@ -118,7 +118,7 @@ class Progress(Observer):
         with contextlib.suppress(OSError):
             self.shows_message(text)
 
-    def working(self, text: str) -> None:
+    def progress(self, text: str) -> None:
         with contextlib.suppress(OSError):
             self.shows_working(text)
 

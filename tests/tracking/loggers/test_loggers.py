@@ -17,7 +17,7 @@ from fedsweep.errors import ConfigError, ResourceError
 from fedsweep.records import RoundRecord
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.testing import tiny_record
-from fedsweep.tracking.doors.registry import DOORS, Sheltered, further_doors
+from fedsweep.tracking.loggers.registry import LOGGERS, Sheltered, further_loggers
 from fedsweep.tracking.rows import telling
 
 CONFIG = {"name": "run", "seed": 0, "method.name": "fedavg", "training.lr": 0.5, "tracking.uri": "none"}
@@ -29,15 +29,15 @@ def record(round: int, *, attempt: int = 0, **values: Any) -> RoundRecord:
     return tiny_record(round, **(plain | values))
 
 
-def door(name: str, folder: Path) -> Observer:
+def logger(name: str, folder: Path) -> Observer:
     config = load_config({"tracking": {"uri": "none", "also": [name]}})
-    (made,) = further_doors(config, folder)
+    (made,) = further_loggers(config, folder)
     made.check()
     return made
 
 
 def started(name: str, folder: Path, *, records: tuple[RoundRecord, ...] = ()) -> Observer:
-    made = door(name, folder)
+    made = logger(name, folder)
     made.started(RunInfo(name="run", folder=folder, config=CONFIG, tags=TAGS, planned_rounds=9, records=records))
     return made
 
@@ -97,7 +97,7 @@ READ: Mapping[str, Callable[[Path], Points]] = {"csv": in_csv, "tensorboard": in
 
 
 def test_each_door_is_read_back_here() -> None:
-    assert set(READ) == set(DOORS)
+    assert set(READ) == set(LOGGERS)
 
 
 @pytest.mark.slow
@@ -153,19 +153,19 @@ def test_a_library_that_is_missing_is_said_in_one_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ResourceError, match=rf"{name} can't be imported .*install fedsweep\[{name}\]") as raised:
-        door(name, tmp_path)
+        logger(name, tmp_path)
     assert "\n" not in str(raised.value)
 
 
-def test_unknown_doors_are_errors(tmp_path: Path) -> None:
+def test_unknown_loggers_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tracking.also: unknown observer 'tensorbord'; did you mean 'tensorboard'"):
-        door("tensorbord", tmp_path)
+        logger("tensorbord", tmp_path)
     with pytest.raises(ConfigError, match=r"tracking.also: where MLflow keeps a run is said by tracking.uri"):
-        door("mlflow", tmp_path)
+        logger("mlflow", tmp_path)
 
 
 class Broken(Observer):
-    """A door of a user's own that cannot write."""
+    """A logger of a user's own that cannot write."""
 
     def __init__(self, config: Any, folder: Path) -> None:
         self.told = 0
@@ -183,8 +183,8 @@ class Broken(Observer):
 def test_a_door_of_ones_own_that_fails_is_left_out_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "my_doors", sys.modules[__name__])
-    made = door("my_doors:Broken", tmp_path)
+    monkeypatch.setitem(sys.modules, "my_loggers", sys.modules[__name__])
+    made = logger("my_loggers:Broken", tmp_path)
     assert isinstance(made, Sheltered)
     said: list[str] = []
     own = Broken(None, tmp_path)
@@ -197,7 +197,7 @@ def test_a_door_of_ones_own_that_fails_is_left_out_and_ends_nothing(
     assert own.told == 1 and line.startswith("mine: OSError: no space left") and "\n" not in line
 
 
-def test_overwriting_a_run_clears_what_its_doors_left_and_nothing_else(tmp_path: Path) -> None:
+def test_overwriting_a_run_clears_what_its_loggers_left_and_nothing_else(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", overwrite=False)
     folder.write_config("scenario: {}\nmethod: {name: fedavg}\n")
     for name in READ:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedsweep.config.load import load_config
-from fedsweep.driver.news import Bulletin, News
+from fedsweep.driver.messages import MessageQueue, Messages
 from fedsweep.driver.observers import Observer
 from fedsweep.driver.run import plan_run, run_plan
 from fedsweep.records import RoundRecord
@@ -28,43 +28,43 @@ class Diary(Observer):
     def message(self, text: str) -> None:
         self.entries.append(f"! {text}")
 
-    def working(self, text: str) -> None:
+    def progress(self, text: str) -> None:
         self.entries.append(text)
 
 
 def test_everything_is_given_out_once_and_of_lines_the_newest() -> None:
-    bulletin = Bulletin()
-    bulletin.message("first")
-    bulletin.working("1 of 9")
-    bulletin.message("second")
-    bulletin.working("2 of 9")
-    assert bulletin.take() == News(messages=("first", "second"), working="2 of 9")
-    assert bulletin.take() == News()
+    queue = MessageQueue()
+    queue.message("first")
+    queue.progress("1 of 9")
+    queue.message("second")
+    queue.progress("2 of 9")
+    assert queue.take() == Messages(sentences=("first", "second"), progress="2 of 9")
+    assert queue.take() == Messages()
 
 
 def test_a_listener_hears_what_was_said_before_and_then_at_once() -> None:
-    bulletin = Bulletin()
-    bulletin.message("before")
+    queue = MessageQueue()
+    queue.message("before")
     diary = Diary()
-    bulletin.listen([diary])
-    bulletin.working("1 of 9")
-    bulletin.message("after")
+    queue.listen([diary])
+    queue.progress("1 of 9")
+    queue.message("after")
     assert diary.entries == ["! before", "1 of 9", "! after"]
-    assert bulletin.take() == News()
+    assert queue.take() == Messages()
 
 
 def test_no_sentence_is_lost_where_one_thread_speaks_and_another_takes() -> None:
-    bulletin, taken = Bulletin(), []
+    queue, taken = MessageQueue(), []
 
     def speak() -> None:
         for number in range(5000):
-            bulletin.message(str(number))
+            queue.message(str(number))
 
     speaker = threading.Thread(target=speak)
     speaker.start()
     while speaker.is_alive():
-        taken.extend(bulletin.take().messages)
-    taken.extend(bulletin.take().messages)
+        taken.extend(queue.take().sentences)
+    taken.extend(queue.take().sentences)
     assert taken == [str(number) for number in range(5000)]
 
 

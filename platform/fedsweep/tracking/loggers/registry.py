@@ -1,7 +1,7 @@
-"""Who watches a run: pictures, MLflow, and the further doors: TensorBoard, Weights & Biases, CSV, those of users.
+"""The observers of a run by its configuration: pictures, MLflow, TensorBoard, Weights & Biases, CSV, those of users.
 
-A door, MLflow's too, is an :class:`~fedsweep.driver.observers.Observer`. What it writes, it writes anew from the first
-round when a run goes on, or it knows what it has: no point is there twice.
+A logger, MLflow's too, is an :class:`~fedsweep.driver.observers.Observer`. It writes anew from the first round when a
+run goes on, or knows what is there already: no point is there twice.
 """
 
 from __future__ import annotations
@@ -15,47 +15,44 @@ from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.errors import ConfigError, FedsweepError, ResourceError
 from fedsweep.figures.of_run import PictureObserver
 from fedsweep.plugins import call_builder, find_plugin
-from fedsweep.tracking.doors.csv_door import CsvDoor
-from fedsweep.tracking.doors.tensorboard_door import TensorBoardDoor
-from fedsweep.tracking.doors.wandb_door import WandbDoor
+from fedsweep.tracking.loggers.csv_logger import CsvLogger
+from fedsweep.tracking.loggers.tensorboard_logger import TensorBoardLogger
+from fedsweep.tracking.loggers.wandb_logger import WandbLogger
 from fedsweep.tracking.mlflow_observer import MlflowObserver
 from fedsweep.tracking.mlflow_store import resolve_uri
 
 if TYPE_CHECKING:
     from fedsweep.config.schema import Config
     from fedsweep.records import RoundRecord
-    from fedsweep.tracking.mlflow_keeper import MlflowKeeper
 
-    MakeDoor = Callable[[Config, Path], Observer]
+    MakeLogger = Callable[[Config, Path], Observer]
 
 _LOGGER = logging.getLogger("fedsweep")
 
 
-DOORS: Mapping[str, MakeDoor] = {
-    "tensorboard": lambda config, folder: TensorBoardDoor(),
-    "wandb": lambda config, folder: WandbDoor(project=config.tracking.experiment),
-    "csv": lambda config, folder: CsvDoor(),
+LOGGERS: Mapping[str, MakeLogger] = {
+    "tensorboard": lambda config, folder: TensorBoardLogger(),
+    "wandb": lambda config, folder: WandbLogger(project=config.tracking.experiment),
+    "csv": lambda config, folder: CsvLogger(),
 }
 
 
-def make_observers(config: Config, folder: Path, *, keeper: MlflowKeeper | None = None) -> list[Observer]:
+def make_observers(config: Config, folder: Path) -> list[Observer]:
     """The observers of a run, in the order in which they must learn of its end: MLflow logs what was drawn.
 
-    Without a keeper, this process writes to MLflow.
-
     Raises:
-        ConfigError: ``tracking.uri`` names no usable store, or ``tracking.also`` a door that is not there.
+        ConfigError: ``tracking.uri`` names no usable store, or ``tracking.also`` a logger that is not there.
     """
     uri = resolve_uri(config.tracking.uri, out=folder)
-    tracking = [] if uri is None else [MlflowObserver(uri, experiment=config.tracking.experiment, keeper=keeper)]
-    return [PictureObserver(), *tracking, *further_doors(config, folder)]
+    tracking = [] if uri is None else [MlflowObserver(uri, experiment=config.tracking.experiment)]
+    return [PictureObserver(), *tracking, *further_loggers(config, folder)]
 
 
-def further_doors(config: Config, folder: Path) -> list[Observer]:
-    """The doors of a run by ``tracking.also``, in its order.
+def further_loggers(config: Config, folder: Path) -> list[Observer]:
+    """The loggers of a run by ``tracking.also``, in its order.
 
     Raises:
-        ConfigError: There is no such door, or it cannot be made.
+        ConfigError: There is no such logger, or it cannot be made.
     """
     return [_made(name, config, folder) for name in dict.fromkeys(config.tracking.also)]
 
@@ -63,10 +60,10 @@ def further_doors(config: Config, folder: Path) -> list[Observer]:
 def _made(name: str, config: Config, folder: Path) -> Observer:
     if name == "mlflow":
         raise ConfigError("tracking.also: where MLflow keeps a run is said by tracking.uri; leave mlflow out here")
-    make = DOORS.get(name)
+    make = LOGGERS.get(name)
     if make is None:
         try:
-            make = find_plugin("observer", name, DOORS)
+            make = find_plugin("observer", name, LOGGERS)
         except ConfigError as error:
             raise ConfigError(f"tracking.also: {error}") from None
     observer = call_builder("observer", name, lambda: make(config, folder), gives=Observer)
@@ -74,11 +71,11 @@ def _made(name: str, config: Config, folder: Path) -> Observer:
 
 
 class Sheltered(Observer):
-    """A door whose trouble ends no run: it is told once, in one line, and the door is left out from there on.
+    """A logger whose trouble ends no run: it is told once, in one line, and the logger is left out from there on.
 
     Args:
         name: What the configuration calls it.
-        observer: The door.
+        observer: The logger.
         warn: Takes what the user should know, in one line.
     """
 
@@ -108,8 +105,8 @@ class Sheltered(Observer):
     def message(self, text: str) -> None:
         self._tell(self._observer.message, text)
 
-    def working(self, text: str) -> None:
-        self._tell(self._observer.working, text)
+    def progress(self, text: str) -> None:
+        self._tell(self._observer.progress, text)
 
     def finished(self, status: str, result: Mapping[str, Any]) -> None:
         self._tell(self._observer.finished, status, result)
@@ -119,7 +116,7 @@ class Sheltered(Observer):
             return
         try:
             call(*what)
-        except Exception as error:  # the door's own, of whatever library
+        except Exception as error:  # the logger's own, of whatever library
             self._is_open = False
             self._warn(
                 f"{self._name}: {_words(error)}; it is left out from here on, and the run's folder has everything"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.run_folder import EVENTS_SUFFIX, TENSORBOARD, event_files
-from fedsweep.tracking.rows import TrackedRows, imported, telling
+from fedsweep.tracking.loggers.library import imported
+from fedsweep.tracking.rows import TrackedRows, telling
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -23,7 +24,7 @@ _FLUSH_S = 5
 _LAST = ("test_accuracy", "best_test_accuracy", "total_bytes")
 
 
-class TensorBoardDoor(Observer):
+class TensorBoardLogger(Observer):
     """Writes scalars under the names that MLflow has them under, by round, and what was learnt also by kB sent.
 
     A run that goes on writes its event files anew from the first round, so each point is there once.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
 
 
-class CsvDoor(Observer):
+class CsvLogger(Observer):
     """Writes the figures of all rounds so far, the file as a whole each time; a figure that a round lacks is empty.
 
     Args:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.driver.observers import Observer, RunInfo
 from fedsweep.runs.run_folder import ID_PREFIX, offline_runs
-from fedsweep.tracking.rows import TrackedRows, imported, telling
+from fedsweep.tracking.loggers.library import imported
+from fedsweep.tracking.rows import TrackedRows, telling
 
 if TYPE_CHECKING:
     from fedsweep.records import RoundRecord
@@ -29,7 +30,7 @@ _QUIET = {
 }
 
 
-class WandbDoor(Observer):
+class WandbLogger(Observer):
     """Writes a run below ``wandb/`` of its folder; a row for each round, with ``round`` as the axis.
 
     A run that goes on is written anew from the first round under its old id, so each point is there once.

@@ -1,0 +1,235 @@
+"""A store follows a run's folder: whatever it has not got of the folder's rounds and files is sent to it.
+
+The folder is the truth, and sending is idempotent: a run does it now and then and at its end, a sweep for each of its
+trials, and ``fedsweep sync`` afterwards. A round that the store has is not sent again, whoever sent it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fedsweep.driver.observers import RunInfo, method_name, run_tags
+from fedsweep.errors import OutputError, ResourceError
+from fedsweep.runs.facts import run_facts
+from fedsweep.runs.folder_lock import sole_writer
+from fedsweep.runs.run_folder import (
+    CLIENT_ACCURACY,
+    CLIENTS,
+    CONFIG,
+    MODEL,
+    PICTURES,
+    PLAN,
+    RESULT,
+    ROUNDS,
+    SCENARIO,
+    TRAFFIC,
+    RunFolder,
+)
+from fedsweep.tracking.background import BackgroundCall
+from fedsweep.tracking.mlflow_run import METRICS_PER_BATCH, MlflowRun, is_complete, key_text, note_complete
+from fedsweep.tracking.mlflow_store import PATIENCE_S, check_store, probe_store, reason_of, resolve_uri
+from fedsweep.tracking.rows import TrackedRow, TrackedRows, telling
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedsweep.config.schema import Config
+
+_ARTIFACTS = (CONFIG, RESULT, MODEL, ROUNDS, CLIENTS, CLIENT_ACCURACY, TRAFFIC, SCENARIO)
+
+
+class FolderSync:
+    """Sends a run's folder to a store, as often as it is called.
+
+    Args:
+        uri: The store, as :func:`~fedsweep.tracking.mlflow_store.resolve_uri` gives it.
+        experiment: The MLflow experiment.
+        info: The run; its rounds are read from its folder.
+    """
+
+    def __init__(self, uri: str, *, experiment: str, info: RunInfo) -> None:
+        self._uri, self._experiment, self._info = uri, experiment, info
+        self._run: MlflowRun | None = None
+        self._read_at: tuple[int, int] | None = None
+        self._rows: list[TrackedRow] = []
+        self._sent_rounds: set[int] = set()
+        self._has_files = self._has_status = False
+        self.run_id: str | None = None
+
+    def send(self, status: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
+        """Send what the store has not got.
+
+        Args:
+            status: How the run ended: its files are sent, too, and the run in the store is ended; None: it goes on.
+            patience_s: How long to wait for a lock or an answer before anything is sent.
+
+        Raises:
+            Exception: Of MLflow, SQLAlchemy, requests or the system; what was not sent is sent by the next call.
+        """
+        try:
+            self._send(status, patience_s)
+        except BaseException:
+            self._run = None  # what became of the last batch, only the store knows
+            raise
+
+    def _send(self, status: str | None, patience_s: float) -> None:
+        probe_store(self._uri, patience_s=patience_s)
+        run = self._begun()
+        try:
+            self._send_rounds(run)
+        except OutputError:  # the folder is damaged, and so it stays
+            if status is not None:
+                run.end(status)
+            raise
+        if status is not None:
+            self._end(run, status)
+
+    def _send_rounds(self, run: MlflowRun) -> None:
+        self._read_rows()
+        tags = {key_text(f"infinite.{k}"): text for row in reversed(self._rows) for k, text in row.infinite().items()}
+        for rows in self._batches(run.rounds):
+            run.log_points([point for row in rows for point in row.points()], tags)
+            self._sent_rounds = set(run.rounds)
+
+    def lacking(self) -> list[str]:
+        """What the store has not got, as far as it has answered."""
+        self._read_rows()
+        rounds = [row.record.round for row in self._rows if row.record.round not in self._sent_rounds]
+        missing = (
+            [f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"] if rounds else []
+        )
+        if not self._has_files:
+            missing.append("some of its files" if self._has_status else "its files")
+        return missing if self._has_status else [*missing, "its status"]
+
+    def _begun(self) -> MlflowRun:
+        if self._run is None:
+            info = self._info
+            run = MlflowRun.begin(
+                self._uri, experiment=self._experiment, name=info.name, tags=info.tags, folder=info.folder
+            )
+            self.run_id, self._sent_rounds = run.run_id, set(run.rounds)
+            self._has_files = self._has_status = False
+            run.log_params(telling(info.config))
+            run.log_dataset(info.config)
+            self._run = run
+        return self._run
+
+    def _end(self, run: MlflowRun, status: str) -> None:
+        """Send the files and end the run, which no file that can't be sent keeps open."""
+        try:
+            _log_files(run, self._info.folder)
+            self._has_files = True
+        finally:
+            run.end(status)
+            self._has_status = True
+        with contextlib.suppress(OSError):  # then it is sent again, which changes nothing
+            note_complete(self._info.folder)
+
+    def _batches(self, sent: set[int]) -> Iterator[list[TrackedRow]]:
+        """The rounds that are to be sent, in their order, as many at once as one batch takes, at least one."""
+        rows: list[TrackedRow] = []
+        size = 0
+        for row in self._rows:
+            if row.record.round in sent:
+                continue
+            if rows and size + len(row.points()) > METRICS_PER_BATCH:
+                yield rows
+                rows, size = [], 0
+            rows.append(row)
+            size += len(row.points())
+        if rows:
+            yield rows
+
+    def _read_rows(self) -> None:
+        """Read the rounds again where they were written since."""
+        folder = RunFolder(self._info.folder)
+        if not folder.has_rounds():
+            return
+        at = (folder.path / ROUNDS).stat()
+        if self._read_at != (at.st_mtime_ns, at.st_size):
+            maker = TrackedRows(self._info.targets)
+            self._rows = [maker.row(record) for record in folder.read_rounds()]
+            self._read_at = (at.st_mtime_ns, at.st_size)
+
+
+def _log_files(run: MlflowRun, folder: Path) -> None:
+    for path in (folder / name for name in _ARTIFACTS):
+        if path.is_file():
+            run.log_file(path)
+    for path in sorted((folder / PICTURES).glob("*.png")):
+        run.log_file(path, into=PICTURES)
+
+
+def complete(folder: Path, config: Config) -> str:
+    """Send what the store lacks of a run that nobody plays now, given its resolved configuration.
+
+    Returns:
+        What was done, in words.
+
+    Raises:
+        ResourceError: The store can't be used, or does not answer.
+        OutputError: The folder is a trial's, or damaged; or another process writes it.
+    """
+    uri = resolve_uri(config.tracking.uri, out=folder)
+    if uri is None:
+        return "nothing is tracked (tracking.uri is none)"
+    if is_complete(folder, uri):
+        return "MLflow has everything of it"
+    if (folder.parent / PLAN).exists():
+        raise OutputError(f"{folder}: fedsweep sweep --resume --out {folder.parent} logs what MLflow lacks of it")
+    with sole_writer(folder):
+        run, sync = RunFolder(folder), _sync_of(folder, config, uri)
+        check_store(uri, experiment=config.tracking.experiment)
+        # Whoever was killed could not write how the run ended.
+        status = run.read_result()["status"] if run.has_result() else "killed"
+        try:
+            BackgroundCall(lambda: sync.send(status)).wait(at_most_s=None)
+        except Exception as error:
+            lacking = ", ".join(sync.lacking())
+            raise ResourceError(f"{folder}: MLflow still lacks {lacking} ({reason_of(error)})") from error
+    return "MLflow has everything of it now"
+
+
+def follow_run(folder: Path, config: Config, *, every_s: float = 5.0) -> None:
+    """Send the folder of a run that another process plays, again and again until that one ends.
+
+    Raises:
+        ResourceError: The store can't be used at the beginning.
+    """
+    uri = resolve_uri(config.tracking.uri, out=folder)
+    if uri is None:
+        return
+    check_store(uri, experiment=config.tracking.experiment)
+    sync = _sync_of(folder, config, uri)
+    while _is_played(folder):
+        with contextlib.suppress(Exception):  # the next time, or at the end, where trouble is said
+            BackgroundCall(sync.send).wait(at_most_s=None)
+        time.sleep(every_s)
+
+
+def _is_played(folder: Path) -> bool:
+    try:
+        with sole_writer(folder):
+            return False
+    except OutputError:
+        return True
+
+
+def _sync_of(folder: Path, config: Config, uri: str) -> FolderSync:
+    run = RunFolder(folder)
+    result = run.read_result() if run.has_result() else {}
+    method = str(result.get("method") or method_name(config))
+    commit = result.get("git_commit", run_facts()["git_commit"])
+    info = RunInfo(
+        name=config.name,
+        folder=folder,
+        config=config.flat(),
+        tags=run_tags(config, method=method, git_commit=commit),
+        planned_rounds=config.training.rounds,
+        targets=config.evaluation.targets,
+    )
+    return FolderSync(uri, experiment=config.tracking.experiment, info=info)
