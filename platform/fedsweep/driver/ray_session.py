@@ -22,9 +22,8 @@ from fedsweep.errors import ClusterLost, FedsweepError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Vectors
 from fedsweep.fleet.ray_fleet import FleetSettings, RayFleet, start_client
-from fedsweep.fleet.ray_leftovers import lost_process
 from fedsweep.fleet.ray_metrics import RayMetrics
-from fedsweep.fleet.ray_watch import unless_lost
+from fedsweep.fleet.ray_watch import lost_process, shut_down, watched_call
 from fedsweep.runs.folder_lock import write_along
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ class RemoteSession:
         if self._is_lost:
             return
         with contextlib.suppress(ClusterLost):
-            unless_lost(self._end_actor)
+            watched_call(self._end_actor)
 
     def _end_actor(self) -> None:
         with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
@@ -205,8 +204,7 @@ class RemoteSession:
             return
         if not self._is_lost:
             self._is_lost = True
-            with contextlib.suppress(ClusterLost):
-                unless_lost(ray.shutdown)
+            shut_down()
         raise RunError(f"Ray lost {lost}, so the run can't go on by itself; {_way_on(self._folder)}")
 
     def _wait_for(self, done: Any) -> None:
