@@ -85,12 +85,12 @@ def test_session_folder_goes_after_a_clean_end_and_stays_after_a_failure() -> No
         from pathlib import Path
         from fedsweep.errors import RunError
         from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
-        from fedsweep.fleet.ray_leftovers import dead_sessions, marked_session
+        from fedsweep.fleet.ray_leftovers import dead_sessions, own_sessions
         seen = []
         for fails in (False, True):
             try:
                 with ray_cluster(None, ClusterNeeds(actors=1, store_bytes=2**28)):
-                    seen.append(marked_session())
+                    seen += own_sessions() - {*seen}
                     if fails:
                         raise RunError("x")
             except RunError:
