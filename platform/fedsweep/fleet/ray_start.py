@@ -38,7 +38,7 @@ _LOGGER = logging.getLogger("fedsweep")
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterNeeds:
-    """What a run asks of a cluster.
+    """The resources that a run asks of a cluster.
 
     Attributes:
         actors: Client actors.
@@ -58,7 +58,7 @@ class ClusterNeeds:
 
     @property
     def bundles(self) -> list[tuple[str, float, float]]:
-        """Name, CPUs and GPUs of each actor, the server's first."""
+        """Return name, CPUs and GPUs of each actor, the server's first."""
         clients = [(f"client actor {k}", self.cpus_per_client, self.gpus_per_client) for k in range(self.actors)]
         return [("server actor", self.cpus_per_server, self.gpus_per_server), *clients]
 

@@ -1,4 +1,4 @@
-"""Running a sweep on Ray Tune, from the plan in its folder; a resumed one goes on from the trials' own checkpoints.
+"""Run a sweep on Ray Tune, from the plan in its folder; a resumed one goes on from the trials' own checkpoints.
 
 Tune's own way of resuming is not used: it unpickles its state, which lags behind what the run folders know.
 """
@@ -102,7 +102,7 @@ def _conclude(prepared: PreparedSweep) -> Summary:
 
 
 def log_rest(prepared: PreparedSweep) -> Summary:
-    """A sweep of which nothing is left to run: its summary, and what the tracking store lacks of it."""
+    """Summarise a sweep of which nothing is left to run, and log what the tracking store lacks of it."""
     with prepared.writing():
         tracker = _make_tracker(prepared)
         summary = _conclude(prepared)
@@ -172,7 +172,7 @@ def _make_tuner(
 
 
 def _trainable(prepared: PreparedSweep, own: Sequence[Mapping[str, Any]]) -> Any:
-    """The trials' class with what they all need, under its own name in Ray's dashboard and in lists of processes."""
+    """Make the trials' class with what they all need; Ray's dashboard and lists of processes show its own name."""
     import ray
     from ray import tune
 
@@ -209,7 +209,7 @@ def _tune_config(prepared: PreparedSweep, search: Any, count: int) -> Any:
 
 
 def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgress) -> tuple[Any, int]:
-    """The search, and how many trials it still has to propose or finish."""
+    """Make the search; return with it how many trials it still has to propose or finish."""
     from fedsweep.sweeps.schedulers import ProposedTrials, decoded, make_optuna
 
     config = prepared.config
@@ -263,7 +263,7 @@ def _make_tracker(prepared: PreparedSweep) -> SweepTracker | None:
 def _tracked(
     prepared: PreparedSweep, tracker: SweepTracker | None, work: Callable[[], tuple[_Grid, Summary]]
 ) -> tuple[_Grid, Summary]:
-    """Work inside the parent run, which is there from beginning to end, however the work ends."""
+    """Do the work inside the parent run, which is there from beginning to end, however the work ends."""
     if tracker is None:
         return work()
     from fedsweep.sweeps.tune_callback import tracked
