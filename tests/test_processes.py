@@ -88,12 +88,16 @@ def test_the_working_folder_goes_to_the_end_wherever_it_stood(tmp_path: Path, mo
     assert sys.path == ["/a", "/b", str(tmp_path)]
 
 
-def test_worker_looks_there_last_and_collects_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_works_where_the_driver_does_looks_there_last_and_collects_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
     monkeypatch.setenv("FEDSWEEP_USER_FOLDERS", str(tmp_path))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     before = gc.get_threshold()
     try:
         processes.begin_worker()
+        assert Path.cwd() == tmp_path
         assert sys.path[-1] == str(tmp_path) and str(tmp_path) not in sys.path[:-1]
         assert gc.isenabled() and gc.get_threshold() == (50_000, *before[1:])
     finally:

@@ -115,6 +115,9 @@ def _with_results(grid: ResultGrid, folder: Path) -> ResultGrid:
     class SweepGrid(ResultGrid):
         """Ray Tune's results, and what the trials' folders hold."""
 
+        def __init__(self) -> None:
+            self.__dict__.update(vars(grid))  # Ray makes it from something that it does not promise
+
         @property
         def results(self) -> Results:
             """The trials' runs."""
@@ -123,7 +126,7 @@ def _with_results(grid: ResultGrid, folder: Path) -> ResultGrid:
         def _repr_html_(self) -> str:
             return self.results._repr_html_()
 
-    return SweepGrid(grid._experiment_analysis)
+    return SweepGrid()
 
 
 def compare(*folders: str | Path, by: Literal["run", "setting"] = "run", form: Form = "text") -> str:

@@ -145,7 +145,7 @@ def _tell(error: Exception, *, debug: bool) -> int:
 def _leave(code: int) -> int:
     """The exit code; where Ray is still at work in a thread that nobody waits for, the process ends here and now."""
     watch = sys.modules.get("fedsweep.fleet.ray_watch")
-    if watch is not None and watch.has_left_work():
+    if watch is not None and watch.has_abandoned_calls():
         sys.stdout.flush()
         os._exit(code)
     return code

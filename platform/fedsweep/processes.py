@@ -1,4 +1,4 @@
-"""What each of our processes does first: it looks for modules last in the working folder, and seldom for dead cycles.
+"""Begin each of our processes: it looks for modules last in the working folder, and seldom for dead cycles.
 
 A run folder may come from others, and whoever looks at it stands in it: a ``yaml.py`` there must not take the place of
 the library. So the working folder is the last on the path, in the driver and in every process of the cluster.
@@ -13,6 +13,7 @@ import gc
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ _HOOK = f"{__name__}.begin_worker"
 
 
 def collect_seldom() -> None:
-    """For a process of our own, before it imports anything large."""
+    """Collect garbage seldom; for a process of our own, before it imports anything large."""
     gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])
 
 
@@ -33,39 +34,33 @@ def look_here_last() -> None:
 
 
 def begin_worker() -> None:
-    """A worker of a cluster, before it has read anything of the run, looks in the driver's folders last."""
-    collect_seldom()
-    _look_last(os.environ.get(_VARIABLE, "").split(os.pathsep))
+    """Have a worker of a cluster look in the driver's folders last, before it reads anything of the run.
 
-
-def worker_settings() -> dict[str, Any]:
-    """What ``ray.init`` must be told so that workers of a cluster that is joined find the user's modules, and last."""
-    return {**job_settings(), "runtime_env": {"worker_process_setup_hook": _HOOK, "env_vars": _folder_variables()}}
-
-
-def job_settings() -> dict[str, Any]:
-    """The part of it that concerns the driver: Ray itself would put the driver's working folder first."""
-    from ray.job_config import JobConfig
-
-    job = JobConfig()
-    job._py_driver_sys_path = _Unchanged()
-    return {"job_config": job}
-
-
-def worker_variables() -> dict[str, str]:
-    """The other part, as the environment of a raylet of our own: its workers inherit it.
-
-    By a ``runtime_env`` each worker would import Ray twice, once to set variables, and the first one would wait for
-    the process that serves such environments.
+    It works in the driver's working folder, the last of them, where its node has that.
     """
-    from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+    collect_seldom()
+    folders = os.environ.get(_VARIABLE, "").split(os.pathsep)
+    with contextlib.suppress(OSError):
+        os.chdir(folders[-1])
+    _look_last(folders)
 
-    return {WORKER_PROCESS_SETUP_HOOK_ENV_VAR: _HOOK, **_folder_variables()}
+
+@contextlib.contextmanager
+def worker_settings() -> Iterator[dict[str, Any]]:
+    """Yield the arguments of ``ray.init`` with which workers find the user's modules, and last.
+
+    When a worker gets its first task, Ray would put the driver's working folder first on its path; but not where the
+    job brings a working folder of its own (https://github.com/ray-project/ray/pull/63756). So it brings an empty one,
+    which Ray has read when ``ray.init`` returns; workers then go to the driver's (:func:`begin_worker`).
+    """
+    with tempfile.TemporaryDirectory(prefix="fedsweep-") as empty:
+        variables = {**_folder_variables(), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        yield {"runtime_env": {"worker_process_setup_hook": _HOOK, "env_vars": variables, "working_dir": empty}}
 
 
 @contextlib.contextmanager
 def silenced(*names: str) -> Iterator[None]:
-    """Loggers that say nothing for a while, since what they tell of is reported otherwise or does not apply here."""
+    """Silence loggers for a while: what they report is reported otherwise or does not apply here."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -77,21 +72,8 @@ def silenced(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-@contextlib.contextmanager
-def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Attributes of a library's module or class that are ours for a while; one that it does not have stays away."""
-    before = {name: vars(owner)[name] for name in values if name in vars(owner)}
-    try:
-        for name in before:
-            setattr(owner, name, values[name])
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
-
-
 def _folder_variables() -> dict[str, str]:
-    """The script's own folder, where there is a script of the user's, and the working folder."""
+    """Return as a variable the script's own folder, where there is a script of the user's, and the working folder."""
     script = os.path.dirname(os.path.realpath(sys.argv[0])) if sys.argv and sys.argv[0] else ""
     folders = dict.fromkeys([*([script] if script in sys.path else []), os.getcwd()])
     return {_VARIABLE: os.pathsep.join(folders)}
@@ -101,10 +83,3 @@ def _look_last(folders: Iterable[str]) -> None:
     last = [folder for folder in dict.fromkeys(folders) if folder]
     moved = {*last, ""} if os.getcwd() in last else {*last}
     sys.path[:] = [*(entry for entry in sys.path if entry not in moved), *last]
-
-
-class _Unchanged(list[str]):
-    """A list to which Ray adds its own folders in vain."""
-
-    def extend(self, values: Iterable[str], /) -> None:
-        """Nothing."""

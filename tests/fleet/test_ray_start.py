@@ -6,14 +6,18 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 from fedsweep.config.load import load_config
-from fedsweep.fleet import ray_idle_agent, ray_start
+from fedsweep.errors import ResourceError
+from fedsweep.fleet import ray_start
 from fedsweep.fleet.ray_leftovers import own_sessions
 from fedsweep.fleet.ray_start import ClusterNeeds, ClusterStart, early_cluster, early_needs
 
@@ -38,18 +42,6 @@ def test_ray_starts_early_where_the_configuration_says_that_it_is_needed(
     assert (None if needs is None else needs.actors) == actors
 
 
-def agents_here() -> list[str]:
-    """What this process's raylet runs as its two agents, once they are there."""
-    until = time.monotonic() + 20
-    found: list[str] = []
-    while len(found) < 2 and time.monotonic() < until:
-        found = []
-        for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):
-                found += [word for word in child.cmdline()[:8] if word.endswith(("agent.py", "agent/main.py"))]
-    return found
-
-
 @pytest.mark.ray
 def test_an_early_cluster_that_nobody_takes_leaves_nothing() -> None:
     import ray
@@ -64,11 +56,9 @@ def test_an_early_cluster_that_nobody_takes_leaves_nothing() -> None:
             assert ray.is_initialized()
             others = " ".join(argument for child in psutil.Process().children() for argument in child.cmdline()[:3])
             assert "gcs_server" in others and "raylet" in others
-            assert not any(name in others for name in ("monitor.py", "dashboard.py"))  # seconds of two cores
-            assert agents_here() == [ray_idle_agent.__file__] * 2
-            assert begun.holds(ClusterNeeds(actors=2, store_bytes=2**28))
-            assert not begun.holds(ClusterNeeds(actors=2, store_bytes=2**29))
-            assert not begun.holds(ClusterNeeds(actors=1, gpus_per_client=1.0, store_bytes=2**28))
+            assert begun.fits(ClusterNeeds(actors=2, store_bytes=2**28))
+            assert not begun.fits(ClusterNeeds(actors=2, store_bytes=2**29))
+            assert not begun.fits(ClusterNeeds(actors=1, gpus_per_client=1.0, store_bytes=2**28))
         assert not ray.is_initialized() and own_sessions() == before
     finally:
         os.umask(mask)
@@ -94,7 +84,7 @@ def test_an_end_asked_for_while_everything_starts_writes_nothing_and_leaves_noth
     assert not list(Path("/tmp/ray").glob(f"session_*_{process.pid}"))
 
 
-def test_a_process_that_ray_ends_while_it_starts_has_a_last_word(tmp_path: Path) -> None:
+def test_a_process_that_ray_ends_while_it_starts_leaves_a_notice(tmp_path: Path) -> None:
     program = (
         "import os; from pathlib import Path; from fedsweep.fleet import ray_start\n"
         "ray_start.ClusterStart = lambda needs, is_early: os._exit(1)  # as Ray does, from within C++\n"
@@ -106,7 +96,7 @@ def test_a_process_that_ray_ends_while_it_starts_has_a_last_word(tmp_path: Path)
     assert len(done.stderr.splitlines()) == 1 and "try again" in done.stderr
 
 
-def test_somebody_speaks_for_a_run_before_its_cluster_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_has_its_notice_before_its_cluster_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[object] = []
 
     class Begun:
@@ -115,96 +105,49 @@ def test_somebody_speaks_for_a_run_before_its_cluster_is_begun(tmp_path: Path, m
         def __init__(self, needs: ClusterNeeds, *, is_early: bool) -> None:
             order.append("begun")
 
-    monkeypatch.setattr(ray_start, "last_word", lambda folder: order.append(folder) or nullcontext())
+    monkeypatch.setattr(ray_start, "exit_notice", lambda folder: order.append(folder) or nullcontext())
     monkeypatch.setattr(ray_start, "ClusterStart", Begun)
     with early_cluster(ClusterNeeds(actors=1, store_bytes=1), tmp_path):
         assert order == [tmp_path, "begun"]
 
 
-def test_ray_has_its_agents_where_they_serve_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray import _raylet
-
-    monkeypatch.setattr(ray_start, "_lacks_for_dashboard", ImportError)
-    assert ray_start._needs_agents(dashboard=True) and not ray_start._needs_agents(dashboard=False)
-    monkeypatch.setattr(ray_start, "_lacks_for_dashboard", lambda: None)
-    assert ray_start._needs_agents(dashboard=False)
-    monkeypatch.setattr(ray_start, "_lacks_for_dashboard", ImportError)
-    monkeypatch.delattr(_raylet, "persist_port")  # an older Ray, which reads no files
-    assert ray_start._needs_agents(dashboard=False)
-
-
-def test_what_takes_an_agents_place_ends_with_its_parent() -> None:
-    program = (
-        "import os, subprocess, sys\n"
-        "environment = {**os.environ, 'RAY_RAYLET_PID': str(os.getpid())}\n"
-        f"waiting = subprocess.Popen([sys.executable, '-I', '-S', {ray_idle_agent.__file__!r}], env=environment)\n"
-        "print(waiting.pid, flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    command = [sys.executable, "-S", "-c", program]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdin is not None and parent.stdout is not None
-        waiting = psutil.Process(int(parent.stdout.readline()))
-        assert waiting.is_running()
-        parent.stdin.close()
-    try:
-        waiting.wait(10)
-    finally:
-        with suppress(psutil.NoSuchProcess):
-            waiting.kill()
-
-
-def test_what_takes_an_agents_place_looks_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    parents, pauses = iter([7, 7, 1]), []
-    monkeypatch.setattr(os, "getppid", lambda: next(parents))
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    ray_idle_agent.wait_for_parent(7)
-    assert pauses == [1.0, 1.0]
+@pytest.mark.parametrize("missing", [None, "ray-needs-this"])
+def test_a_dashboard_needs_all_of_rays_extra(missing: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["pytest", f"{missing or 'pytest'}; extra == 'default'", "nowhere; extra == 'tune'"]
+    monkeypatch.setattr(metadata, "requires", lambda name: lines)
+    if missing is None:
+        ray_start._check_dashboard()
+        return
+    with pytest.raises(ResourceError, match=rf"needs an extra: pip install 'fedsweep\[dashboard\]' .*{missing}"):
+        ray_start._check_dashboard()
 
 
 @pytest.mark.parametrize("dashboard", [False, True])
-def test_what_serves_a_dashboard_is_started_with_it_alone(
-    dashboard: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_is_told_in_public_what_workers_do_first(dashboard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
-    from ray._private import services
-    from ray._private.node import Node
 
-    names = ("start_monitor", "start_log_monitor", "start_api_server")
-    before = [vars(Node)[name] for name in names]
-    agents = ["--dashboard_agent_command=python one.py", "--runtime_env_agent_command=python two.py"]
-    command = ["raylet", f"--session_dir={tmp_path}", f"--node_id={'ab' * 28}", *agents]
-    seen: list[list[object]] = []
-    started: dict[str, tuple[list[str], dict[str, str]]] = {}
+    calls: list[dict[str, Any]] = []
 
-    def start(command: list[str], kind: str, fate_share: bool, env_updates: dict[str, str] | None = None) -> None:
-        started[kind] = (command, env_updates or {})
-
-    def init(**settings: object) -> None:
-        seen.append([vars(Node)[name] for name in names])
-        services.start_ray_process(["gcs_server"], "gcs_server", True)
-        services.start_ray_process(command, "raylet", True, env_updates={"OWN": "1"})
+    def init(**settings: Any) -> SimpleNamespace:
+        assert list(Path(settings["runtime_env"]["working_dir"]).iterdir()) == []
+        calls.append(settings)
+        return SimpleNamespace(address_info={"node_ip_address": "127.0.0.1"})
 
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(services, "start_ray_process", start)
-    monkeypatch.setattr(ray_start, "_lacks_for_dashboard", ImportError)
-    ray_start._begin(ClusterNeeds(actors=1, store_bytes=1), num_cpus=1, dashboard=dashboard, is_early=True)
-    (then,) = seen
-    assert [now is old for now, old in zip(then, before, strict=True)] == [dashboard] * 3
-    assert [vars(Node)[name] for name in names] == before and services.start_ray_process is start
-    assert started["gcs_server"] == (["gcs_server"], {})
-    words, variables = started["raylet"]
-    assert words[:3] == command[:3]
-    assert words[3:] == agents if dashboard else all(word.endswith("ray_idle_agent.py") for word in words[3:])
-    assert len(words) == 5 and len(list(tmp_path.iterdir())) == (0 if dashboard else 4)  # the agents' ports
-    hook = {value for name, value in variables.items() if "SETUP_HOOK" in name}
-    assert hook == {"fedsweep.processes.begin_worker"} and {"OWN", "FEDSWEEP_USER_FOLDERS"} < variables.keys()
-    assert variables["OMP_NUM_THREADS"] == "1"
+    needs = ClusterNeeds(actors=1, store_bytes=1)
+    ray_start._start_ray(needs, num_cpus=1, dashboard=dashboard, is_early=True)
+    (settings,) = calls
+    assert (settings["address"], settings["include_dashboard"]) == ("local", dashboard)
+    environment = settings["runtime_env"]
+    assert environment["worker_process_setup_hook"] == "fedsweep.processes.begin_worker"
+    assert environment["env_vars"]["FEDSWEEP_USER_FOLDERS"].endswith(os.getcwd())
+    assert environment["env_vars"]["OMP_NUM_THREADS"] == "1"
+    assert not Path(environment["working_dir"]).exists()
 
 
-def test_a_ray_that_starts_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_others_could_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    monkeypatch.setattr(ray, "init", lambda **settings: None)
-    with pytest.raises(RuntimeError, match=rf"Ray {ray.__version__} starts in a way"):
-        ray_start._begin(ClusterNeeds(actors=1, store_bytes=1), num_cpus=1, dashboard=False, is_early=True)
+    monkeypatch.setattr(ray, "init", lambda **_: SimpleNamespace(address_info={"node_ip_address": "10.0.0.1"}))
+    with pytest.raises(RuntimeError, match="start Python with RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"):
+        ray_start._start_ray(ClusterNeeds(actors=1, store_bytes=1), num_cpus=1, dashboard=False, is_early=True)

@@ -9,18 +9,26 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedsweep.errors import ClusterLost
 from fedsweep.fleet import ray_watch
-from fedsweep.fleet.ray_watch import Attempt, StartWatch, has_left_work, unless_lost
+from fedsweep.fleet.ray_watch import (
+    RayCall,
+    VitalProcesses,
+    has_abandoned_calls,
+    lost_process,
+    watched_call,
+    watched_cluster,
+)
 
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_watch, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(ray_watch, "_POLL_EVERY_S", 0.01)
     monkeypatch.setattr(ray_watch, "_GRACE_S", 0.05)
-    monkeypatch.setattr(ray_watch, "_left_alone", [])
+    monkeypatch.setattr(ray_watch, "_abandoned", [])
 
 
 def alive() -> None:
@@ -32,35 +40,35 @@ def fail(error: BaseException) -> None:
 
 
 def test_gives_what_the_work_gives() -> None:
-    assert unless_lost(lambda: 7, alive) == 7
+    assert watched_call(lambda: 7, alive) == 7
 
 
 def test_raises_what_the_work_raises() -> None:
     with pytest.raises(ZeroDivisionError):
-        unless_lost(lambda: fail(ZeroDivisionError()), alive)
+        watched_call(lambda: fail(ZeroDivisionError()), alive)
 
 
-def test_work_that_waits_for_a_lost_process_is_left_alone() -> None:
+def test_work_that_waits_for_a_lost_process_is_abandoned() -> None:
     release = threading.Event()
     with pytest.raises(ClusterLost, match="Ray lost its raylet"):
-        unless_lost(lambda: release.wait(10), lambda: "its raylet")
-    assert has_left_work()
+        watched_call(lambda: release.wait(10), lambda: "its raylet")
+    assert has_abandoned_calls()
     release.set()
     deadline = time.monotonic() + 10
-    while has_left_work() and time.monotonic() < deadline:
+    while has_abandoned_calls() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not has_left_work()
+    assert not has_abandoned_calls()
 
 
 def test_an_error_after_a_loss_is_the_loss() -> None:
     with pytest.raises(ClusterLost, match="Ray lost its GCS server") as caught:
-        unless_lost(lambda: fail(OSError("connection refused")), lambda: "its GCS server")
+        watched_call(lambda: fail(OSError("connection refused")), lambda: "its GCS server")
     assert isinstance(caught.value.__cause__, OSError)
-    assert not has_left_work()
+    assert not has_abandoned_calls()
 
 
 def test_work_that_ends_well_all_the_same_counts() -> None:
-    assert unless_lost(lambda: 7, lambda: "its raylet") == 7
+    assert watched_call(lambda: 7, lambda: "its raylet") == 7
 
 
 def test_ctrl_c_asks_the_work_to_end_and_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,48 +87,66 @@ def test_ctrl_c_asks_the_work_to_end_and_waits_for_it(monkeypatch: pytest.Monkey
         ended.set()
 
     with pytest.raises(KeyboardInterrupt):
-        unless_lost(work, interrupted_once, on_interrupt=asked.set)
+        watched_call(work, interrupted_once, on_interrupt=asked.set)
     assert ended.is_set()
 
 
 def test_processes_that_were_started_live_as_long_as_the_thread_that_started_them() -> None:
     before = set(threading.enumerate())
-    Attempt(lambda: None, alive, starts_processes=True).result()
+    RayCall(lambda: None, alive, starts_processes=True).result()
     (thread,) = set(threading.enumerate()) - before
     assert thread.daemon
-    unless_lost(lambda: None, alive)
+    watched_call(lambda: None, alive)
     assert set(threading.enumerate()) - before == {thread}
 
 
 def test_a_process_that_dies_while_the_cluster_starts_is_noticed_and_the_others_are_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(ray_watch, "_VITAL", {"sleep": "its sleeper", "tail": "its tail"})
     older = subprocess.Popen(["sleep", "60"])
-    monkeypatch.setattr(ray_watch, "VITAL", {"sleep": "its sleeper"})
-    watch = StartWatch()
-    first, second = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    vital = VitalProcesses.yet_to_come()
+    assert vital.lost() is None
+    sleeper, tail = subprocess.Popen(["sleep", "60"]), subprocess.Popen(["tail", "-f", "/dev/null"])
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     deadline = time.monotonic() + 10
-    while len(watch._seen) < 2 and time.monotonic() < deadline:
-        assert watch.lost() is None
-    first.kill()
-    while watch.lost() is None and time.monotonic() < deadline:
+    while len(vital._vital) < 2 and time.monotonic() < deadline:
+        assert vital.lost() is None
+    sleeper.kill()
+    while vital.lost() is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert watch.lost() == "its sleeper"  # a zombie, and still so once it has been waited for
-    first.wait()
-    assert watch.lost() == "its sleeper"
-    watch.end()
-    assert second.wait(10) != 0 and other.wait(10) != 0 and older.poll() is None
+    assert vital.lost() == "its sleeper"  # a zombie, and still so once it has been waited for
+    sleeper.wait()
+    assert vital.lost() == "its sleeper"
+    vital.kill_all_started()
+    assert tail.wait(10) != 0 and other.wait(10) != 0 and older.poll() is None
     older.kill()
     older.wait()
+
+
+def test_the_cluster_that_is_watched_is_the_one_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_watch, "_VITAL", {"sleep": "its sleeper"})
+    earlier = subprocess.Popen(["sleep", "60"])
+    earlier.kill()
+    while psutil.Process(earlier.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    present = subprocess.Popen(["sleep", "60"])
+    assert lost_process() is None
+    with watched_cluster():
+        assert lost_process() is None
+        present.kill()
+        present.wait()
+        assert lost_process() == "its sleeper"
+    assert lost_process() is None
+    earlier.wait()
 
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = """
 import os, sys
 from pathlib import Path
-from fedsweep.fleet.ray_watch import last_word
-with last_word(Path(sys.argv[1])):
+from fedsweep.fleet.ray_watch import exit_notice
+with exit_notice(Path(sys.argv[1])):
     if sys.argv[2] == "ends":
         os._exit(1)
 """

@@ -44,13 +44,13 @@ def test_every_port_of_the_cluster_is_on_loopback(shared_ray: Any) -> None:
     fleet.close()
 
 
-def test_a_worker_of_our_own_cluster_has_its_settings_and_imports_ray_once(shared_ray: Any) -> None:
+def test_a_worker_of_our_own_cluster_has_its_settings_and_works_where_the_driver_does(shared_ray: Any) -> None:
     @shared_ray.remote(num_cpus=0)
-    def told() -> tuple[Any, ...]:
+    def settings() -> tuple[Any, ...]:
         threads = [os.environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
-        return *threads, gc.get_threshold()[0], shared_ray.get_runtime_context().runtime_env
+        return *threads, gc.get_threshold()[0], os.getcwd(), sys.path.index(os.getcwd()) == len(sys.path) - 1
 
-    assert shared_ray.get(told.remote()) == ("1", "1", 50_000, {})
+    assert shared_ray.get(settings.remote()) == ("1", "1", 50_000, os.getcwd(), True)
 
 
 def test_one_that_dies_at_once_is_replaced(shared_ray: Any) -> None:
@@ -85,12 +85,12 @@ def test_session_folder_goes_after_a_clean_end_and_stays_after_a_failure() -> No
         from pathlib import Path
         from fedsweep.errors import RunError
         from fedsweep.fleet.ray_cluster import ClusterNeeds, ray_cluster
-        from fedsweep.fleet.ray_leftovers import dead_sessions, marked_session
+        from fedsweep.fleet.ray_leftovers import dead_sessions, own_sessions
         seen = []
         for fails in (False, True):
             try:
                 with ray_cluster(None, ClusterNeeds(actors=1, store_bytes=2**28)):
-                    seen.append(marked_session())
+                    seen += own_sessions() - {*seen}
                     if fails:
                         raise RunError("x")
             except RunError:

@@ -1,4 +1,4 @@
-"""startup: from the command to the first round and to the end, of three rounds on digits."""
+"""Measure startup: from the command to the first round and to the end, of three rounds on digits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CASES: Mapping[str, tuple[Mapping[str, Any], float, float]] = {
 
 
 def startup(request: Request) -> Sequence[Figure]:
-    """The whole command, MLflow and pictures included, each time in an empty folder; where the time goes is said."""
+    """Run the whole command, MLflow and pictures included, each time in an empty folder; say where the time goes."""
     return [figure for what in _CASES for figure in _figures(what, request)]
 
 
@@ -37,8 +37,8 @@ def _figures(what: str, request: Request) -> list[Figure]:
         split = {name: statistics.median(run[part].get(name, 0.0) for run in runs) for name in runs[0][part]}
         facts.append((part, split))
         longest = sorted(split.items(), key=lambda item: -item[1])
-        told = ", ".join(f"{name} {seconds:.2f}" for name, seconds in longest if seconds >= 0.005)
-        request.say(f"startup: {what}, seconds {part} the rounds: {told}")
+        parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in longest if seconds >= 0.005)
+        request.say(f"startup: {what}, seconds {part} the rounds: {parts}")
     facts.append(("cpu_s", statistics.median(run["cpu_s"] for run in runs)))
     request.say(f"startup: {what}, CPU seconds: {facts[-1][1]:.2f}")
     named = f"{what}, {rounds} rounds on digits"
@@ -49,7 +49,7 @@ def _figures(what: str, request: Request) -> list[Figure]:
 
 
 def _play(runtime: Mapping[str, Any], rounds: int) -> dict[str, Any]:
-    """The run's own split, the seconds of the whole command, and the CPU seconds of all that it waited for."""
+    """Return the run's own split, the seconds of the whole command, and the CPU seconds of all that it waited for."""
     before = _cpu_seconds()
     seconds, result = whole_command({"name": "startup", "training": {"rounds": rounds}, "runtime": runtime})
     return {**result[TIMING], "seconds": seconds, "cpu_s": _cpu_seconds() - before}

@@ -1,4 +1,4 @@
-"""The server as a Ray actor: holds the engine, makes the client actors, writes the run folder."""
+"""Run the server as a Ray actor: it holds the engine, makes the client actors, writes the run folder."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from fedsweep.errors import ClusterLost, FedsweepError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Vectors
 from fedsweep.fleet.ray_fleet import FleetSettings, RayFleet, start_client
-from fedsweep.fleet.ray_leftovers import lost_process
 from fedsweep.fleet.ray_metrics import RayMetrics
-from fedsweep.fleet.ray_watch import unless_lost
+from fedsweep.fleet.ray_watch import lost_process, shut_down, watched_call
 from fedsweep.runs.folder_lock import write_along
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ _ANSWER_S = 300.0
 
 
 def fleet_settings(plan: Plan, placed: Callable[[int], Mapping[str, Any]] = lambda index: {}) -> FleetSettings:
-    """How a run's client actors are made.
+    """Return the settings by which a run's client actors are made.
 
     Args:
         plan: The run.
@@ -97,14 +96,14 @@ class ServerActor(RunSession):
 
 @contextlib.contextmanager
 def ray_trouble(folder: Path) -> Iterator[None]:
-    """What Ray raises in the driver, as the failure of a run in this folder that can be gone on with."""
+    """Turn what Ray raises in the driver into the failure of a run in this folder that can be resumed."""
     try:
         yield
     except ClusterLost as error:
         raise RunError(f"{error}, so the run can't go on by itself; {_way_on(folder)}") from error
     except ray.exceptions.RayError as error:
-        said = (str(error).strip().splitlines() or [""])[0]
-        raise RunError(f"Ray failed ({type(error).__name__}: {said}); {_way_on(folder)}") from error
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise RunError(f"Ray failed ({type(error).__name__}: {reason}); {_way_on(folder)}") from error
 
 
 def _way_on(folder: Path) -> str:
@@ -164,7 +163,7 @@ class RemoteSession:
         if self._is_lost:
             return
         with contextlib.suppress(ClusterLost):
-            unless_lost(self._end_actor)
+            watched_call(self._end_actor)
 
     def _end_actor(self) -> None:
         with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
@@ -191,11 +190,11 @@ class RemoteSession:
             cause = error.__cause__
             if isinstance(cause, FedsweepError):
                 raise cause from None
-            said = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-            raise RunError(f"the server actor died ({said}); {_way_on(self._folder)}") from error
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            raise RunError(f"the server actor died ({reason}); {_way_on(self._folder)}") from error
 
     def _check_cluster(self) -> None:
-        """Ends the connection to a cluster that has lost a process it can't do without, before Ray ends the driver.
+        """End the connection to a cluster that has lost a process it can't do without, before Ray ends the driver.
 
         Raises:
             RunError: It has.
@@ -205,8 +204,7 @@ class RemoteSession:
             return
         if not self._is_lost:
             self._is_lost = True
-            with contextlib.suppress(ClusterLost):
-                unless_lost(ray.shutdown)
+            shut_down()
         raise RunError(f"Ray lost {lost}, so the run can't go on by itself; {_way_on(self._folder)}")
 
     def _wait_for(self, done: Any) -> None:
@@ -217,22 +215,22 @@ class RemoteSession:
                 raise RunError(f"the server actor does not answer; {_way_on(self._folder)}")
 
     def _hear_until(self, done: Any) -> None:
-        """Passes on what the server says until a call is done; what is wrong with the server, that call tells."""
-        asked: Any = None
+        """Pass on the server's news until a call is done; what is wrong with the server, that call tells."""
+        request: Any = None
         while not ray.wait([done], timeout=_LISTEN_EVERY_S)[0]:
             self._check_cluster()
             if self._observers is None:
                 continue
-            asked = asked or self._actor.messages.options(concurrency_group="control").remote()
-            if ray.wait([asked], timeout=_LISTEN_EVERY_S)[0]:
-                self._hear(asked)
-                asked = None
+            request = request or self._actor.messages.options(concurrency_group="control").remote()
+            if ray.wait([request], timeout=_LISTEN_EVERY_S)[0]:
+                self._hear(request)
+                request = None
         self._check_cluster()
-        if asked is not None:
-            self._hear(asked)
+        if request is not None:
+            self._hear(request)
 
-    def _hear(self, asked: Any) -> None:
+    def _hear(self, request: Any) -> None:
         with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
-            messages = ray.get(asked, timeout=30)
+            messages = ray.get(request, timeout=30)
             if self._observers is not None:
                 messages.pass_to(self._observers)

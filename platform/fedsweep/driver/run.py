@@ -104,9 +104,9 @@ def open_session(plan: Plan, folder: Path) -> Iterator[Session]:
             yield RunSession(plan.experiment, lambda warn: LocalFleet(plan.experiment), settings)
         return
     from fedsweep.driver.ray_session import RemoteSession, ray_trouble
-    from fedsweep.fleet.ray_watch import unless_lost
+    from fedsweep.fleet.ray_watch import watched_call
 
-    with ray_trouble(folder), contextlib.closing(unless_lost(lambda: RemoteSession(plan, settings))) as session:
+    with ray_trouble(folder), contextlib.closing(watched_call(lambda: RemoteSession(plan, settings))) as session:
         yield session
 
 

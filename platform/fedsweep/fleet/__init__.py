@@ -1,1 +1,1 @@
-"""Where clients are: in this process, or on Ray actors."""
+"""Hold the clients: in this process, or on Ray actors."""

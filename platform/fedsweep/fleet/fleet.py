@@ -25,7 +25,7 @@ _Part = TypeVar("_Part")
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeInUse:
-    """How workers aggregate among themselves.
+    """The way in which workers aggregate among themselves.
 
     Attributes:
         name: ``in place`` (one worker), ``shared memory`` (of one node), ``network`` (of several) or ``server`` (they
@@ -39,7 +39,7 @@ class ExchangeInUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Vectors:
-    """What workers exchange.
+    """The vectors that workers exchange.
 
     Attributes:
         num_values: Length of the model's vector.
@@ -55,7 +55,7 @@ class Vectors:
 
     @classmethod
     def of(cls, experiment: Experiment, *, own_gpu: bool = False) -> Vectors:
-        """An experiment's."""
+        """Return an experiment's."""
         layout = experiment.layout
         return cls(
             num_values=layout.num_values,
@@ -66,13 +66,13 @@ class Vectors:
 
     @property
     def num_bytes(self) -> int:
-        """What a group's mapped files take."""
+        """Return the bytes that a group's mapped files take."""
         # One for each attendee, and one for their mean.
         return (self.capacity + 1) * self.num_values * self.dtype.itemsize
 
 
 class Fleet(ABC):
-    """Where the clients are."""
+    """The place where the clients are."""
 
     @property
     @abstractmethod
@@ -82,11 +82,11 @@ class Fleet(ABC):
     @property
     @abstractmethod
     def folds(self) -> bool:
-        """Whether workers can aggregate among themselves."""
+        """Return whether workers can aggregate among themselves."""
 
     @property
     def exchange(self) -> ExchangeInUse:
-        """How they do, as it is now."""
+        """Return how they do, as it is now."""
         return ExchangeInUse()
 
     @abstractmethod
@@ -110,11 +110,11 @@ class Fleet(ABC):
         """Replace lost workers."""
 
     def fetch(self, handle: Handle) -> State:
-        """The memory behind a handle."""
+        """Return the memory behind a handle."""
         return handle
 
     def keep(self, memory: State) -> Handle:
-        """A handle for a memory that was read from a checkpoint."""
+        """Return a handle for a memory that was read from a checkpoint."""
         return memory
 
     def place(self, loads: Mapping[int, tuple[int, float]]) -> dict[int, int]:
@@ -172,7 +172,7 @@ def _by_client(parts: Iterable[Mapping[int, _Part]]) -> dict[int, _Part]:
 
 
 def make_worker(experiment: Experiment, index: int = 0) -> Worker:
-    """A worker for an experiment's clients, in any process; ``index`` is its number, from 0."""
+    """Make a worker for an experiment's clients, in any process; ``index`` is its number, from 0."""
     side, world, tests = client_side(experiment), experiment.world, None
     if experiment.method.evaluation.client_test() is not None:
         tests = ClientTests(images=world.test_images, labels=world.test_labels, indices=experiment.test_shares)

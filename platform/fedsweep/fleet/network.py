@@ -58,7 +58,7 @@ class Membership:
 
 
 def open_store(host: str, *, timeout_s: float) -> TCPStore:
-    """The store at which members tell each other where they listen; on a free port of this address alone.
+    """Open the store at which members tell each other where they listen, on a free port of this address alone.
 
     Args:
         host: Address of this node.
@@ -79,7 +79,7 @@ def open_store(host: str, *, timeout_s: float) -> TCPStore:
 
 
 def find_store(host: str, port: int, *, timeout_s: float) -> TCPStore:
-    """The store that another member opened.
+    """Connect to the store that another member opened.
 
     Args:
         host: Address of that member's node.
@@ -134,7 +134,7 @@ class NetworkExchange(Exchange):
         *,
         workers: Mapping[int, int],
     ) -> None:
-        """The attendees' mean; each actor sums its range of coordinates.
+        """Average the attendees' vectors; each actor sums its range of coordinates.
 
         Raises:
             WorkerLost: Another member died or does not answer.
@@ -184,7 +184,7 @@ class NetworkExchange(Exchange):
         self._together(lambda group: group._allgather_base(self._whole, self._share, options))
 
     def _room(self, name: str, size: int) -> Tensor:
-        """A buffer that is kept from sync point to sync point."""
+        """Return a buffer that is reused from sync point to sync point."""
         if name not in self._buffers or len(self._buffers[name]) < size:
             self._buffers[name] = self._new(size)
         return self._buffers[name][:size]
@@ -205,7 +205,7 @@ class NetworkExchange(Exchange):
 
 
 def _process_group(store: TCPStore, member: Membership) -> Group:
-    """A group that is not torch's default one, which can be made once in a process and belongs to the user."""
+    """Make a group that is not torch's default one, which can be made once in a process and belongs to the user."""
     if member.vectors.own_gpu:
         from torch._C._distributed_c10d import ProcessGroupNCCL
 
@@ -232,6 +232,6 @@ def _reaching(what: str) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    """What torch's networking says, without the place in its sources."""
+    """Return what torch's networking reports, without the place in its sources."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return line.partition("] ")[2] if line.startswith("[") and ".cc:" in line else line

@@ -44,33 +44,33 @@ class ClientActor:
         return f"ClientActor[{self._index}]"
 
     def where(self) -> tuple[str, int]:
-        """The node's id and the process's."""
+        """Return the node's id and the process's."""
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def ping(self) -> int:
-        """Answers while the actor works; runs beside the work."""
+        """Answer while the actor works; runs beside the work."""
         return os.getpid()
 
     def prepare_exchange(self, folder: Path, size: int, vectors: Vectors) -> None:
-        """First step of :class:`SharedMemoryExchange`."""
+        """Take the first step of :class:`SharedMemoryExchange`."""
         self._close_exchange()
         self._exchange = SharedMemoryExchange(folder, vectors, index=self._index, size=size)
 
     def connect_exchange(self) -> None:
-        """Second step."""
+        """Take the second step."""
         if not isinstance(self._exchange, SharedMemoryExchange):
             raise RunError("an exchange is connected after it was prepared")
         self._exchange.connect()
         self._worker.use_exchange(self._exchange)
 
     def open_store(self, host: str, timeout_s: float) -> int:
-        """First step of :class:`NetworkExchange`, for the actor of number 0; returns the store's port."""
+        """Take the first step of :class:`NetworkExchange`, for the actor of number 0; returns the store's port."""
         self._close_exchange()
         self._store = open_store(host, timeout_s=timeout_s)
         return int(self._store.port)
 
     def join_network(self, member: Membership, store: tuple[str, int]) -> None:
-        """Second step, for all at the same time; the store is at a host's port."""
+        """Take the second step, all actors at the same time; the store is at a host's port."""
         if member.index:
             self._close_exchange()
             self._store = find_store(*store, timeout_s=member.connect_timeout_s)
@@ -102,8 +102,8 @@ class ClientActor:
             # The others wait for this actor at the next sync point: let them see that it will not come.
             self._close_exchange()
             raise
-        kept = [answer.memories.get(client) for client in keepers]
-        return (sent_answer(answer), *kept) if kept else sent_answer(answer)  # as many as Ray was told of
+        memories_out = [answer.memories.get(client) for client in keepers]
+        return (sent_answer(answer), *memories_out) if keepers else sent_answer(answer)  # as many as Ray was told of
 
     def measure(
         self, inquiry: Inquiry, vector: np.ndarray, clients: Sequence[int], *memories: State

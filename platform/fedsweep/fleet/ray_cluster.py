@@ -1,4 +1,4 @@
-"""Joining or starting a Ray cluster, in this one place.
+"""Join or start a Ray cluster, in this one place.
 
 A cluster that is started here listens on 127.0.0.1 alone, keeps its token from other users, sends no usage
 statistics and ends with the process. One that is given by an address is joined as it is.
@@ -12,14 +12,15 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedsweep.errors import ClusterLost, InputError, ResourceError
-from fedsweep.fleet.ray_leftovers import keep_what_ray_says, marked_session, remove_session, tell_kept
+from fedsweep.fleet.ray_internals import reports_in
+from fedsweep.fleet.ray_leftovers import log_kept, remove_session
 from fedsweep.fleet.ray_start import ClusterNeeds, ClusterStart, num_gpus_here, set_environment
-from fedsweep.fleet.ray_watch import last_word, unless_lost
+from fedsweep.fleet.ray_watch import exit_notice, shut_down, watched_call, watched_cluster
 from fedsweep.processes import worker_settings
 
 __all__ = ["ClusterNeeds", "check_fits", "check_gpus", "num_gpus_here", "ray_cluster"]
@@ -37,7 +38,7 @@ def ray_cluster(
     folder: Path | None = None,
     begun: ClusterStart | None = None,
 ) -> Iterator[Any]:
-    """Ray, connected to a cluster that can hold a run; left or ended afterwards.
+    """Connect Ray to a cluster that can hold a run; leave or end it afterwards.
 
     Where this process is connected to Ray already, that connection is used and kept.
 
@@ -45,17 +46,17 @@ def ray_cluster(
         address: ``"auto"``, ``"host:port"``, or None for a cluster of our own.
         needs: What the run asks for.
         dashboard: Start the dashboard of a cluster of our own, on 127.0.0.1.
-        folder: Where what Ray has to say is kept, in ``ray.log``; None: it is dropped.
+        folder: Where what Ray reports is kept, in ``ray.log``; None: it is dropped.
         begun: A cluster of our own that is starting already; it ends with this one.
 
     Raises:
         ResourceError: No cluster there, or it can't hold the run.
     """
-    speaker = last_word(folder if begun is None else None)  # whoever began it early has one
-    if begun is not None and not begun.holds(needs):
+    notice = exit_notice(folder if begun is None else None)  # whoever began it early has one
+    if begun is not None and not begun.fits(needs):
         begun.end()
         begun = None
-    with speaker, _connected(address, needs, dashboard=dashboard, folder=folder, begun=begun) as ray:
+    with notice, _connected(address, needs, dashboard=dashboard, folder=folder, begun=begun) as ray:
         yield ray
 
 
@@ -66,35 +67,37 @@ def _connected(
     set_environment(joining=address is not None)
     import ray
 
-    ours = begun is not None or not ray.is_initialized()
-    with _same_sigterm():
-        if ours and address is None:
-            check_gpus(needs)
-            (begun or ClusterStart(needs, dashboard=dashboard)).take()
-        elif ours and address is not None:
-            _join(ray, address)
-    session, has_failed = None, False
-    if ours:
-        keep_what_ray_says(folder)
-        session = marked_session()
-    try:
-        if not ours or address is not None:
-            check_fits([node["Resources"] for node in ray.nodes() if node["Alive"]], needs)
+    if ray.is_initialized() and begun is None:
+        check_fits([node["Resources"] for node in ray.nodes() if node["Alive"]], needs)
         yield ray
-    except BaseException as error:
-        has_failed = not isinstance(error, InputError | KeyboardInterrupt)
-        raise
-    finally:
-        if ours:
-            with contextlib.suppress(ClusterLost):
-                unless_lost(ray.shutdown)
-        if session is not None:
-            (tell_kept if has_failed else remove_session)(session)
+        return
+    sessions: set[Path] = set()
+    with _same_sigterm():
+        if address is None:
+            check_gpus(needs)
+            cluster = begun or ClusterStart(needs, dashboard=dashboard)
+            cluster.take()
+            sessions = cluster.mark_sessions()
+        else:
+            _join(ray, address)
+    has_failed = False
+    with reports_in(folder), watched_cluster() if address is None else contextlib.nullcontext():
+        try:
+            if address is not None:
+                check_fits([node["Resources"] for node in ray.nodes() if node["Alive"]], needs)
+            yield ray
+        except BaseException as error:
+            has_failed = not isinstance(error, InputError | KeyboardInterrupt)
+            raise
+        finally:
+            shut_down()
+            for session in sessions:
+                (log_kept if has_failed else remove_session)(session)
 
 
 @contextlib.contextmanager
 def _same_sigterm() -> Iterator[None]:
-    """Ray takes SIGTERM over, and would end the process where the caller's handler writes a checkpoint."""
+    """Keep the caller's handler of SIGTERM, which writes a checkpoint; Ray puts one there that ends the process."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -104,14 +107,14 @@ def _same_sigterm() -> Iterator[None]:
 
 
 def check_gpus(needs: ClusterNeeds) -> None:
-    """Whether this machine has the GPUs; a ResourceError where it has not."""
+    """Raise a ResourceError where this machine has not the GPUs."""
     wanted = needs.gpus_per_client * needs.actors + needs.gpus_per_server
-    there = num_gpus_here()
-    if wanted > there:
+    num_gpus = num_gpus_here()
+    if wanted > num_gpus:
         raise ResourceError(
             f"runtime.gpus_per_client={needs.gpus_per_client:g} with {needs.actors} client actors and"
-            f" runtime.gpus_per_server={needs.gpus_per_server:g} ask for {wanted:g} GPUs, but this machine has {there};"
-            " set both to 0, or join a cluster by runtime.address"
+            f" runtime.gpus_per_server={needs.gpus_per_server:g} ask for {wanted:g} GPUs, but this machine has"
+            f" {num_gpus}; set both to 0, or join a cluster by runtime.address"
         )
 
 
@@ -119,19 +122,32 @@ def _join(ray: Any, address: str) -> None:
     host, _, port = address.rpartition(":")
     if address != "auto":
         _check_listening(address, host, port)
-    init = functools.partial(
-        ray.init, address=address, namespace="fedsweep", log_to_driver=False, logging_level="ERROR", **worker_settings()
-    )
     until = time.monotonic() + _JOIN_TIMEOUT_S
     try:
-        # Asked without a token, or with a wrong one, Ray asks again and again.
-        unless_lost(init, lambda: "its patience" if time.monotonic() > until else None)
+        with worker_settings() as settings:
+            # Asked without a token, or with a wrong one, Ray asks again and again.
+            watched_call(
+                lambda: _connect(ray, address, settings),
+                lambda: "its patience" if time.monotonic() > until else None,
+            )
     except (ConnectionError, RuntimeError, ValueError, OSError, SystemExit, ray.exceptions.RayError) as error:
-        said = f"no answer within {_JOIN_TIMEOUT_S:g} s" if isinstance(error, ClusterLost) else error
+        reason = f"no answer within {_JOIN_TIMEOUT_S:g} s" if isinstance(error, ClusterLost) else error
         raise ResourceError(
-            f"runtime.address={address!r}: no Ray cluster could be joined there ({said}); is it up, is its token in"
+            f"runtime.address={address!r}: no Ray cluster could be joined there ({reason}); is it up, is its token in"
             " RAY_AUTH_TOKEN or ~/.ray/auth_token with RAY_AUTH_MODE=token, and is this machine allowed in?"
         ) from error
+
+
+def _connect(ray: Any, address: str, settings: Mapping[str, Any]) -> None:
+    connect = functools.partial(
+        ray.init, address=address, namespace="fedsweep", log_to_driver=False, logging_level="ERROR"
+    )
+    try:
+        connect(**settings)
+    except ValueError:
+        # A job that was submitted with a working folder has one, and Ray refuses a second.
+        own = {name: value for name, value in settings["runtime_env"].items() if name != "working_dir"}
+        connect(runtime_env=own)
 
 
 def _check_listening(address: str, host: str, port: str) -> None:
@@ -145,7 +161,7 @@ def _check_listening(address: str, host: str, port: str) -> None:
 
 
 def check_fits(nodes: Sequence[dict[str, float]], needs: ClusterNeeds) -> None:
-    """Whether every actor finds a node; fractions of a GPU don't add up over GPUs.
+    """Check that every actor finds a node; fractions of a GPU don't add up over GPUs.
 
     Args:
         nodes: Each node's total resources.
@@ -171,11 +187,11 @@ def check_fits(nodes: Sequence[dict[str, float]], needs: ClusterNeeds) -> None:
 
 
 def _take_gpus(shares: list[float], wanted: float) -> bool:
-    """Take a fraction of one GPU, or whole ones."""
+    """Take a fraction of one GPU, or whole ones; return whether they were free."""
     share, count = (1.0, int(wanted)) if wanted >= 1 else (wanted, 1)
-    found = [k for k, free in enumerate(shares) if free + 1e-9 >= share][:count]
-    if wanted and len(found) < count:
+    fitting = [k for k, free in enumerate(shares) if free + 1e-9 >= share][:count]
+    if wanted and len(fitting) < count:
         return False
-    for k in found:
+    for k in fitting:
         shares[k] -= share
     return True

@@ -1,4 +1,4 @@
-"""How client actors aggregate among themselves: which exchange they are given, and how it is set up.
+"""Choose the exchange by which client actors aggregate among themselves, and set it up.
 
 Actors of the server's node share mapped files. Actors of several nodes meet over the network; the actor of number 0
 says where. Where neither can be had, every sync point goes through the server.
@@ -46,7 +46,7 @@ class ActorGroup:
 
     @property
     def in_use(self) -> ExchangeInUse:
-        """What the actors have now."""
+        """Return which exchange the actors have now."""
         return ExchangeInUse(name=self._name, notes=tuple(self._notes))
 
     def form(self, actors: Sequence[Any], nodes: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ class ActorGroup:
             self._share_files(actors)
 
     def drop(self) -> None:
-        """The actors have none any more."""
+        """Take the exchange away from the actors."""
         self._name = "server"
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -132,7 +132,7 @@ def _get_all(refs: Sequence[Any], *, timeout_s: float) -> None:
 
 
 def _addresses() -> dict[str, str]:
-    """Each node's address on the cluster's network, by its id."""
+    """Map each node's id to its address on the cluster's network."""
     return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
 
 

@@ -33,7 +33,7 @@ _MOST_STARTS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class FleetSettings:
-    """How client actors are made.
+    """Settings by which client actors are made.
 
     Attributes:
         num_actors: How many.
@@ -81,8 +81,8 @@ class RayFleet(Fleet):
 
     def _grow(self, indices: Sequence[int], begun: Sequence[Any] = ()) -> None:
         for index in indices:
-            known = begun[index] if begun else None
-            self._actors[index] = known or start_client(self._experiment, self._settings, index, births=self._births)
+            started = begun[index] if begun else None
+            self._actors[index] = started or start_client(self._experiment, self._settings, index, births=self._births)
             self._starting[index] = self._actors[index].where.remote()
         self._births += 1
 
@@ -108,7 +108,7 @@ class RayFleet(Fleet):
         raise RunError(f"client actors died in {_MOST_STARTS} starts running; Ray's logs may say why")
 
     def _see_started(self) -> list[int]:
-        """Waits for actors that start; returns those that died meanwhile."""
+        """Wait for actors that start; return those that died meanwhile."""
         where, self._starting = self._starting, {}
         _, late = ray.wait(list(where.values()), num_returns=len(where), timeout=_START_S)
         if late:
@@ -129,7 +129,7 @@ class RayFleet(Fleet):
 
     @property
     def _kind_of_start_error(self) -> type[FedsweepError]:
-        """At first the request is wrong; later a node is gone, and another try may find room elsewhere."""
+        """Return the error's class: at first the request is wrong; later a node is gone, and a retry may find room."""
         return ResourceError if self._births == 1 else RunError
 
     def _form_group(self) -> None:
@@ -188,18 +188,19 @@ class RayFleet(Fleet):
         busy = sorted(set(segment.workers.values())) if not self._folded(segment) else range(self._num_actors)
         for index in busy:
             mine = sorted(k for k, w in segment.workers.items() if w == index)
-            known = [k for k in mine if k in memories]
+            remembering = [k for k in mine if k in memories]
             keepers[index] = mine if segment.closes and segment.remembers else []
             # A memory is a result of its own: it stays where it is until another actor, or a checkpoint, asks for it.
             call = self._actors[index].run.options(num_returns=1 + len(keepers[index]))
-            refs = call.remote(segment_ref, anchor_ref, known, keepers[index], *[memories[k] for k in known])
+            refs = call.remote(
+                segment_ref, anchor_ref, remembering, keepers[index], *[memories[k] for k in remembering]
+            )
             calls[index] = refs if keepers[index] else [refs]
         answers: dict[int, SegmentReply] = {}
 
         def receive(index: int, sent: SegmentReply) -> None:
             references = zip(keepers[index], calls[index][1:], strict=True)
-            kept = {k: ref for k, ref in references if k in sent.totals}
-            answers[index] = received_answer(sent, kept)
+            answers[index] = received_answer(sent, {k: ref for k, ref in references if k in sent.totals})
 
         heads = {index: refs[0] for index, refs in calls.items()}
         self._wait(heads, together=self._folded(segment), receive=receive)
@@ -271,7 +272,7 @@ class RayFleet(Fleet):
             failed.append(error.cause if isinstance(error.cause, Exception) else error)
 
     def _hanging(self, pending: Mapping[int, Any]) -> list[int]:
-        """Actors whose ping has not come back for too long; sends new pings to the others."""
+        """List actors whose ping has not come back for too long; send new pings to the others."""
         late = []
         for index in pending:
             ref, since = self._pings.get(index, (None, 0.0))
@@ -290,8 +291,9 @@ class RayFleet(Fleet):
         vector_ref, refs = ray.put(vector.numpy()), {}
         for index, actor in self._actors.items():
             share = inquiry.clients[index :: self._num_actors]
-            known = [client for client in share if client in memories]
-            refs[index] = actor.measure.remote(inquiry.of(share), vector_ref, known, *[memories[k] for k in known])
+            remembering = [client for client in share if client in memories]
+            remembered = [memories[client] for client in remembering]
+            refs[index] = actor.measure.remote(inquiry.of(share), vector_ref, remembering, *remembered)
         merged: dict[int, Payload] = {}
 
         self._wait(refs, receive=lambda index, answers: merged.update(to_tensors(answers)))
@@ -313,7 +315,7 @@ class RayFleet(Fleet):
 
 
 def start_client(experiment: Any, settings: FleetSettings, index: int, *, births: int = 0) -> Any:
-    """A client actor, which starts from now on.
+    """Start a client actor; it is not waited for.
 
     Args:
         experiment: A reference to the experiment in the object store.
@@ -329,7 +331,7 @@ def start_client(experiment: Any, settings: FleetSettings, index: int, *, births
 
 
 def _blame(error: Exception) -> tuple[int, int, int]:
-    """The earliest failure comes first, whatever order the actors reported in."""
+    """Return a sort key: the earliest failure comes first, whatever order the actors reported in."""
     if isinstance(error, ClientJobError):
         return (0, error.step, error.client)
     return (1, 0, 0)

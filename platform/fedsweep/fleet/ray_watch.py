@@ -1,7 +1,7 @@
-"""Waiting for Ray with an eye on the processes of our own cluster.
+"""Wait for Ray only while the processes of our own cluster live.
 
 A driver whose GCS server is gone waits for it in C++ for a minute and is then ended from there: no exception, no word
-to the user. So what may wait for Ray is done in a thread of its own, and the caller goes on without it.
+to the user. So what may wait for Ray runs in a thread of its own, and the caller goes on without it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -17,18 +17,18 @@ from typing import Generic, TypeVar
 import psutil
 
 from fedsweep.errors import ClusterLost
-from fedsweep.fleet.ray_leftovers import VITAL, lost_process
 
-_LOOK_EVERY_S = 0.2
-# What Ray says by itself, soon after it lost a process, says more than that it did.
+_POLL_EVERY_S = 0.2
+# An error of Ray's own, soon after it lost a process, says more than that it did.
 _GRACE_S = 5.0
+# What a cluster can't do without, by the processes' names, in words.
+_VITAL = {"gcs_server": "its GCS server", "raylet": "its raylet"}
 _Result = TypeVar("_Result")
-_left_alone: list[threading.Thread] = []
+_abandoned: list[threading.Thread] = []
 
-
-# Waits for a word, and speaks where its driver goes without one.
-_LAST_WORD = """
-read -r said && exit
+# Waits for a line, and tells the user how to go on where its driver ends without one.
+_EXIT_NOTICE = """
+read -r line && exit
 way_on="try again"
 [ -f "$1/config.yaml" ] && way_on="go on with --resume (in $1)"
 echo "error: this process was ended before its time; $way_on" >&2
@@ -36,65 +36,124 @@ echo "error: this process was ended before its time; $way_on" >&2
 
 
 @contextlib.contextmanager
-def last_word(folder: Path | None) -> Iterator[None]:
-    """Where Ray or the system ends this process in the meantime, another one tells the user how to go on there.
+def exit_notice(folder: Path | None) -> Iterator[None]:
+    """Have another process tell the user how to go on, should Ray or the system end this one in the meantime.
 
-    Without a folder, a run's or a sweep's, nobody does.
+    Args:
+        folder: A run's or a sweep's; without one, nobody tells.
     """
     if folder is None:
         yield
         return
-    command = ["/bin/sh", "-c", _LAST_WORD, "fedsweep", str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as speaker:
+    command = ["/bin/sh", "-c", _EXIT_NOTICE, "fedsweep", str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as notifier:
         try:
             yield
         finally:
-            speaker.communicate(b"done\n")
+            notifier.communicate(b"done\n")
 
 
-def has_left_work() -> bool:
-    """Whether some of Ray's work was left to itself: it would still end the process, and keep it from ending well."""
-    return any(thread.is_alive() for thread in _left_alone)
+class VitalProcesses:
+    """The GCS server and the raylet that this process has started, as the system sees them.
 
-
-class Attempt(Generic[_Result]):
-    """Some work with Ray, done in another thread from now on.
+    Ray itself can't be asked: not while it starts, and not by a public name later.
 
     Args:
-        work: It.
-        lost: Says which vital process is gone, in words; None: all live.
-        starts_processes: Which end with the thread that started them, so that it has to stay.
+        ignored: Processes that belong to something else.
+    """
+
+    def __init__(self, *, ignored: Collection[psutil.Process] = ()) -> None:
+        self._ignored = set(ignored)
+        self._vital: dict[psutil.Process, str] = {}
+
+    @classmethod
+    def yet_to_come(cls) -> VitalProcesses:
+        """Return those of a cluster that is about to start."""
+        return cls(ignored=psutil.Process().children(recursive=True))
+
+    def lost(self) -> str | None:
+        """Return in words which of them has died; None while all live."""
+        if len(self._vital) < len(_VITAL):
+            for process in psutil.Process().children():
+                with contextlib.suppress(psutil.Error):
+                    if process not in self._ignored and process.name() in _VITAL:
+                        self._vital[process] = _VITAL[process.name()]
+        return next((words for process, words in self._vital.items() if not _is_alive(process)), None)
+
+    def kill_all_started(self) -> None:
+        """Kill what this process has started since, vital or not."""
+        for process in set(psutil.Process().children(recursive=True)) - self._ignored:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+_connected: VitalProcesses | None = None
+
+
+@contextlib.contextmanager
+def watched_cluster() -> Iterator[None]:
+    """Watch the cluster that this process has started and is connected to: :func:`lost_process` is about it."""
+    global _connected
+    dead = [process for process in psutil.Process().children() if not _is_alive(process)]  # an earlier cluster's
+    before, _connected = _connected, VitalProcesses(ignored=dead)
+    _connected.lost()
+    try:
+        yield
+    finally:
+        _connected = before
+
+
+def lost_process() -> str | None:
+    """Return in words which vital process of this process's own cluster has died.
+
+    None where all live, or where the cluster is somebody else's.
+    """
+    return None if _connected is None else _connected.lost()
+
+
+def has_abandoned_calls() -> bool:
+    """Return whether a call was abandoned and still runs: Ray would end the process, and keep it from ending well."""
+    return any(thread.is_alive() for thread in _abandoned)
+
+
+class RayCall(Generic[_Result]):
+    """A call into Ray that begins at once, in a thread of its own.
+
+    Args:
+        function: What is called.
+        lost: Returns in words which vital process is gone; None: all live.
+        starts_processes: They end with the thread that started them, so that it has to stay.
     """
 
     def __init__(
         self,
-        work: Callable[[], _Result],
+        function: Callable[[], _Result],
         lost: Callable[[], str | None] = lost_process,
         *,
         starts_processes: bool = False,
     ) -> None:
-        self._work, self._lost, self._stays = work, lost, starts_processes
+        self._function, self._lost, self._keeps_thread = function, lost, starts_processes
         self._future: Future[_Result] = Future()
-        self._thread = threading.Thread(target=self._attempt, name="fedsweep-ray", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="fedsweep-ray", daemon=True)
         self._thread.start()
 
-    def _attempt(self) -> None:
+    def _run(self) -> None:
         try:
-            self._future.set_result(self._work())
+            self._future.set_result(self._function())
         except BaseException as error:
             self._future.set_exception(error)
-        if self._stays:
+        if self._keeps_thread:
             threading.Event().wait()
 
     def result(self, *, on_interrupt: Callable[[], None] | None = None) -> _Result:
-        """What it gives, or raises.
+        """Return what the function returns, or raise what it raises.
 
         Args:
-            on_interrupt: Asks the work to end soon.
+            on_interrupt: Asks the function to return soon.
 
         Raises:
-            ClusterLost: A process is gone, and the work failed; or it did not end soon after, and is left to itself.
-            KeyboardInterrupt: Once the work is done: a cluster that has half begun can't be put away.
+            ClusterLost: A process is gone, and the call failed; or it did not return soon after, and is abandoned.
+            KeyboardInterrupt: Once the call is done: a cluster that has half begun can't be put away.
         """
         try:
             self._wait()
@@ -109,45 +168,36 @@ class Attempt(Generic[_Result]):
         return self._future.result()
 
     def _wait(self) -> None:
-        while not wait([self._future], _LOOK_EVERY_S).done:
+        while not wait([self._future], _POLL_EVERY_S).done:
             if (name := self._lost()) is not None and not wait([self._future], _GRACE_S).done:
-                _left_alone.append(self._thread)
+                _abandoned.append(self._thread)
                 raise ClusterLost(f"Ray lost {name}")
 
 
-def unless_lost(
-    work: Callable[[], _Result],
+def watched_call(
+    function: Callable[[], _Result],
     lost: Callable[[], str | None] = lost_process,
     *,
     on_interrupt: Callable[[], None] | None = None,
 ) -> _Result:
-    """What some work with Ray gives, or raises; see :class:`Attempt`."""
-    return Attempt(work, lost).result(on_interrupt=on_interrupt)
+    """Call a function that may wait for Ray, and return its result; see :class:`RayCall`."""
+    return RayCall(function, lost).result(on_interrupt=on_interrupt)
 
 
-class StartWatch:
-    """Ray's processes while a cluster starts, when Ray itself cannot be asked yet for those that it has."""
+def shut_down(lost: Callable[[], str | None] = lost_process) -> None:
+    """Leave or end the cluster; where it is lost, Ray gets a few seconds for that.
 
-    def __init__(self) -> None:
-        self._before = set(psutil.Process().children(recursive=True))
-        self._seen: dict[psutil.Process, str] = {}
+    Args:
+        lost: As of :class:`RayCall`.
+    """
+    import ray
 
-    def lost(self) -> str | None:
-        """What Ray can't do without and has lost, in words; None while all of it lives."""
-        for process in psutil.Process().children():
-            with contextlib.suppress(psutil.Error):
-                if process not in self._before and process.name() in VITAL:
-                    self._seen[process] = VITAL[process.name()]
-        return next((words for process, words in self._seen.items() if not _lives(process)), None)
-
-    def end(self) -> None:
-        """End what has been started since."""
-        for process in set(psutil.Process().children(recursive=True)) - self._before:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+    name = lost()  # not asked again: from now on Ray itself ends these processes
+    with contextlib.suppress(ClusterLost):
+        watched_call(ray.shutdown, lambda: name)
 
 
-def _lives(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False

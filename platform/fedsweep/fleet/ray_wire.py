@@ -1,4 +1,4 @@
-"""What travels between the server and client actors: messages with arrays in place of their tensors.
+"""Convert what travels between the server and client actors: messages with arrays in place of their tensors.
 
 Ray carries arrays beside its pickle, in shared memory on one node; a tensor it would copy into the pickle. What arrives
 may be read-only, so it is copied once, here.
@@ -18,34 +18,34 @@ from fedsweep.client.messages import Segment, SegmentReply
 
 
 def sent_segment(segment: Segment) -> Segment:
-    """The segment, ready to be sent."""
+    """Make a segment ready to be sent."""
     return _segment(segment, to_arrays)
 
 
 def received_segment(sent: Segment) -> Segment:
-    """The segment that was sent."""
+    """Return the segment that was sent."""
     return _segment(sent, to_tensors)
 
 
 def sent_answer(answer: SegmentReply) -> SegmentReply:
-    """The answer, ready to be sent; its memories are results of their own."""
+    """Make an answer ready to be sent; its memories are results of their own."""
     return _answer(replace(answer, memories={}), to_arrays)
 
 
 def received_answer(sent: SegmentReply, memories: Mapping[int, object]) -> SegmentReply:
-    """The answer that was sent, with references to the clients' memories."""
+    """Return the answer that was sent, with references to the clients' memories."""
     return replace(_answer(sent, to_tensors), memories=memories)
 
 
 def to_arrays(value: Any) -> Any:
-    """Tensors on the CPU, alone or in mappings, as arrays that share their memory; all else as it is."""
+    """Turn tensors on the CPU, alone or in mappings, into arrays that share their memory; all else stays as it is."""
     if isinstance(value, Mapping):
         return {name: to_arrays(item) for name, item in value.items()}
     return value.numpy() if isinstance(value, Tensor) else value
 
 
 def to_tensors(value: Any) -> Any:
-    """Tensors of their own from what :func:`to_arrays` gave, whose arrays may be read-only by now."""
+    """Make tensors of their own from what :func:`to_arrays` gave, whose arrays may be read-only by now."""
     if isinstance(value, Mapping):
         return {name: to_tensors(item) for name, item in value.items()}
     return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value

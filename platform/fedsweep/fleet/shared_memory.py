@@ -84,7 +84,7 @@ class SharedMemoryExchange(Exchange):
         *,
         workers: Mapping[int, int],
     ) -> None:
-        """The attendees' mean; each actor sums its range of coordinates.
+        """Average the attendees' vectors; each actor sums its range of coordinates.
 
         Raises:
             WorkerLost: Another member died or does not answer.
@@ -124,10 +124,10 @@ class SharedMemoryExchange(Exchange):
                     if len(events) == 1 or all(d not in waiting for d, _ in events):
                         time.sleep(0)
                     continue
-                found = os.read(descriptor, _TOKEN.size)
-                if not found:
+                token = os.read(descriptor, _TOKEN.size)
+                if not token:
                     raise WorkerLost(f"client actor {self._readers[descriptor]} is gone")
-                if _TOKEN.unpack(found)[0] != self._counter:
+                if _TOKEN.unpack(token)[0] != self._counter:
                     raise WorkerLost(f"client actor {self._readers[descriptor]} is at another sync point")
                 waiting.discard(descriptor)
 

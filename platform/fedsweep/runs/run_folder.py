@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedsweep.bounded import MOST_TEXT_BYTES, open_regular, parse_json, read_regular
 from fedsweep.errors import OutputError
-from fedsweep.fleet.ray_leftovers import RAY_LOG
+from fedsweep.fleet.ray_internals import RAY_LOG
 from fedsweep.records import RoundRecord
 from fedsweep.runs.tables.rounds import GrowingTable, check_round_table, table_to_records
 

@@ -18,7 +18,7 @@ from typing import Any
 from fedsweep import __version__
 from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
 from fedsweep.errors import ConfigError, FedsweepError, OutputError
-from fedsweep.fleet.ray_leftovers import RAY_LOG
+from fedsweep.fleet.ray_internals import RAY_LOG
 from fedsweep.runs.files import TRACKING, atomic_write
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CONFIG, PLAN, RunFolder

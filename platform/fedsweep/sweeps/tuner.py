@@ -1,23 +1,22 @@
-"""Running a sweep on Ray Tune, from the plan in its folder; a resumed one goes on from the trials' own checkpoints.
+"""Run a sweep on Ray Tune, from the plan in its folder; a resumed one goes on from the trials' own checkpoints.
 
 Tune's own way of resuming is not used: it unpickles its state, which lags behind what the run folders know.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsweep.driver.run import present_umask
 from fedsweep.fleet.ray_cluster import ray_cluster
-from fedsweep.fleet.ray_watch import unless_lost
-from fedsweep.processes import replaced, silenced
+from fedsweep.fleet.ray_watch import watched_call
+from fedsweep.processes import silenced
 from fedsweep.runs.facts import run_facts
 from fedsweep.runs.run_folder import CONFIG, PLAN
 from fedsweep.sweeps.fairness import world_of
@@ -89,7 +88,7 @@ def run_sweep(
         ray_cluster(config.runtime.address, needs, dashboard=dashboard, folder=prepared.folder.path) as ray,
         silenced("ray.tune", "ray.train", "ray"),  # Tune's own tables and advice, of which nothing applies here
     ):
-        check_shares(unless_lost(ray.nodes), shares)
+        check_shares(watched_call(ray.nodes), shares)
         if not resume:
             prepared.folder.create(prepared.plan, config_yaml=config.to_yaml(), overwrite=overwrite)
         return _tracked(prepared, tracker, lambda: (_tune(prepared, progress, tracker), _conclude(prepared)))
@@ -105,7 +104,7 @@ def _conclude(prepared: PreparedSweep) -> Summary:
 
 
 def log_rest(prepared: PreparedSweep) -> Summary:
-    """A sweep of which nothing is left to run: its summary, and what the tracking store lacks of it."""
+    """Summarise a sweep of which nothing is left to run, and log what the tracking store lacks of it."""
     with prepared.writing():
         tracker = _make_tracker(prepared)
         summary = _conclude(prepared)
@@ -130,43 +129,7 @@ def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracke
     interrupted = threading.Event()
     make = functools.partial(_make_tuner, prepared, watcher, progress=progress, interrupted=interrupted)
     # At Ctrl-C, Tune is asked to put all trials away.
-    with _quick_tune(joined=prepared.config.runtime.address is not None):
-        grid: ResultGrid = unless_lost(lambda: make().fit(), on_interrupt=interrupted.set)
-    return grid
-
-
-@contextlib.contextmanager
-def _quick_tune(*, joined: bool) -> Iterator[None]:
-    """Ray Tune without two things that take seconds and serve nobody here.
-
-    To count callbacks for usage statistics, which are off, it imports each tracker that is installed. And it gives
-    each trial's process a runtime environment (:func:`~fedsweep.processes.worker_variables` says what that costs), for
-    another library's sake and for variables that processes on this machine inherit anyway.
-
-    Args:
-        joined: Trials may be on other machines, which are given the variables.
-    """
-    import ray
-
-    classes: dict[type, Any] = {}
-
-    def actor_class(cache: Any, trainable: type) -> Any:
-        if trainable not in classes:
-            classes[trainable] = ray.remote(trainable)
-        return classes[trainable]
-
-    with contextlib.ExitStack() as stack:
-        # Where another Ray has them elsewhere, a sweep takes longer.
-        with contextlib.suppress(ImportError):
-            from ray.air._internal import usage
-
-            stack.enter_context(replaced(usage, tag_callbacks=lambda callbacks: False))
-        with contextlib.suppress(ImportError):
-            from ray.tune.execution.class_cache import _ActorClassCache
-
-            made = {} if joined else {"get": actor_class}
-            stack.enter_context(replaced(_ActorClassCache, **made))
-        yield
+    return watched_call(lambda: make().fit(), on_interrupt=interrupted.set)  # type: ignore[no-any-return]
 
 
 def _announce(prepared: PreparedSweep, entry: PreparedTrial, *, watcher: Watcher, progress: SweepProgress) -> None:
@@ -213,7 +176,7 @@ def _make_tuner(
 
 
 def _trainable(prepared: PreparedSweep, own: Sequence[Mapping[str, Any]]) -> Any:
-    """The trials' class with what they all need, under its own name in Ray's dashboard and in lists of processes."""
+    """Make the trials' class with what they all need; Ray's dashboard and lists of processes show its own name."""
     import ray
     from ray import tune
 
@@ -250,7 +213,7 @@ def _tune_config(prepared: PreparedSweep, search: Any, count: int) -> Any:
 
 
 def _search(prepared: PreparedSweep, watcher: Watcher, *, progress: SweepProgress) -> tuple[Any, int]:
-    """The search, and how many trials it still has to propose or finish."""
+    """Make the search; return with it how many trials it still has to propose or finish."""
     from fedsweep.sweeps.schedulers import ProposedTrials, decoded, make_optuna
 
     config = prepared.config
@@ -302,7 +265,7 @@ def _make_tracker(prepared: PreparedSweep) -> SweepTracker | None:
 def _tracked(
     prepared: PreparedSweep, tracker: SweepTracker | None, work: Callable[[], tuple[_Grid, Summary]]
 ) -> tuple[_Grid, Summary]:
-    """Work inside the parent run, which is there from beginning to end, however the work ends."""
+    """Do the work inside the parent run, which is there from beginning to end, however the work ends."""
     if tracker is None:
         return work()
     from fedsweep.sweeps.tune_callback import tracked

@@ -1,0 +1,70 @@
+"""Set the two switches that Ray has no public name for; without them a cluster starts and works all the same.
+
+This is the only module that takes private names of Ray. A Ray without one of them is used as it is, with a sentence
+about what is then different.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# What Ray reports of a cluster; a file of the run's folder.
+RAY_LOG = "ray.log"
+_LOGGER = logging.getLogger("fedsweep")
+
+
+@contextlib.contextmanager
+def loopback_only() -> Iterator[None]:
+    """Start clusters on 127.0.0.1, also where Ray was imported before the environment said so.
+
+    Ray reads ``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER`` once, when it is imported; in a notebook that may be before us.
+    The switch came with https://github.com/ray-project/ray/issues/18730.
+    """
+    from ray._private import ray_constants
+
+    with _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False):
+        yield
+
+
+@contextlib.contextmanager
+def reports_in(folder: Path | None) -> Iterator[None]:
+    """Write what Ray reports of the cluster to ``ray.log`` in a folder.
+
+    Ray prints it to the driver's output, which is ours, whatever ``log_to_driver`` says.
+
+    Args:
+        folder: None: it is dropped.
+    """
+    from ray._private import worker
+
+    def write(data: dict[str, Any], *unused: Any, **also_unused: Any) -> None:
+        if folder is None:
+            return
+        # Not through a link; and a folder that is gone is the run's own trouble.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        with contextlib.suppress(OSError), open(os.open(folder / RAY_LOG, flags, 0o644), "a", errors="replace") as file:
+            file.writelines(f"{line}\n" for line in data.get("lines", ()))
+
+    with _replaced(worker, "print_to_stdstream", write) as is_there:
+        if not is_there:
+            _LOGGER.info("This Ray prints what it reports of the cluster here, not to %s", RAY_LOG)
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[bool]:
+    """Replace a module's attribute for a while, if it has it; yields whether it has."""
+    if not hasattr(module, name):
+        yield False
+        return
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield True
+    finally:
+        setattr(module, name, before)

@@ -1,0 +1,104 @@
+"""A Ray that calls what it does not promise by other names: runs on it have the same bits, at most with a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedsweep.cli import main
+from fedsweep.fleet import ray_internals
+from fedsweep.runs.run_folder import RunFolder
+
+TINY = """
+name: tiny
+scenario: {clients: 4, partition: {kind: iid}}
+training: {rounds: 2, cohort_size: 2, local_steps: 2}
+tracking: {uri: none}
+"""
+# Each of Ray's own modules is read with another name in place of one of its names, as a later Ray may have it.
+RENAMED = """
+import sys
+from importlib.machinery import PathFinder, SourceFileLoader
+
+NAME = sys.argv.pop(1)
+
+class Loader(SourceFileLoader):
+    def get_code(self, fullname):
+        source = self.get_data(self.path).decode()
+        return self.source_to_code(source.replace(NAME, NAME + "_renamed"), self.path)
+
+class Finder:
+    def find_spec(fullname, path=None, target=None):
+        spec = PathFinder.find_spec(fullname, path, target) if fullname.startswith("ray._private") else None
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            if NAME in spec.loader.get_data(spec.origin).decode():
+                spec.loader = Loader(fullname, spec.origin)
+        return spec
+
+sys.meta_path.insert(0, Finder)
+from fedsweep.cli import main
+sys.exit(main())
+"""
+PRINTS = "This Ray prints what it reports of the cluster here, not to ray.log"
+
+
+@pytest.fixture(scope="module")
+def local_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The SHA-256 of the model that the run has in one process."""
+    folder = tmp_path_factory.mktemp("local")
+    (folder / "tiny.yaml").write_text(TINY)
+    words = ["run", str(folder / "tiny.yaml"), "--set", "runtime.backend=local", "--out", str(folder / "run"), "-q"]
+    assert main(words) == 0
+    return str(RunFolder(folder / "run").read_result()["model_sha256"])
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("name", "sentences"),
+    [("start_ray_process", []), ("ENABLE_RAY_CLUSTER", []), ("print_to_stdstream", [PRINTS])],
+)
+def test_a_ray_with_another_name_gives_the_same_model(
+    name: str, sentences: list[str], local_model: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY + "runtime: {backend: ray, client_actors: 2}\n")
+    command = [sys.executable, "-c", RENAMED, name, "run", "tiny.yaml", "--out", "run"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run/result.json").read_text())["model_sha256"] == local_model
+    assert [line for line in (done.stdout + done.stderr).splitlines() if "This Ray" in line] == sentences
+
+
+def test_what_ray_reports_goes_to_the_folder_and_not_through_a_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ray._private import worker
+
+    before = worker.print_to_stdstream
+    report = {"lines": ["a worker died", "and another"], "pid": "raylet", "is_err": False}
+    with ray_internals.reports_in(tmp_path):
+        worker.print_to_stdstream(report, ignore_prefix=False)
+    assert (tmp_path / "ray.log").read_text() == "a worker died\nand another\n"
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "ray.log").symlink_to(tmp_path / "elsewhere")
+    for folder in (linked, None):
+        with ray_internals.reports_in(folder):
+            worker.print_to_stdstream(report, ignore_prefix=False)
+    assert worker.print_to_stdstream is before
+    assert not (tmp_path / "elsewhere").exists() and capsys.readouterr().out == ""
+
+
+def test_only_what_a_module_has_is_replaced_and_put_back() -> None:
+    module = SimpleNamespace(switch=True)
+    with ray_internals._replaced(module, "switch", False) as is_there:
+        assert is_there and module.switch is False
+    assert module.switch is True
+    with ray_internals._replaced(module, "other", False) as is_there:
+        assert not is_there and not hasattr(module, "other")
