@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import os
 from collections.abc import Callable
@@ -100,6 +101,32 @@ def test_runs_without_a_round_have_a_row(tmp_path: Path) -> None:
 def test_nan_is_never_the_best(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", {"test_accuracy": math.nan}, {"test_accuracy": 0.1}, status=None)
     assert compared_runs([path])[0].view.figure("best_test_accuracy") == 0.1
+
+
+def test_a_run_whose_model_computes_nan_has_failed_whatever_it_says(tmp_path: Path) -> None:
+    sound, lost = {"test_accuracy": 0.3, "test_loss": 1.0}, {"test_accuracy": 0.8, "test_loss": math.nan}
+    write_run(tmp_path / "a", sound, lost, seed=0, best_test_accuracy=0.8, test_accuracy=0.8)
+    write_run(tmp_path / "b", lost, sound, seed=1)
+    first, second = compared_runs([tmp_path])
+    assert (first.status, first.reason) == (
+        "failed",
+        "diverged: its last test_loss is nan, so its model counts as failed",
+    )
+    assert (first.view.figure("test_accuracy"), first.view.figure("best_test_accuracy")) == (None, 0.3)
+    # What came back from it is sound, but a round of NaN is no best one.
+    assert (second.status, second.view.figure("best_test_accuracy")) == ("finished", 0.3)
+    (setting,) = group_settings([first, second])
+    assert (setting.counted, setting.failed, setting.figure("test_accuracy")) == ((1,), 1, 0.3)
+    assert table([first, second])[1].split()[-2:] == ["failed", "2"]
+
+
+def test_no_cell_of_csv_is_a_formula(tmp_path: Path) -> None:
+    names = ('=HYPERLINK("http://x")', "+1+1", "@SUM(A1)", "-2", "plain")
+    for place, name in enumerate(names):
+        write_run(tmp_path / str(place), {"test_accuracy": 0.5}, name=json.dumps(name))
+    rows = list(csv.DictReader(io.StringIO(settings_as(compared_runs([tmp_path]), "csv"))))
+    assert [row["setting"] for row in rows] == [f"'{name}" for name in names[:4]] + ["plain"]
+    assert rows[0]["test_accuracy_mean"] == "0.5" and rows[0]["test_accuracy_sd"] == ""
 
 
 def test_merged_methods_are_named_together(tmp_path: Path) -> None:

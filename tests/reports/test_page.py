@@ -326,7 +326,7 @@ def test_the_front_leaves_out_what_is_beaten_and_what_failed(tmp_path: Path) -> 
 
 
 def test_what_is_not_finite_is_left_out_of_the_figures(tmp_path: Path) -> None:
-    infinite = {"test_loss": float("inf"), "sim_time_s": float("nan")}
+    infinite = {"test_loss": None, "validation_accuracy": float("inf"), "sim_time_s": float("nan")}
     write_run(tmp_path / "runs" / "a", (0.5, float("nan")), rounds=infinite, best_test_accuracy="much", versions=[1])
     page = report(tmp_path)
     choices = page.data["curves"]["choices"]
@@ -334,6 +334,18 @@ def test_what_is_not_finite_is_left_out_of_the_figures(tmp_path: Path) -> None:
     assert [option["label"] for option in choices["against"]] == ["round", "bytes"]
     assert page.drawn("curves")["run"]["y"] == [0.5]
     assert "Infinity" not in page.source.partition('id="data"')[2].partition("</script>")[0]
+
+
+def test_a_model_that_computes_no_numbers_is_a_failure_and_never_the_best(tmp_path: Path) -> None:
+    """Scores that are NaN are class 0's, an accuracy of chance: here the highest of all."""
+    lost = {"test_loss": float("nan")}
+    write_run(tmp_path / "runs" / "a", (0.1, 0.9), name="a", lr=1, rounds=lost, best_test_accuracy=0.9)
+    write_run(tmp_path / "runs" / "b", (0.1, 0.3), name="b", lr=2)
+    page = report(tmp_path)
+    assert "1 failed" in page.text and "diverged: its last test_loss is nan" in page.text and "90.00 %" not in page.text
+    assert list(page.drawn("curves")) == ["b"] and [r[0][0] for r in row_texts(page, "Table of the Pareto front")] == [
+        "b"
+    ]
 
 
 def test_runs_with_the_same_clients_share_their_charts(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.results.seed_statistics import Estimate, finite
 from fedsweep.results.settings import ReportRun, Setting, group_settings, remarks
 from fedsweep.results.texts import MISSING
-from fedsweep.results.typeset import latex_tabular, latex_text, markdown_table, markdown_text
+from fedsweep.results.typeset import csv_table, latex_tabular, latex_text, markdown_table, markdown_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,7 +105,7 @@ def _as_csv(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> str:
 
     # As objects: a column of counts with a gap would become one of floating-point numbers.
     table = pd.DataFrame([setting_row(runs, setting) for setting in settings], dtype=object)
-    return table.to_csv(index=False, lineterminator="\n").rstrip("\n")
+    return csv_table(table)
 
 
 def setting_row(runs: Sequence[ReportRun], setting: Setting) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class ReportRun:
     @property
     def reason(self) -> str:
         """Why it ended as it did; empty where it just went through its rounds."""
-        reason, stopped_by = self.view.result.get("reason"), self.view.result.get("stopped_by")
+        reason, stopped_by = self.view.reason, self.view.result.get("stopped_by")
         if reason:
             return clean(reason, longest=_LONGEST_REASON)
         return "" if stopped_by in (None, "rounds") else f"stopped by {clean(stopped_by)}"

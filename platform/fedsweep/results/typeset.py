@@ -1,4 +1,4 @@
-"""Tables of texts as Markdown and LaTeX, and any text as either would show it character for character.
+"""Tables of texts as Markdown, LaTeX and CSV, and any text as each would show it character for character.
 
 A table is a pandas DataFrame of texts: its index names the rows, its columns are headings in one line or, as a
 MultiIndex, in two; where the columns have a name, it stands above the rows' names.
@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
+
+from fedsweep.results.texts import MISSING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,6 +58,20 @@ def markdown_table(frame: pd.DataFrame) -> list[str]:
 
 def _markdown_row(cells: Iterable[object]) -> str:
     return f"| {' | '.join(markdown_text(str(cell)) for cell in cells)} |"
+
+
+def csv_table(frame: pd.DataFrame) -> str:
+    """Write a frame without its index as CSV whose foreign texts no spreadsheet takes for formulas.
+
+    Numbers are written as they are; a text that begins like a formula gets an apostrophe in front, column names too.
+    """
+    return frame.rename(columns=_no_formula).map(_no_formula).to_csv(index=False, lineterminator="\n").rstrip("\n")
+
+
+def _no_formula(cell: object) -> object:
+    """Mark a text that a spreadsheet would compute; OWASP's list of first characters."""
+    is_formula = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) and cell != MISSING
+    return f"'{cell}" if is_formula else cell
 
 
 def latex_text(text: object) -> str:
