@@ -16,10 +16,12 @@ from fedsweep.driver.evaluation import Data, Evaluated, evaluate, open_subject
 from fedsweep.driver.saved_model import existing, load_model
 from fedsweep.errors import ConfigError, OutputError
 from fedsweep.reports.compare import compared_runs
-from fedsweep.reports.setting_table import setting_row
+from fedsweep.reports.setting_table import setting_rows, world_frame
 from fedsweep.reproduce.outputs import Table, has_outputs
 from fedsweep.results.config_table import config_table
+from fedsweep.results.selection import figure_name
 from fedsweep.results.settings import ReportRun, Setting, group_settings, remarks
+from fedsweep.results.worlds import study_of
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CLIENT_ACCURACY, TRAFFIC, RunFolder
 
@@ -155,13 +157,17 @@ class Results(Sequence[Result]):
 
     Args:
         folders: Run folders, or folders with runs below them.
+        only: Conditions that the runs satisfy, see :meth:`only`.
 
     Raises:
-        InputError: A folder does not exist or holds no run, or a run's file is damaged.
+        InputError: A folder does not exist or holds no run, a run's file is damaged, or no run satisfies the
+            conditions.
     """
 
-    def __init__(self, folders: Sequence[str | Path]) -> None:
-        self._runs = compared_runs([existing(folder) for folder in folders])
+    def __init__(self, folders: Sequence[str | Path], *, only: Sequence[str] = ()) -> None:
+        self._folders = [existing(folder) for folder in folders]
+        self._conditions = tuple(only)
+        self._runs = compared_runs(self._folders, only=only)
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -182,22 +188,50 @@ class Results(Sequence[Result]):
         """Runs that differ in their seed alone, with means over these."""
         return group_settings(self._runs)
 
+    def only(self, *conditions: str) -> Results:
+        """Leave out all other runs.
+
+        Args:
+            conditions: ``KEY=VALUE`` or ``KEY=VALUE,VALUE``, as ``fedsweep compare --only`` takes them.
+
+        Raises:
+            InputError: There is no such key, or no run satisfies the conditions.
+        """
+        return Results(self._folders, only=[*self._conditions, *conditions])
+
     @property
     def remarks(self) -> list[str]:
         """What turned into something simpler without a word, and settings with equal models."""
         return remarks(self._runs, self.settings)
 
-    def to_pandas(self, by: By = "run") -> pd.DataFrame:
+    def to_pandas(
+        self,
+        by: By = "run",
+        *,
+        rows: Sequence[str] | str | None = None,
+        columns: Sequence[str] | str | None = None,
+        values: Sequence[str] | str = "test_accuracy",
+    ) -> pd.DataFrame:
         """All of it as one frame.
 
         Args:
             by: A line per run, with the configuration's keys in which runs differ; per setting, with mean, deviation
-                and interval over seeds; or per round, with the run's name, setting and seed.
+                and interval over seeds, and its world; or per round, with the run's name, setting and seed.
+            rows: Short names of keys, e.g. ``method``; a line for each of their values in place of ``by``.
+            columns: Likewise; a group of columns for each of their values, with mean, deviation and number of seeds.
+            values: Figures in the cells; only with ``rows`` or ``columns``.
+
+        Raises:
+            InputError: There is no such key or figure, or two settings would stand in one cell.
         """
         import pandas as pd
 
+        if rows is not None or columns is not None:
+            study = study_of(self._runs, rows=_names(rows), columns=_names(columns))
+            figures = [figure_name(name, self._runs, what="values") for name in _names(values) or ()]
+            return world_frame(study, figures, order=range(len(study.layout.rows)))
         if by == "setting":
-            return pd.DataFrame([setting_row(self._runs, setting) for setting in self.settings])
+            return pd.DataFrame(setting_rows(study_of(self._runs), range(len(self.settings))))
         names = {place: setting.label for setting in self.settings for place in setting.runs}
         if by == "round":
             frames = [
@@ -298,6 +332,10 @@ def load(*folders: str | Path) -> Result | Results | Table:
             folder=paths[0], config=load_config(paths[0] / "config.yaml"), summary=RunFolder(paths[0]).read_result()
         )
     return Results(paths)
+
+
+def _names(names: Sequence[str] | str | None) -> Sequence[str] | None:
+    return [names] if isinstance(names, str) else names
 
 
 def _result(run: ReportRun) -> Result:

@@ -18,7 +18,7 @@ from rich.console import Console
 from fedsweep.errors import InputError
 from fedsweep.figures.style import COLOURS, setting_looks
 from fedsweep.reports.compare import compared_runs, print_runs, print_settings
-from fedsweep.reports.setting_table import settings_as
+from fedsweep.reports.setting_table import TableStyle, settings_as
 from fedsweep.results.settings import ReportRun, group_settings, remarks
 from fedsweep.results.texts import bytes_text, seconds_text, without_shared_start
 from fedsweep.results.view import RunView
@@ -267,8 +267,10 @@ def test_markdown_has_means_with_deviation_and_interval(study: Path) -> None:
 def test_latex_is_escaped_and_the_best_is_bold(study: Path) -> None:
     text = settings_as(compared_runs([study]), "latex")
     assert r"\toprule" in text and r"Accuracy (\%)" in text
-    assert r"fedprox & \textbf{80.00 $\pm$ 0.00 [80.00, 80.00]} &" in text
-    assert r"fedavg & 60.00 $\pm$ 10.00 [" in text
+    assert r"fedprox & \textbf{80.00 $\pm$ 0.00} & 80.00 &" in text
+    assert r"fedavg & 60.00 $\pm$ 10.00 & " in text
+    with_interval = settings_as(compared_runs([study]), "latex", TableStyle(interval=True))
+    assert r"fedprox & \textbf{80.00 $\pm$ 0.00 [80.00, 80.00]} &" in with_interval
 
 
 def test_names_are_shown_character_for_character(tmp_path: Path) -> None:

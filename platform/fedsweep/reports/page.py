@@ -24,7 +24,9 @@ from fedsweep.errors import OutputError
 from fedsweep.reports.charts import SYMBOLS
 from fedsweep.reports.contents import Report, build_report
 from fedsweep.reports.setting_charts import run_name
+from fedsweep.reports.setting_table import FIGURES, figure_text
 from fedsweep.reports.sources import command_again, find_sources
+from fedsweep.reports.world_parts import handovers
 from fedsweep.results.settings import ReportRun
 from fedsweep.results.texts import bytes_text, clean, seconds_text
 from fedsweep.runs.files import atomic_write
@@ -39,8 +41,8 @@ _GENERATOR = '<meta name="generator" content="fedsweep report">'
 INSIDE, BESIDE = "inside", "beside"
 PLOTLY = "plotly.min.js"
 _PLOTLY_HEAD = b"* plotly.js"
-# Settings that are drawn before anybody chooses: as many as one can tell apart.
-_DRAWN = 8
+# Rows that are drawn before anybody chooses: as many as one can tell apart.
+_DRAWN = 11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,8 @@ def write_report(
     uri: str | None = None,
     overwrite: bool = False,
     script: str = INSIDE,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Written:
     """Reads runs and writes the page.
 
@@ -76,17 +80,20 @@ def write_report(
         uri: The tracking store's address for experiments, as ``tracking.mlflow_store.resolve_uri`` gives it.
         overwrite: Replace whatever file is there.
         script: Where Plotly's script goes: :data:`INSIDE` the page, or once :data:`BESIDE` all pages of a folder.
+        rows: Short names of the keys that make rows; None: all that differs beside the columns.
+        columns: Likewise of those that make worlds, each with a column and a panel; None: what makes worlds.
 
     Raises:
-        InputError: A source is neither a folder with runs nor an experiment, no run can be read, or the page can't be
-            written.
+        InputError: A source is neither a folder with runs nor an experiment, no run can be read, rows or columns name
+            no key, or the page can't be written.
     """
     target = _checked_target(Path(path), overwrite=overwrite)
     if script == BESIDE:
         _check_script(target.with_name(PLOTLY), overwrite=overwrite)
     elif script != INSIDE:
         raise OutputError(f"--script {script}: must be {INSIDE} or {BESIDE}")
-    report = build_report(find_sources([str(source) for source in sources], uri=uri))
+    found = find_sources([str(source) for source in sources], uri=uri)
+    report = build_report(found, rows=rows, columns=columns)
     data = render(report, made=datetime.now(UTC), script=script).encode()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -196,8 +203,15 @@ def _environment() -> Environment:
         "short": lambda value: "-" if value is None else f"{value:.4g}",
         "clean": clean,
         "breakable": _breakable,
+        "spread": lambda estimate: figure_text(estimate, FIGURES[0], interval=False),
     }
-    environment.filters.update(filters)
+
+    def ends(pair: tuple[Any, Any], form: str = "string") -> str:
+        # Equal texts, too: figures that differ in a digit that is not shown are one to a reader.
+        return " to ".join(dict.fromkeys(str(environment.filters[form](value)) for value in pair))
+
+    environment.filters.update({**filters, "ends": ends, "handovers": handovers})
+    environment.tests["in_group"] = lambda name, group: re.fullmatch(rf"{group}(-\d+)?", name) is not None
     return environment
 
 

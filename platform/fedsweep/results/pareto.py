@@ -66,15 +66,17 @@ def curve_front(curves: Sequence[Sequence[tuple[float, float]]]) -> list[FrontSt
     """The Pareto front of all points of some curves, cheapest first.
 
     A run of many rounds holds the results of all shorter ones, so each tested round is a point, not the last one alone.
+    Of equal points of several curves the first one's stands for all.
 
     Args:
         curves: Cost and accuracy of each point, as in :func:`budget_grid`.
     """
     owners = [(curve, place) for curve, points in enumerate(curves) for place in range(len(points))]
-    front = [owners[index] for index in pareto_front([curves[curve][place] for curve, place in owners])]
+    points = [curves[curve][place] for curve, place in owners]
+    front = [next(equal) for _, equal in itertools.groupby(pareto_front(points), key=points.__getitem__)]
     return [
-        FrontStep(curve=curve, places=tuple(place for _, place in points))
-        for curve, points in itertools.groupby(front, key=lambda owner: owner[0])
+        FrontStep(curve=curve, places=tuple(place for _, place in own))
+        for curve, own in itertools.groupby((owners[index] for index in front), key=lambda owner: owner[0])
     ]
 
 
@@ -102,7 +104,7 @@ def hypervolume(points: Iterable[Sequence[float]], reference: Sequence[float]) -
     if len(reference) == 2:
         return _area(inside, reference)
     depths = sorted({point[2] for point in inside})
-    slices = zip(depths, [*depths[1:], reference[2]], strict=True)
+    slices = itertools.pairwise([*depths, reference[2]])
     return math.fsum(
         (end - depth) * _area([point[:2] for point in inside if point[2] <= depth], reference[:2])
         for depth, end in slices
@@ -118,13 +120,9 @@ def _area(points: Iterable[Sequence[float]], reference: Sequence[float]) -> floa
     return math.fsum(strips)
 
 
-def unsure_steps(front: Sequence[int], accuracies: Sequence[Estimate]) -> list[tuple[int, int]]:
-    """Neighbours on the Pareto front, cheapest first, that cannot be told from one another: their intervals overlap."""
-    return [
-        (cheaper, dearer)
-        for cheaper, dearer in itertools.pairwise(front)
-        if accuracies[cheaper].low <= accuracies[dearer].high and accuracies[dearer].low <= accuracies[cheaper].high
-    ]
+def overlap(first: Estimate, second: Estimate) -> bool:
+    """Tell whether two results cannot be told from one another, since their intervals over seeds overlap."""
+    return first.low <= second.high and second.low <= first.high
 
 
 def reached(curve: Sequence[tuple[float, float]], budget: float) -> tuple[float, float] | None:

@@ -7,7 +7,7 @@ MultiIndex, in two; where the columns have a name, it stands above the rows' nam
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -46,18 +46,25 @@ def markdown_text(text: str) -> str:
     return escape(re.sub(r"([\\`*_|~#]|^\[|(?<=\])[(\[])", r"\\\1", text), quote=False)
 
 
-def markdown_table(frame: pd.DataFrame) -> list[str]:
+def markdown_table(frame: pd.DataFrame, *, strong: Collection[tuple[int, int]] = ()) -> list[str]:
     """The lines of GitHub's Markdown, which knows one line of headings: two are written into one.
 
     Written here since pandas' ``to_markdown`` needs one more dependency and escapes nothing.
+
+    Args:
+        frame: Of texts.
+        strong: Row and column of cells that are bold.
     """
     above = frame.columns.map(" ".join) if frame.columns.nlevels > 1 else frame.columns
-    head = _markdown_row([frame.columns.name or "", *above])
-    return [head, f"| :--- |{' ---: |' * len(above)}", *map(_markdown_row, frame.itertuples(name=None))]
+    rows = [[markdown_text(str(cell)) for cell in cells] for cells in frame.itertuples(name=None)]
+    for row, column in strong:
+        rows[row][column + 1] = f"**{rows[row][column + 1]}**"
+    head = [markdown_text(str(cell)) for cell in (frame.columns.names[0] or "", *above)]
+    return [_markdown_row(head), f"| :--- |{' ---: |' * len(above)}", *map(_markdown_row, rows)]
 
 
-def _markdown_row(cells: Iterable[object]) -> str:
-    return f"| {' | '.join(markdown_text(str(cell)) for cell in cells)} |"
+def _markdown_row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def csv_table(frame: pd.DataFrame) -> str:
@@ -72,6 +79,13 @@ def _no_formula(cell: object) -> object:
     """Mark a text that a spreadsheet would compute; OWASP's list of first characters."""
     is_formula = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) and cell != MISSING
     return f"'{cell}" if is_formula else cell
+
+
+def unicode_text(text: str) -> str:
+    r"""Text in which ``$\alpha$`` and its like are the letters that :func:`latex_text` writes so."""
+    for character, command in _LATEX.items():
+        text = text.replace(command, character) if command.startswith("$") else text
+    return text
 
 
 def latex_text(text: object) -> str:
