@@ -307,6 +307,31 @@ class Results(Sequence[Result]):
                 save_figure(figure, target)
         return axes
 
+    def plot_worlds(
+        self,
+        path: str | Path,
+        *,
+        x: str = "bytes",
+        y: str = "acc",
+        rows: Sequence[str] | str | None = None,
+        columns: Sequence[str] | str | None = None,
+    ) -> None:
+        """Write the picture of ``fedsweep compare --plot``: a panel for each world, a colour for each row.
+
+        Args:
+            path: The picture, as for :meth:`plot`.
+            x: ``rounds``, ``bytes``, ``sim``, ``wall``, ``flops``, or the short name of a key with numbers.
+            y: A figure.
+            rows: As for :meth:`to_pandas`.
+            columns: Likewise.
+
+        Raises:
+            InputError: There is no such axis, figure or key, or the file can't be written.
+        """
+        from fedsweep.figures.study import plot_runs
+
+        plot_runs(self._runs, path, x=x, y=y, rows=_names(rows), columns=_names(columns))
+
     def _repr_html_(self) -> str:
         frame = self.to_pandas("setting" if len(self._runs) > len(self.settings) else "run")
         shown = frame.drop(columns="folder", errors="ignore").dropna(axis="columns", how="all")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedsweep.commands.parts.options import Plot, examples
+from fedsweep.commands.parts.options import Plot, examples, parse_names
 
 EXAMPLES = examples(
     "fedsweep compare runs",
@@ -34,10 +34,6 @@ class By(StrEnum):
 
     RUN = "run"
     SETTING = "setting"
-
-
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _labels(texts: list[str]) -> dict[str, str]:
@@ -124,9 +120,9 @@ def compare(
         checked_path(plot)  # before the table
     runs, console = compared_runs(folders, only=only or ()), make_console()
     style = TableStyle(
-        rows=_names(rows),
-        columns=_names(columns),
-        figures=_names(y),
+        rows=parse_names(rows),
+        columns=parse_names(columns),
+        figures=parse_names(y),
         sort=sort,
         top=top,
         interval=interval,
@@ -137,7 +133,8 @@ def compare(
         for text in remarks(runs, group_settings(runs)):
             note(f"note: {text}")
     if plot is not None:
-        from fedsweep.reports.study_picture import plot_study
+        from fedsweep.figures.study import plot_runs
 
-        plot_study(runs, plot, x=x, style=style)
+        up = (style.figures or ["acc"])[0]
+        plot_runs(runs, plot, x=x or "bytes", y=up, rows=style.rows, columns=style.columns, called=style.called)
         (print if form is Form.TEXT else note)(f"picture: {plot.absolute()}")

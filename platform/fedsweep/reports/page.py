@@ -205,12 +205,7 @@ def _environment() -> Environment:
         "breakable": _breakable,
         "spread": lambda estimate: figure_text(estimate, FIGURES[0], interval=False),
     }
-
-    def ends(pair: tuple[Any, Any], form: str = "string") -> str:
-        # Equal texts, too: figures that differ in a digit that is not shown are one to a reader.
-        return " to ".join(dict.fromkeys(str(environment.filters[form](value)) for value in pair))
-
-    environment.filters.update({**filters, "ends": ends, "handovers": handovers})
+    environment.filters.update({**filters, "handovers": handovers})
     environment.tests["in_group"] = lambda name, group: re.fullmatch(rf"{group}(-\d+)?", name) is not None
     return environment
 

@@ -250,7 +250,7 @@ def front_charts(
         for part in parts[:MOST_PANELS]
         if any(groups := [_means(study, part.world), _each_run(study, part.world) if has_seeds else []])
     ]
-    span = shared_range(end.accuracy for _, groups in shown for group in groups for end in group)
+    span = shared_range(a for _, groups in shown for group in groups for end in group for _, a in end.curve)
     y = {"title": {"text": "test accuracy"}, **PERCENT, **({"range": span} if span and len(shown) > 1 else {})}
     options = [("means over seeds, 95 % intervals", _MEANS), ("each run", _RUNS)]
     panels = [

@@ -24,20 +24,20 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class FrontRow:
-    """Neighbouring points of a setting on the Pareto front; figures are those of the first and the last of them.
+    """Neighbouring points of a setting on the Pareto front.
 
     Attributes:
         setting: The setting's place.
-        rounds: Their rounds.
-        accuracy: Test accuracies, 0..1.
+        rounds: The rounds of the first and the last of them.
+        accuracy: Test accuracy of the last, 0..1.
         total_bytes: Bytes both ways until then.
         is_unsure: Its interval over seeds overlaps with that of the cheaper neighbour, so the step may be chance.
     """
 
     setting: int
     rounds: tuple[int, int]
-    accuracy: tuple[float, float]
-    total_bytes: tuple[float, float]
+    accuracy: float
+    total_bytes: float
     is_unsure: bool
 
 
@@ -109,8 +109,8 @@ def _front_rows(
             FrontRow(
                 setting=places[step.curve],
                 rounds=(tested[first], tested[last]),
-                accuracy=(curve[first][1], curve[last][1]),
-                total_bytes=(curve[first][0], curve[last][0]),
+                accuracy=curve[last][1],
+                total_bytes=curve[last][0],
                 is_unsure=before is not None and overlap(before, estimate(ends[0])),
             )
         )

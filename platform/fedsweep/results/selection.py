@@ -12,7 +12,7 @@ from fedsweep.results.settings import ReportRun, Setting
 from fedsweep.results.texts import clean, some_of
 
 # What columns of tables are called.
-_FIGURES: Mapping[str, str] = {
+FIGURE_NAMES: Mapping[str, str] = {
     "acc": "test_accuracy",
     "accuracy": "test_accuracy",
     "best": "best_test_accuracy",
@@ -35,16 +35,16 @@ def figure_name(name: str, runs: Sequence[ReportRun], *, what: str) -> str:
     Raises:
         ConfigError: No run has it.
     """
-    wanted = _FIGURES.get(name, name)
+    wanted = FIGURE_NAMES.get(name, name)
     columns = {
         column
         for run in runs
         for column, cells in run.view.columns.items()
         if any(isinstance(cell, int | float) for cell in cells)
     }
-    known = columns | {*_FIGURES.values()}
+    known = columns | {*FIGURE_NAMES.values()}
     if wanted not in known:
-        raise ConfigError(f"{what}: {unknown_name('figure', name, {*_FIGURES, *columns})}")
+        raise ConfigError(f"{what}: {unknown_name('figure', name, {*FIGURE_NAMES, *columns})}")
     return wanted
 
 
@@ -90,7 +90,7 @@ def _values(run: ReportRun, name: str, runs: Sequence[ReportRun], *, what: str) 
         return own[name]
     keys = list(dict.fromkeys(key for other in runs for key in other.flat))
     differing = short_keys(config_table([other.flat for other in runs]).differing).values()
-    figures = _FIGURES if what == "--sort" else ()
+    figures = FIGURE_NAMES if what == "--sort" else ()
     return [run.flat.get(key, "") for key in resolved(name, keys, what=what, known={*figures, *own, *differing})]
 
 
