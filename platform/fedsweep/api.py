@@ -176,7 +176,8 @@ def report(
             written.
     """
     from fedsweep.reports.page import write_report
+    from fedsweep.results.worlds import LayoutKeys
     from fedsweep.tracking.mlflow_store import local_store, resolve_uri
 
-    store = resolve_uri(uri, out=local_store())
-    return write_report(sources, out, uri=store, overwrite=overwrite, script=script, rows=rows, columns=columns).path
+    store, keys = resolve_uri(uri, out=local_store()), LayoutKeys(rows=rows, columns=columns)
+    return write_report(sources, out, uri=store, overwrite=overwrite, script=script, keys=keys).path

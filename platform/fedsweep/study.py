@@ -21,7 +21,7 @@ from fedsweep.reproduce.outputs import Table, has_outputs
 from fedsweep.results.config_table import config_table
 from fedsweep.results.selection import figure_name
 from fedsweep.results.settings import ReportRun, Setting, group_settings, remarks
-from fedsweep.results.worlds import study_of
+from fedsweep.results.worlds import LayoutKeys, study_of
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CLIENT_ACCURACY, TRAFFIC, RunFolder
 
@@ -330,7 +330,7 @@ class Results(Sequence[Result]):
         """
         from fedsweep.figures.study import plot_runs
 
-        plot_runs(self._runs, path, x=x, y=y, rows=_names(rows), columns=_names(columns))
+        plot_runs(self._runs, path, x=x, y=y, keys=LayoutKeys(rows=_names(rows), columns=_names(columns)))
 
     def _repr_html_(self) -> str:
         frame = self.to_pandas("setting" if len(self._runs) > len(self.settings) else "run")

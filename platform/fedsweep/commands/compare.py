@@ -134,7 +134,9 @@ def compare(
             note(f"note: {text}")
     if plot is not None:
         from fedsweep.figures.study import plot_runs
+        from fedsweep.results.worlds import LayoutKeys
 
         up = (style.figures or ["acc"])[0]
-        plot_runs(runs, plot, x=x or "bytes", y=up, rows=style.rows, columns=style.columns, called=style.called)
+        keys = LayoutKeys(rows=style.rows, columns=style.columns)
+        plot_runs(runs, plot, x=x or "bytes", y=up, keys=keys, called=style.called)
         (print if form is Form.TEXT else note)(f"picture: {plot.absolute()}")

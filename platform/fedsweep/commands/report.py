@@ -65,11 +65,12 @@ def report(
     from fedsweep.commands.parts.output import note
     from fedsweep.reports.page import write_report
     from fedsweep.results.texts import bytes_text
+    from fedsweep.results.worlds import LayoutKeys
     from fedsweep.tracking.mlflow_store import local_store, resolve_uri
 
     store = resolve_uri(uri, out=local_store())
-    layout = {"rows": parse_names(rows), "columns": parse_names(columns)}
-    written = write_report(sources, out, uri=store, overwrite=overwrite, script=script, **layout)
+    keys = LayoutKeys(rows=parse_names(rows), columns=parse_names(columns))
+    written = write_report(sources, out, uri=store, overwrite=overwrite, script=script, keys=keys)
     for text in written.notes:
         note(f"note: {text}")
     runs = f"{written.num_runs} run{'' if written.num_runs == 1 else 's'}"

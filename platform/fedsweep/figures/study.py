@@ -31,7 +31,7 @@ from fedsweep.results.keys import resolved
 from fedsweep.results.seed_statistics import finite
 from fedsweep.results.selection import FIGURE_NAMES, figure_name
 from fedsweep.results.settings import ReportRun, group_settings
-from fedsweep.results.worlds import Study, World, study_of, world_keys
+from fedsweep.results.worlds import LayoutKeys, Study, World, study_of, world_keys
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,8 +48,7 @@ def plot_runs(
     *,
     x: str = "bytes",
     y: str = "acc",
-    rows: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
+    keys: LayoutKeys | None = None,
     called: Callable[[str], str] = str,
 ) -> None:
     """A panel for each world, a colour for each row; as wide as a paper's column or, of several worlds, its page.
@@ -60,8 +59,7 @@ def plot_runs(
         x: ``rounds``, ``bytes``, ``sim``, ``wall`` or ``flops`` for curves; or the short name of a key with numbers,
             for the figures that runs ended with.
         y: A figure.
-        rows: See :func:`~fedsweep.results.worlds.lay_out`.
-        columns: Likewise.
+        keys: Rows and columns.
         called: Words for the labels of rows and worlds.
 
     Raises:
@@ -69,6 +67,7 @@ def plot_runs(
             written.
     """
     target = checked_path(path)
+    rows, columns = (keys.rows, keys.columns) if keys else (None, None)
     across, figure = FIGURE_NAMES.get(x, x), figure_name(y, runs, what="--y")
     if across in ACROSS:
         if not any(run.view.column(figure) for run in runs if run.num_rounds) and any(run.num_rounds for run in runs):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedsweep.errors import ConfigError, OutputError
-from fedsweep.reports.setting_table import FORMATS, KEY_LABELS, TableStyle, row_order, setting_table, settings_as
+from fedsweep.reports.setting_table import FORMATS, TableStyle, row_order, setting_table, settings_as
 from fedsweep.reports.who_pays import print_shares
 from fedsweep.results.seed_statistics import Estimate, finite
 from fedsweep.results.selection import only_those, order_of
@@ -113,10 +112,9 @@ def print_settings(runs: Sequence[ReportRun], console: Console, *, style: TableS
 
 def print_layout(runs: Sequence[ReportRun], console: Console, *, style: TableStyle) -> None:
     """Prints the rows and columns that the style asks for; on terminals the best of each world is bold."""
-    table = setting_table(
-        runs, replace(style, labels=dict(zip(KEY_LABELS, KEY_LABELS, strict=True)) | {**style.labels})
-    )
-    heads = ["\n".join(head) if isinstance(head, tuple) else head for head in table.frame.columns]
+    table = setting_table(runs, style, form="text")
+    columns = table.frame.columns
+    heads = ["\n".join(head) for head in columns.to_list()] if columns.nlevels > 1 else columns.to_list()
     rows = [[str(name), *cells] for name, *cells in table.frame.itertuples(name=None)]
     _print(["", *heads], rows, [""] * len(rows), console, num_names=1, bold=[(row, c + 1) for row, c in table.bold])
     for text in table.notes[:1]:

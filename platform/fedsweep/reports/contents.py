@@ -28,7 +28,7 @@ from fedsweep.results.settings import (
     target_rows,
 )
 from fedsweep.results.texts import clean, some_of
-from fedsweep.results.worlds import Layout, Study, lay_out, study_of
+from fedsweep.results.worlds import Layout, LayoutKeys, Study, lay_out, study_of
 
 _SHOWN = 4
 
@@ -79,13 +79,8 @@ class Report:
         return any(len(setting.runs) > 1 for setting in self.settings)
 
 
-def build_report(found: Found, *, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> Report:
-    """Puts together what a page shows.
-
-    Args:
-        found: The runs.
-        rows: Short names of the keys that make rows; None: all that differs beside the columns.
-        columns: Likewise of those that make worlds; None: what makes worlds.
+def build_report(found: Found, keys: LayoutKeys | None = None) -> Report:
+    """Puts together what a page shows, in rows and worlds by these keys.
 
     Raises:
         OutputError: None of the runs can be shown.
@@ -94,7 +89,7 @@ def build_report(found: Found, *, rows: Sequence[str] | None = None, columns: Se
     runs, bad = report_runs(found.runs)
     if not runs:
         raise OutputError(bad[0])
-    study, looks = _ranked(study_of(runs, rows=rows, columns=columns), rows=rows, columns=columns)
+    study, looks = _ranked(runs, keys or LayoutKeys())
     runs, settings = list(study.runs), study.settings
     accuracies = [setting.over_seeds("test_accuracy") for setting in settings]
     parts = [world_part(world, settings) for world in study.layout.worlds]
@@ -107,7 +102,7 @@ def build_report(found: Found, *, rows: Sequence[str] | None = None, columns: Se
     tables, problems = reported_tables(found.sweeps)
     # A table's columns are different worlds on purpose.
     one_table = len(tables) == 1 and all(run.folder.resolve().parent == found.sweeps[0].resolve() for run in found.runs)
-    worlds = [] if one_table or rows or columns else _world_notes(study.layout)
+    worlds = [] if one_table or keys not in (None, LayoutKeys()) else _world_notes(study.layout)
     said = (*found.notes, *problems, *worlds, *remarks(runs, settings), *maps.notes)
     charts = {
         **curve_charts(study, looks),
@@ -134,11 +129,12 @@ def build_report(found: Found, *, rows: Sequence[str] | None = None, columns: Se
     )
 
 
-def _ranked(study: Study, *, rows: Sequence[str] | None, columns: Sequence[str] | None) -> tuple[Study, list[Look]]:
+def _ranked(runs: Sequence[ReportRun], keys: LayoutKeys) -> tuple[Study, list[Look]]:
     """The runs by short names; the settings world by world, the most accurate first; and looks of the rows.
 
     Their rank has no part in these.
     """
+    study = study_of(runs, rows=keys.rows, columns=keys.columns)
     world_of = {place: n for n, world in reversed([*enumerate(study.layout.worlds)]) for place in world.settings}
 
     def rank(place: int) -> tuple[int, bool, float]:
@@ -147,7 +143,7 @@ def _ranked(study: Study, *, rows: Sequence[str] | None, columns: Sequence[str] 
 
     order = sorted(range(len(study.settings)), key=rank)
     settings = [study.settings[place] for place in order]
-    layout = lay_out(study.runs, settings, rows=rows, columns=columns)
+    layout = lay_out(study.runs, settings, rows=keys.rows, columns=keys.columns)
     ages = [min(order[place] for place in layout.places_of(row)) for row in range(len(layout.rows))]
     ranked = Study(runs=study.runs, settings=settings, layout=layout)
     oldest = sorted(range(len(ages)), key=ages.__getitem__)

@@ -29,6 +29,7 @@ from fedsweep.reports.sources import command_again, find_sources
 from fedsweep.reports.world_parts import handovers
 from fedsweep.results.settings import ReportRun
 from fedsweep.results.texts import bytes_text, clean, seconds_text
+from fedsweep.results.worlds import LayoutKeys
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import CONFIG
 
@@ -69,8 +70,7 @@ def write_report(
     uri: str | None = None,
     overwrite: bool = False,
     script: str = INSIDE,
-    rows: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
+    keys: LayoutKeys | None = None,
 ) -> Written:
     """Reads runs and writes the page.
 
@@ -80,8 +80,7 @@ def write_report(
         uri: The tracking store's address for experiments, as ``tracking.mlflow_store.resolve_uri`` gives it.
         overwrite: Replace whatever file is there.
         script: Where Plotly's script goes: :data:`INSIDE` the page, or once :data:`BESIDE` all pages of a folder.
-        rows: Short names of the keys that make rows; None: all that differs beside the columns.
-        columns: Likewise of those that make worlds, each with a column and a panel; None: what makes worlds.
+        keys: Those that make rows, and those that make worlds, each with a column and a panel.
 
     Raises:
         InputError: A source is neither a folder with runs nor an experiment, no run can be read, rows or columns name
@@ -93,7 +92,7 @@ def write_report(
     elif script != INSIDE:
         raise OutputError(f"--script {script}: must be {INSIDE} or {BESIDE}")
     found = find_sources([str(source) for source in sources], uri=uri)
-    report = build_report(found, rows=rows, columns=columns)
+    report = build_report(found, keys or LayoutKeys())
     data = render(report, made=datetime.now(UTC), script=script).encode()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -141,23 +141,23 @@ def settings_as(runs: Sequence[ReportRun], form: str, style: TableStyle | None =
     style = style or TableStyle()
     if form == "csv":
         return _as_csv(runs, style)
-    table = setting_table(runs, style, usual_interval=form == "md")
+    table = setting_table(runs, style, form=form)
     if form == "md":
         strong = table.bold if table.frame.columns.nlevels > 1 else ()
         return "\n".join([*markdown_table(table.frame, strong=strong), "", *map(markdown_text, table.notes)])
     cells = table.frame.map(latex_text)
     for row, column in table.bold:
-        cells.iat[row, column] = rf"\textbf{{{cells.iat[row, column]}}}"
+        cells.iat[row, column] = rf"\textbf{{{cells.iat[row, column]!s}}}"
     return "\n".join([*(f"% {note}" for note in table.notes), *latex_tabular(cells)])
 
 
-def setting_table(runs: Sequence[ReportRun], style: TableStyle, *, usual_interval: bool = False) -> SettingTable:
+def setting_table(runs: Sequence[ReportRun], style: TableStyle, *, form: str) -> SettingTable:
     """Rows of the layout, and columns of figures; with several worlds a group of columns for each.
 
     Args:
         runs: All runs.
         style: How it is laid out.
-        usual_interval: Whether cells of a single world have intervals where the style leaves it open.
+        form: One of :data:`FORMATS`; as text, keys keep their names, and Markdown of one world has intervals.
     """
     import pandas as pd
 
@@ -166,7 +166,8 @@ def setting_table(runs: Sequence[ReportRun], style: TableStyle, *, usual_interva
     is_single = len(layout.worlds) == 1
     figures = _figures(study, style, is_single=is_single)
     order = row_order(study, style)
-    interval = usual_interval and is_single if style.interval is None else style.interval
+    interval = form == "md" and is_single if style.interval is None else style.interval
+    called = style.called if form != "text" else str
     columns = [(world, figure) for world in _side_by_side(layout, figures) for figure in figures]
     cells = [[_cell(settings, world, row, figure, interval=interval) for world, figure in columns] for row in order]
     bold = [
@@ -182,8 +183,8 @@ def setting_table(runs: Sequence[ReportRun], style: TableStyle, *, usual_interva
         corner = "Method" if any(key.startswith("method") for key in layout.row_keys) else ""
     frame = pd.DataFrame(
         cells,
-        index=[style.called(layout.rows[row]) for row in order],
-        columns=_headings(columns, style, corner=corner),
+        index=[called(layout.rows[row]) for row in order],
+        columns=_headings(columns, called, corner=corner),
     )
     return SettingTable(frame=frame, bold=tuple(bold), notes=tuple(_notes(study, interval=interval)))
 
@@ -201,11 +202,11 @@ def _side_by_side(layout: Layout, figures: Sequence[Figure]) -> Sequence[World]:
     return layout.worlds if len(figures) > 1 else sorted(layout.worlds, key=lambda world: firsts.index(world.words[:1]))
 
 
-def _headings(columns: Sequence[tuple[World, Figure]], style: TableStyle, *, corner: str) -> pd.Index[Any]:
+def _headings(columns: Sequence[tuple[World, Figure]], called: Callable[[str], str], *, corner: str) -> pd.Index[Any]:
     """One line for a single world; otherwise two, the upper of which goes over several columns where it can."""
     import pandas as pd
 
-    worlds = {world.label: [style.called(word) for word in world.words] for world, _ in columns}
+    worlds = {world.label: [called(word) for word in world.words] for world, _ in columns}
     headings = {figure.heading for _, figure in columns}
     if len(worlds) == 1:
         return pd.Index([figure.heading for _, figure in columns], name=corner)
@@ -241,7 +242,7 @@ def row_order(study: Study, style: TableStyle, *, within: World | None = None) -
 def _notes(study: Study, *, interval: bool) -> list[str]:
     seeds = sorted({len(setting.counted) for setting in study.settings})
     counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    spread = f"{_SPREAD}{f'; {_INTERVAL}' if interval else ''}; {counts} seeds a setting"
+    spread = f"{_SPREAD}{f'; {_INTERVAL}' if interval else ''}; {counts} seed{'' if counts == '1' else 's'} a setting"
     bold = ["bold: the best of its column"] if len(study.layout.worlds) > 1 else []
     return [spread, *bold, *remarks(study.runs, study.settings)]
 
@@ -286,7 +287,8 @@ def _as_csv(runs: Sequence[ReportRun], style: TableStyle) -> str:
         return csv_table(pd.DataFrame(setting_rows(study, places), dtype=object))
     figures = _figures(study, style, is_single=False)
     frame = world_frame(study, [figure.name for figure in figures], order=order)
-    frame.columns = [" ".join(filter(None, (world, f"{name}_{part}"))) for world, name, part in frame.columns]
+    heads: list[tuple[str, str, str]] = frame.columns.to_list()
+    frame.columns = pd.Index([f"{world} {name}_{part}".strip() for world, name, part in heads])
     return csv_table(frame.reset_index(names="row").astype(object))
 
 

@@ -113,7 +113,7 @@ def hypervolume(points: Iterable[Sequence[float]], reference: Sequence[float]) -
 
 def _area(points: Iterable[Sequence[float]], reference: Sequence[float]) -> float:
     strips, lowest = [], reference[1]
-    for x, y in sorted(points):
+    for x, y in sorted((point[0], point[1]) for point in points):
         if y < lowest:
             strips.append((reference[0] - x) * (lowest - y))
             lowest = y

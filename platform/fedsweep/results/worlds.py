@@ -27,6 +27,19 @@ _SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayoutKeys:
+    """Short names of keys that a reader chose, ``method`` or ``mu``.
+
+    Attributes:
+        rows: That make rows; None: all that differs beside the columns.
+        columns: That make columns; None: what makes worlds or, where rows were chosen, all that differs beside these.
+    """
+
+    rows: Sequence[str] | None = None
+    columns: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class World:
     """Settings that can be compared with each other.
 
@@ -132,10 +145,10 @@ def lay_out(
         names, row_of = [setting.label for setting in settings], list(range(len(settings)))
     else:
         names, row_of = _rows(runs, settings, flats, down, across, by_keys=rows is not None)
-    places = _columns(flats, across, may_join=columns is None)
+    hosts, places = _columns(flats, across, may_join=columns is None)
     _check_cells(flats, row_of, places, table=table, known=[*down, *across])
     names, row_of = _apart(settings, names, row_of, places)
-    words = _words(flats, [members[0] for members in places], across)
+    words = _words(flats, hosts, across)
     worlds = [
         World(label=", ".join(some), words=tuple(some), cells=dict(sorted((row_of[p], p) for p in members)))
         for some, members in zip(words, places, strict=True)
@@ -175,19 +188,26 @@ def _chosen(
     return [key for key in dict.fromkeys(wanted) if key in table.differing]
 
 
-def _columns(flats: Sequence[Mapping[str, str]], keys: Sequence[str], *, may_join: bool) -> list[list[int]]:
-    """Places of each world's settings."""
+def _columns(
+    flats: Sequence[Mapping[str, str]], keys: Sequence[str], *, may_join: bool
+) -> tuple[list[int], list[list[int]]]:
+    """The first setting of each world, and all of them, also those that join it since they have no budgets."""
     budgets = keys_below(_BUDGETS, keys)
     others = [key for key in keys if key not in budgets]
-    joins = bool(budgets) and may_join
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
     for place, flat in enumerate(flats):
         groups.setdefault((_values(flat, others), _values(flat, budgets)), []).append(place)
-    free = {key: members for key, members in groups.items() if joins and not _has_budgets(flats[members[0]])}
-    with_budgets = {world for world, _ in groups.keys() - free.keys()}
-    kept = {key: members for key, members in groups.items() if key not in free or key[0] not in with_budgets}
-    guests = [(key[0], place) for key, members in free.items() if key not in kept for place in members]
-    return [sorted([*members, *(place for world, place in guests if world == key[0])]) for key, members in kept.items()]
+    with_budgets = {key[0] for key, members in groups.items() if _has_budgets(flats[members[0]])}
+    guests = {
+        key
+        for key, members in groups.items()
+        if may_join and budgets and key[0] in with_budgets and not _has_budgets(flats[members[0]])
+    }
+    joining = {world: groups[world, own] for world, own in guests}
+    kept = {key: members for key, members in groups.items() if key not in guests}
+    return [members[0] for members in kept.values()], [
+        sorted([*members, *joining.get(key[0], [])]) for key, members in kept.items()
+    ]
 
 
 def _rows(
