@@ -287,7 +287,7 @@ def _as_csv(runs: Sequence[ReportRun], style: TableStyle) -> str:
         return csv_table(pd.DataFrame(setting_rows(study, places), dtype=object))
     figures = _figures(study, style, is_single=False)
     frame = world_frame(study, [figure.name for figure in figures], order=order)
-    heads: list[tuple[str, str, str]] = frame.columns.to_list()
+    heads: list[Any] = frame.columns.to_list()
     frame.columns = pd.Index([f"{world} {name}_{part}".strip() for world, name, part in heads])
     return csv_table(frame.reset_index(names="row").astype(object))
 

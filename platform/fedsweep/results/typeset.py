@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedsweep.results.texts import MISSING
 
@@ -104,7 +104,8 @@ def latex_tabular(frame: pd.DataFrame) -> list[str]:
     Args:
         frame: Its cells are LaTeX already, since parts of them may be bold; names and headings are texts.
     """
-    frame = frame.rename_axis(columns=[None if name is None else latex_text(name) for name in frame.columns.names])
+    names: list[Any] = [None if name is None else latex_text(name) for name in frame.columns.names]
+    frame = frame.rename_axis(columns=names)
     style = frame.style.format_index(_latex_row_name, axis="index").format_index(latex_text, axis="columns")
     columns = f"l{'r' * len(frame.columns)}"
     lines = style.to_latex(hrules=True, column_format=columns, multicol_align="c").splitlines()

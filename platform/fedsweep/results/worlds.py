@@ -232,7 +232,7 @@ def _rows(
     if not by_keys and all(names) and len(names) == len(own) == len({*names}):
         return names, row_of
     firsts = [members[0] for members in groups.values()]
-    has_method = bool(keys_below(_METHOD, keys)) or not (by_keys or keys)
+    has_method = bool(keys_below(_METHOD, keys)) or not keys
     titles = [runs[settings[place].runs[0]].method if has_method else "" for place in firsts]
     words = _words([flats[place] for place in firsts], range(len(firsts)), keys, beside=titles if has_method else None)
     return [" ".join([title, *some]).strip() or "all" for title, some in zip(titles, words, strict=True)], row_of
