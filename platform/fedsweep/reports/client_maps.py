@@ -15,7 +15,7 @@ import numpy as np
 
 from fedsweep.errors import InputError
 from fedsweep.figures.groups import COHORT, GROUP_LOOKS, HIGH, counts_of, group_labels_of, has_group
-from fedsweep.figures.scenario import PART_LOOKS, Part, class_shares_of, shown_clients
+from fedsweep.figures.scenario import PART_LOOKS, Part, class_shares_of, parts_of, shown_clients
 from fedsweep.figures.style import INK
 from fedsweep.reports.charts import PERCENT, Chart, drawn, ids, map_chart, span, tint
 from fedsweep.results.view import RunView
@@ -158,7 +158,9 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
         "y": ids("client", count, per_client),
     }
     if per_client == per_round == 1:
-        return [_state_chart(_states(layers), axes=axes, hint=hint)]
+        states_NR = parts_of(cohorts, attendees or cohorts, present, num_clients=count)
+        states_NR[layers.get("in the high-frequency group", np.zeros(shape)) > 0] = _HIGH
+        return [_state_chart(states_NR, axes=axes, hint=hint)]
     return [
         map_chart(
             np.rint(100 * cells).astype(int).tolist(),
@@ -170,19 +172,6 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
         )
         for name, cells in layers.items()
     ]
-
-
-def _states(layers: Mapping[str, np.ndarray]) -> np.ndarray:
-    """What each client did in each round [N, R]: indices of the states."""
-    cohort = layers["in the cohort"] > 0
-    there = layers.get("there", np.ones_like(cohort)) > 0
-    aggregated = layers.get("aggregated", cohort) > 0
-    states_NR = np.where(there, Part.THERE, Part.ABSENT)
-    states_NR[cohort & ~aggregated] = Part.TRAINED
-    states_NR[cohort & aggregated] = Part.AGGREGATED
-    states_NR[aggregated & ~cohort] = Part.DELIVERED
-    states_NR[layers.get("in the high-frequency group", np.zeros_like(cohort)) > 0] = _HIGH
-    return states_NR
 
 
 def _state_chart(states_NR: np.ndarray, *, axes: Mapping[str, Any], hint: str) -> Chart:
