@@ -1,4 +1,4 @@
-"""What ``import fedsweep`` offers to programs: what the commands do, as functions."""
+"""The commands as functions, for programs that ``import fedsweep``."""
 
 from __future__ import annotations
 

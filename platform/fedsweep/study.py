@@ -1,4 +1,4 @@
-"""What programs get of runs, sweeps and tables: figures as data frames, models, tests, pictures."""
+"""Runs, sweeps and tables for programs: figures as data frames, models, tests, pictures."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ class Result:
         """
         if table not in _TABLES:
             raise ConfigError(f"a run's tables are {', '.join(_TABLES)}, but not {table!r}")
-        found = getattr(self, table)
-        if found is None:
+        stored = getattr(self, table)
+        if stored is None:
             raise OutputError(f"{self.folder}: the run has no table {table}.parquet")
         # Without threads, as tables are read: pyarrow's pool and torch's do not end well in one process.
-        frame: pd.DataFrame = found.to_pandas(use_threads=False)
+        frame: pd.DataFrame = stored.to_pandas(use_threads=False)
         return frame.set_index("round") if table == "rounds" else frame
 
     def test_data(self, data: Data | None = None) -> tuple[Tensor, Tensor]:
@@ -117,14 +117,14 @@ class Result:
             by: A data frame with a line per class or per client, in place of all that was found.
             overrides: ``KEY=VALUE`` below ``scenario``, ``evaluation`` and ``runtime``.
         """
-        found = evaluate(self.folder, data=data, overrides=overrides)
+        evaluated = evaluate(self.folder, data=data, overrides=overrides)
         if by is None:
-            return found
+            return evaluated
         import pandas as pd
 
         if by not in ("class", "client"):
             raise ConfigError(f"a test is shown by 'class' or 'client', but not by {by!r}")
-        rows = found.classes() if by == "class" else found.clients()
+        rows = evaluated.classes() if by == "class" else evaluated.clients()
         return pd.DataFrame(rows).set_index(by)
 
     def plot(self, y: str = "test_accuracy", **options: Any) -> Axes:
@@ -132,7 +132,7 @@ class Result:
         return Results([self.folder]).plot(y, **options)
 
     def plot_confusion(self, data: Data | None = None, *, ax: Axes | None = None) -> Axes:
-        """What the model takes for what: rows are the true classes, columns the predicted ones.
+        """Draw the confusion matrix: rows are the true classes, columns the predicted ones.
 
         Args:
             data: See :meth:`evaluate`.
@@ -141,10 +141,10 @@ class Result:
         from fedsweep.figures.confusion import draw_confusion
         from fedsweep.figures.style import paper_style, tidy
 
-        found = evaluate(self.folder, data=data)
+        evaluated = evaluate(self.folder, data=data)
         with paper_style():
             axes = ax or _new_axes(square=True)
-            draw_confusion(axes, found.confusion, class_names=found.class_names)
+            draw_confusion(axes, evaluated.confusion, class_names=evaluated.class_names)
             tidy(axes)
         return axes
 
@@ -201,7 +201,7 @@ class Results(Sequence[Result]):
 
     @property
     def remarks(self) -> list[str]:
-        """What turned into something simpler without a word, and settings with equal models."""
+        """Notes of runs at their end, and settings with equal models."""
         return remarks(self._runs, self.settings)
 
     def to_pandas(
@@ -287,9 +287,9 @@ class Results(Sequence[Result]):
 
         if x not in ACROSS:
             raise ConfigError(f"x must be one of {', '.join(ACROSS)}, but is {x!r}")
-        known = {name for run in self._runs for name in run.view.columns}
-        if known and y not in known:
-            raise ConfigError(f"no run has a column {y!r}; there are {', '.join(sorted(known))}")
+        columns = {name for run in self._runs for name in run.view.columns}
+        if columns and y not in columns:
+            raise ConfigError(f"no run has a column {y!r}; there are {', '.join(sorted(columns))}")
         target = None if path is None else checked_path(path)
         runs = [replace(run, curve=curve_of(run.view, [y])) for run in self._runs]
         with paper_style():
@@ -339,7 +339,7 @@ class Results(Sequence[Result]):
 
 
 def load(*folders: str | Path) -> Result | Results | Table:
-    """What was made before: a :class:`Result` of a run, a :class:`Table` of a reproduced one, or :class:`Results`.
+    """Load what was made before: a :class:`Result` of a run, a :class:`Table` of a reproduced one, or :class:`Results`.
 
     Args:
         folders: A run's folder, a sweep's or any other with runs below it, a reproduced table's; several are runs side

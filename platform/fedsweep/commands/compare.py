@@ -21,7 +21,7 @@ EXAMPLES = examples(
 
 
 class Form(StrEnum):
-    """How the table is written."""
+    """The forms of a table."""
 
     TEXT = "text"
     MD = "md"
@@ -30,7 +30,7 @@ class Form(StrEnum):
 
 
 class By(StrEnum):
-    """What a line of the table stands for."""
+    """The meaning of a line of the table."""
 
     RUN = "run"
     SETTING = "setting"

@@ -1,4 +1,4 @@
-"""What all charts of a report share: how Plotly is told to draw them, and how they stand on the page."""
+"""Common parts of a report's charts: how Plotly is told to draw them, and how they stand on the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients hold and when they took part, small enough for a page.
+"""Maps of the clients' data and participation, small enough for a page.
 
 Most charts are maps of cells. Where there are more clients or rounds than a page has room for, neighbours share a cell.
 Many runs of a sweep have the same clients and the same cohorts, so each chart is kept once.
@@ -119,7 +119,7 @@ def split_chart(counts_NC: np.ndarray) -> Chart:
 
 
 def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
-    """Who took part, by round: a map of what each client did; where cells are shared, a map of shares for each thing.
+    """Map participation by round: what each client did; where cells are shared, a map of shares for each thing.
 
     Args:
         run: A run.
@@ -313,12 +313,12 @@ def _group_traces(level: int, shares_RC: np.ndarray, *, shift: float) -> Iterato
 
 
 def _short(values: np.ndarray) -> list[float]:
-    found: list[float] = np.round(values, 4).tolist()
-    return found
+    rounded: list[float] = np.round(values, 4).tolist()
+    return rounded
 
 
 def _heat(colours: Sequence[tuple[float, str]], most: float, say: str) -> dict[str, Any]:
-    """What Plotly's heatmap is told: colours from the number 0 to ``most``, and what is said of a cell."""
+    """Options of Plotly's heatmap: colours from the number 0 to ``most``, and the words of a cell."""
     return {"colorscale": colours, "zmax": most, "hovertemplate": f"{say}<extra></extra>"}
 
 

@@ -1,4 +1,4 @@
-"""What a report's page shows, put together from runs."""
+"""The contents of a report's page, put together from runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a page shows.
+    """Contents of a page.
 
     Attributes:
         runs: The runs.
@@ -75,7 +75,7 @@ class Report:
 
     @property
     def has_seeds(self) -> bool:
-        """Whether some setting has more than one run."""
+        """True where some setting has more than one run."""
         return any(len(setting.runs) > 1 for setting in self.settings)
 
 
@@ -103,7 +103,7 @@ def build_report(found: Found, keys: LayoutKeys | None = None) -> Report:
     # A table's columns are different worlds on purpose.
     one_table = len(tables) == 1 and all(run.folder.resolve().parent == found.sweeps[0].resolve() for run in found.runs)
     worlds = [] if one_table or keys not in (None, LayoutKeys()) else _world_notes(study.layout)
-    said = (*found.notes, *problems, *worlds, *remarks(runs, settings), *maps.notes)
+    notes = (*found.notes, *problems, *worlds, *remarks(runs, settings), *maps.notes)
     charts = {
         **curve_charts(study, looks),
         **front_charts(study, looks, parts, accuracies),
@@ -125,7 +125,7 @@ def build_report(found: Found, keys: LayoutKeys | None = None) -> Report:
         charts={name: chart for name, chart in charts.items() if chart},
         tables=tuple(tables),
         verdicts=tuple(clean(line, longest=1000) for folder in found.sweeps for line in read_verdict(folder)),
-        notes=tuple(clean(note, longest=1000) for note in said),
+        notes=tuple(clean(note, longest=1000) for note in notes),
     )
 
 

@@ -48,7 +48,7 @@ _DRAWN = 11
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What came of a report.
+    """A report that was written.
 
     Attributes:
         path: The file.

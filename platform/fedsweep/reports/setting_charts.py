@@ -113,8 +113,8 @@ class _Columns:
 
     def of(self, lines: Sequence[_Trace], part: str, name: str) -> list[list[Any]]:
         """The cells of each trace; see :func:`_column`."""
-        found = [(_column(curve, part, name, end=end), self._kept[id(curve)]) for _, curve, end in lines]
-        return [[_short(cells[p]) for p in places] if cells else [] for cells, places in found]
+        columns = [(_column(curve, part, name, end=end), self._kept[id(curve)]) for _, curve, end in lines]
+        return [[_short(cells[p]) for p in places] if cells else [] for cells, places in columns]
 
     def values(self, name: str) -> list[float | None]:
         """All values of a figure, in all panels."""
@@ -139,7 +139,7 @@ def _lines(study: Study, world: World, row: int, look: Look) -> Iterator[_Trace]
 
 
 def run_name(run: ReportRun, *, is_one_of_many: bool) -> str:
-    """What a run is called beside others; with its seed where it is one of many of its setting."""
+    """Name a run beside others; with its seed where it is one of many of its setting."""
     seed = f", seed {run.view.seed}" if is_one_of_many else ""
     return run.label + seed + ("" if run.status == "finished" else f" ({run.status})")
 

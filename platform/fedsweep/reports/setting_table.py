@@ -66,7 +66,7 @@ FIGURES = (
 
 @dataclass(frozen=True, kw_only=True)
 class TableStyle:
-    """How a table is laid out and written.
+    """Layout and wording of a table.
 
     Attributes:
         rows: Short names of the keys that make rows; None: all that differs beside the columns.
@@ -88,12 +88,12 @@ class TableStyle:
 
     @property
     def is_laid_out(self) -> bool:
-        """Whether rows, columns or figures were chosen."""
+        """True where rows, columns or figures were chosen."""
         return (self.rows, self.columns, self.figures) != (None, None, None)
 
     @property
     def is_ordered(self) -> bool:
-        """Whether not all rows are shown as they come."""
+        """True where rows are sorted or cut."""
         return self.sort is not None or self.top is not None
 
     def called(self, words: str) -> str:
@@ -104,7 +104,7 @@ class TableStyle:
 
 
 def shown_figure(name: str) -> Figure:
-    """How a figure is shown: shares in percent, bytes in MB."""
+    """Choose units and digits of a figure: shares in percent, bytes in MB."""
     for figure in FIGURES:
         if figure.name == name:
             return figure
@@ -300,8 +300,8 @@ def world_frame(study: Study, figures: Sequence[str], *, order: Sequence[int]) -
     columns = [(world, name) for world in layout.worlds for name in figures]
     cells = []
     for row in order:
-        known = [None if (p := w.cells.get(row)) is None else settings[p].over_seeds(name) for w, name in columns]
-        cells.append([x for e in known for x in ((e.mean, e.sd, e.count) if e else (math.nan, math.nan, 0))])
+        estimates = [None if (p := w.cells.get(row)) is None else settings[p].over_seeds(name) for w, name in columns]
+        cells.append([x for e in estimates for x in ((e.mean, e.sd, e.count) if e else (math.nan, math.nan, 0))])
     heads = [(world.label, name, part) for world, name in columns for part in ("mean", "sd", "seeds")]
     return pd.DataFrame(
         cells,

@@ -1,4 +1,4 @@
-"""What a report says of one world: its Pareto front over all tested rounds, and the best under each budget."""
+"""One world of a report: its Pareto front over all tested rounds, and the best under each budget."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class WorldPart:
 
 
 def world_part(world: World, settings: Sequence[Setting]) -> WorldPart:
-    """Put together what a page says of a world."""
+    """Put together a world's part of a page."""
     places = world.settings
     curves = [curve.accuracy_by_bytes() if (curve := settings[place].curve) else [] for place in places]
     means = {place: mean for place in places if (mean := settings[place].figure("test_accuracy")) is not None}

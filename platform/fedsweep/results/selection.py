@@ -79,7 +79,7 @@ def only_those(runs: Sequence[ReportRun], conditions: Sequence[str]) -> list[Rep
 
 
 def _values(run: ReportRun, name: str, runs: Sequence[ReportRun], *, what: str) -> list[str]:
-    """What a run has under a name, in the ways in which it may be written."""
+    """List a run's value under a name, in the ways in which it may be written."""
     own = {
         "method": [run.method, clean(run.view.method)],
         "seed": [str(run.view.seed)],

@@ -161,14 +161,14 @@ class RunView:
             name: A column.
             how: One of :data:`OVER`.
         """
-        known = [cell for cell in self.column(name) if isinstance(cell, int | float)]
+        cells = [cell for cell in self.column(name) if isinstance(cell, int | float)]
         which, reduce = OVER[how]
-        used = [finite(cell) for cell in known[which] if how != "best" or cell == cell]
+        used = [finite(cell) for cell in cells[which] if how != "best" or cell == cell]
         whole = [value for value in used if value is not None]
         return reduce(whole) if whole and len(whole) == len(used) else None
 
     def figure(self, name: str) -> float | None:
-        """What the run came to: the one place that every table, report and summary asks.
+        """Compute a figure of the whole run: the one place that every table, report and summary asks.
 
         The rounds come first; what they do not have is looked for in ``result.json``.
 
@@ -250,10 +250,10 @@ def runs_below(folder: str | Path) -> list[Path]:
 
 def once(folders: Iterable[Path]) -> dict[Path, Path]:
     """Each folder once, as it was called first, by where it really lies."""
-    found: dict[Path, Path] = {}
+    first: dict[Path, Path] = {}
     for folder in folders:
-        found.setdefault(folder.resolve(), folder)
-    return found
+        first.setdefault(folder.resolve(), folder)
+    return first
 
 
 def run_labels(runs: Sequence[RunView]) -> list[str]:

@@ -219,7 +219,7 @@ def _rows(
     *,
     by_keys: bool,
 ) -> tuple[list[str], list[int]]:
-    """What rows are called, and each setting's."""
+    """Name the rows, and place each setting in one."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for place, flat in enumerate(flats):
         groups.setdefault(_values(flat, keys), []).append(place)
