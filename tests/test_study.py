@@ -213,3 +213,27 @@ def test_what_a_plug_in_may_give_is_offered_by_the_package() -> None:
         module, _, name = table.gives.partition(":")
         if module.startswith("fedsweep"):
             assert getattr(fedsweep, name) is getattr(importlib.import_module(module), name)
+
+
+def test_worlds_are_columns_of_frames_and_panels_of_pictures(folder: Path, tmp_path: Path) -> None:
+    for alpha in (1.0, 10.0):
+        partition = {"kind": "dirichlet", "dirichlet_alpha": alpha}
+        config = {**CONFIG, "name": f"d{alpha}", "scenario": {"clients": 6, "partition": partition}}
+        fedsweep.run(config, out=tmp_path / "runs" / f"{alpha}")
+    results = fedsweep.load(tmp_path / "runs")
+    assert isinstance(results, fedsweep.Results)
+    frame = results.to_pandas(rows="method", columns=["dirichlet_alpha"], values=["acc", "bytes"])
+    assert frame.index.tolist() == ["FedAvg"] and [*frame.columns.levels[0]] == [
+        "dirichlet_alpha=1",
+        "dirichlet_alpha=10",
+    ]
+    last = frame.loc["FedAvg", ("dirichlet_alpha=10", "test_accuracy", "mean")]
+    assert last == results[1].summary["test_accuracy"]
+    assert results.to_pandas("setting")["world"].tolist() == ["dirichlet_alpha=1", "dirichlet_alpha=10"]
+    assert [result.config.name for result in results.only("dirichlet_alpha=10")] == ["d10.0"]
+    results.plot_worlds(tmp_path / "worlds.png", x="rounds")
+    assert (tmp_path / "worlds.png").read_bytes().startswith(b"\x89PNG")
+    style = fedsweep.TableStyle(columns=["dirichlet_alpha"])
+    assert r"\begin{tabular}{lrr}" in fedsweep.compare(tmp_path / "runs", by="setting", form="latex", style=style)
+    with pytest.raises(InputError, match="unknown key 'alpha'"):
+        results.to_pandas(columns="alpha")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedsweep.api import compare, report, run, sweep
+    from fedsweep.api import TableStyle, compare, report, run, sweep
     from fedsweep.card import Card, Limit, with_card
     from fedsweep.driver.observers import Observer
     from fedsweep.errors import (
@@ -74,6 +74,7 @@ __all__ = [
     "Stream",
     "Table",
     "TableRequest",
+    "TableStyle",
     "Transform",
     "__version__",
     "compare",
@@ -94,7 +95,7 @@ __all__ = [
 _HOME = {
     name: module
     for module, names in {
-        "fedsweep.api": ("compare", "report", "run", "sweep"),
+        "fedsweep.api": ("TableStyle", "compare", "report", "run", "sweep"),
         "fedsweep.card": ("Card", "Limit", "with_card"),
         "fedsweep.finished.evaluation": ("Evaluated", "evaluate"),
         "fedsweep.driver.observers": ("Observer",),

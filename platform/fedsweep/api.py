@@ -1,4 +1,4 @@
-"""What ``import fedsweep`` offers to programs: what the commands do, as functions."""
+"""The commands as functions, for programs that ``import fedsweep``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fedsweep.driver.phases import Phases
 from fedsweep.driver.run import Launch, plan_run, run_plan
 from fedsweep.finished.saved_model import load_model
 from fedsweep.reports.compare import Form, compared_runs, print_comparison
+from fedsweep.reports.setting_table import TableStyle
 from fedsweep.runs.default_folder import default_folder
 from fedsweep.study import Result, Results, load
 from fedsweep.tracking.loggers.registry import make_observers
@@ -22,7 +23,7 @@ from fedsweep.tracking.loggers.registry import make_observers
 if TYPE_CHECKING:
     from ray.tune import ResultGrid
 
-__all__ = ["Result", "Results", "compare", "load", "load_model", "report", "run", "sweep"]
+__all__ = ["Result", "Results", "TableStyle", "compare", "load", "load_model", "report", "run", "sweep"]
 # Of a table in a text; nothing is cut.
 _WIDEST = 100_000
 
@@ -129,28 +130,42 @@ def _with_results(grid: ResultGrid, folder: Path) -> ResultGrid:
     return SweepGrid()
 
 
-def compare(*folders: str | Path, by: Literal["run", "setting"] = "run", form: Form = "text") -> str:
+def compare(
+    *folders: str | Path,
+    by: Literal["run", "setting"] = "run",
+    form: Form = "text",
+    only: Sequence[str] = (),
+    style: TableStyle | None = None,
+) -> str:
     """Runs side by side, as ``fedsweep compare`` prints them; :meth:`Results.to_pandas` has the figures.
 
     Args:
         folders: Run folders, or folders with runs below them.
         by: A line per run, or per setting with means over its seeds.
         form: How settings are written: ``text``, ``md``, ``latex`` or ``csv``.
+        only: Conditions ``KEY=VALUE`` that runs satisfy.
+        style: Rows, columns, figures, order and labels, as the command's options.
 
     Raises:
-        InputError: A folder does not exist or holds no run, a file is damaged, or runs are to be written in a form that
-            is for settings.
+        InputError: A folder does not exist or holds no run, a file is damaged, there is no such key or figure, or runs
+            are to be written in a form that is for settings.
     """
     from rich.console import Console
 
     page = io.StringIO()
     console = Console(file=page, width=_WIDEST, color_system=None, highlight=False)
-    print_comparison(compared_runs(folders), console, by=by, form=form)
+    print_comparison(compared_runs(folders, only=only), console, by=by, form=form, style=style)
     return "\n".join(line.rstrip() for line in page.getvalue().rstrip().splitlines())
 
 
 def report(
-    *sources: str | Path, out: str | Path, uri: str | None = None, script: str = "inside", overwrite: bool = False
+    *sources: str | Path,
+    out: str | Path,
+    uri: str | None = None,
+    script: str = "inside",
+    overwrite: bool = False,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Path:
     """One HTML file that shows runs side by side, as ``fedsweep report`` writes it.
 
@@ -160,12 +175,16 @@ def report(
         uri: The store with the experiments; None: the one in this folder.
         script: ``inside`` the page, or once ``beside`` all pages of a folder.
         overwrite: Replace ``out`` even where it is no report.
+        rows: Short names of the keys that make rows; None: all that differs beside the columns.
+        columns: Likewise of those that make columns and panels; None: what makes worlds.
 
     Raises:
-        InputError: A source is neither a folder with runs nor an experiment, or the page can't be written.
+        InputError: A source is neither a folder with runs nor an experiment, there is no such key, or the page can't be
+            written.
     """
     from fedsweep.reports.page import write_report
+    from fedsweep.results.worlds import LayoutKeys
     from fedsweep.tracking.mlflow_store import local_store, resolve_uri
 
-    store = resolve_uri(uri, out=local_store())
-    return write_report(sources, out, uri=store, overwrite=overwrite, script=script).path
+    store, keys = resolve_uri(uri, out=local_store()), LayoutKeys(rows=rows, columns=columns)
+    return write_report(sources, out, uri=store, overwrite=overwrite, script=script, keys=keys).path

@@ -1,4 +1,4 @@
-"""What programs get of runs, sweeps and tables: figures as data frames, models, tests, pictures."""
+"""Runs, sweeps and tables for programs: figures as data frames, models, tests, pictures."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from fedsweep.errors import ConfigError, OutputError
 from fedsweep.finished.evaluation import Data, Evaluated, evaluate, open_subject
 from fedsweep.finished.saved_model import existing, load_model
 from fedsweep.reports.compare import compared_runs
-from fedsweep.reports.setting_table import setting_row
+from fedsweep.reports.setting_table import setting_rows, world_frame
 from fedsweep.reproduce.outputs import Table, has_outputs
 from fedsweep.results.config_table import config_table
+from fedsweep.results.selection import figure_name
 from fedsweep.results.settings import ReportRun, Setting, group_settings, remarks
+from fedsweep.results.worlds import LayoutKeys, study_of
 from fedsweep.runs.find import find_runs
 from fedsweep.runs.run_folder import CLIENT_ACCURACY, TRAFFIC, RunFolder
 
@@ -86,11 +88,11 @@ class Result:
         """
         if table not in _TABLES:
             raise ConfigError(f"a run's tables are {', '.join(_TABLES)}, but not {table!r}")
-        found = getattr(self, table)
-        if found is None:
+        stored = getattr(self, table)
+        if stored is None:
             raise OutputError(f"{self.folder}: the run has no table {table}.parquet")
         # Without threads, as tables are read: pyarrow's pool and torch's do not end well in one process.
-        frame: pd.DataFrame = found.to_pandas(use_threads=False)
+        frame: pd.DataFrame = stored.to_pandas(use_threads=False)
         return frame.set_index("round") if table == "rounds" else frame
 
     def test_data(self, data: Data | None = None) -> tuple[Tensor, Tensor]:
@@ -115,14 +117,14 @@ class Result:
             by: A data frame with a line per class or per client, in place of all that was found.
             overrides: ``KEY=VALUE`` below ``scenario``, ``evaluation`` and ``runtime``.
         """
-        found = evaluate(self.folder, data=data, overrides=overrides)
+        evaluated = evaluate(self.folder, data=data, overrides=overrides)
         if by is None:
-            return found
+            return evaluated
         import pandas as pd
 
         if by not in ("class", "client"):
             raise ConfigError(f"a test is shown by 'class' or 'client', but not by {by!r}")
-        rows = found.classes() if by == "class" else found.clients()
+        rows = evaluated.classes() if by == "class" else evaluated.clients()
         return pd.DataFrame(rows).set_index(by)
 
     def plot(self, y: str = "test_accuracy", **options: Any) -> Axes:
@@ -130,7 +132,7 @@ class Result:
         return Results([self.folder]).plot(y, **options)
 
     def plot_confusion(self, data: Data | None = None, *, ax: Axes | None = None) -> Axes:
-        """What the model takes for what: rows are the true classes, columns the predicted ones.
+        """Draw the confusion matrix: rows are the true classes, columns the predicted ones.
 
         Args:
             data: See :meth:`evaluate`.
@@ -139,10 +141,10 @@ class Result:
         from fedsweep.figures.confusion import draw_confusion
         from fedsweep.figures.style import paper_style, tidy
 
-        found = evaluate(self.folder, data=data)
+        evaluated = evaluate(self.folder, data=data)
         with paper_style():
             axes = ax or _new_axes(square=True)
-            draw_confusion(axes, found.confusion, class_names=found.class_names)
+            draw_confusion(axes, evaluated.confusion, class_names=evaluated.class_names)
             tidy(axes)
         return axes
 
@@ -155,13 +157,17 @@ class Results(Sequence[Result]):
 
     Args:
         folders: Run folders, or folders with runs below them.
+        only: Conditions that the runs satisfy, see :meth:`only`.
 
     Raises:
-        InputError: A folder does not exist or holds no run, or a run's file is damaged.
+        InputError: A folder does not exist or holds no run, a run's file is damaged, or no run satisfies the
+            conditions.
     """
 
-    def __init__(self, folders: Sequence[str | Path]) -> None:
-        self._runs = compared_runs([existing(folder) for folder in folders])
+    def __init__(self, folders: Sequence[str | Path], *, only: Sequence[str] = ()) -> None:
+        self._folders = [existing(folder) for folder in folders]
+        self._conditions = tuple(only)
+        self._runs = compared_runs(self._folders, only=only)
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -182,22 +188,50 @@ class Results(Sequence[Result]):
         """Runs that differ in their seed alone, with means over these."""
         return group_settings(self._runs)
 
+    def only(self, *conditions: str) -> Results:
+        """Leave out all other runs.
+
+        Args:
+            conditions: ``KEY=VALUE`` or ``KEY=VALUE,VALUE``, as ``fedsweep compare --only`` takes them.
+
+        Raises:
+            InputError: There is no such key, or no run satisfies the conditions.
+        """
+        return Results(self._folders, only=[*self._conditions, *conditions])
+
     @property
     def remarks(self) -> list[str]:
-        """What turned into something simpler without a word, and settings with equal models."""
+        """Notes of runs at their end, and settings with equal models."""
         return remarks(self._runs, self.settings)
 
-    def to_pandas(self, by: By = "run") -> pd.DataFrame:
+    def to_pandas(
+        self,
+        by: By = "run",
+        *,
+        rows: Sequence[str] | str | None = None,
+        columns: Sequence[str] | str | None = None,
+        values: Sequence[str] | str = "test_accuracy",
+    ) -> pd.DataFrame:
         """All of it as one frame.
 
         Args:
             by: A line per run, with the configuration's keys in which runs differ; per setting, with mean, deviation
-                and interval over seeds; or per round, with the run's name, setting and seed.
+                and interval over seeds, and its world; or per round, with the run's name, setting and seed.
+            rows: Short names of keys, e.g. ``method``; a line for each of their values in place of ``by``.
+            columns: Likewise; a group of columns for each of their values, with mean, deviation and number of seeds.
+            values: Figures in the cells; only with ``rows`` or ``columns``.
+
+        Raises:
+            InputError: There is no such key or figure, or two settings would stand in one cell.
         """
         import pandas as pd
 
+        if rows is not None or columns is not None:
+            study = study_of(self._runs, rows=_names(rows), columns=_names(columns))
+            figures = [figure_name(name, self._runs, what="values") for name in _names(values) or ()]
+            return world_frame(study, figures, order=range(len(study.layout.rows)))
         if by == "setting":
-            return pd.DataFrame([setting_row(self._runs, setting) for setting in self.settings])
+            return pd.DataFrame(setting_rows(study_of(self._runs), range(len(self.settings))))
         names = {place: setting.label for setting in self.settings for place in setting.runs}
         if by == "round":
             frames = [
@@ -253,9 +287,9 @@ class Results(Sequence[Result]):
 
         if x not in ACROSS:
             raise ConfigError(f"x must be one of {', '.join(ACROSS)}, but is {x!r}")
-        known = {name for run in self._runs for name in run.view.columns}
-        if known and y not in known:
-            raise ConfigError(f"no run has a column {y!r}; there are {', '.join(sorted(known))}")
+        columns = {name for run in self._runs for name in run.view.columns}
+        if columns and y not in columns:
+            raise ConfigError(f"no run has a column {y!r}; there are {', '.join(sorted(columns))}")
         target = None if path is None else checked_path(path)
         runs = [replace(run, curve=curve_of(run.view, [y])) for run in self._runs]
         with paper_style():
@@ -273,6 +307,31 @@ class Results(Sequence[Result]):
                 save_figure(figure, target)
         return axes
 
+    def plot_worlds(
+        self,
+        path: str | Path,
+        *,
+        x: str = "bytes",
+        y: str = "acc",
+        rows: Sequence[str] | str | None = None,
+        columns: Sequence[str] | str | None = None,
+    ) -> None:
+        """Write the picture of ``fedsweep compare --plot``: a panel for each world, a colour for each row.
+
+        Args:
+            path: The picture, as for :meth:`plot`.
+            x: ``rounds``, ``bytes``, ``sim``, ``wall``, ``flops``, or the short name of a key with numbers.
+            y: A figure.
+            rows: As for :meth:`to_pandas`.
+            columns: Likewise.
+
+        Raises:
+            InputError: There is no such axis, figure or key, or the file can't be written.
+        """
+        from fedsweep.figures.study import plot_runs
+
+        plot_runs(self._runs, path, x=x, y=y, keys=LayoutKeys(rows=_names(rows), columns=_names(columns)))
+
     def _repr_html_(self) -> str:
         frame = self.to_pandas("setting" if len(self._runs) > len(self.settings) else "run")
         shown = frame.drop(columns="folder", errors="ignore").dropna(axis="columns", how="all")
@@ -280,7 +339,7 @@ class Results(Sequence[Result]):
 
 
 def load(*folders: str | Path) -> Result | Results | Table:
-    """What was made before: a :class:`Result` of a run, a :class:`Table` of a reproduced one, or :class:`Results`.
+    """Load what was made before: a :class:`Result` of a run, a :class:`Table` of a reproduced one, or :class:`Results`.
 
     Args:
         folders: A run's folder, a sweep's or any other with runs below it, a reproduced table's; several are runs side
@@ -298,6 +357,10 @@ def load(*folders: str | Path) -> Result | Results | Table:
             folder=paths[0], config=load_config(paths[0] / "config.yaml"), summary=RunFolder(paths[0]).read_result()
         )
     return Results(paths)
+
+
+def _names(names: Sequence[str] | str | None) -> Sequence[str] | None:
+    return [names] if isinstance(names, str) else names
 
 
 def _result(run: ReportRun) -> Result:

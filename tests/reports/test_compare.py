@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import os
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from rich.console import Console
 from fedsweep.errors import InputError
 from fedsweep.figures.style import COLOURS, setting_looks
 from fedsweep.reports.compare import compared_runs, print_runs, print_settings
-from fedsweep.reports.setting_table import settings_as
+from fedsweep.reports.setting_table import TableStyle, settings_as
 from fedsweep.results.settings import ReportRun, group_settings, remarks
 from fedsweep.results.texts import bytes_text, seconds_text, without_shared_start
 from fedsweep.results.view import RunView
@@ -100,6 +101,32 @@ def test_runs_without_a_round_have_a_row(tmp_path: Path) -> None:
 def test_nan_is_never_the_best(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", {"test_accuracy": math.nan}, {"test_accuracy": 0.1}, status=None)
     assert compared_runs([path])[0].view.figure("best_test_accuracy") == 0.1
+
+
+def test_a_run_whose_model_computes_nan_has_failed_whatever_it_says(tmp_path: Path) -> None:
+    sound, lost = {"test_accuracy": 0.3, "test_loss": 1.0}, {"test_accuracy": 0.8, "test_loss": math.nan}
+    write_run(tmp_path / "a", sound, lost, seed=0, best_test_accuracy=0.8, test_accuracy=0.8)
+    write_run(tmp_path / "b", lost, sound, seed=1)
+    first, second = compared_runs([tmp_path])
+    assert (first.status, first.reason) == (
+        "failed",
+        "diverged: its last test_loss is nan, so its model counts as failed",
+    )
+    assert (first.view.figure("test_accuracy"), first.view.figure("best_test_accuracy")) == (None, 0.3)
+    # What came back from it is sound, but a round of NaN is no best one.
+    assert (second.status, second.view.figure("best_test_accuracy")) == ("finished", 0.3)
+    (setting,) = group_settings([first, second])
+    assert (setting.counted, setting.failed, setting.figure("test_accuracy")) == ((1,), 1, 0.3)
+    assert table([first, second])[1].split()[-2:] == ["failed", "2"]
+
+
+def test_no_cell_of_csv_is_a_formula(tmp_path: Path) -> None:
+    names = ('=HYPERLINK("http://x")', "+1+1", "@SUM(A1)", "-2", "plain")
+    for place, name in enumerate(names):
+        write_run(tmp_path / str(place), {"test_accuracy": 0.5}, name=json.dumps(name))
+    rows = list(csv.DictReader(io.StringIO(settings_as(compared_runs([tmp_path]), "csv"))))
+    assert [row["setting"] for row in rows] == [f"'{name}" for name in names[:4]] + ["plain"]
+    assert rows[0]["test_accuracy_mean"] == "0.5" and rows[0]["test_accuracy_sd"] == ""
 
 
 def test_merged_methods_are_named_together(tmp_path: Path) -> None:
@@ -240,8 +267,10 @@ def test_markdown_has_means_with_deviation_and_interval(study: Path) -> None:
 def test_latex_is_escaped_and_the_best_is_bold(study: Path) -> None:
     text = settings_as(compared_runs([study]), "latex")
     assert r"\toprule" in text and r"Accuracy (\%)" in text
-    assert r"fedprox & \textbf{80.00 $\pm$ 0.00 [80.00, 80.00]} &" in text
-    assert r"fedavg & 60.00 $\pm$ 10.00 [" in text
+    assert r"fedprox & \textbf{80.00 $\pm$ 0.00} & 80.00 &" in text
+    assert r"fedavg & 60.00 $\pm$ 10.00 & " in text
+    with_interval = settings_as(compared_runs([study]), "latex", TableStyle(interval=True))
+    assert r"fedprox & \textbf{80.00 $\pm$ 0.00 [80.00, 80.00]} &" in with_interval
 
 
 def test_names_are_shown_character_for_character(tmp_path: Path) -> None:

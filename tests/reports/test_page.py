@@ -22,6 +22,7 @@ from fedsweep.errors import InputError
 from fedsweep.reports.contents import build_report
 from fedsweep.reports.page import PLOTLY, plotly_script, write_report
 from fedsweep.reports.sources import find_sources
+from fedsweep.results.worlds import LayoutKeys
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.sweeps.space import Trial
 from fedsweep.sweeps.sweep_folder import SweepFolder, SweepPlan
@@ -189,7 +190,7 @@ def test_text_of_others_is_only_text(tmp_path: Path) -> None:
     assert [attrs.get("type") for tag, attrs, _ in page.raw if tag == "script"] == ["application/json", None, None]
     assert HOSTILE in page.text and "{{7*7}}" in page.source
     assert page.source.count("</script>") == 3
-    assert f"{HOSTILE} (failed)" in page.drawn("curves")
+    assert f"{HOSTILE} (failed)" in page.drawn("curves-1")  # its model makes a world of its own
 
 
 def test_labels_have_no_tags_entities_or_templates_that_plotly_would_read(tmp_path: Path) -> None:
@@ -326,14 +327,26 @@ def test_the_front_leaves_out_what_is_beaten_and_what_failed(tmp_path: Path) -> 
 
 
 def test_what_is_not_finite_is_left_out_of_the_figures(tmp_path: Path) -> None:
-    infinite = {"test_loss": float("inf"), "sim_time_s": float("nan")}
+    infinite = {"test_loss": None, "validation_accuracy": float("inf"), "sim_time_s": float("nan")}
     write_run(tmp_path / "runs" / "a", (0.5, float("nan")), rounds=infinite, best_test_accuracy="much", versions=[1])
     page = report(tmp_path)
     choices = page.data["curves"]["choices"]
     assert [option["label"] for option in choices["figure"]] == ["test accuracy"]
     assert [option["label"] for option in choices["against"]] == ["round", "bytes"]
-    assert page.drawn("curves")["run"]["y"] == [0.5]
+    assert page.drawn("curves")["run (failed)"]["y"] == [0.5]
     assert "Infinity" not in page.source.partition('id="data"')[2].partition("</script>")[0]
+
+
+def test_a_model_that_computes_no_numbers_is_a_failure_and_never_the_best(tmp_path: Path) -> None:
+    """Scores that are NaN are class 0's, an accuracy of chance: here the highest of all."""
+    lost = {"test_loss": float("nan")}
+    write_run(tmp_path / "runs" / "a", (0.1, 0.9), name="a", lr=1, rounds=lost, best_test_accuracy=0.9)
+    write_run(tmp_path / "runs" / "b", (0.1, 0.3), name="b", lr=2)
+    page = report(tmp_path)
+    assert "1 failed" in page.text and "diverged: its last test_loss is nan" in page.text and "90.00 %" not in page.text
+    assert list(page.drawn("curves")) == ["b"] and [r[0][0] for r in row_texts(page, "Table of the Pareto front")] == [
+        "b"
+    ]
 
 
 def test_runs_with_the_same_clients_share_their_charts(tmp_path: Path) -> None:
@@ -549,3 +562,70 @@ def test_settings_without_budgets_are_in_the_world_of_those_that_have_some(tmp_p
     assert "different worlds" not in report(tmp_path).text
     with_budgets("most", "{kind: fixed, budget_fraction: 0.6}", 0.3)
     assert "budget_fraction" in report(tmp_path).text and "different worlds" in report(tmp_path).text
+
+
+def write_worlds(folder: Path) -> None:
+    """Two methods in two worlds: the one is the best in the first, the other in the second."""
+    for method, clients, accuracies in (
+        ("fedavg", 3, (0.1, 0.3)),
+        ("fedavg", 4, (0.6, 0.5)),
+        ("scaffold", 3, (0.2, 0.4)),
+        ("scaffold", 4, (0.1, 0.2)),
+    ):
+        for seed in (0, 1):
+            name = f"study {method} clients={clients}"
+            path = write_run(folder / f"{method}{clients}{seed}", accuracies, name=name, seed=seed) / "config.yaml"
+            text = path.read_text().replace("clients: 3", f"clients: {clients}").replace("fedavg}", f"{method}}}")
+            path.write_text(text)
+
+
+def test_each_world_has_a_column_a_panel_a_best_and_a_front_of_its_own(tmp_path: Path) -> None:
+    write_worlds(tmp_path / "runs")
+    page = report(tmp_path)
+    assert "these are different worlds" in page.text
+    table = page.source.partition('aria-label="Table of worlds"')[2].partition("</table>")[0]
+    assert re.findall(r"<strong>([^<]+)</strong>", table) == ["40.00 ± 0.00", "50.00 ± 0.00"]
+    assert "50.00 ± 0.00" in table and "20.00 ± 0.00" in table and "clients=3" in table and "clients=4" in table
+    panels = {name: page.drawn(name) for name in page.data if name.startswith(("curves", "front"))}
+    assert list(panels) == ["curves-1", "curves-2", "front-1", "front-2"]
+    colours = [
+        {name.split()[0]: trace["line"]["color"] for name, trace in panels[panel].items() if "mean of" in name}
+        for panel in ("curves-1", "curves-2")
+    ]
+    assert colours[0] == colours[1] and len({*colours[0].values()}) == 2
+    # FedAvg's first round is the best of its world: its front is that round, not where it ended.
+    assert [["".join(cell) for cell in row] for row in row_texts(page, "Table of the Pareto front clients=4")] == [
+        ["fedavg", "1", "60.00 %", "1 kB"]
+    ]
+    assert [row[0][0] for row in row_texts(page, "Table of the Pareto front clients=3")] == ["scaffold"]
+    assert panels["front-2"]["Pareto front"]["y"] == [0.6]
+    ranges = [page.data[name]["choices"]["figure"][0]["layout"]["yaxis.range"] for name in ("curves-1", "curves-2")]
+    assert ranges[0] == ranges[1]
+    chips = [attrs["data-setting"] for tag, attrs in page.elements if tag == "button" and "aria-pressed" in attrs]
+    assert chips == ["0", "1"]
+    # Panels share their choices.
+    choices = [attrs["data-chart"] for tag, attrs in page.elements if tag == "select" and "data-choice" in attrs]
+    assert choices.count("curves") == 4 and not any("-" in name for name in choices if "clients" not in str(name))
+
+
+def test_worlds_of_a_page_can_be_chosen(tmp_path: Path) -> None:
+    write_worlds(tmp_path / "runs")
+    keys = LayoutKeys(columns=["method"])
+    page = Page(write_report([tmp_path / "runs"], tmp_path / "page.html", script="beside", keys=keys).path)
+    heads = page.source.partition('aria-label="Table of worlds"')[2].partition("</thead>")[0]
+    assert "method=fedavg" in heads and "method=scaffold" in heads and "different worlds" not in page.text
+
+
+def test_the_front_and_its_volume_count_every_tested_round(tmp_path: Path) -> None:
+    """Bytes 1, 2, 3 kB: the best of budgets below 1 kB is nothing, then 0.4 for 1 kB, then 0.8 for 1 kB.
+
+    By its end alone, the front would be a point at the dearest budget, which covers nothing.
+    """
+    write_run(tmp_path / "runs" / "a", (0.4, 0.8, 0.6), name="a")
+    page = report(tmp_path)
+    assert [["".join(cell) for cell in row] for row in row_texts(page, "Table of the Pareto front")] == [
+        ["a", "1 to 2", "80.00 %", "2 kB"]
+    ]
+    assert "Its hypervolume is 0.400" in page.text and "The ends of runs alone have 0.000" in page.text
+    front = page.drawn("front")
+    assert front["Pareto front"]["y"] == [0.4, 0.8] and front["a"]["marker"]["symbol"].endswith("-open")

@@ -24,7 +24,7 @@ from fedsweep.reports.client_maps import (
 )
 from fedsweep.results.config_table import config_table, flat_config, setting_key
 from fedsweep.results.curves import Curve, finite, mean_curve, short, thinned
-from fedsweep.results.pareto import unsure_steps
+from fedsweep.results.pareto import overlap
 from fedsweep.results.seed_statistics import Estimate
 from fedsweep.results.texts import clean
 from fedsweep.results.view import RunView
@@ -304,6 +304,6 @@ def test_a_step_along_the_front_that_may_be_chance_is_told() -> None:
         return Estimate(count=3, mean=(low + high) / 2, sd=0.1, low=low, high=high)
 
     clear = [estimate(0.3, 0.4), estimate(0.1, 0.2)]
-    assert unsure_steps([1, 0], clear) == []
-    assert unsure_steps([1, 0, 2], [*clear, estimate(0.35, 0.5)]) == [(0, 2)]
-    assert unsure_steps([0, 1], [estimate(math.nan, math.nan), estimate(0.3, 0.4)]) == []
+    assert not overlap(*clear) and not overlap(*reversed(clear))
+    assert overlap(clear[0], estimate(0.35, 0.5)) and overlap(estimate(0.35, 0.5), clear[0])
+    assert not overlap(estimate(math.nan, math.nan), estimate(0.3, 0.4))

@@ -8,18 +8,20 @@ from typing import Annotated
 
 import typer
 
-from fedsweep.commands.terminal.options import Plot, examples
+from fedsweep.commands.terminal.options import Plot, examples, parse_names
 
 EXAMPLES = examples(
     "fedsweep compare runs",
-    "fedsweep compare runs/intervals --by setting",
+    "fedsweep compare runs/intervals --by setting --sort acc --top 5",
     "fedsweep compare runs/intervals --by setting --format latex > table.tex",
+    "fedsweep compare runs/study --rows method --columns dirichlet_alpha --y acc,bytes",
     "fedsweep compare runs/fedavg runs/dynamicfl --plot accuracy.png",
+    "fedsweep compare runs/study --only method=FedAvg,SCAFFOLD --plot loss.pdf --x rounds --y loss",
 )
 
 
 class Form(StrEnum):
-    """How the table is written."""
+    """The forms of a table."""
 
     TEXT = "text"
     MD = "md"
@@ -28,10 +30,20 @@ class Form(StrEnum):
 
 
 class By(StrEnum):
-    """What a line of the table stands for."""
+    """The meaning of a line of the table."""
 
     RUN = "run"
     SETTING = "setting"
+
+
+def _labels(texts: list[str]) -> dict[str, str]:
+    from fedsweep.errors import ConfigError
+    from fedsweep.results.typeset import unicode_text
+
+    pairs = [text.partition("=") for text in texts]
+    if any(not key or not sign for key, sign, _ in pairs):
+        raise ConfigError("--label takes KEY=TEXT, e.g. mu=μ")
+    return {key.rpartition(".")[2]: unicode_text(label) for key, _, label in pairs}
 
 
 def compare(
@@ -48,6 +60,38 @@ def compare(
         Form,
         typer.Option("--format", show_default=False, help="How settings are written, for a paper. [dim]text[/dim]"),
     ] = Form.TEXT,
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="KEYS", help="Keys that make rows: method,mu. [dim]all beside the columns[/dim]"),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="KEYS", help="Keys that make groups of columns, and panels. [dim]what makes worlds[/dim]"),
+    ] = None,
+    x: Annotated[
+        str | None,
+        typer.Option("--x", metavar="AXIS", help="Of the picture: rounds, bytes, sim, wall, flops, or a key."),
+    ] = None,
+    y: Annotated[
+        str | None,
+        typer.Option("--y", metavar="FIGURES", help="In cells, and up the picture: acc,bytes. [dim]acc[/dim]"),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE[,VALUE]", help="Leave out all other runs; may be repeated."),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="By a figure, best first, or by a key; -NAME the other way round."),
+    ] = None,
+    top: Annotated[int | None, typer.Option(metavar="N", min=1, help="Show the first N lines, of each world.")] = None,
+    interval: Annotated[
+        bool | None, typer.Option("--interval/--no-interval", help="The 95% interval in cells for a paper.")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=TEXT", help="What a paper calls a key; may be repeated."),
+    ] = None,
     plot: Plot = None,
 ) -> None:
     """Put runs side by side: accuracy, bytes, communication ratio, simulated and wall time.
@@ -57,24 +101,42 @@ def compare(
     s/round the median of all but the first, which loads what the others have.
 
     By setting, accuracies are means over seeds with their sample standard deviation and the 95% bootstrap interval.
+    Settings that differ in scenario or model are in different worlds and are not compared: they stand apart, in columns
+    of their own in a paper's table, and in panels of their own in the picture. --rows and --columns choose others. Keys
+    go by their short names, dirichlet_alpha for scenario.partition.dirichlet_alpha.
+
     Runs that were tested by class and by client (evaluation.per_client) have a second table, with the worst and the
-    best tenth. The picture shows test accuracy against the bytes sent: a line per setting, the mean over its seeds
-    with a band of one deviation each way.
+    best tenth. The picture shows test accuracy against the bytes sent: a line per row, the mean over its seeds with a
+    band of one deviation each way.
     """
     from fedsweep.commands.terminal.output import make_console, note
     from fedsweep.reports.compare import compared_runs, print_comparison
+    from fedsweep.reports.setting_table import TableStyle
     from fedsweep.results.settings import group_settings, remarks
 
     if plot is not None:
-        from fedsweep.figures.curves import plot_accuracy_against_bytes
         from fedsweep.figures.style import checked_path
 
         checked_path(plot)  # before the table
-    runs, console = compared_runs(folders), make_console()
-    print_comparison(runs, console, by=by, form=form)
+    runs, console = compared_runs(folders, only=only or ()), make_console()
+    style = TableStyle(
+        rows=parse_names(rows),
+        columns=parse_names(columns),
+        figures=parse_names(y),
+        sort=sort,
+        top=top,
+        interval=interval,
+        labels=_labels(label or []),
+    )
+    print_comparison(runs, console, by=by, form=form, style=style)
     if form is Form.TEXT:
         for text in remarks(runs, group_settings(runs)):
             note(f"note: {text}")
     if plot is not None:
-        plot_accuracy_against_bytes(folders, plot)
+        from fedsweep.figures.study import plot_runs
+        from fedsweep.results.worlds import LayoutKeys
+
+        up = (style.figures or ["acc"])[0]
+        keys = LayoutKeys(rows=style.rows, columns=style.columns)
+        plot_runs(runs, plot, x=x or "bytes", y=up, keys=keys, called=style.called)
         (print if form is Form.TEXT else note)(f"picture: {plot.absolute()}")

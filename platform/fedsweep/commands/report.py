@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from fedsweep.commands.terminal.options import examples
+from fedsweep.commands.terminal.options import examples, parse_names
 
 EXAMPLES = examples(
     "fedsweep report runs/intervals --out intervals.html",
     "fedsweep report runs/fedavg runs/dynamicfl --out comparison.html",
+    "fedsweep report runs/study --columns dirichlet_alpha --out study.html",
     "fedsweep report my-experiment --uri sqlite:////home/me/study/mlflow.db --out study.html",
 )
 
@@ -41,6 +42,14 @@ def report(
             help="Where the script that draws goes: into the page (5 MB), or once beside all pages of the folder.",
         ),
     ] = "inside",
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="KEYS", help="Keys that make rows: method,mu. [dim]all beside the columns[/dim]"),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="KEYS", help="Keys that make columns and panels. [dim]what makes worlds[/dim]"),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", metavar="", help="Replace --out even where it is no report.")
     ] = False,
@@ -49,16 +58,19 @@ def report(
 
     Tables of settings and runs, which differences are more than chance, learning curves over rounds, bytes and
     simulated time, accuracy against communication with its Pareto front and the best under each budget, parallel
-    coordinates over what varies, clients, configuration differences, provenance. Charts can be zoomed and taken away
-    as SVG and CSV.
+    coordinates over what varies, clients, configuration differences, provenance. Settings that differ in scenario or
+    model are in different worlds: each world has a column, a panel, a best and a front of its own. Charts can be zoomed
+    and taken away as SVG and CSV.
     """
     from fedsweep.commands.terminal.output import note
     from fedsweep.reports.page import write_report
     from fedsweep.results.texts import bytes_text
+    from fedsweep.results.worlds import LayoutKeys
     from fedsweep.tracking.mlflow_store import local_store, resolve_uri
 
     store = resolve_uri(uri, out=local_store())
-    written = write_report(sources, out, uri=store, overwrite=overwrite, script=script)
+    keys = LayoutKeys(rows=parse_names(rows), columns=parse_names(columns))
+    written = write_report(sources, out, uri=store, overwrite=overwrite, script=script, keys=keys)
     for text in written.notes:
         note(f"note: {text}")
     runs = f"{written.num_runs} run{'' if written.num_runs == 1 else 's'}"

@@ -1,8 +1,11 @@
-"""Learning curves: a line per setting, the mean over its seeds, with a band of one deviation each way."""
+"""Learning curves: a line per setting, the mean over its seeds, with a band of one deviation each way.
+
+A study's picture has a panel for each world and a colour for each row; see :mod:`fedsweep.results.worlds`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +30,13 @@ from fedsweep.figures.style import (
 from fedsweep.results.curves import Curve, mean_curve
 from fedsweep.results.settings import ReportRun, Setting, group_settings, report_runs
 from fedsweep.results.view import load_runs
+from fedsweep.results.worlds import Study, World, study_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # What can be under a curve.
-ACROSS = ("round", "total_bytes", "sim_time_s", "wall_time_s")
+ACROSS = ("round", "total_bytes", "sim_time_s", "wall_time_s", "flops")
 _MARKERS = 8
 
 
@@ -60,6 +64,32 @@ def plot_learning_curves(folders: Iterable[str | Path], path: str | Path) -> Non
     runs, _ = report_runs(load_runs(folders))
     loss = "test_loss" if any("test_loss" in run.curve.figures for run in runs) else "train_loss"
     _plot(runs, ["test_accuracy", loss], target, x="round")
+
+
+def row_handles(study: Study, called: Callable[[str], str] = str) -> list[Any]:
+    """What the lines of the rows are called, for a legend."""
+    layout = study.layout
+    if len(layout.worlds) == 1:
+        labels = [_label(study.settings[layout.places_of(row)[0]], study.runs) for row in range(len(layout.rows))]
+    else:
+        labels = [called(label) for label in layout.rows]
+    return [line_handle(label, look) for label, look in zip(labels, setting_looks(study.methods), strict=True)]
+
+
+def draw_world(axes: Axes, study: Study, world: World, name: str, *, x: str, log_x: bool = False) -> None:
+    """Draw the curves of a world's settings in their rows' looks; arguments are as in :func:`draw_settings`."""
+    looks = setting_looks(study.methods)
+    drawn = [
+        draw_curve(
+            axes, _curve(study.settings[place], study.runs), name, x=x, look=looks[row], label=study.layout.rows[row]
+        )
+        for row, place in world.cells.items()
+    ]
+    if not any(drawn):
+        look: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "color": INK}
+        axes.text(0.5, 0.5, "nothing measured yet", **look)
+    scale_axes(axes, log_x=log_x, log_y=False)
+    name_axes(axes, x=axis_name(x), y=axis_name(name))
 
 
 def draw_curve(axes: Axes, curve: Curve, name: str, *, x: str, look: Look, label: str) -> bool:
@@ -99,24 +129,15 @@ def draw_settings(axes: Axes, runs: Sequence[ReportRun], name: str, *, x: str, l
 
     Args:
         axes: The panel.
-        runs: All runs.
+        runs: All runs, of whatever worlds.
         name: Of a figure, as :meth:`Curve.points` knows it.
         x: One of :data:`ACROSS`.
         log_x: Whether the x axis is logarithmic.
     """
-    settings = group_settings(runs)
-    labels = [_label(setting, runs) for setting in settings]
-    every_look = setting_looks([runs[setting.runs[0]].method for setting in settings])
-    drawn = [
-        draw_curve(axes, _curve(setting, runs), name, x=x, look=every_look[place], label=labels[place])
-        for place, setting in enumerate(settings)
-    ]
-    if not any(drawn):
-        look: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "color": INK}
-        axes.text(0.5, 0.5, "nothing measured yet", **look)
-    scale_axes(axes, log_x=log_x, log_y=False)
-    name_axes(axes, x=axis_name(x), y=axis_name(name))
-    return [line_handle(label, look) for label, look in zip(labels, every_look, strict=True)]
+    study = study_of(runs, columns=())
+    (world,) = study.layout.worlds
+    draw_world(axes, study, world, name, x=x, log_x=log_x)
+    return row_handles(study)
 
 
 def _curve(setting: Setting, runs: Sequence[ReportRun]) -> Curve:

@@ -109,26 +109,46 @@ def participation_of(run: RunView) -> Participation | None:
         return None
     cohorts, attendees, present = (run.column(name) for name in ("cohort", "attendees", "present"))
     num_clients = _num_clients(run)
-    parts_NR = np.full((num_clients, len(rounds)), Part.ABSENT, dtype=np.int8)
-    for place in range(len(rounds)):
-        there = present[place] if present else None
-        everybody = range(num_clients) if there is None else there
-        trained, aggregated = set(cohorts[place] or ()), set(attendees[place] or ())
-        named = {*everybody, *trained, *aggregated}
+    for place, number in enumerate(rounds):
+        named = {client for column in (cohorts, attendees, present) if column for client in column[place] or ()}
         if named and not 0 <= min(named) <= max(named) < num_clients:
             raise OutputError(
-                f"{run.folder}: round {rounds[place]} names client {max(named)}, but there are {num_clients} clients"
+                f"{run.folder}: round {number} names client {max(named)}, but there are {num_clients} clients"
             )
-        parts_NR[list(everybody), place] = Part.THERE
-        parts_NR[sorted(trained - aggregated), place] = Part.TRAINED
-        parts_NR[sorted(trained & aggregated), place] = Part.AGGREGATED
-        parts_NR[sorted(aggregated - trained), place] = Part.DELIVERED
     return Participation(
         rounds=rounds,
-        parts_NR=parts_NR,
+        parts_NR=parts_of(cohorts, attendees, present, num_clients=num_clients),
         aggregated_R=np.array([bool(clients) for clients in attendees]),
         bytes_R=np.array(run.column("bytes_up"), dtype=np.int64) + np.array(run.column("bytes_down"), dtype=np.int64),
     )
+
+
+def parts_of(
+    cohorts: Sequence[Sequence[int] | None],
+    attendees: Sequence[Sequence[int] | None],
+    present: Sequence[Sequence[int] | None],
+    *,
+    num_clients: int,
+) -> np.ndarray:
+    """A :class:`Part` for each client and round [N, R], int8; clients that cannot be are passed over.
+
+    Args:
+        cohorts: Who was asked to train, by round.
+        attendees: Whose models were aggregated.
+        present: Who was there; None in a round, or no rounds at all: everybody.
+        num_clients: N.
+    """
+    parts_NR = np.full((num_clients, len(cohorts)), Part.ABSENT, dtype=np.int8)
+    everybody = range(num_clients)
+    for place, cohort in enumerate(cohorts):
+        there = present[place] if present else None
+        trained = {client for client in cohort or () if client in everybody}
+        aggregated = {client for client in attendees[place] or () if client in everybody}
+        parts_NR[list(everybody if there is None else filter(everybody.__contains__, there)), place] = Part.THERE
+        parts_NR[sorted(trained - aggregated), place] = Part.TRAINED
+        parts_NR[sorted(trained & aggregated), place] = Part.AGGREGATED
+        parts_NR[sorted(aggregated - trained), place] = Part.DELIVERED
+    return parts_NR
 
 
 def class_shares(

@@ -1,11 +1,11 @@
-"""What all charts of a report share: how Plotly is told to draw them, and how they stand on the page."""
+"""Common parts of a report's charts: how Plotly is told to draw them, and how they stand on the page."""
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedsweep.figures.style import GRID, INK
@@ -47,6 +47,7 @@ class Chart:
             for each trace by key, ``layout``, values by dotted key, ``show``, the kinds of traces that are drawn.
         key: Colours and what they mean, where the chart itself does not say it.
         hint: What a reader must know.
+        group: The name under which panels share their choices; empty for a chart of its own.
     """
 
     title: str = ""
@@ -56,10 +57,11 @@ class Chart:
     choices: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     key: Sequence[tuple[str, str]] = ()
     hint: str = ""
+    group: str = ""
 
     def tree(self) -> dict[str, Any]:
         """As the page's script reads it."""
-        return {"data": self.data, "layout": self.layout, "choices": self.choices}
+        return {"data": self.data, "layout": self.layout, "choices": self.choices, "group": self.group}
 
 
 def drawn(
@@ -89,6 +91,21 @@ def drawn(
     tree: dict[str, Any] = figure.to_plotly_json()
     tree["layout"].pop("template", None)  # thousands of characters that nothing here refers to
     return {"data": tree["data"], "layout": tree["layout"]}
+
+
+def in_panels(group: str, panels: Sequence[tuple[str, Chart]]) -> dict[str, Chart]:
+    """Charts by name: a single one has the group's; of several each has its title, and they share their choices."""
+    if len(panels) == 1:
+        return {group: replace(panels[0][1], group=group)}
+    return {f"{group}-{n}": replace(chart, title=title, group=group) for n, (title, chart) in enumerate(panels, 1)}
+
+
+def shared_range(values: Iterable[float | None]) -> list[float] | None:
+    """Ends of an axis for panels that are compared; None without two different values."""
+    known = [value for value in values if value is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    margin = 0.04 * (high - low)
+    return [low - margin, high + margin] if high > low else None
 
 
 def plain(text: str) -> str:

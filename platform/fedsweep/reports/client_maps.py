@@ -1,4 +1,4 @@
-"""What clients hold and when they took part, small enough for a page.
+"""Maps of the clients' data and participation, small enough for a page.
 
 Most charts are maps of cells. Where there are more clients or rounds than a page has room for, neighbours share a cell.
 Many runs of a sweep have the same clients and the same cohorts, so each chart is kept once.
@@ -15,7 +15,7 @@ import numpy as np
 
 from fedsweep.errors import InputError
 from fedsweep.figures.groups import COHORT, GROUP_LOOKS, HIGH, counts_of, group_labels_of, has_group
-from fedsweep.figures.scenario import PART_LOOKS, Part, class_shares_of, shown_clients
+from fedsweep.figures.scenario import PART_LOOKS, Part, class_shares_of, parts_of, shown_clients
 from fedsweep.figures.style import INK
 from fedsweep.reports.charts import PERCENT, Chart, drawn, ids, map_chart, span, tint
 from fedsweep.results.view import RunView
@@ -119,7 +119,7 @@ def split_chart(counts_NC: np.ndarray) -> Chart:
 
 
 def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
-    """Who took part, by round: a map of what each client did; where cells are shared, a map of shares for each thing.
+    """Map participation by round: what each client did; where cells are shared, a map of shares for each thing.
 
     Args:
         run: A run.
@@ -158,7 +158,9 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
         "y": ids("client", count, per_client),
     }
     if per_client == per_round == 1:
-        return [_state_chart(_states(layers), axes=axes, hint=hint)]
+        states_NR = parts_of(cohorts, attendees or cohorts, present, num_clients=count)
+        states_NR[layers.get("in the high-frequency group", np.zeros(shape)) > 0] = _HIGH
+        return [_state_chart(states_NR, axes=axes, hint=hint)]
     return [
         map_chart(
             np.rint(100 * cells).astype(int).tolist(),
@@ -170,19 +172,6 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
         )
         for name, cells in layers.items()
     ]
-
-
-def _states(layers: Mapping[str, np.ndarray]) -> np.ndarray:
-    """What each client did in each round [N, R]: indices of the states."""
-    cohort = layers["in the cohort"] > 0
-    there = layers.get("there", np.ones_like(cohort)) > 0
-    aggregated = layers.get("aggregated", cohort) > 0
-    states_NR = np.where(there, Part.THERE, Part.ABSENT)
-    states_NR[cohort & ~aggregated] = Part.TRAINED
-    states_NR[cohort & aggregated] = Part.AGGREGATED
-    states_NR[aggregated & ~cohort] = Part.DELIVERED
-    states_NR[layers.get("in the high-frequency group", np.zeros_like(cohort)) > 0] = _HIGH
-    return states_NR
 
 
 def _state_chart(states_NR: np.ndarray, *, axes: Mapping[str, Any], hint: str) -> Chart:
@@ -324,12 +313,12 @@ def _group_traces(level: int, shares_RC: np.ndarray, *, shift: float) -> Iterato
 
 
 def _short(values: np.ndarray) -> list[float]:
-    found: list[float] = np.round(values, 4).tolist()
-    return found
+    rounded: list[float] = np.round(values, 4).tolist()
+    return rounded
 
 
 def _heat(colours: Sequence[tuple[float, str]], most: float, say: str) -> dict[str, Any]:
-    """What Plotly's heatmap is told: colours from the number 0 to ``most``, and what is said of a cell."""
+    """Options of Plotly's heatmap: colours from the number 0 to ``most``, and the words of a cell."""
     return {"colorscale": colours, "zmax": most, "hovertemplate": f"{say}<extra></extra>"}
 
 

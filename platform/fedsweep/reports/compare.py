@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedsweep.errors import ConfigError, OutputError
-from fedsweep.reports.setting_table import FORMATS, settings_as
+from fedsweep.reports.setting_table import FORMATS, TableStyle, row_order, setting_table, settings_as
 from fedsweep.reports.who_pays import print_shares
 from fedsweep.results.seed_statistics import Estimate, finite
+from fedsweep.results.selection import only_those, order_of
 from fedsweep.results.settings import ReportRun, Setting, group_settings, report_runs, shortly_called
 from fedsweep.results.texts import MISSING, bytes_text, seconds_text
 from fedsweep.results.view import load_runs
+from fedsweep.results.worlds import study_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,55 +32,93 @@ _NUM_NAMES, _NARROWEST_NAME, _GAP = 2, 8, 2
 _WIDEST = 100_000
 
 
-def compared_runs(folders: Iterable[str | Path]) -> list[ReportRun]:
+def compared_runs(folders: Iterable[str | Path], *, only: Sequence[str] = ()) -> list[ReportRun]:
     """The runs in or below the folders, in the order given.
+
+    Args:
+        folders: Run folders, or folders with runs below them.
+        only: Conditions that they satisfy, see :func:`~fedsweep.results.selection.only_those`.
 
     Raises:
         OutputError: One of the folders does not exist or holds no run.
-        InputError: A run's file is damaged.
+        InputError: A run's file is damaged, or no run satisfies the conditions.
     """
     runs, bad = report_runs(load_runs(folders))
     if bad:
         raise OutputError(bad[0])
-    return runs
+    return only_those(runs, only)
 
 
-def print_comparison(runs: Sequence[ReportRun], console: Console, *, by: str = "run", form: str = "text") -> None:
+def print_comparison(
+    runs: Sequence[ReportRun], console: Console, *, by: str = "run", form: str = "text", style: TableStyle | None = None
+) -> None:
     """Prints the table, and that of classes and clients where runs were tested by them.
 
     Args:
         runs: All runs.
         console: Where to.
-        by: ``run`` or ``setting``.
+        by: ``run`` or ``setting``; rows and columns of the style are of settings whatever it is.
         form: One of :data:`~fedsweep.reports.setting_table.FORMATS`.
+        style: Rows, columns, order.
 
     Raises:
-        ConfigError: There is no such form or line, or a form that is for settings is asked for runs.
+        ConfigError: There is no such form, line, key or figure, or a form that is for settings is asked for runs.
     """
+    style = style or TableStyle()
     for name, value, known in (("--by", by, BY), ("--format", form, FORMATS)):
         if value not in known:
             raise ConfigError(f"{name} must be one of {', '.join(known)}, but is {value!r}")
+    is_laid_out = style.rows is not None or style.columns is not None
     if form != "text":
-        if by != "setting":
+        if by != "setting" and not is_laid_out:
             raise ConfigError(f"--format {form} is for means over seeds; give --by setting, too")
-        console.file.write(settings_as(runs, form) + "\n")
+        console.file.write(settings_as(runs, form, style) + "\n")
         return
-    (print_settings if by == "setting" else print_runs)(runs, console)
+    if by == "run" and not is_laid_out:
+        print_runs(runs, console, style=style)
+    elif style.is_laid_out:
+        print_layout(runs, console, style=style)
+    else:
+        print_settings(runs, console, style=style)
     print_shares(group_settings(runs), console)
 
 
-def print_runs(runs: Sequence[ReportRun], console: Console) -> None:
+def print_runs(runs: Sequence[ReportRun], console: Console, *, style: TableStyle | None = None) -> None:
     """Prints a line per run, within the terminal's width; without a terminal nothing is cut."""
-    styles = [{"finished": "", "failed": "red"}.get(run.status, "yellow") for run in runs]
-    _print(_OF_RUNS, [_run_cells(run) for run in shortly_called(runs)], styles, console)
+    style = style or TableStyle()
+    order = range(len(runs)) if style.sort is None else order_of(runs, runs, style.sort)
+    shown = [shortly_called(runs)[place] for place in order][: style.top]
+    styles = [{"finished": "", "failed": "red"}.get(run.status, "yellow") for run in shown]
+    _print(_OF_RUNS, [_run_cells(run) for run in shown], styles, console)
 
 
-def print_settings(runs: Sequence[ReportRun], console: Console) -> None:
-    """Prints a line per setting with means over its seeds; see :func:`print_runs`."""
-    settings = group_settings(runs)
-    styles = ["red" if setting.failed else "" for setting in settings]
-    methods = [runs[setting.runs[0]].method for setting in settings]
-    _print(_OF_SETTINGS, [_setting_cells(*both) for both in zip(settings, methods, strict=True)], styles, console)
+def print_settings(runs: Sequence[ReportRun], console: Console, *, style: TableStyle | None = None) -> None:
+    """Prints a line per setting with means over its seeds, world by world; see :func:`print_runs`."""
+    style = style or TableStyle()
+    study = study_of(runs)
+    settings, layout = study.settings, study.layout
+    cells, styles = [], []
+    for world in layout.worlds:
+        if len(layout.worlds) > 1:
+            cells.append([world.label, *[""] * (len(_OF_SETTINGS) - 1)])
+            styles.append("bold")
+        order = row_order(study, style, within=world)
+        for setting, row in ((settings[world.cells[row]], row) for row in order):
+            own = _setting_cells(setting, runs[setting.runs[0]].method)
+            cells.append([layout.rows[row] if len(layout.worlds) > 1 else setting.label, *own[1:]])
+            styles.append("red" if setting.failed else "")
+    _print(_OF_SETTINGS, cells, styles, console)
+
+
+def print_layout(runs: Sequence[ReportRun], console: Console, *, style: TableStyle) -> None:
+    """Prints the rows and columns that the style asks for; on terminals the best of each world is bold."""
+    table = setting_table(runs, style, form="text")
+    columns = table.frame.columns
+    heads = ["\n".join(head) for head in columns.to_list()] if columns.nlevels > 1 else columns.to_list()
+    rows = [[str(name), *cells] for name, *cells in table.frame.itertuples(name=None)]
+    _print(["", *heads], rows, [""] * len(rows), console, num_names=1, bold=[(row, c + 1) for row, c in table.bold])
+    for text in table.notes[:1]:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _run_cells(run: ReportRun) -> list[str]:
@@ -130,37 +170,56 @@ def _ratio(value: float | None) -> str:
     return MISSING if value is None else f"{value:.3f}"
 
 
-def _print(headings: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str], console: Console) -> None:
+def _print(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    styles: Sequence[str],
+    console: Console,
+    *,
+    num_names: int = _NUM_NAMES,
+    bold: Collection[tuple[int, int]] = (),
+) -> None:
+    """Prints a table whose first columns are names, and in which some cells are bold."""
     from rich.measure import Measurement
 
-    if console.is_terminal:
-        table = _table(_that_fit(headings, rows, console.width), rows, styles)
-    else:
-        table = _table(headings, rows, styles)
+    shown = _that_fit(headings, rows, console.width, num_names=num_names) if console.is_terminal else headings
+    table = _table(shown, rows, styles, num_names=num_names, bold=bold)
+    if not console.is_terminal:
         whole = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
         console.width = max(console.width, whole)
     console.print(table)
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> Table:
+def _table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    styles: Sequence[str],
+    *,
+    num_names: int,
+    bold: Collection[tuple[int, int]],
+) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, heading in enumerate(headings):
-        is_name = place < _NUM_NAMES
+        is_name = place < num_names
         side: Literal["left", "right"] = "left" if is_name or heading == "status" else "right"
         table.add_column(heading, justify=side, no_wrap=not is_name, overflow="fold")
-    for row, style in zip(rows, styles, strict=True):
-        table.add_row(*(Text(cell) for cell in row[: len(headings)]), style=style)
+    for number, (row, style) in enumerate(zip(rows, styles, strict=True)):
+        cells = enumerate(row[: len(headings)])
+        table.add_row(*(Text(cell, style="bold" if (number, c) in bold else "") for c, cell in cells), style=style)
     return table
 
 
-def _that_fit(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Sequence[str]:
+def _that_fit(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, num_names: int) -> Sequence[str]:
     from rich.cells import cell_len
 
-    sizes = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
-    sizes[:_NUM_NAMES] = [min(size, _NARROWEST_NAME) for size in sizes[:_NUM_NAMES]]
-    while len(sizes) > _NUM_NAMES and sum(sizes) + _GAP * (len(sizes) - 1) > width:
+    def size(text: str) -> int:
+        return max(map(cell_len, text.split("\n")))
+
+    sizes = [max(map(size, column)) for column in zip(headings, *rows, strict=True)]
+    sizes[:num_names] = [min(wide, _NARROWEST_NAME) for wide in sizes[:num_names]]
+    while len(sizes) > num_names and sum(sizes) + _GAP * (len(sizes) - 1) > width:
         sizes.pop()
     return headings[: len(sizes)]

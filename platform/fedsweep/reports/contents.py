@@ -1,9 +1,9 @@
-"""What a report's page shows, put together from runs."""
+"""The contents of a report's page, put together from runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsweep.errors import OutputError
@@ -11,42 +11,41 @@ from fedsweep.figures.style import Look, setting_looks
 from fedsweep.reports.charts import Chart
 from fedsweep.reports.client_maps import ClientMaps, client_maps, interesting_first
 from fedsweep.reports.parallel_chart import parallel_chart
-from fedsweep.reports.setting_charts import curve_chart, front_chart
+from fedsweep.reports.setting_charts import curve_charts, front_charts
 from fedsweep.reports.sources import Found, reported_tables
 from fedsweep.reports.sweep_table import read_verdict
 from fedsweep.reports.who_pays import ShareRow, share_rows
+from fedsweep.reports.world_parts import WorldPart, world_part
 from fedsweep.results.config_table import ConfigTable, config_table
-from fedsweep.results.pareto import BestUnderBudget, best_under_budgets, budget_grid, pareto_front, unsure_steps
 from fedsweep.results.seed_statistics import Estimate
 from fedsweep.results.settings import (
     ReportRun,
     Setting,
     TargetRow,
-    group_settings,
     remarks,
     report_runs,
     shortly_called,
     target_rows,
 )
 from fedsweep.results.texts import clean, some_of
+from fedsweep.results.worlds import Layout, LayoutKeys, Study, lay_out, study_of
 
 _SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a page shows.
+    """Contents of a page.
 
     Attributes:
         runs: The runs.
         settings: The runs grouped: those that differ in their seed alone; the most accurate first.
-        looks: A colour and a marker for each setting, by the order in which their first runs were made.
+        layout: The settings in rows and worlds.
+        looks: A colour and a marker for each row, by the order in which their first runs were made.
         accuracies: Each setting's test accuracy over its seeds.
         unreadable: Why some runs cannot be shown.
         sweeps: Folders of sweeps that the runs belong to.
-        front: Indices of the settings that no other beats in accuracy and bytes, cheapest first.
-        front_notes: Of its neighbours, who cannot be told from the cheaper one.
-        budgets: The best setting for each budget.
+        worlds: The best, the front and the budgets of each world.
         targets: What settings spent until they first reached the accuracies of ``evaluation.targets``.
         configs: The settings' configurations side by side.
         maps: What clients hold and when they took part.
@@ -59,12 +58,12 @@ class Report:
 
     runs: tuple[ReportRun, ...]
     settings: tuple[Setting, ...]
+    layout: Layout
     looks: tuple[Look, ...]
     accuracies: tuple[Estimate, ...]
     unreadable: tuple[str, ...]
     sweeps: tuple[Path, ...]
-    front: tuple[int, ...]
-    budgets: tuple[BestUnderBudget, ...]
+    worlds: tuple[WorldPart, ...]
     targets: tuple[TargetRow, ...]
     configs: ConfigTable
     maps: ClientMaps
@@ -72,27 +71,28 @@ class Report:
     charts: Mapping[str, Chart]
     tables: tuple[tuple[str, str], ...]
     verdicts: tuple[str, ...]
-    front_notes: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
     def has_seeds(self) -> bool:
-        """Whether some setting has more than one run."""
+        """True where some setting has more than one run."""
         return any(len(setting.runs) > 1 for setting in self.settings)
 
 
-def build_report(found: Found) -> Report:
-    """Puts together what a page shows.
+def build_report(found: Found, keys: LayoutKeys | None = None) -> Report:
+    """Puts together what a page shows, in rows and worlds by these keys.
 
     Raises:
         OutputError: None of the runs can be shown.
+        ConfigError: There is no such key, or two settings would stand in one cell.
     """
     runs, bad = report_runs(found.runs)
     if not runs:
         raise OutputError(bad[0])
-    runs, settings, looks = _ranked(runs, group_settings(runs))
+    study, looks = _ranked(runs, keys or LayoutKeys())
+    runs, settings = list(study.runs), study.settings
     accuracies = [setting.over_seeds("test_accuracy") for setting in settings]
-    curves = [setting.curve.accuracy_by_bytes() if setting.curve else [] for setting in settings]
+    parts = [world_part(world, settings) for world in study.layout.worlds]
     order = interesting_first(
         {index: run.view.figure("test_accuracy") for index, run in enumerate(runs)},
         [setting.runs for setting in settings],
@@ -102,75 +102,61 @@ def build_report(found: Found) -> Report:
     tables, problems = reported_tables(found.sweeps)
     # A table's columns are different worlds on purpose.
     one_table = len(tables) == 1 and all(run.folder.resolve().parent == found.sweeps[0].resolve() for run in found.runs)
-    worlds = [] if one_table else _world_notes(configs)
-    said = (*found.notes, *problems, *worlds, *remarks(runs, settings), *maps.notes)
-    front = pareto_front([_point(s.figure("total_bytes"), s.figure("test_accuracy")) for s in settings])
+    worlds = [] if one_table or keys not in (None, LayoutKeys()) else _world_notes(study.layout)
+    notes = (*found.notes, *problems, *worlds, *remarks(runs, settings), *maps.notes)
+    charts = {
+        **curve_charts(study, looks),
+        **front_charts(study, looks, parts, accuracies),
+        "parallel": parallel_chart(study, looks, configs),
+    }
     return Report(
         runs=tuple(runs),
         settings=tuple(settings),
+        layout=study.layout,
         looks=tuple(looks),
         accuracies=tuple(accuracies),
         unreadable=(*found.unreadable, *bad),
         sweeps=found.sweeps,
-        front=tuple(front),
-        front_notes=tuple(
-            f"{settings[a].label} and {settings[b].label}: their 95 % intervals overlap, so the step may be chance"
-            for a, b in unsure_steps(front, accuracies)
-        ),
-        budgets=tuple(best_under_budgets(curves, budget_grid(curves))),
+        worlds=tuple(parts),
         targets=tuple(target_rows(settings)),
         configs=configs,
         maps=maps,
         shares=tuple(share_rows(settings)),
-        charts=_charts(runs, settings, looks, accuracies, configs),
+        charts={name: chart for name, chart in charts.items() if chart},
         tables=tuple(tables),
         verdicts=tuple(clean(line, longest=1000) for folder in found.sweeps for line in read_verdict(folder)),
-        notes=tuple(clean(note, longest=1000) for note in said),
+        notes=tuple(clean(note, longest=1000) for note in notes),
     )
 
 
-def _charts(
-    runs: Sequence[ReportRun],
-    settings: Sequence[Setting],
-    looks: Sequence[Look],
-    accuracies: Sequence[Estimate],
-    configs: ConfigTable,
-) -> dict[str, Chart]:
-    charts = {
-        "curves": curve_chart(runs, settings, looks),
-        "front": front_chart(runs, settings, looks, accuracies),
-        "parallel": parallel_chart(settings, looks, configs),
-    }
-    return {name: chart for name, chart in charts.items() if chart}
+def _ranked(runs: Sequence[ReportRun], keys: LayoutKeys) -> tuple[Study, list[Look]]:
+    """The runs by short names; the settings world by world, the most accurate first; and looks of the rows.
+
+    Their rank has no part in these.
+    """
+    study = study_of(runs, rows=keys.rows, columns=keys.columns)
+    world_of = {place: n for n, world in reversed([*enumerate(study.layout.worlds)]) for place in world.settings}
+
+    def rank(place: int) -> tuple[int, bool, float]:
+        accuracy = study.settings[place].figure("test_accuracy")
+        return world_of[place], accuracy is None, -(accuracy or 0.0)
+
+    order = sorted(range(len(study.settings)), key=rank)
+    settings = [study.settings[place] for place in order]
+    layout = lay_out(study.runs, settings, rows=keys.rows, columns=keys.columns)
+    ages = [min(order[place] for place in layout.places_of(row)) for row in range(len(layout.rows))]
+    ranked = Study(runs=study.runs, settings=settings, layout=layout)
+    oldest = sorted(range(len(ages)), key=ages.__getitem__)
+    by_age = setting_looks([ranked.methods[row] for row in oldest])
+    looks = [by_age[oldest.index(row)] for row in range(len(ages))]
+    return replace(ranked, runs=shortly_called(study.runs)), looks
 
 
-def _ranked(
-    runs: Sequence[ReportRun], settings: Sequence[Setting]
-) -> tuple[list[ReportRun], list[Setting], list[Look]]:
-    """The runs by short names; the settings, the most accurate first; and looks that their rank has no part in."""
-
-    def rank(pair: tuple[Setting, Look]) -> tuple[bool, float]:
-        accuracy = pair[0].figure("test_accuracy")
-        return accuracy is None, -(accuracy or 0.0)
-
-    looks = setting_looks([runs[setting.runs[0]].method for setting in settings])
-    pairs = sorted(zip(settings, looks, strict=True), key=rank)
-    return shortly_called(runs), [setting for setting, _ in pairs], [look for _, look in pairs]
-
-
-def _world_notes(configs: ConfigTable) -> list[str]:
-    places = {key: place for place, key in enumerate(configs.differing)}
-    keys = [key for key in places if key.startswith(("scenario.", "model."))]
-    # Who knows no budgets is compared with those who have them; only several budgets are several worlds.
-    budgets = [key for key in keys if key.startswith("scenario.budgets")]
-    given = {cells for row in configs.cells if "null" not in (cells := tuple(row[places[key]] for key in budgets))}
-    if len(given) < 2:
-        keys = [key for key in keys if key not in budgets]
-    if not keys:
+def _world_notes(layout: Layout) -> list[str]:
+    if not layout.column_keys or len(layout.worlds) < 2:
         return []
-    named = some_of(keys, _SHOWN)
-    return [f"runs differ in {named}: these are different worlds, so accuracies and bytes are no fair comparison"]
-
-
-def _point(cost: float | None, accuracy: float | None) -> tuple[float, float] | None:
-    return None if cost is None or accuracy is None else (cost, accuracy)
+    named = some_of(layout.column_keys, _SHOWN)
+    return [
+        f"runs differ in {named}: these are different worlds, so accuracies and bytes are no fair comparison; each"
+        " world has its own best and its own front"
+    ]

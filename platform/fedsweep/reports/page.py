@@ -24,9 +24,12 @@ from fedsweep.errors import OutputError
 from fedsweep.reports.charts import SYMBOLS
 from fedsweep.reports.contents import Report, build_report
 from fedsweep.reports.setting_charts import run_name
+from fedsweep.reports.setting_table import FIGURES, figure_text
 from fedsweep.reports.sources import command_again, find_sources
+from fedsweep.reports.world_parts import handovers
 from fedsweep.results.settings import ReportRun
 from fedsweep.results.texts import bytes_text, clean, seconds_text
+from fedsweep.results.worlds import LayoutKeys
 from fedsweep.runs.files import atomic_write
 from fedsweep.runs.run_folder import CONFIG
 
@@ -39,13 +42,13 @@ _GENERATOR = '<meta name="generator" content="fedsweep report">'
 INSIDE, BESIDE = "inside", "beside"
 PLOTLY = "plotly.min.js"
 _PLOTLY_HEAD = b"* plotly.js"
-# Settings that are drawn before anybody chooses: as many as one can tell apart.
-_DRAWN = 8
+# Rows that are drawn before anybody chooses: as many as one can tell apart.
+_DRAWN = 11
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What came of a report.
+    """A report that was written.
 
     Attributes:
         path: The file.
@@ -67,6 +70,7 @@ def write_report(
     uri: str | None = None,
     overwrite: bool = False,
     script: str = INSIDE,
+    keys: LayoutKeys | None = None,
 ) -> Written:
     """Reads runs and writes the page.
 
@@ -76,17 +80,19 @@ def write_report(
         uri: The tracking store's address for experiments, as ``tracking.mlflow_store.resolve_uri`` gives it.
         overwrite: Replace whatever file is there.
         script: Where Plotly's script goes: :data:`INSIDE` the page, or once :data:`BESIDE` all pages of a folder.
+        keys: Those that make rows, and those that make worlds, each with a column and a panel.
 
     Raises:
-        InputError: A source is neither a folder with runs nor an experiment, no run can be read, or the page can't be
-            written.
+        InputError: A source is neither a folder with runs nor an experiment, no run can be read, rows or columns name
+            no key, or the page can't be written.
     """
     target = _checked_target(Path(path), overwrite=overwrite)
     if script == BESIDE:
         _check_script(target.with_name(PLOTLY), overwrite=overwrite)
     elif script != INSIDE:
         raise OutputError(f"--script {script}: must be {INSIDE} or {BESIDE}")
-    report = build_report(find_sources([str(source) for source in sources], uri=uri))
+    found = find_sources([str(source) for source in sources], uri=uri)
+    report = build_report(found, keys or LayoutKeys())
     data = render(report, made=datetime.now(UTC), script=script).encode()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -196,8 +202,10 @@ def _environment() -> Environment:
         "short": lambda value: "-" if value is None else f"{value:.4g}",
         "clean": clean,
         "breakable": _breakable,
+        "spread": lambda estimate: figure_text(estimate, FIGURES[0], interval=False),
     }
-    environment.filters.update(filters)
+    environment.filters.update({**filters, "handovers": handovers})
+    environment.tests["in_group"] = lambda name, group: re.fullmatch(rf"{group}(-\d+)?", name) is not None
     return environment
 
 

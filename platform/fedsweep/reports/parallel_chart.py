@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.figures.style import INK, Look
 from fedsweep.reports.charts import HEIGHT, SYMBOLS, Chart, drawn, plain, wrapped
-from fedsweep.results.config_table import ConfigTable
+from fedsweep.results.config_table import ConfigTable, short_keys
 from fedsweep.results.seed_statistics import finite
 from fedsweep.results.settings import Setting
 from fedsweep.results.texts import bytes_text, seconds_text
+from fedsweep.results.worlds import Study
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Scatter
@@ -24,11 +25,12 @@ _FEW_VALUES, _MOST_AXES, _LONGEST_TICK = 8, 12, 16
 _Axis = tuple[list[float | None], list[tuple[float, str]], list[str]]
 
 
-def parallel_chart(settings: Sequence[Setting], looks: Sequence[Look], configs: ConfigTable) -> Chart | None:
-    """A line for each setting through what varies and what came of it; None where nothing does.
+def parallel_chart(study: Study, looks: Sequence[Look], configs: ConfigTable) -> Chart | None:
+    """A line for each setting through what varies and what came of it; None where nothing does. Looks are of rows.
 
     Plotly's own parallel coordinates need WebGL and a page that may compile scripts; lines on one plane do not.
     """
+    settings, row_of = study.settings, study.layout.row_of
     if len(settings) < 2 or not configs.differing:
         return None
     axes = _axes(settings, configs)
@@ -37,8 +39,8 @@ def parallel_chart(settings: Sequence[Setting], looks: Sequence[Look], configs: 
         describe="What varies between settings, and what came of it; the table below has the same",
         **drawn(
             [
-                _line(axes, place, setting, look)
-                for place, (setting, look) in enumerate(zip(settings, looks, strict=True))
+                _line(axes, place, setting, looks[row_of[place]], row=row_of[place])
+                for place, setting in enumerate(settings)
             ],
             x={
                 "tickvals": list(range(len(axes))),
@@ -62,9 +64,7 @@ def parallel_chart(settings: Sequence[Setting], looks: Sequence[Look], configs: 
 def _axes(settings: Sequence[Setting], configs: ConfigTable) -> dict[str, _Axis]:
     """By name: what varies, then what came of it, as far as it was measured."""
     columns = dict(zip(configs.differing, zip(*configs.cells, strict=True), strict=True))
-    # What a method has and another has not at all says no more than the methods' names.
-    chosen = [key for key, texts in columns.items() if len({*texts} - {""}) > 1] or list(columns)
-    keys = chosen[:_MOST_AXES]
+    keys = configs.telling[:_MOST_AXES]
     ends = {
         "bytes": _range_axis([s.figure("total_bytes") for s in settings], bytes_text),
         "simulated time": _range_axis([s.figure("sim_time_s") for s in settings], seconds_text),
@@ -72,11 +72,11 @@ def _axes(settings: Sequence[Setting], configs: ConfigTable) -> dict[str, _Axis]
             [s.figure("test_accuracy") for s in settings], lambda share: f"{100 * share:.2f} %"
         ),
     }
-    varying = {name: _values_axis(columns[key]) for name, key in zip(_short_keys(keys), keys, strict=True)}
+    varying = {name: _values_axis(columns[key]) for key, name in short_keys(keys).items()}
     return varying | {name: axis for name, axis in ends.items() if axis[1]}
 
 
-def _line(axes: Mapping[str, _Axis], place: int, setting: Setting, look: Look) -> Scatter:
+def _line(axes: Mapping[str, _Axis], place: int, setting: Setting, look: Look, *, row: int) -> Scatter:
     import plotly.graph_objects as go
 
     return go.Scatter(
@@ -88,7 +88,7 @@ def _line(axes: Mapping[str, _Axis], place: int, setting: Setting, look: Look) -
         line={"color": look.colour, "width": 1.8},
         marker={"color": look.colour, "symbol": SYMBOLS[look.marker][0], "size": 8},
         hovertemplate="%{fullData.name}<br>%{text}<extra></extra>",
-        meta={"label": setting.label, "setting": place, "kind": "both"},
+        meta={"label": setting.label, "setting": row, "kind": "both"},
     )
 
 
@@ -131,12 +131,6 @@ def _number(text: str) -> float | None:
         return finite(float(text))
     except ValueError:
         return None
-
-
-def _short_keys(keys: Sequence[str]) -> list[str]:
-    """The keys' last parts, where these tell them apart; ``method`` for ``method.name``."""
-    lasts = [key.removesuffix(".name").removesuffix(".kind").rpartition(".")[2] for key in keys]
-    return [last if lasts.count(last) == 1 else key for last, key in zip(lasts, keys, strict=True)]
 
 
 def _cut(text: str) -> str:

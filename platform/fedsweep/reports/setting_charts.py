@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.figures.style import INK, Look
-from fedsweep.reports.charts import FEW_TICKS, PERCENT, SENT, SYMBOLS, Chart, drawn, wrapped
+from fedsweep.reports.charts import FEW_TICKS, PERCENT, SENT, SYMBOLS, Chart, drawn, in_panels, shared_range, wrapped
+from fedsweep.reports.world_parts import WorldPart
 from fedsweep.results.curves import FIGURES, Curve, short, thinned
-from fedsweep.results.pareto import pareto_front, unsure_steps
+from fedsweep.results.pareto import curve_front
 from fedsweep.results.seed_statistics import Estimate
-from fedsweep.results.settings import ReportRun, Setting
+from fedsweep.results.settings import ReportRun
 from fedsweep.results.texts import bytes_text
+from fedsweep.results.worlds import Study, World
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Scatter
@@ -29,68 +32,114 @@ _SPENT: Mapping[str, Mapping[str, Any]] = {
 }
 _HINT = "Lines are means over the seeds, as far as all went; bands are one sample standard deviation each way."
 _MEANS, _RUNS, _ALWAYS = "mean", "run", "both"
+_SCALES = (
+    {"label": "linear", "layout": {"xaxis.type": "linear"}},
+    {"label": "logarithmic", "layout": {"xaxis.type": "log", "xaxis.dtick": None}},
+)
+# Worlds that a page draws; its tables have all of them.
+MOST_PANELS = 12
 
 
-def curve_chart(runs: Sequence[ReportRun], settings: Sequence[Setting], looks: Sequence[Look]) -> Chart | None:
-    """Figures by round, bytes or time: means over seeds with bands, or each run; None where nothing was measured."""
+def curve_charts(study: Study, looks: Sequence[Look]) -> dict[str, Chart]:
+    """Figures by round, bytes or time, a panel per world: means over seeds with bands, or each run.
+
+    Args:
+        study: Runs and settings.
+        looks: Of each row.
+
+    Returns:
+        By name; none where nothing was measured.
+    """
+    runs, worlds = study.runs, study.layout.worlds[:MOST_PANELS]
     names = [name for name in FIGURES if any(name in run.curve.figures for run in runs)]
     if not names:
-        return None
-    lines = [line for place, setting in enumerate(settings) for line in _lines(runs, place, setting, looks[place])]
-    points = max(_FEWEST, min(_MOST, _POINTS // max(1, len({id(curve) for _, curve, _ in lines}))))
-    kept = {id(curve): thinned(curve, points=points) for _, curve, _ in lines}
-
-    def columns(part: str, name: str) -> list[list[Any]]:
-        found = [(_column(curve, part, name, end=end), kept[id(curve)]) for _, curve, end in lines]
-        return [[_short(cells[p]) for p in places] if cells else [] for cells, places in found]
-
+        return {}
+    lines = [[line for row in world.cells for line in _lines(study, world, row, looks[row])] for world in worlds]
+    points = max(_FEWEST, min(_MOST, _POINTS // max(1, len({id(curve) for own in lines for _, curve, _ in own}))))
+    columns = _Columns(lines=lines, points=points)
+    ranges = {name: shared_range(columns.values(name)) if len(worlds) > 1 else None for name in names}
     last = max((run.curve.rounds[-1] for run in runs if run.curve.rounds), default=0)
     dticks = {"round": 1 if last <= FEW_TICKS else None}
     is_timed = any(value is not None for run in runs for value in run.curve.sim_time_s)
     against = ["round", "bytes", *(["simulated time"] if is_timed else [])]
-    has_bands = any(end != "line" for _, _, end in lines)
-    return Chart(
-        describe="Learning curves; the figures stand in the tables",
-        **drawn([trace for trace, _, _ in lines], x={}, y={}, hovermode="x unified", hoverdistance=60),
-        choices={
-            "figure": [_of_figure(name, columns("figure", name), columns("ends", name)) for name in names],
-            "against": [
-                {
-                    "label": name,
-                    "data": {"x": columns("x", name)},
-                    "layout": _axis("xaxis", _SPENT[name], dtick=dticks.get(name)),
-                }
-                for name in against
-            ],
-            "scale": [
-                {"label": "linear", "layout": {"xaxis.type": "linear"}},
-                {"label": "logarithmic", "layout": {"xaxis.type": "log", "xaxis.dtick": None}},
-            ],
-            **({"lines": _kinds(len(settings))} if has_bands or len(runs) > len(settings) else {}),
-        },
-        hint=_HINT if has_bands else "",
-    )
+    has_bands = any(end != "line" for own in lines for _, _, end in own)
+    has_kinds = has_bands or len(runs) > len(study.settings)
+    panels = [
+        Chart(
+            describe=f"Learning curves {world.label}; the figures stand in the tables".replace(" ;", ";"),
+            **drawn([trace for trace, _, _ in own], x={}, y={}, hovermode="x unified", hoverdistance=60),
+            choices={
+                "figure": [
+                    _of_figure(name, columns.of(own, "figure", name), columns.of(own, "ends", name), span=ranges[name])
+                    for name in names
+                ],
+                "against": [
+                    {
+                        "label": name,
+                        "data": {"x": columns.of(own, "x", name)},
+                        "layout": _axis("xaxis", _SPENT[name], dtick=dticks.get(name)),
+                    }
+                    for name in against
+                ],
+                "scale": _SCALES,
+                **({"lines": _kinds(len(world.cells))} if has_kinds else {}),
+            },
+            hint=_HINT if has_bands and world is worlds[-1] else "",
+        )
+        for world, own in zip(worlds, lines, strict=True)
+    ]
+    return in_panels("curves", [(world.label, panel) for world, panel in zip(worlds, panels, strict=True)])
 
 
-def _lines(runs: Sequence[ReportRun], place: int, setting: Setting, look: Look) -> Iterator[tuple[Scatter, Curve, str]]:
-    """Traces without figures, with the curve and its part that they show: ``line``, ``low``, ``high``."""
+# A trace without figures, with the curve and its part that it shows: ``line``, ``low``, ``high``.
+_Trace = tuple[Any, Curve, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Columns:
+    """Figures of traces, of each curve at most so many points.
+
+    Attributes:
+        lines: Traces of all panels.
+        points: See :func:`~fedsweep.results.curves.thinned`.
+    """
+
+    lines: Sequence[Sequence[_Trace]]
+    points: int
+
+    @cached_property
+    def _kept(self) -> Mapping[int, list[int]]:
+        return {id(curve): thinned(curve, points=self.points) for own in self.lines for _, curve, _ in own}
+
+    def of(self, lines: Sequence[_Trace], part: str, name: str) -> list[list[Any]]:
+        """The cells of each trace; see :func:`_column`."""
+        columns = [(_column(curve, part, name, end=end), self._kept[id(curve)]) for _, curve, end in lines]
+        return [[_short(cells[p]) for p in places] if cells else [] for cells, places in columns]
+
+    def values(self, name: str) -> list[float | None]:
+        """All values of a figure, in all panels."""
+        return [value for own in self.lines for cells in self.of(own, "figure", name) for value in cells]
+
+
+def _lines(study: Study, world: World, row: int, look: Look) -> Iterator[_Trace]:
+    """Traces of a row in a world."""
+    setting = study.settings[world.cells[row]]
     seeds = len(setting.counted)
     if setting.curve is not None and len(setting.runs) > 1:
         name = setting.label + (f", mean of {seeds} seeds" if seeds > 1 else "")
         for end, sign in (("low", "-"), ("high", "+")) if setting.curve.low else ():
-            meta = _meta(f"{setting.label}, mean {sign} sd", place, "band")
+            meta = _meta(f"{setting.label}, mean {sign} sd", row, "band")
             yield _edge(look, meta=meta, fill=end == "high"), setting.curve, end
-        yield _line(setting.label, look, meta=_meta(name, place, _MEANS)), setting.curve, "line"
-    for index in setting.runs:
-        run = runs[index]
+        yield _line(setting.label, look, meta=_meta(name, row, _MEANS)), setting.curve, "line"
+    for run in (study.runs[index] for index in setting.runs):
         kind = _RUNS if len(setting.runs) > 1 else _ALWAYS
         if run.curve.figures:
             name = run_name(run, is_one_of_many=kind == _RUNS)
-            yield _line(name, look, meta=_meta(name, place, kind), thin=kind == _RUNS), run.curve, "line"
+            yield _line(name, look, meta=_meta(name, row, kind), thin=kind == _RUNS), run.curve, "line"
 
 
 def run_name(run: ReportRun, *, is_one_of_many: bool) -> str:
-    """What a run is called beside others; with its seed where it is one of many of its setting."""
+    """Name a run beside others; with its seed where it is one of many of its setting."""
     seed = f", seed {run.view.seed}" if is_one_of_many else ""
     return run.label + seed + ("" if run.status == "finished" else f" ({run.status})")
 
@@ -146,8 +195,10 @@ def _short(cell: Any) -> Any:
     return [short(value) for value in cell] if isinstance(cell, tuple) else short(cell)
 
 
-def _of_figure(name: str, values: Sequence[Any], ends: Sequence[Any]) -> dict[str, Any]:
-    """What choosing a figure changes."""
+def _of_figure(
+    name: str, values: Sequence[Any], ends: Sequence[Any], *, span: Sequence[float] | None
+) -> dict[str, Any]:
+    """The change that choosing a figure makes; ``span`` are the ends of the axis, None: as the values are."""
     is_share = name.endswith("accuracy")
     form = ".2%" if is_share else ".4~g"
     band = f" (%{{customdata[0]:{form}}} to %{{customdata[1]:{form}}})"
@@ -156,7 +207,7 @@ def _of_figure(name: str, values: Sequence[Any], ends: Sequence[Any]) -> dict[st
     return {
         "label": FIGURES[name],
         "data": {"y": values, "customdata": ends, "hovertemplate": texts},
-        "layout": _axis("yaxis", {"title": {"text": FIGURES[name]}, **style}),
+        "layout": _axis("yaxis", {"title": {"text": FIGURES[name]}, **style, **({"range": span} if span else {})}),
     }
 
 
@@ -176,79 +227,120 @@ def _kinds(num_settings: int) -> list[dict[str, Any]]:
     return options if num_settings <= _BANDS else [options[1], options[0], options[2]]
 
 
-def front_chart(
-    runs: Sequence[ReportRun],
-    settings: Sequence[Setting],
-    looks: Sequence[Look],
-    accuracies: Sequence[Estimate],
-) -> Chart | None:
-    """Test accuracy against bytes with the Pareto front, by setting or by run; None where nothing was measured.
+def front_charts(
+    study: Study, looks: Sequence[Look], parts: Sequence[WorldPart], accuracies: Sequence[Estimate]
+) -> dict[str, Chart]:
+    """Test accuracy against bytes with the Pareto front of all tested rounds, a panel per world, by setting or by run.
 
-    Points off the front are hollow, and so are means on it that the cheaper neighbour's seeds don't tell apart; faint
-    are those that did not finish. Runs that failed have no point.
+    Ends off the front are hollow, and so are means on it that the cheaper neighbour's seeds don't tell apart; faint are
+    those that did not finish. Runs that failed have no point.
+
+    Args:
+        study: Runs and settings.
+        looks: Of each row.
+        parts: The worlds.
+        accuracies: Of each setting over its seeds.
+
+    Returns:
+        By name; none where nothing was measured.
     """
-    has_seeds = len(runs) > len(settings)
-    means = [
-        end
-        for place, s in enumerate(settings)
-        for end in _end(s.label, place, _MEANS, s.figure, faint=all(runs[i].status != "finished" for i in s.counted))
+    has_seeds = len(study.runs) > len(study.settings)
+    shown = [
+        (part, groups)
+        for part in parts[:MOST_PANELS]
+        if any(groups := [_means(study, part.world), _each_run(study, part.world) if has_seeds else []])
     ]
-    ends = [
-        end
-        for place, setting in enumerate(settings)
-        for run in (runs[i] for i in setting.runs)
-        if has_seeds and run.status != "failed"
-        for end in _end(
-            run_name(run, is_one_of_many=True), place, _RUNS, run.view.figure, faint=run.status != "finished"
-        )
-    ]
-    shown = means, ends
-    traces = [trace for group in shown for trace in _with_front(group, looks, accuracies)]
-    sent = [end.cost for group in shown for end in group]
-    if not sent:
-        return None
-    is_wide = max(sent) > 4 * min(sent)
-    # A short axis: Plotly would write 2 and 5 for 20 and 50 million.
-    scale = {"type": "log", "dtick": "D2" if max(sent) < 50 * min(sent) else 1} if is_wide else {}
-    y = {"title": {"text": "test accuracy"}, **PERCENT}
+    span = shared_range(a for _, groups in shown for group in groups for end in group for _, a in end.curve)
+    y = {"title": {"text": "test accuracy"}, **PERCENT, **({"range": span} if span and len(shown) > 1 else {})}
     options = [("means over seeds, 95 % intervals", _MEANS), ("each run", _RUNS)]
-    return Chart(
-        describe="Test accuracy against bytes sent, with the Pareto front; the front stands in the table below",
-        **drawn(traces, x={**SENT, **scale}, y=y, hovermode="closest"),
-        choices={"points": [{"label": label, "show": [kind]} for label, kind in options]} if has_seeds else {},
-    )
+    panels = [
+        Chart(
+            describe=f"Test accuracy against bytes sent, with the Pareto front {part.world.label}".strip(),
+            **drawn(
+                [t for group in groups for t in _with_front(group, looks, accuracies, doubtful=part.unsure)],
+                x={**SENT, **_bytes_scale([end.cost for group in groups for end in group])},
+                y=y,
+                hovermode="closest",
+            ),
+            choices={"points": [{"label": label, "show": [kind]} for label, kind in options]} if has_seeds else {},
+        )
+        for part, groups in shown
+    ]
+    return in_panels("front", [(p.world.label, c) for (p, _), c in zip(shown, panels, strict=True)]) if panels else {}
+
+
+def _bytes_scale(sent: Sequence[float]) -> dict[str, Any]:
+    if max(sent) <= 4 * min(sent):
+        return {}
+    # A short axis: Plotly would write 2 and 5 for 20 and 50 million.
+    return {"type": "log", "dtick": "D2" if max(sent) < 50 * min(sent) else 1}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _End:
-    """Where a run or the mean of a setting ended."""
+    """The last test of a run, or of the mean of a setting, and all before it.
+
+    Attributes:
+        label: Its name.
+        row: Its row.
+        setting: Its setting's place.
+        kind: ``mean`` or ``run``.
+        curve: Bytes and accuracy of all tests.
+        faint: Whether it did not finish.
+    """
 
     label: str
+    row: int
     setting: int
     kind: str
-    cost: float
-    accuracy: float
+    curve: Sequence[tuple[float, float]]
     faint: bool
 
+    @property
+    def cost(self) -> float:
+        """Bytes both ways."""
+        return self.curve[-1][0]
 
-def _end(label: str, setting: int, kind: str, figure: Callable[[str], float | None], *, faint: bool) -> Iterator[_End]:
-    """Nothing where it sent nothing or was not tested."""
-    cost, accuracy = figure("total_bytes"), figure("test_accuracy")
-    if cost and accuracy is not None:
-        yield _End(label=label, setting=setting, kind=kind, cost=cost, accuracy=accuracy, faint=faint)
+    @property
+    def accuracy(self) -> float:
+        """0..1."""
+        return self.curve[-1][1]
 
 
-def _with_front(ends: Sequence[_End], looks: Sequence[Look], accuracies: Sequence[Estimate]) -> Iterator[Scatter]:
-    front = [ends[place] for place in pareto_front([(end.cost, end.accuracy) for end in ends])]
-    if not front:
+def _means(study: Study, world: World) -> list[_End]:
+    """Means over seeds; none of what sent nothing or was not tested."""
+    ends = []
+    for row, place in world.cells.items():
+        setting = study.settings[place]
+        faint = all(study.runs[index].status != "finished" for index in setting.counted)
+        curve = setting.curve.accuracy_by_bytes() if setting.curve else []
+        ends.append(_End(label=setting.label, row=row, setting=place, kind=_MEANS, curve=curve, faint=faint))
+    return [end for end in ends if end.curve and end.cost]
+
+
+def _each_run(study: Study, world: World) -> list[_End]:
+    ends = []
+    for row, place in world.cells.items():
+        for run in (study.runs[index] for index in study.settings[place].runs):
+            name, faint = run_name(run, is_one_of_many=True), run.status != "finished"
+            curve = run.curve.accuracy_by_bytes() if run.status != "failed" else []
+            ends.append(_End(label=name, row=row, setting=place, kind=_RUNS, curve=curve, faint=faint))
+    return [end for end in ends if end.curve and end.cost]
+
+
+def _with_front(
+    ends: Sequence[_End], looks: Sequence[Look], accuracies: Sequence[Estimate], *, doubtful: Collection[int]
+) -> Iterator[Scatter]:
+    steps = curve_front([end.curve for end in ends])
+    if not steps:
         return
-    yield _front_line(front)
-    has_intervals = front[0].kind == _MEANS
-    steps = unsure_steps([end.setting for end in front], accuracies) if has_intervals else []
-    doubtful = {dearer for _, dearer in steps}
+    has_intervals = ends[0].kind == _MEANS
+    points = [ends[step.curve].curve[place] for step in steps for place in step.places]
+    yield _front_line(points, kind=ends[0].kind)
+    front = [ends[step.curve] for step in steps if step.places[-1] == len(ends[step.curve].curve) - 1]
     for end in ends:
-        hollow = end not in front or end.setting in doubtful
-        yield _point(end, looks[end.setting], hollow=hollow, error=accuracies[end.setting] if has_intervals else None)
+        hollow = end not in front or (has_intervals and end.setting in doubtful)
+        yield _point(end, looks[end.row], hollow=hollow, error=accuracies[end.setting] if has_intervals else None)
 
 
 def _point(end: _End, look: Look, *, hollow: bool, error: Estimate | None) -> Scatter:
@@ -277,19 +369,20 @@ def _point(end: _End, look: Look, *, hollow: bool, error: Estimate | None) -> Sc
         else None,
         text=text,
         hovertemplate="%{fullData.name}<br>%{text}<extra></extra>",
-        meta=_meta(end.label, end.setting, end.kind),
+        meta=_meta(end.label, end.row, end.kind),
     )
 
 
-def _front_line(front: Sequence[_End]) -> Scatter:
+def _front_line(points: Sequence[tuple[float, float]], *, kind: str) -> Scatter:
     import plotly.graph_objects as go
 
     return go.Scatter(
         name="Pareto front",
-        mode="lines",
-        x=[short(end.cost) for end in front],
-        y=[short(end.accuracy) for end in front],
+        mode="lines+markers",
+        x=[short(sent) for sent, _ in points],
+        y=[short(accuracy) for _, accuracy in points],
         line={"color": INK, "width": 1, "dash": "dot", "shape": "hv"},
+        marker={"color": INK, "size": 3},
         hoverinfo="skip",
-        meta={"label": "Pareto front", "setting": None, "kind": front[0].kind},
+        meta={"label": "Pareto front", "setting": None, "kind": kind},
     )

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.results.seed_statistics import Estimate, finite
-from fedsweep.results.settings import ReportRun, Setting, group_settings, remarks
+from fedsweep.results.seed_statistics import Estimate, finite, mean
+from fedsweep.results.selection import figure_name, is_less_better, order_of
+from fedsweep.results.settings import ReportRun, Setting, remarks
 from fedsweep.results.texts import MISSING
-from fedsweep.results.typeset import latex_tabular, latex_text, markdown_table, markdown_text
+from fedsweep.results.typeset import csv_table, latex_tabular, latex_text, markdown_table, markdown_text
+from fedsweep.results.worlds import Layout, Study, World, study_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FORMATS = ("text", "md", "latex", "csv")
-_EVERY_SEED = "mean ± sample standard deviation over seeds; [ ]: 95% bootstrap interval of the mean"
+_SPREAD = "mean ± sample standard deviation over seeds"
+_INTERVAL = "[ ]: 95% bootstrap interval of the mean"
+# What keys of a configuration are called in a paper, by their last part.
+KEY_LABELS: Mapping[str, str] = {
+    "dirichlet_alpha": "\N{GREEK SMALL LETTER ALPHA}",
+    "mu": "μ",
+    "local_epochs": "local epochs",
+    "local_steps": "local steps",
+    "batch_size": "batch",
+    "cohort_size": "cohort",
+    "cohort_fraction": "share of clients",
+    "group_size": "group",
+    "budget_fraction": "budget",
+    "classes_per_client": "classes",
+    "lr": "rate",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +44,19 @@ class Figure:
         name: As :meth:`~fedsweep.results.view.RunView.figure` knows it.
         heading: In a text.
         times: A value is multiplied by it to be shown.
-        digits: After the point, as shown.
+        digits: After the point, as shown; None: four digits in all.
         has_spread: Whether deviation and interval are shown.
     """
 
     name: str
     heading: str
     times: float = 1.0
-    digits: int = 2
+    digits: int | None = 2
     has_spread: bool = False
 
 
-_ACCURACY = "Accuracy (%)"
 FIGURES = (
-    Figure(name="test_accuracy", heading=_ACCURACY, times=100, has_spread=True),
+    Figure(name="test_accuracy", heading="Accuracy (%)", times=100, has_spread=True),
     Figure(name="best_test_accuracy", heading="Best (%)", times=100),
     Figure(name="total_bytes", heading="MB sent", times=1e-6, digits=1),
     Figure(name="comm_ratio", heading="Ratio", digits=3),
@@ -47,72 +64,265 @@ FIGURES = (
 )
 
 
-def settings_as(runs: Sequence[ReportRun], form: str) -> str:
+@dataclass(frozen=True, kw_only=True)
+class TableStyle:
+    """Layout and wording of a table.
+
+    Attributes:
+        rows: Short names of the keys that make rows; None: all that differs beside the columns.
+        columns: Likewise of those that make columns; None: what makes worlds.
+        figures: Names of figures in the cells; None: the usual ones.
+        sort: What rows go by, see :func:`~fedsweep.results.selection.order_of`; None: as they come.
+        top: How many rows are shown, of each world where these stand apart; None: all.
+        interval: Whether cells have the 95 % interval; None: as is usual.
+        labels: What keys are called, by their last part, beside or in place of :data:`KEY_LABELS`.
+    """
+
+    rows: Sequence[str] | None = None
+    columns: Sequence[str] | None = None
+    figures: Sequence[str] | None = None
+    sort: str | None = None
+    top: int | None = None
+    interval: bool | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_laid_out(self) -> bool:
+        """True where rows, columns or figures were chosen."""
+        return (self.rows, self.columns, self.figures) != (None, None, None)
+
+    @property
+    def is_ordered(self) -> bool:
+        """True where rows are sorted or cut."""
+        return self.sort is not None or self.top is not None
+
+    def called(self, words: str) -> str:
+        """A label whose ``key=value`` have the names that a paper gives the keys."""
+        labels = {**KEY_LABELS, **self.labels}
+        parts = [word.partition("=") for word in words.split(" ")]
+        return " ".join(f"{labels.get(key, key)}{sign}{value}" if sign else key for key, sign, value in parts)
+
+
+def shown_figure(name: str) -> Figure:
+    """Choose units and digits of a figure: shares in percent, bytes in MB."""
+    for figure in FIGURES:
+        if figure.name == name:
+            return figure
+    words = name.replace("_", " ").capitalize()
+    if name.endswith(("accuracy", "_worst10", "_best10")):
+        return Figure(name=name, heading=f"{words} (%)", times=100, has_spread=True)
+    return Figure(name=name, heading=words, digits=None, has_spread=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingTable:
+    """Settings laid out for a text.
+
+    Attributes:
+        frame: Texts, by row and column.
+        bold: Row and column of the cells that are the best of their world.
+        notes: What a reader must know.
+    """
+
+    frame: pd.DataFrame
+    bold: tuple[tuple[int, int], ...]
+    notes: tuple[str, ...]
+
+
+def settings_as(runs: Sequence[ReportRun], form: str, style: TableStyle | None = None) -> str:
     """The table of all runs' settings in one of :data:`FORMATS`, but not as ``text``.
 
-    Columns of which no setting has anything are left out, but in CSV, where figures are in SI units and unrounded.
+    Columns of which no setting has anything are left out, but in CSV, where figures are in SI units and unrounded. The
+    best of each world is bold.
+
+    Raises:
+        ConfigError: No run has a figure or key that the style names, or two settings would stand in one cell.
     """
-    settings = group_settings(runs)
+    style = style or TableStyle()
     if form == "csv":
-        return _as_csv(runs, settings)
-    shown = [figure for figure in FIGURES if any(s.figure(figure.name) is not None for s in settings)]
-    seeds = sorted({len(setting.counted) for setting in settings})
+        return _as_csv(runs, style)
+    table = setting_table(runs, style, form=form)
+    if form == "md":
+        strong = table.bold if table.frame.columns.nlevels > 1 else ()
+        return "\n".join([*markdown_table(table.frame, strong=strong), "", *map(markdown_text, table.notes)])
+    cells = table.frame.map(latex_text)
+    for row, column in table.bold:
+        cells.iat[row, column] = rf"\textbf{{{cells.iat[row, column]!s}}}"
+    return "\n".join([*(f"% {note}" for note in table.notes), *latex_tabular(cells)])
+
+
+def setting_table(runs: Sequence[ReportRun], style: TableStyle, *, form: str) -> SettingTable:
+    """Rows of the layout, and columns of figures; with several worlds a group of columns for each.
+
+    Args:
+        runs: All runs.
+        style: How it is laid out.
+        form: One of :data:`FORMATS`; as text, keys keep their names, and Markdown of one world has intervals.
+    """
+    import pandas as pd
+
+    study = study_of(runs, rows=style.rows, columns=style.columns)
+    settings, layout = study.settings, study.layout
+    is_single = len(layout.worlds) == 1
+    figures = _figures(study, style, is_single=is_single)
+    order = row_order(study, style)
+    interval = form == "md" and is_single if style.interval is None else style.interval
+    called = style.called if form != "text" else str
+    columns = [(world, figure) for world in _side_by_side(layout, figures) for figure in figures]
+    cells = [[_cell(settings, world, row, figure, interval=interval) for world, figure in columns] for row in order]
+    bold = [
+        (order.index(row), place)
+        for place, (world, figure) in enumerate(columns)
+        if style.figures is not None or figure.name == "test_accuracy"
+        for row in best_rows(settings, world, figure.name)
+        if row in order
+    ]
+    if style.rows is None and is_single:
+        corner = "Setting"
+    else:
+        corner = "Method" if any(key.startswith("method") for key in layout.row_keys) else ""
+    frame = pd.DataFrame(
+        cells,
+        index=[called(layout.rows[row]) for row in order],
+        columns=_headings(columns, called, corner=corner),
+    )
+    return SettingTable(frame=frame, bold=tuple(bold), notes=tuple(_notes(study, interval=interval)))
+
+
+def _figures(study: Study, style: TableStyle, *, is_single: bool) -> list[Figure]:
+    if style.figures is not None:
+        return [shown_figure(figure_name(name, study.runs, what="--y")) for name in style.figures]
+    usual = FIGURES if is_single else FIGURES[:1]
+    return [f for f in usual if any(s.figure(f.name) is not None for s in study.settings)] or [FIGURES[0]]
+
+
+def _side_by_side(layout: Layout, figures: Sequence[Figure]) -> Sequence[World]:
+    """The worlds; of a single figure in an order in which those stand together that share their first key's value."""
+    firsts = list(dict.fromkeys(world.words[:1] for world in layout.worlds))
+    return layout.worlds if len(figures) > 1 else sorted(layout.worlds, key=lambda world: firsts.index(world.words[:1]))
+
+
+def _headings(columns: Sequence[tuple[World, Figure]], called: Callable[[str], str], *, corner: str) -> pd.Index[Any]:
+    """One line for a single world; otherwise two, the upper of which goes over several columns where it can."""
+    import pandas as pd
+
+    worlds = {world.label: [called(word) for word in world.words] for world, _ in columns}
+    headings = {figure.heading for _, figure in columns}
+    if len(worlds) == 1:
+        return pd.Index([figure.heading for _, figure in columns], name=corner)
+    if len(headings) > 1:
+        pairs = [(", ".join(worlds[world.label]), figure.heading) for world, figure in columns]
+    elif min(map(len, worlds.values())) > 1:
+        corner = headings.pop()
+        pairs = [(words[0], ", ".join(words[1:])) for words in worlds.values()]
+    else:
+        pairs = [(figure.heading, ", ".join(worlds[world.label])) for world, figure in columns]
+    return pd.MultiIndex.from_tuples(pairs, names=[corner, None])
+
+
+def _cell(settings: Sequence[Setting], world: World, row: int, figure: Figure, *, interval: bool) -> str:
+    place = world.cells.get(row)
+    return MISSING if place is None else figure_text(settings[place].over_seeds(figure.name), figure, interval=interval)
+
+
+def row_order(study: Study, style: TableStyle, *, within: World | None = None) -> list[int]:
+    """The rows that a table shows, by their mean place over the worlds where they are sorted, or within one of them."""
+    layout = study.layout
+    rows = list(range(len(layout.rows))) if within is None else sorted(within.cells)
+    if style.sort is not None:
+        places = {place: rank for rank, place in enumerate(order_of(study.settings, study.runs, style.sort))}
+        ranks: dict[int, list[float]] = {}
+        chosen = enumerate(layout.row_of) if within is None else ((p, row) for row, p in within.cells.items())
+        for place, row in chosen:
+            ranks.setdefault(row, []).append(places[place])
+        rows.sort(key=lambda row: mean(ranks[row]))
+    return rows[: style.top]
+
+
+def _notes(study: Study, *, interval: bool) -> list[str]:
+    seeds = sorted({len(setting.counted) for setting in study.settings})
     counts = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    notes = [f"{_EVERY_SEED}; {counts} seeds a setting", *remarks(runs, settings)]
-    frame = _frame(settings, shown)
-    if form == "latex":
-        return "\n".join([*(f"% {note}" for note in notes), *_as_latex(frame, settings)])
-    return "\n".join([*markdown_table(frame), "", *map(markdown_text, notes)])
+    spread = f"{_SPREAD}{f'; {_INTERVAL}' if interval else ''}; {counts} seed{'' if counts == '1' else 's'} a setting"
+    bold = ["bold: the best of its column"] if len(study.layout.worlds) > 1 else []
+    return [spread, *bold, *remarks(study.runs, study.settings)]
 
 
-def _cell(found: Estimate, figure: Figure) -> str:
-    mean, sd, low, high = (finite(value) for value in (found.mean, found.sd, found.low, found.high))
+def best_rows(settings: Sequence[Setting], world: World, figure: str) -> list[int]:
+    """The rows of a world with the best mean of a figure; none where there is nothing to be better than."""
+    means = {row: value for row, place in world.cells.items() if (value := settings[place].figure(figure)) is not None}
+    if len(world.cells) < 2 or not means:
+        return []
+    best = (min if is_less_better(figure) else max)(means.values())
+    return [row for row, value in means.items() if value == best]
+
+
+def figure_text(estimate: Estimate, figure: Figure, *, interval: bool) -> str:
+    """A cell: the mean, with deviation and interval where the figure shows them and there are several seeds."""
+    mean, sd, low, high = (finite(value) for value in (estimate.mean, estimate.sd, estimate.low, estimate.high))
     if mean is None:
         return MISSING
 
     def number(value: float) -> str:
-        return f"{value * figure.times:.{figure.digits}f}"
+        shown = value * figure.times
+        return f"{shown:.4g}" if figure.digits is None else f"{shown:.{figure.digits}f}"
 
     if not figure.has_spread or sd is None:
         return number(mean)
-    interval = "" if low is None or high is None else f" [{number(low)}, {number(high)}]"
-    return f"{number(mean)} ± {number(sd)}{interval}"
+    ends = f" [{number(low)}, {number(high)}]" if interval and low is not None and high is not None else ""
+    return f"{number(mean)} ± {number(sd)}{ends}"
 
 
-def _frame(settings: Sequence[Setting], shown: Sequence[Figure]) -> pd.DataFrame:
+def _as_csv(runs: Sequence[ReportRun], style: TableStyle) -> str:
+    """A line per setting; of rows and columns that were chosen a line per row."""
     import pandas as pd
 
+    study = study_of(runs, rows=style.rows, columns=style.columns)
+    settings, layout = study.settings, study.layout
+    order = row_order(study, style)
+    if not style.is_laid_out:
+        places = (
+            [place for row in order for place in layout.places_of(row)] if style.is_ordered else range(len(settings))
+        )
+        # As objects: a column of counts with a gap would become one of floating-point numbers.
+        return csv_table(pd.DataFrame(setting_rows(study, places), dtype=object))
+    figures = _figures(study, style, is_single=False)
+    frame = world_frame(study, [figure.name for figure in figures], order=order)
+    heads: list[Any] = frame.columns.to_list()
+    frame.columns = pd.Index([f"{world} {name}_{part}".strip() for world, name, part in heads])
+    return csv_table(frame.reset_index(names="row").astype(object))
+
+
+def world_frame(study: Study, figures: Sequence[str], *, order: Sequence[int]) -> pd.DataFrame:
+    """Rows by worlds in numbers: columns are a world, a figure and ``mean``, ``sd`` or ``seeds``; SI units."""
+    import pandas as pd
+
+    settings, layout = study.settings, study.layout
+    columns = [(world, name) for world in layout.worlds for name in figures]
+    cells = []
+    for row in order:
+        estimates = [None if (p := w.cells.get(row)) is None else settings[p].over_seeds(name) for w, name in columns]
+        cells.append([x for e in estimates for x in ((e.mean, e.sd, e.count) if e else (math.nan, math.nan, 0))])
+    heads = [(world.label, name, part) for world, name in columns for part in ("mean", "sd", "seeds")]
     return pd.DataFrame(
-        [[_cell(setting.over_seeds(figure.name), figure) for figure in shown] for setting in settings],
-        index=[setting.label for setting in settings],
-        columns=pd.Index([figure.heading for figure in shown], name="Setting"),
+        cells,
+        index=pd.Index([layout.rows[row] for row in order], name="row"),
+        columns=pd.MultiIndex.from_tuples(heads, names=["world", "figure", "over seeds"]),
     )
 
 
-def _as_latex(frame: pd.DataFrame, settings: Sequence[Setting]) -> list[str]:
-    """For booktabs; the greatest accuracy of the table is bold."""
-    accuracies = [setting.figure("test_accuracy") for setting in settings]
-    best = max((accuracy for accuracy in accuracies if accuracy is not None), default=None)
-    cells = frame.map(latex_text)
-    if best is not None and len(settings) > 1:
-        shown = zip(cells[_ACCURACY], accuracies, strict=True)
-        cells[_ACCURACY] = [rf"\textbf{{{cell}}}" if accuracy == best else cell for cell, accuracy in shown]
-    return latex_tabular(cells)
+def setting_rows(study: Study, places: Iterable[int]) -> list[dict[str, Any]]:
+    """Settings' figures by column, in SI units and unrounded, None where there is none, and the world of each.
 
-
-def _as_csv(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> str:
-    import pandas as pd
-
-    # As objects: a column of counts with a gap would become one of floating-point numbers.
-    table = pd.DataFrame([setting_row(runs, setting) for setting in settings], dtype=object)
-    return table.to_csv(index=False, lineterminator="\n").rstrip("\n")
-
-
-def setting_row(runs: Sequence[ReportRun], setting: Setting) -> dict[str, Any]:
-    """A setting's figures by column, in SI units and unrounded; None where there is none."""
-    row: dict[str, Any] = {"setting": setting.label, "method": runs[setting.runs[0]].method}
-    row |= {"seeds": len(setting.counted), "failed": setting.failed}
-    for figure in FIGURES:
-        found = setting.over_seeds(figure.name)
-        row |= {f"{figure.name}_{part}": finite(getattr(found, part)) for part in ("mean", "sd", "low", "high")}
-    return row
+    Of a setting that is in several worlds it is the first.
+    """
+    rows = []
+    for place in places:
+        setting = study.settings[place]
+        row: dict[str, Any] = {"setting": setting.label, "method": study.runs[setting.runs[0]].method}
+        row |= {"seeds": len(setting.counted), "failed": setting.failed}
+        for figure in FIGURES:
+            estimate = setting.over_seeds(figure.name)
+            row |= {f"{figure.name}_{part}": finite(getattr(estimate, part)) for part in ("mean", "sd", "low", "high")}
+        world = next(world for world in study.layout.worlds if place in world.cells.values())
+        rows.append(row | {"world": world.label})
+    return rows

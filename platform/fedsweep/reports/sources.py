@@ -33,7 +33,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a report is made from.
+    """Runs that a report is made from.
 
     Attributes:
         runs: The runs, each once, in the order given.

@@ -1,4 +1,4 @@
-"""Who pays for a setting's mean: its accuracy by class, by client, and of the clients' own models, as table rows."""
+"""Fairness of a setting: its accuracy by class, by client, and of the clients' own models, as table rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OF: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ShareRow:
-    """How a setting's accuracy falls to some; figures are 0..1 and means over its counted runs.
+    """A setting's accuracy over classes or clients; figures are 0..1 and means over its counted runs.
 
     Attributes:
         setting: The setting's place.

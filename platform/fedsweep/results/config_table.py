@@ -29,6 +29,15 @@ class ConfigTable:
     cells: tuple[tuple[str, ...], ...]
     common: tuple[tuple[str, str], ...]
 
+    @property
+    def telling(self) -> tuple[str, ...]:
+        """Those of the differing keys that have several values; all where there is none.
+
+        What a method or a partition has and another has not at all says no more than their names.
+        """
+        columns = zip(self.differing, zip(*self.cells, strict=True), strict=True)
+        return tuple(key for key, texts in columns if len({*texts} - {""}) > 1) or self.differing
+
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, str]:
     """Dotted key -> value as JSON text (strings without quotes).
@@ -57,6 +66,12 @@ def config_table(flats: Sequence[Mapping[str, str]]) -> ConfigTable:
         cells=tuple(tuple(flat.get(key, "") for key in differing) for flat in flats),
         common=tuple((key, flats[0][key]) for key in keys if is_common[key]),
     )
+
+
+def short_keys(keys: Sequence[str]) -> dict[str, str]:
+    """The last part of each key where that tells them apart; ``method`` for ``method.name``."""
+    lasts = [key.removesuffix(".name").removesuffix(".kind").rpartition(".")[2] for key in keys]
+    return {key: last if lasts.count(last) == 1 else key for last, key in zip(lasts, keys, strict=True)}
 
 
 def _is_aside(key: str) -> bool:

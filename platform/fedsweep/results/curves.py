@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from fedsweep.results.seed_statistics import deviation, finite, mean
 from fedsweep.results.view import RunView
@@ -36,6 +37,7 @@ class Curve:
         total_bytes: Bytes both ways up to and with each round.
         sim_time_s: Virtual seconds up to and with each round.
         wall_time_s: Real seconds up to and with each round, evaluation included; empty where nobody asks for them.
+        flops: Of all clients' training up to and with each round; empty where nobody asks for them.
         figures: Columns that are known in some round.
         low: Over seeds, the mean less one sample standard deviation; empty for a single run.
         high: The mean and one deviation more; empty for a single run.
@@ -46,6 +48,7 @@ class Curve:
     sim_time_s: Cells
     figures: Mapping[str, Cells]
     wall_time_s: Cells = ()
+    flops: Cells = ()
     low: Mapping[str, Cells] = field(default_factory=dict)
     high: Mapping[str, Cells] = field(default_factory=dict)
 
@@ -58,7 +61,7 @@ class Curve:
 
         Args:
             name: One of the figures; a curve without it has no points.
-            against: ``round``, ``total_bytes``, ``sim_time_s`` or ``wall_time_s``.
+            against: ``round``, ``total_bytes``, ``sim_time_s``, ``wall_time_s`` or ``flops``.
         """
         places = self.rounds if against == "round" else getattr(self, against)
         values = self.figures.get(name, ())
@@ -78,6 +81,7 @@ def curve_of(run: RunView, names: Iterable[str] = FIGURES) -> Curve:
         total_bytes=tuple(map(float, run.column("total_bytes"))),
         sim_time_s=tuple(map(finite, run.column("sim_time_s"))),
         wall_time_s=tuple(map(finite, run.column("seconds_so_far"))),
+        flops=tuple(map(finite, accumulate(count or 0 for count in run.column("flops")))),
         figures={name: values for name, values in cells.items() if any(v is not None for v in values)},
     )
 
@@ -102,6 +106,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
         total_bytes=tuple(v or 0.0 for v in over(mean, [curve.total_bytes for curve in curves])),
         sim_time_s=over(mean, [curve.sim_time_s for curve in curves]),
         wall_time_s=over(mean, [curve.wall_time_s for curve in curves]),
+        flops=over(mean, [curve.flops for curve in curves]),
         figures={name: over(mean, columns[name]) for name in names},
         low={name: over(lambda values: mean(values) - deviation(values), columns[name]) for name in names},
         high={name: over(lambda values: mean(values) + deviation(values), columns[name]) for name in names},

@@ -1,16 +1,29 @@
-"""Accuracy against communication: which results no other beats, and the best for each budget."""
+"""Accuracy against communication: which results no other beats, the volume they cover, the best for each budget."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedsweep.results.seed_statistics import Estimate
 
 _STEPS = (1, 2, 5)
 _MOST_BUDGETS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontStep:
+    """Consecutive points of one curve on a Pareto front.
+
+    Attributes:
+        curve: Whose points they are.
+        places: Their places in the curve, ascending, one or more.
+    """
+
+    curve: int
+    places: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +62,67 @@ def pareto_front(points: Sequence[tuple[float, float] | None]) -> list[int]:
     return front
 
 
-def unsure_steps(front: Sequence[int], accuracies: Sequence[Estimate]) -> list[tuple[int, int]]:
-    """Neighbours on the Pareto front, cheapest first, that cannot be told from one another: their intervals overlap."""
+def curve_front(curves: Sequence[Sequence[tuple[float, float]]]) -> list[FrontStep]:
+    """The Pareto front of all points of some curves, cheapest first.
+
+    A run of many rounds holds the results of all shorter ones, so each tested round is a point, not the last one alone.
+    Of equal points of several curves the first one's stands for all.
+
+    Args:
+        curves: Cost and accuracy of each point, as in :func:`budget_grid`.
+    """
+    owners = [(curve, place) for curve, points in enumerate(curves) for place in range(len(points))]
+    points = [curves[curve][place] for curve, place in owners]
+    front = [next(equal) for _, equal in itertools.groupby(pareto_front(points), key=points.__getitem__)]
     return [
-        (cheaper, dearer)
-        for cheaper, dearer in itertools.pairwise(front)
-        if accuracies[cheaper].low <= accuracies[dearer].high and accuracies[dearer].low <= accuracies[cheaper].high
+        FrontStep(curve=curve, places=tuple(place for _, place in own))
+        for curve, own in itertools.groupby((owners[index] for index in front), key=lambda owner: owner[0])
     ]
+
+
+def hypervolume(points: Iterable[Sequence[float]], reference: Sequence[float]) -> float:
+    """The volume that some points dominate, up to a reference point; exact, for two or three objectives.
+
+    Source: Zitzler and Thiele, PPSN 1998; three objectives by slices of two, in O(n^2 log n).
+
+    Args:
+        points: Objectives of each, all to be minimised; those that do not dominate the reference count nothing.
+        reference: The worst value of each objective that is of any interest.
+
+    Returns:
+        The volume, 0 without a point that counts.
+
+    Raises:
+        ValueError: There are not two or three objectives, or not as many in each point.
+    """
+    if len(reference) not in (2, 3):
+        raise ValueError(f"hypervolume takes two or three objectives, but the reference has {len(reference)}")
+    every = [tuple(point) for point in points]
+    if any(len(point) != len(reference) for point in every):
+        raise ValueError(f"each point must have {len(reference)} objectives, as the reference has")
+    inside = [point for point in every if all(x < worst for x, worst in zip(point, reference, strict=True))]
+    if len(reference) == 2:
+        return _area(inside, reference)
+    depths = sorted({point[2] for point in inside})
+    slices = itertools.pairwise([*depths, reference[2]])
+    return math.fsum(
+        (end - depth) * _area([point[:2] for point in inside if point[2] <= depth], reference[:2])
+        for depth, end in slices
+    )
+
+
+def _area(points: Iterable[Sequence[float]], reference: Sequence[float]) -> float:
+    strips, lowest = [], reference[1]
+    for x, y in sorted((point[0], point[1]) for point in points):
+        if y < lowest:
+            strips.append((reference[0] - x) * (lowest - y))
+            lowest = y
+    return math.fsum(strips)
+
+
+def overlap(first: Estimate, second: Estimate) -> bool:
+    """Tell whether two results cannot be told from one another, since their intervals over seeds overlap."""
+    return first.low <= second.high and second.low <= first.high
 
 
 def reached(curve: Sequence[tuple[float, float]], budget: float) -> tuple[float, float] | None:

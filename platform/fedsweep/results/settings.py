@@ -45,7 +45,7 @@ class ReportRun:
 
     @property
     def method(self) -> str:
-        """What its method's paper calls it."""
+        """The method's name in its paper."""
         return clean(merged_title(self.view.method.split("+")))
 
     @property
@@ -56,16 +56,16 @@ class ReportRun:
     @property
     def reason(self) -> str:
         """Why it ended as it did; empty where it just went through its rounds."""
-        reason, stopped_by = self.view.result.get("reason"), self.view.result.get("stopped_by")
+        reason, stopped_by = self.view.reason, self.view.result.get("stopped_by")
         if reason:
             return clean(reason, longest=_LONGEST_REASON)
         return "" if stopped_by in (None, "rounds") else f"stopped by {clean(stopped_by)}"
 
     @property
     def remarks(self) -> list[str]:
-        """What its method did not do, as the run said at its end."""
-        found = self.view.result.get("remarks")
-        texts = found[:_MOST_REMARKS] if isinstance(found, list) else []
+        """Notes of the run at its end: work of the method that did not happen."""
+        stored = self.view.result.get("remarks")
+        texts = stored[:_MOST_REMARKS] if isinstance(stored, list) else []
         return [clean(text, longest=_LONGEST_REASON) for text in texts if isinstance(text, str)]
 
     @property
@@ -74,14 +74,14 @@ class ReportRun:
         return self.view.rounds
 
     def fact(self, key: str) -> str:
-        """What ``result.json`` says of the software or the files; empty where it says nothing."""
+        """Look up software or files in ``result.json``; empty where it names none."""
         return clean(self.view.result.get(key) or "")
 
     @property
     def versions(self) -> Mapping[str, str]:
         """Versions of the software, by name."""
-        found = self.view.result.get("versions")
-        return {clean(k): clean(v) for k, v in found.items() if v} if isinstance(found, Mapping) else {}
+        versions = self.view.result.get("versions")
+        return {clean(k): clean(v) for k, v in versions.items() if v} if isinstance(versions, Mapping) else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class TargetRow:
 
 
 class Counting(Protocol):
-    """What says whether a run counts."""
+    """The facts that decide if a run counts."""
 
     @property
     def status(self) -> str:
@@ -203,20 +203,20 @@ def group_settings(runs: Sequence[ReportRun]) -> list[Setting]:
 
 
 def remarks(runs: Sequence[ReportRun], settings: Sequence[Setting]) -> list[str]:
-    """What became something simpler without a word: what runs said at their end, and settings with equal models."""
-    said: dict[str, None] = {}
-    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    """List notes of runs at their end, and settings with equal models: methods that became something simpler."""
+    notes: dict[str, None] = {}
+    labels_of: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for setting in settings:
         own = [runs[i] for i in setting.counted]
         for text in (text for run in own for text in run.remarks):
-            said[f"{setting.label}: {text}"] = None
+            notes[f"{setting.label}: {text}"] = None
         models = tuple(sorted((str(run.view.seed), run.fact("model_sha256")) for run in own))
         if models and all(sha for _, sha in models):
-            found.setdefault(models, []).append(setting.label)
+            labels_of.setdefault(models, []).append(setting.label)
     for text in (text for run in runs for text in run.view.notes):
-        said[text] = None
-    same = [f"the same models, bit for bit: {' and '.join(labels)}" for labels in found.values() if len(labels) > 1]
-    return [*same, *said]
+        notes[text] = None
+    same = [f"the same models, bit for bit: {' and '.join(labels)}" for labels in labels_of.values() if len(labels) > 1]
+    return [*same, *notes]
 
 
 def target_rows(settings: Sequence[Setting]) -> list[TargetRow]:

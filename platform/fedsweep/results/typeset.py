@@ -1,4 +1,4 @@
-"""Tables of texts as Markdown and LaTeX, and any text as either would show it character for character.
+"""Tables of texts as Markdown, LaTeX and CSV, and any text as each would show it character for character.
 
 A table is a pandas DataFrame of texts: its index names the rows, its columns are headings in one line or, as a
 MultiIndex, in two; where the columns have a name, it stands above the rows' names.
@@ -7,10 +7,12 @@ MultiIndex, in two; where the columns have a name, it stands above the rows' nam
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.results.texts import MISSING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,18 +46,46 @@ def markdown_text(text: str) -> str:
     return escape(re.sub(r"([\\`*_|~#]|^\[|(?<=\])[(\[])", r"\\\1", text), quote=False)
 
 
-def markdown_table(frame: pd.DataFrame) -> list[str]:
+def markdown_table(frame: pd.DataFrame, *, strong: Collection[tuple[int, int]] = ()) -> list[str]:
     """The lines of GitHub's Markdown, which knows one line of headings: two are written into one.
 
     Written here since pandas' ``to_markdown`` needs one more dependency and escapes nothing.
+
+    Args:
+        frame: Of texts.
+        strong: Row and column of cells that are bold.
     """
     above = frame.columns.map(" ".join) if frame.columns.nlevels > 1 else frame.columns
-    head = _markdown_row([frame.columns.name or "", *above])
-    return [head, f"| :--- |{' ---: |' * len(above)}", *map(_markdown_row, frame.itertuples(name=None))]
+    rows = [[markdown_text(str(cell)) for cell in cells] for cells in frame.itertuples(name=None)]
+    for row, column in strong:
+        rows[row][column + 1] = f"**{rows[row][column + 1]}**"
+    head = [markdown_text(str(cell)) for cell in (frame.columns.names[0] or "", *above)]
+    return [_markdown_row(head), f"| :--- |{' ---: |' * len(above)}", *map(_markdown_row, rows)]
 
 
-def _markdown_row(cells: Iterable[object]) -> str:
-    return f"| {' | '.join(markdown_text(str(cell)) for cell in cells)} |"
+def _markdown_row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def csv_table(frame: pd.DataFrame) -> str:
+    """Write a frame without its index as CSV whose foreign texts no spreadsheet takes for formulas.
+
+    Numbers are written as they are; a text that begins like a formula gets an apostrophe in front, column names too.
+    """
+    return frame.rename(columns=_no_formula).map(_no_formula).to_csv(index=False, lineterminator="\n").rstrip("\n")
+
+
+def _no_formula(cell: object) -> object:
+    """Mark a text that a spreadsheet would compute; OWASP's list of first characters."""
+    is_formula = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) and cell != MISSING
+    return f"'{cell}" if is_formula else cell
+
+
+def unicode_text(text: str) -> str:
+    r"""Text in which ``$\alpha$`` and its like are the letters that :func:`latex_text` writes so."""
+    for character, command in _LATEX.items():
+        text = text.replace(command, character) if command.startswith("$") else text
+    return text
 
 
 def latex_text(text: object) -> str:
@@ -74,6 +104,8 @@ def latex_tabular(frame: pd.DataFrame) -> list[str]:
     Args:
         frame: Its cells are LaTeX already, since parts of them may be bold; names and headings are texts.
     """
+    names: list[Any] = [None if name is None else latex_text(name) for name in frame.columns.names]
+    frame = frame.rename_axis(columns=names)
     style = frame.style.format_index(_latex_row_name, axis="index").format_index(latex_text, axis="columns")
     columns = f"l{'r' * len(frame.columns)}"
     lines = style.to_latex(hrules=True, column_format=columns, multicol_align="c").splitlines()

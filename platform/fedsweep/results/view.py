@@ -33,6 +33,8 @@ OVER: Mapping[str, tuple[slice, Callable[[Sequence[float]], float]]] = {
     "last5": (slice(-5, None), mean),
     "later": (slice(1, None), median),  # the first round loads what all others have
 }
+# What is no number where a model has diverged.
+_SOUND = ("test_accuracy", "test_loss", "train_loss")
 _OF_ROUNDS = ("flops", "local_steps", "sync_points", "over_budget", "comm_cost")
 _OF_MESSAGES = ("values_up", "values_down", "bytes_up", "bytes_down")
 # A run's figure -> the column that it comes from, and how; all others are the last that is known.
@@ -86,8 +88,26 @@ class RunView:
 
     @property
     def status(self) -> str:
-        """``finished``, ``failed``, ``killed``, or ``unfinished``: going on, or broken off without a word."""
-        return str(self.result.get("status", UNFINISHED))
+        """``finished``, ``failed``, ``killed``, or ``unfinished``: going on, or broken off without a word.
+
+        A run whose model computes no numbers in the end has failed, whatever it says itself.
+        """
+        return "failed" if self.divergence else str(self.result.get("status", UNFINISHED))
+
+    @property
+    def reason(self) -> str | None:
+        """Why it failed, in a sentence; None where it says nothing of it."""
+        reason = self.result.get("reason")
+        return str(reason) if reason else self.divergence
+
+    @cached_property
+    def divergence(self) -> str | None:
+        """Which figure is NaN or infinite in the last round that has it, as a sentence; None for a sound run."""
+        for name in _SOUND:
+            cells = [cell for cell in self.columns.get(name, ()) if cell is not None]
+            if cells and finite(cells[-1]) is None:
+                return f"diverged: its last {name} is {cells[-1]}, so its model counts as failed"
+        return None
 
     @property
     def rounds(self) -> int:
@@ -105,8 +125,15 @@ class RunView:
         def so_far(*names: str) -> list[Any]:
             return list(accumulate(together(*names)))
 
+        def sound(accuracy: Any, loss: Any) -> Any:
+            # The largest of scores that are NaN is the first class: an accuracy of chance, which is none.
+            return math.nan if accuracy is not None and loss is not None and finite(loss) is None else accuracy
+
         groups = self.columns.get("high_frequency", ())
+        accuracies = self.columns.get("test_accuracy", ())
+        losses = self.columns.get("test_loss", [None] * len(accuracies))
         return {
+            "test_accuracy": list(map(sound, accuracies, losses)),
             "total_bytes": so_far("bytes_up", "bytes_down"),
             "seconds_so_far": so_far("wall_time_s", "eval_time_s"),
             "round_seconds": together("wall_time_s", "eval_time_s"),
@@ -116,6 +143,7 @@ class RunView:
     def column(self, name: str) -> Sequence[Any]:
         """A column's cells, one per round; none where there is no table.
 
+        ``test_accuracy`` is NaN where the round's test loss is no finite number.
         Beside those of ``rounds.parquet`` there are ``total_bytes``, both ways up to and with each round, registration
         apart; ``round_seconds``, of each round, evaluation included, and ``seconds_so_far``, of all up to and with
         each; and ``group_size``, the high-frequency group's length.
@@ -125,20 +153,22 @@ class RunView:
         return self.columns.get(name, ())
 
     def over(self, name: str, how: str) -> float | None:
-        """A column as one figure; None where no round has it, or one that counts is infinite.
+        """A column as one figure; None where no round has it, or one that counts is NaN or infinite.
+
+        The best is that of the rounds in which it is a number.
 
         Args:
             name: A column.
             how: One of :data:`OVER`.
         """
-        known = [cell for cell in self.column(name) if isinstance(cell, int | float) and cell == cell]
+        cells = [cell for cell in self.column(name) if isinstance(cell, int | float)]
         which, reduce = OVER[how]
-        used = [finite(cell) for cell in known[which]]
+        used = [finite(cell) for cell in cells[which] if how != "best" or cell == cell]
         whole = [value for value in used if value is not None]
         return reduce(whole) if whole and len(whole) == len(used) else None
 
     def figure(self, name: str) -> float | None:
-        """What the run came to: the one place that every table, report and summary asks.
+        """Compute a figure of the whole run: the one place that every table, report and summary asks.
 
         The rounds come first; what they do not have is looked for in ``result.json``.
 
@@ -148,8 +178,9 @@ class RunView:
                 evaluation, ``round_time_s`` the median of all rounds but the first, and everything else is the last
                 that is known.
         """
-        found = self.over(*_FIGURES.get(name, (name.removeprefix("extra/"), "last")))
-        return finite(self.result.get(name)) if found is None else found
+        column, how = _FIGURES.get(name, (name.removeprefix("extra/"), "last"))
+        is_measured = any(cell is not None for cell in self.column(column))
+        return self.over(column, how) if is_measured else finite(self.result.get(name))
 
     def judged_by(self, column: str) -> RunView:
         """The run with a column in the place of ``test_accuracy``: for its best, and for targets, too."""
@@ -219,10 +250,10 @@ def runs_below(folder: str | Path) -> list[Path]:
 
 def once(folders: Iterable[Path]) -> dict[Path, Path]:
     """Each folder once, as it was called first, by where it really lies."""
-    found: dict[Path, Path] = {}
+    first: dict[Path, Path] = {}
     for folder in folders:
-        found.setdefault(folder.resolve(), folder)
-    return found
+        first.setdefault(folder.resolve(), folder)
+    return first
 
 
 def run_labels(runs: Sequence[RunView]) -> list[str]:

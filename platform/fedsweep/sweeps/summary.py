@@ -183,7 +183,7 @@ def _trial_row(
         try:
             view = load_run(path)
             status = view.status
-            reason = view.result.get("reason")
+            reason = view.reason
         except InputError as error:
             status, reason = "failed", str(error)
     figures = {name: view.figure(name) if view else None for name in (*metrics, *_ALWAYS, *_ALSO)}

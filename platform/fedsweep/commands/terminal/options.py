@@ -85,6 +85,11 @@ def parse_seeds(text: str) -> list[int]:
     return list(dict.fromkeys(found))
 
 
+def parse_names(text: str | None) -> list[str] | None:
+    """The names in a text with commas between; None where nothing was given."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
 def examples(*lines: str) -> str:
     """The epilog of a command's help: one example per line."""
     return "\n\n".join(["[b]Examples[/b]", *(line.replace("[", r"\[") for line in lines)])

@@ -33,11 +33,13 @@ function put(tree, path, value) {
   keys.reverse().reduce((inner, key) => inner[key] ??= {}, tree)[last] = value;
 }
 
+const groupOf = (id) => charts[id].group || id;
+
 // The chart as chosen, without the settings that are hidden; in a picture, a logarithmic axis says so in its title.
 function figureOf(id, { isPicture }) {
   const { data, layout, choices } = structuredClone(charts[id]);
   let kinds = null;
-  for (const select of every(`select[data-chart="${id}"]`)) {
+  for (const select of every(`select[data-chart="${groupOf(id)}"]`)) {
     const option = choices[select.dataset.choice][select.value];
     for (const [key, values] of Object.entries(option.data ?? {})) values.forEach((value, place) => put(data[place], key, value));
     for (const [path, value] of Object.entries(option.layout ?? {})) put(layout, path, value);
@@ -91,7 +93,7 @@ for (const chip of chips) {
 }
 for (const button of every("button[data-show]")) button.addEventListener("click", () => press(() => button.dataset.show === "all"));
 for (const button of every("button[data-save]")) button.addEventListener("click", () => save(button.dataset.chart, button.dataset.save));
-for (const select of every("select[data-chart]")) select.addEventListener("change", () => draw(select.dataset.chart));
+for (const select of every("select[data-chart]")) select.addEventListener("change", () => Object.keys(charts).filter((id) => groupOf(id) === select.dataset.chart).forEach(draw));
 byId("client-run")?.addEventListener("change", ({ target }) => {
   const shown = target.selectedOptions[0].dataset.charts.split(" ");
   for (const figure of every("#clients figure")) figure.hidden = !shown.includes(figure.dataset.chart);

@@ -322,8 +322,7 @@ def _why_not(view: RunView | str) -> str:
         return view
     if view.status == "finished":
         return ""
-    reason = view.result.get("reason")
-    return f"{view.status} after round {view.rounds}" + (f": {reason}" if reason else "")
+    return f"{view.status} after round {view.rounds}" + (f": {view.reason}" if view.reason else "")
 
 
 def _target_of(run: RunView, measure: Measure) -> float | None:

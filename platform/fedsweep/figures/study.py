@@ -1,0 +1,164 @@
+"""A study's picture as ``fedsweep compare --plot`` draws it: curves, or where runs ended over a key that was varied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsweep.errors import ConfigError, unknown_name
+from fedsweep.figures.curves import ACROSS, draw_world, row_handles
+from fedsweep.figures.style import (
+    PANEL_WIDTH,
+    TEXT_WIDTH,
+    axis_name,
+    band_handles,
+    checked_path,
+    is_share,
+    label_outer,
+    legend_below,
+    name_axes,
+    panels,
+    paper_style,
+    save_figure,
+    scale_axes,
+    setting_looks,
+)
+from fedsweep.results.config_table import config_table, short_keys
+from fedsweep.results.curves import curve_of
+from fedsweep.results.keys import resolved
+from fedsweep.results.seed_statistics import finite
+from fedsweep.results.selection import FIGURE_NAMES, figure_name
+from fedsweep.results.settings import ReportRun, group_settings
+from fedsweep.results.worlds import LayoutKeys, Study, World, study_of, world_keys
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_LOG = ("total_bytes", "flops")
+# Values of a key that lie this far apart are drawn on a logarithmic axis.
+_WIDE = 20.0
+
+
+def plot_runs(
+    runs: Sequence[ReportRun],
+    path: str | Path,
+    *,
+    x: str = "bytes",
+    y: str = "acc",
+    keys: LayoutKeys | None = None,
+    called: Callable[[str], str] = str,
+) -> None:
+    """A panel for each world, a colour for each row; as wide as a paper's column or, of several worlds, its page.
+
+    Args:
+        runs: All runs.
+        path: The picture; its suffix is one of :data:`~fedsweep.figures.style.SUFFIXES`.
+        x: ``rounds``, ``bytes``, ``sim``, ``wall`` or ``flops`` for curves; or the short name of a key with numbers,
+            for the figures that runs ended with.
+        y: A figure.
+        keys: Rows and columns.
+        called: Words for the labels of rows and worlds.
+
+    Raises:
+        InputError: There is no such axis, figure or key, two settings would be one point, or the picture can't be
+            written.
+    """
+    target = checked_path(path)
+    rows, columns = (keys.rows, keys.columns) if keys else (None, None)
+    across, figure = FIGURE_NAMES.get(x, x), figure_name(y, runs, what="--y")
+    if across in ACROSS:
+        if not any(run.view.column(figure) for run in runs if run.num_rounds) and any(run.num_rounds for run in runs):
+            raise ConfigError(
+                f"--y {y}: is no figure of a round, so it has no curve; give --x a key of the configuration"
+            )
+        curves = [replace(run, curve=curve_of(run.view, [figure])) for run in runs]
+        _plot_curves(study_of(curves, rows=rows, columns=columns), target, y=figure, x=across, called=called)
+        return
+    key = _number_key(runs, x)
+    flats = [runs[setting.runs[0]].flat for setting in group_settings(runs)]
+    table = config_table(flats)
+    if columns is None:
+        columns = (
+            world_keys(flats, table) if rows is None else [k for k in table.differing if k not in _all(rows, runs)]
+        )
+    _plot_over(study_of(runs, rows=rows, columns=[*columns, key]), target, y=figure, key=key, called=called)
+
+
+def _all(names: Sequence[str], runs: Sequence[ReportRun]) -> list[str]:
+    keys = list(dict.fromkeys(key for run in runs for key in run.flat))
+    return [key for name in names for key in resolved(name, keys, what="--rows", known=keys)]
+
+
+def _number_key(runs: Sequence[ReportRun], name: str) -> str:
+    """The key that a name stands for, whose values are numbers."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.flat))
+    short = short_keys(config_table([run.flat for run in runs]).differing).values()
+    chosen = resolved(name, keys, what="--x", known={*_axes(), *short})
+    if len(chosen) != 1 or not any(_number(run.flat.get(chosen[0], "")) is not None for run in runs):
+        raise ConfigError(f"--x {name}: {unknown_name('axis', name, _axes())}, or a key whose values are numbers")
+    return chosen[0]
+
+
+def _axes() -> set[str]:
+    return {*ACROSS, *(name for name, figure in FIGURE_NAMES.items() if figure in ACROSS)}
+
+
+def _number(text: str) -> float | None:
+    try:
+        return finite(float(text))
+    except ValueError:
+        return None
+
+
+@paper_style()
+def _plot_curves(study: Study, target: Path, *, y: str, x: str, called: Callable[[str], str]) -> None:
+    figure, every = _world_panels([called(world.label) for world in study.layout.worlds])
+    for axes, world in zip(every, study.layout.worlds, strict=True):
+        draw_world(axes, study, world, y, x=x, log_x=x in _LOG)
+    legend_below(figure, [*row_handles(study, called), *band_handles(every)])
+    label_outer(figure)
+    save_figure(figure, target)
+
+
+@paper_style()
+def _plot_over(study: Study, target: Path, *, y: str, key: str, called: Callable[[str], str]) -> None:
+    """Where runs ended over a key: the mean over seeds, with a bar of one sample standard deviation each way."""
+    short = short_keys([key])[key]
+    groups: dict[str, list[World]] = {}
+    for world in study.layout.worlds:
+        label = ", ".join(word for word in world.words if word.partition("=")[0] not in (key, short))
+        groups.setdefault(label, []).append(world)
+    figure, every = _world_panels([called(label) for label in groups])
+    for axes, worlds in zip(every, groups.values(), strict=True):
+        _draw_over(axes, study, worlds, y=y, key=key)
+        low, high = axes.dataLim.minposx, axes.dataLim.x1
+        scale_axes(axes, log_x=axes.dataLim.x0 > 0 and high > _WIDE * low, log_y=False)
+        name_axes(axes, x=called(f"{short}=").removesuffix("="), y=axis_name(y))
+    legend_below(figure, row_handles(study, called))
+    label_outer(figure)
+    save_figure(figure, target)
+
+
+def _draw_over(axes: Axes, study: Study, worlds: Sequence[World], *, y: str, key: str) -> None:
+    looks, times = setting_looks(study.methods), 100 if is_share(y) else 1
+    for row in range(len(study.layout.rows)):
+        points = []
+        for setting in (study.settings[world.cells[row]] for world in worlds if row in world.cells):
+            value, estimate = _number(study.runs[setting.runs[0]].flat.get(key, "")), setting.over_seeds(y)
+            if value is not None and finite(estimate.mean) is not None:
+                points.append((value, times * estimate.mean, times * (finite(estimate.sd) or 0.0)))
+        if points:
+            places, means, deviations = zip(*sorted(points), strict=True)
+            axes.errorbar(places, means, yerr=deviations, color=looks[row].colour, marker=looks[row].marker)
+
+
+def _world_panels(titles: Sequence[str]) -> tuple[Figure, list[Axes]]:
+    """Panels that share their y axis; one has a column's width, several the page's."""
+    width = TEXT_WIDTH / 3 if len(titles) not in (1, 2, 4) else PANEL_WIDTH
+    figure, every = panels(titles, width=width)
+    for axes in every[1:]:
+        axes.sharey(every[0])
+    return figure, every

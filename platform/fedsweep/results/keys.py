@@ -1,0 +1,42 @@
+"""Keys of configurations by their short names: ``dirichlet_alpha`` for ``scenario.partition.dirichlet_alpha``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fedsweep.errors import ConfigError, unknown_name
+from fedsweep.results.texts import some_of
+
+_SHOWN = 6
+
+
+def keys_below(sections: Sequence[str], keys: Iterable[str]) -> list[str]:
+    """Those of the keys that are one of the sections or stand below one, in their order."""
+    return [key for key in keys if any(key == section or key.startswith(f"{section}.") for section in sections)]
+
+
+def has_part(key: str, part: str) -> bool:
+    """Tell whether some whole parts of a dotted key, one after the other, are these."""
+    return f".{part}." in f".{key}."
+
+
+def resolved(name: str, keys: Sequence[str], *, what: str, known: Iterable[str]) -> list[str]:
+    """The keys that a name stands for: itself, those below it, or those of which it is the end.
+
+    Args:
+        name: Whole, a section, or the end of a key.
+        keys: All keys there are.
+        what: Who asks, for the message.
+        known: What is worth asking for, for the message.
+
+    Raises:
+        ConfigError: There is none, or it is the end of several that lie in different places.
+    """
+    if below := keys_below([name], keys):
+        return below
+    ends = list(dict.fromkeys(key[: f".{key}.".index(f".{name}.") + len(name)] for key in keys if has_part(key, name)))
+    if len(ends) > 1:
+        raise ConfigError(f"{what} {name}: may be {some_of(ends, _SHOWN)}; write more of it")
+    if not ends:
+        raise ConfigError(f"{what}: {unknown_name('key', name, known)}")
+    return keys_below(ends, keys)

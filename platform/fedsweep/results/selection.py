@@ -1,0 +1,135 @@
+"""Runs chosen and ordered by what a reader asks for: figures and keys of the configuration, by short names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from fedsweep.errors import ConfigError, unknown_name
+from fedsweep.results.config_table import config_table, short_keys
+from fedsweep.results.keys import resolved
+from fedsweep.results.settings import ReportRun, Setting
+from fedsweep.results.texts import clean, some_of
+
+# What columns of tables are called.
+FIGURE_NAMES: Mapping[str, str] = {
+    "acc": "test_accuracy",
+    "accuracy": "test_accuracy",
+    "best": "best_test_accuracy",
+    "loss": "test_loss",
+    "bytes": "total_bytes",
+    "ratio": "comm_ratio",
+    "sim": "sim_time_s",
+    "sim_time": "sim_time_s",
+    "wall": "wall_time_s",
+    "wall_time": "wall_time_s",
+    "s/round": "round_time_s",
+    "rounds": "round",
+}
+_MANY_SHOWN = 8
+
+
+def figure_name(name: str, runs: Sequence[ReportRun], *, what: str) -> str:
+    """The figure of runs that a name stands for: a column, or what tables call it.
+
+    Raises:
+        ConfigError: No run has it.
+    """
+    wanted = FIGURE_NAMES.get(name, name)
+    columns = {
+        column
+        for run in runs
+        for column, cells in run.view.columns.items()
+        if any(isinstance(cell, int | float) for cell in cells)
+    }
+    known = columns | {*FIGURE_NAMES.values()}
+    if wanted not in known:
+        raise ConfigError(f"{what}: {unknown_name('figure', name, {*FIGURE_NAMES, *columns})}")
+    return wanted
+
+
+def is_less_better(figure: str) -> bool:
+    """Tell whether a figure is the better the smaller it is: losses, and what is spent."""
+    return not figure.removesuffix("_worst10").removesuffix("_best10").endswith("accuracy")
+
+
+def only_those(runs: Sequence[ReportRun], conditions: Sequence[str]) -> list[ReportRun]:
+    """The runs that satisfy all conditions, in their order.
+
+    Args:
+        runs: All runs.
+        conditions: ``KEY=VALUE`` or ``KEY=VALUE,VALUE``; a key of the configuration by its short name, or ``method``,
+            ``seed``, ``status``, ``name``.
+
+    Raises:
+        ConfigError: One is written otherwise, there is no such key, or no run satisfies them.
+    """
+    for condition in conditions:
+        name, sign, text = condition.partition("=")
+        if not sign or not name:
+            raise ConfigError(f"--only takes KEY=VALUE or KEY=VALUE,VALUE, but got {condition!r}")
+        values = [_values(run, name, runs, what="--only") for run in runs]
+        wanted = {_canonical(value) for value in text.split(",")}
+        chosen = [run for run, own in zip(runs, values, strict=True) if wanted & {_canonical(value) for value in own}]
+        if not chosen:
+            seen = list(dict.fromkeys(value for own in values for value in own[:1]))
+            raise ConfigError(f"--only {condition}: no run is left; {name} is {some_of(seen, _MANY_SHOWN)}")
+        runs = chosen
+    return list(runs)
+
+
+def _values(run: ReportRun, name: str, runs: Sequence[ReportRun], *, what: str) -> list[str]:
+    """List a run's value under a name, in the ways in which it may be written."""
+    own = {
+        "method": [run.method, clean(run.view.method)],
+        "seed": [str(run.view.seed)],
+        "status": [run.status],
+        "name": [run.label, clean(run.view.name)],
+    }
+    if name in own:
+        return own[name]
+    keys = list(dict.fromkeys(key for other in runs for key in other.flat))
+    differing = short_keys(config_table([other.flat for other in runs]).differing).values()
+    figures = FIGURE_NAMES if what == "--sort" else ()
+    return [run.flat.get(key, "") for key in resolved(name, keys, what=what, known={*figures, *own, *differing})]
+
+
+def _canonical(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text.casefold()
+
+
+def order_of(
+    members: Sequence[Setting | ReportRun], runs: Sequence[ReportRun], name: str, *, what: str = "--sort"
+) -> list[int]:
+    """Places of runs or settings in the order that a name asks for; who has no such figure comes last.
+
+    Args:
+        members: Runs, or settings of these.
+        runs: All runs.
+        name: A figure, the best first; or a key, ascending; with a minus in front the other way round.
+        what: Who asks, for messages.
+
+    Raises:
+        ConfigError: There is no such figure or key.
+    """
+    plain = name.removeprefix("-")
+    firsts = [member if isinstance(member, ReportRun) else runs[member.runs[0]] for member in members]
+    try:
+        figure = figure_name(plain, runs, what=what)
+    except ConfigError:
+        keys = [_sort_key(run, plain, runs, what=what) for run in firsts]
+        return sorted(range(len(members)), key=lambda place: keys[place], reverse=name != plain)
+    sign = 1 if is_less_better(figure) == (name == plain) else -1
+    values = [
+        member.view.figure(figure) if isinstance(member, ReportRun) else member.figure(figure) for member in members
+    ]
+    return sorted(range(len(members)), key=lambda place: math.inf if (v := values[place]) is None else sign * v)
+
+
+def _sort_key(run: ReportRun, name: str, runs: Sequence[ReportRun], *, what: str) -> list[tuple[bool, str | float]]:
+    """The values of a run under a name; numbers before words, each among its like."""
+    values = map(_canonical, _values(run, name, runs, what=what))
+    return [(isinstance(value, str), value) for value in values]

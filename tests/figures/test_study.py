@@ -1,0 +1,83 @@
+"""The picture of a study: a panel for each world, a colour for each row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from fedsweep.errors import InputError
+from fedsweep.figures import study as pictures
+from fedsweep.figures.study import plot_runs
+from fedsweep.figures.style import setting_looks
+from fedsweep.reports.compare import compared_runs
+from fedsweep.results.settings import ReportRun
+from fedsweep.results.worlds import LayoutKeys
+from fedsweep.runs.run_folder import RunFolder
+from fedsweep.testing import tiny_record
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are saved, in their order."""
+    saved: list[Figure] = []
+    monkeypatch.setattr(pictures, "save_figure", lambda figure, target: saved.append(figure))
+    return saved
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[ReportRun]:
+    """Two methods at two skews and with two seeds, whose last accuracy is their number in percent."""
+    trials = [(m, a, s) for m in ("fedavg", "scaffold") for a in (0.1, 1.0) for s in (0, 1)]
+    for place, (method, alpha, seed) in enumerate(trials):
+        folder = RunFolder.create(tmp_path / str(place), overwrite=False)
+        folder.write_config(
+            f"name: s {method} dirichlet_alpha={alpha:g}\nseed: {seed}\nmethod: {{name: {method}}}\n"
+            f"scenario: {{partition: {{dirichlet_alpha: {alpha}}}}}\n"
+        )
+        record = tiny_record(bytes_up=50, bytes_down=50, flops=7, test_loss=2.0)
+        folder.write_rounds([replace(record, round=r, test_accuracy=place / 100 * (r == 2)) for r in (1, 2)])
+        folder.write_result({"status": "finished"})
+    return compared_runs([tmp_path])
+
+
+def test_worlds_have_panels_and_rows_their_methods_looks(runs: list[ReportRun], figures: list[Figure]) -> None:
+    plot_runs(runs, "a.png")
+    axes = figures[0].axes
+    assert [panel.get_title() for panel in axes] == ["dirichlet_alpha=0.1", "dirichlet_alpha=1"]
+    colours = [look.colour for look in setting_looks(["FedAvg", "SCAFFOLD"])]
+    assert [[line.get_color() for line in panel.lines] for panel in axes] == [colours, colours]
+    # Two seeds of each: 0 and 1, 4 and 5 percent.
+    assert [np.asarray(line.get_ydata())[-1] for line in axes[0].lines] == pytest.approx([0.5, 4.5])
+    assert axes[0].get_ylim() == axes[1].get_ylim() and axes[0].get_xscale() == "log"
+    assert figures[0].get_size_inches()[0] == pytest.approx(6.8)
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()][:2] == ["fedavg", "scaffold"]
+
+
+@pytest.mark.parametrize(("x", "last"), [("rounds", 2), ("flops", 14), ("bytes", 200)])
+def test_curves_go_over_what_is_asked_for(runs: list[ReportRun], figures: list[Figure], x: str, last: float) -> None:
+    plot_runs(runs, "a.png", x=x, y="loss")
+    assert np.asarray(figures[0].axes[0].lines[0].get_xydata())[-1].tolist() == [last, 2.0]
+
+
+def test_ends_go_over_a_key_with_numbers(runs: list[ReportRun], figures: list[Figure]) -> None:
+    plot_runs(runs, "a.png", x="dirichlet_alpha")
+    (axes,) = figures[0].axes
+    lines = [np.asarray(container.lines[0].get_xydata()).tolist() for container in axes.containers]  # type: ignore[attr-defined]
+    assert lines == [[[0.1, 0.5], [1.0, 2.5]], [[0.1, 4.5], [1.0, 6.5]]]
+    assert axes.get_xlabel() == "dirichlet_alpha"
+
+
+def test_columns_can_be_chosen(runs: list[ReportRun], figures: list[Figure]) -> None:
+    plot_runs(runs, "a.png", keys=LayoutKeys(columns=["method"]), called=str.upper)
+    assert [panel.get_title() for panel in figures[0].axes] == ["METHOD=FEDAVG", "METHOD=SCAFFOLD"]
+
+
+def test_what_has_no_curve_is_refused(runs: list[ReportRun]) -> None:
+    with pytest.raises(InputError, match="is no figure of a round"):
+        plot_runs(runs, "a.png", y="best")
+    with pytest.raises(InputError, match="or a key whose values are numbers"):
+        plot_runs(runs, "a.png", x="method")
