@@ -11,7 +11,8 @@ import pytest
 
 from fedsweep.catalog import resolve
 from fedsweep.reproduce.cells import cells_of
-from fedsweep.reproduce.definition.sections import FULL, GAP_FIGURES, SCALES, SCRATCH
+from fedsweep.papers.registry import MEASURES
+from fedsweep.reproduce.definition.sections import FULL, SCALES
 from fedsweep.reproduce.definition.table_file import TableFile, listed_tables, read_table, table_names
 from fedsweep.reproduce.formats import table_text
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
@@ -89,7 +90,7 @@ def test_its_measures_are_figures_that_runs_have(table: TableFile) -> None:
     known = {column.name for column in ROUND_COLUMNS if column.is_scalar} | _OF_RESULTS
     for measure in table.measures:
         assert (
-            table.kind != "runs" or measure.of in {*known, *GAP_FIGURES, SCRATCH} or measure.of.startswith(_OF_METHODS)
+            table.kind != "runs" or measure.of in {*known, *MEASURES} or measure.of.startswith(_OF_METHODS)
         )
         assert not measure.cost or measure.of in _COSTS or table.kind != "runs"
 

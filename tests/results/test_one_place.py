@@ -18,7 +18,7 @@ from fedsweep.reports.page import build_report, render
 from fedsweep.reports.sources import find_sources
 from fedsweep.reports.sweep_table import print_summary
 from fedsweep.reproduce.definition.sections import FigureSpec
-from fedsweep.reproduce.figures.of_table import scene_of
+from fedsweep.reproduce.figures.scene import scene_of
 from fedsweep.reproduce.formats import as_text
 from fedsweep.reproduce.measured.grid import measured, summed_up, views_of
 from fedsweep.reproduce.reproduction import Reproduction, TableRequest, reproduction

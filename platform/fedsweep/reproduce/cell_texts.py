@@ -128,7 +128,7 @@ def setting_line(grid: Grid) -> str:
     if datasets := said.get("datasets"):
         parts.append(", ".join(clean(name) for name in datasets))
     rounds = said.get("rounds") or []
-    if rounds and grid.table.kind == "runs":
+    if rounds and grid.table.has_runs:
         low, high = rounds[0], rounds[-1]
         parts.append(f"{low} rounds" if low == high else f"{low} to {high} rounds")
     if seeds := said.get("seeds"):
@@ -202,7 +202,7 @@ def _scale_notes(grid: Grid) -> list[str]:
     if not grid.table.printed:
         return said  # a table of one's own: there is no paper that it could differ from
     alike = [cell for cell in grid.cells if cell.standing == "paper"]
-    if len(alike) == len(grid.cells) or grid.table.kind != "runs":
+    if len(alike) == len(grid.cells) or not grid.table.has_runs:
         return said
     costs = any(measure.cost for measure in grid.measures) and any(c.standing == "costs" for c in grid.cells)
     where = f"The scale {grid.scale} is not" if grid.scale != FULL else "With --set this is not"

@@ -308,4 +308,4 @@ def _scale_line(table: TableFile, name: str) -> str:
     count = sum(len(table.seeds_of(name, row)) for row in rows for column in columns if table.has_cell(row, column))
     size = f"{len(rows)} rows x {len(columns)} columns, seeds {', '.join(map(str, seeds))}"
     note = table.scale(name).note
-    return f"{name}: {size}: {count} {'runs' if table.kind == 'runs' else 'cells'}{f'; {note}' if note else ''}"
+    return f"{name}: {size}: {count} {'runs' if table.has_runs else 'cells'}{f'; {note}' if note else ''}"

@@ -16,21 +16,13 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
 from fedsweep.errors import ConfigError
-from fedsweep.figures.groups import (
-    COHORT,
-    HIGH,
-    counts_of,
-    draw_group_labels,
-    draw_membership,
-    group_labels_of,
-    has_group,
-    membership_of,
-)
+from fedsweep.figures.groups import COHORT, HIGH, counts_of, group_labels_of, has_group, membership_of
 from fedsweep.figures.style import label_outer, legend_below, looks, panels, paper_style
+from fedsweep.papers.dynamicfl.group_figures import draw_group_labels, draw_membership
 from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.definition.table_file import TableFile
-from fedsweep.reproduce.figures import of_runs, of_table
-from fedsweep.reproduce.figures.of_table import draw
+from fedsweep.reproduce.figures import scene
+from fedsweep.reproduce.figures.scene import draw
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.world.replay import ScenarioTrace
@@ -91,13 +83,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
     """The figures that are saved, with their settings as they were."""
     before = dict(matplotlib.rcParams)
     saved: list[Figure] = []
-    save = of_table.save_both
+    save = scene.save_both
 
     def keep(figure: Figure, stem: Path) -> list[Path]:
         saved.append(figure)
         return save(figure, stem)
 
-    monkeypatch.setattr(of_table, "save_both", keep)
+    monkeypatch.setattr(scene, "save_both", keep)
     yield saved
     assert dict(matplotlib.rcParams) == before
 
@@ -332,7 +324,7 @@ def test_curves_of_a_column_without_finished_runs_are_refused(drawn: list[Figure
 
 
 def test_too_many_panels_are_refused(drawn: list[Figure], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_runs, "_MOST_PANELS", 3)
+    monkeypatch.setattr(scene, "_MOST_PANELS", 3)
     with pytest.raises(ConfigError, match="room for 3 runs, but there are 4"):
         picture(drawn, tmp_path, kind="participation")
 

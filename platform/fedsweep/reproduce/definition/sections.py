@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,24 +17,6 @@ SCALES: tuple[ScaleName, ...] = ("smoke", "small", "full")
 FULL: ScaleName = "full"
 # What the paper prints where a target was not reached, and where it gives no figure.
 NEVER, NOT_GIVEN = "never", "N/A"
-# Figures that a finished run's model has to be tested for, see :mod:`fedsweep.reproduce.measured.loss_gap`.
-GAP_FIGURES = ("gap_pearson", "gap_r2", "gap_spearman")
-# And for its synthetic set, see :mod:`fedsweep.reproduce.measured.synthetic_set`.
-SCRATCH = "scratch_accuracy"
-
-FigureKind = Literal[
-    "scatter",
-    "curves",
-    "bars",
-    "lines",
-    "membership",
-    "group_labels",
-    "classes",
-    "participation",
-    "loss_gap",
-    "client_losses",
-    "pictures",
-]
 Settings = dict[str, Any]
 Printed = float | Annotated[list[float], Field(min_length=2, max_length=2)] | Literal["never", "N/A"]
 Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
@@ -47,8 +29,8 @@ class Measure(Section):
     Attributes:
         name: Its name in ``printed``.
         label: Its heading; by default the name.
-        of: A column of ``rounds.parquet``, a key of ``result.json``, ``group_size``, or ``gap_pearson`` and the like
-            (docs/tables.md); by default the name.
+        of: A column of ``rounds.parquet``, a key of ``result.json``, ``group_size``, or the name of a function of a run
+            (:mod:`fedsweep.reproduce.kinds`); by default the measure's name.
         over: How a column's rounds become one figure; ``at_best``: the figure of the most accurate round; None: as
             ``compare`` has it.
         share_of: A column: the figure is the sum over the rounds as a share of that column's.
@@ -59,8 +41,7 @@ class Measure(Section):
         target: Test accuracy 0..1; the measure is then the figure at the first evaluated round that reaches it.
             ``cell``: the first of the cell's own ``evaluation.targets``.
         per: What one unit shown is: 1e6 shows millions.
-        size: In a table of kind ``groups``: of groups of this size alone.
-        active: Likewise, from cohorts of so many clients alone.
+        where: Of a table whose kind is not ``runs``: which part of a cell it is taken of; the kind says what it knows.
     """
 
     name: Text
@@ -74,8 +55,7 @@ class Measure(Section):
     cost: bool = False
     target: Annotated[float, Field(gt=0, le=1)] | Literal["cell"] | None = None
     per: Annotated[float, Field(gt=0)] = 1.0
-    size: Annotated[int, Field(ge=1)] | None = None
-    active: Annotated[int, Field(ge=1)] | None = None
+    where: Settings = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -85,12 +65,6 @@ class Measure(Section):
         name = given["name"]
         digits = {"digits": 1} if given.get("percent") is True else {}
         return {**digits, **given, "label": given.get("label") or name, "of": given.get("of") or name}
-
-    @model_validator(mode="after")
-    def _gap_is_known(self) -> Self:
-        if self.of.startswith("gap_"):
-            check_known("measure of the gap in loss", [self.of], GAP_FIGURES)
-        return self
 
 
 class Row(Section):
@@ -173,7 +147,7 @@ class FigureSpec(Section):
 
     Attributes:
         name: Its files' name.
-        kind: What is drawn.
+        kind: The name of what is drawn (:mod:`fedsweep.reproduce.kinds`).
         title: Above it.
         x: What is drawn from left to right.
         y: What is drawn upwards.
@@ -189,7 +163,7 @@ class FigureSpec(Section):
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-    kind: FigureKind
+    kind: Text
     title: str = ""
     x: str = ""
     y: str = ""

@@ -10,8 +10,9 @@ from typing import Any
 
 from fedsweep.errors import InputError
 from fedsweep.reproduce.cells import Cell, Standing, standing_of
-from fedsweep.reproduce.definition.sections import GAP_FIGURES, NEVER, NOT_GIVEN, SCRATCH, Measure, Row
+from fedsweep.reproduce.definition.sections import NEVER, NOT_GIVEN, Measure, Row
 from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.kinds import call, measure_function
 from fedsweep.results.seed_statistics import estimate, finite
 from fedsweep.results.settings import counted, targets_of
 from fedsweep.results.view import RunView, load_run
@@ -205,14 +206,10 @@ def value_of(run: RunView, measure: Measure) -> float | None:
     Raises:
         InputError: It takes the run's model or data, which are damaged or not there.
     """
-    if measure.of in GAP_FIGURES:
-        from fedsweep.reproduce.measured.loss_gap import gaps_of
-
-        return gaps_of(run.folder).figures()[measure.of]
-    if measure.of == SCRATCH:
-        from fedsweep.reproduce.measured.synthetic_set import scratch_accuracy
-
-        return scratch_accuracy(run.folder)
+    function = measure_function(measure.of)
+    if function is not None:
+        value: float | None = call("measure", measure.of, function, run, gives=(int, float, type(None)))
+        return value
     if measure.target is not None or measure.over == "at_best":
         target = _target_of(run, measure) if measure.over != "at_best" else run.over("test_accuracy", "best")
         reached = None if target is None else run.reaching(target)

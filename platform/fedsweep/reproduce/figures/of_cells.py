@@ -1,41 +1,27 @@
-"""Pictures of tables, as PNG and PDF: what a ``figures:`` entry of a table's file names.
-
-``scatter``, ``bars`` and ``lines`` show a cell as a point, a bar or a point on a line; the kinds of
-:mod:`fedsweep.reproduce.figures.of_runs` show rounds. A kind is a function of a :class:`Scene` that returns the figure.
-"""
+"""Pictures of a table's cells: a cell is a point (``scatter``), a bar (``bars``) or a point on a line (``lines``)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.errors import ConfigError
 from fedsweep.figures.style import (
     Look,
     axis_name,
-    is_share,
-    label_outer,
     legend_below,
     line_handle,
     look_of,
     looks,
     name_axes,
     panels,
-    paper_style,
     patch_handles,
-    save_both,
     scale_axes,
 )
 from fedsweep.reproduce.cell_texts import label_of
-from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.definition.sections import FigureSpec, Measure
-from fedsweep.reproduce.definition.table_file import TableFile
-from fedsweep.reproduce.measured.grid import Measured, counted_runs, summed_up, value_of
-from fedsweep.results.view import RunView
+from fedsweep.reproduce.definition.sections import Measure
+from fedsweep.reproduce.figures.scene import Scene
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,115 +40,7 @@ _PRINTED_MARK: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scene:
-    """What a picture is drawn from.
-
-    Attributes:
-        spec: The entry of ``figures:``.
-        table: The table.
-        runs: The runs of a row and a column that count, by seed; those of cells that were not run are not there.
-    """
-
-    spec: FigureSpec
-    table: TableFile
-    runs: Mapping[tuple[str, str], Sequence[RunView]]
-
-    @cached_property
-    def rows(self) -> list[str]:
-        """The rows that are drawn, in the table's order."""
-        return [name for name in self.spec.rows or self.table.row_names if any(row == name for row, _ in self.runs)]
-
-    @cached_property
-    def groups(self) -> dict[str, list[str]]:
-        """Rows that are drawn together, by their group's name; without groups each row by itself."""
-        given = self.spec.groups or {row: [row] for row in self.rows}
-        found = {name: [row for row in self.rows if row in rows] for name, rows in given.items()}
-        return {name: rows for name, rows in found.items() if rows}
-
-    @cached_property
-    def columns(self) -> list[str]:
-        """The columns that are drawn, in the table's order."""
-        names = self.spec.columns or self.table.column_names
-        return [name for name in names if any(column == name and row in self.rows for row, column in self.runs)]
-
-    @cached_property
-    def looks(self) -> dict[str, Look]:
-        """How rows and groups look; the same in all pictures of the table."""
-        return {**looks(self.table.row_names), **looks(list(self.spec.groups))}
-
-    def of(self, row: str, column: str) -> Sequence[RunView]:
-        """The runs of a cell, by seed; none where it was not run."""
-        return self.runs.get((row, column), ())
-
-    def measured(self, row: str, column: str, *, measure: Measure) -> Measured:
-        """A measure of a cell over its seeds."""
-        return summed_up([value_of(run, measure) for run in self.of(row, column)], measure)
-
-    def measure(self, axis: str, name: str) -> Measure:
-        """The table's measure that the entry names for an axis, or of that figure; otherwise the run's own figure.
-
-        Raises:
-            ConfigError: The entry names none.
-        """
-        if not name:
-            raise ConfigError(f"figure {self.spec.name}: {self.spec.kind} needs `{axis}`, the name of a measure")
-        named = [m for m in self.table.measures if m.name == name]
-        plain = [m for m in (*named, *self.table.measures) if name in (m.name, m.of) and m.target is None]
-        if plain or named:
-            return (plain or named)[0]
-        return Measure.model_validate({"name": name, "over": None, "percent": is_share(name)})
-
-    def label(self, axis: str, measure: Measure) -> str:
-        """What an axis with a measure is called."""
-        given = self.spec.x_label if axis == "x" else self.spec.y_label
-        plain = measure.target is None and measure.label in (measure.name, measure.of)
-        return given or (axis_name(measure.of) if plain else label_of(measure))
-
-
-def scene_of(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | str]) -> Scene:
-    """What a picture is drawn from; arguments as :func:`draw`."""
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in sorted(views, key=lambda cell: cell.seed):
-        groups.setdefault((cell.row, cell.column), []).append(cell)
-    runs = {place: [*counted_runs(group, views).values()] for place, group in groups.items()}
-    return Scene(spec=figure, table=table, runs={place: own for place, own in runs.items() if own})
-
-
-def draw(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | str], *, path_stem: Path) -> list[Path]:
-    """Draws one entry of a table's ``figures:``.
-
-    Args:
-        figure: The entry.
-        table: Its table.
-        views: The runs of the table's cells; see :func:`~fedsweep.results.settings.counted`.
-        path_stem: The files without their endings.
-
-    Returns:
-        The files: a PNG and a PDF.
-
-    Raises:
-        ConfigError: The entry asks for what its kind does not have, or no run has what it shows.
-        InputError: A run's file is damaged, or a file can't be written.
-    """
-    from fedsweep.reproduce.figures import of_runs
-
-    kinds: Mapping[str, Callable[[Scene], Figure]] = {
-        "scatter": _scatter,
-        "bars": _bars,
-        "lines": _lines,
-        **of_runs.KINDS,
-    }
-    scene = scene_of(figure, table, views)
-    if not scene.columns:
-        raise ConfigError(f"figure {figure.name}: none of the runs that it shows has rounds, or they failed")
-    with paper_style():
-        drawn = kinds[figure.kind](scene)
-        label_outer(drawn)
-        return save_both(drawn, path_stem)
-
-
-def _scatter(scene: Scene) -> Figure:
+def scatter(scene: Scene) -> Figure:
     """A panel for each column; a point for each row, with bars of one standard deviation over seeds.
 
     The rows of a group have one look and are joined by a line, in the table's order.
@@ -185,7 +63,7 @@ def _scatter(scene: Scene) -> Figure:
     return figure
 
 
-def _lines(scene: Scene) -> Figure:
+def lines(scene: Scene) -> Figure:
     """A line for each row over the columns' ``x``; hollow marks are what the paper prints."""
     spec = scene.spec
     y = scene.measure("y", spec.y)
@@ -211,7 +89,7 @@ def _lines(scene: Scene) -> Figure:
     return figure
 
 
-def _bars(scene: Scene) -> Figure:
+def bars(scene: Scene) -> Figure:
     """For each column a bar for each row, or for each of the figure's measures of its one row.
 
     Thin bars are one standard deviation, marks what the paper prints.

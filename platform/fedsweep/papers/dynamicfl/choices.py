@@ -1,8 +1,10 @@
-"""Pictures of a table of kind ``groups``: a line per method over the group's size."""
+"""A method's groups of one size, and their pictures: a line per method over the group's size."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +21,46 @@ from fedsweep.figures.style import (
 )
 from fedsweep.reproduce.definition.sections import FigureSpec
 from fedsweep.reproduce.definition.table_file import TableFile
-from fedsweep.reproduce.measured.group_tables import Choices
 from fedsweep.results.seed_statistics import mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+FIGURES_OF = ("kl_divergence", "seconds")
 _DEFAULT_FIGURES = (
     FigureSpec(name="kl-by-size", kind="lines", x="size", y="kl_divergence"),
     FigureSpec(name="seconds-by-size", kind="lines", x="size", y="seconds", log_y=True),
 )
 _LINES = ("-", "--", ":", "-.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """A method's groups of one size from all cohorts.
+
+    Attributes:
+        row: The method's row.
+        column: The clients' column.
+        seed: The seed.
+        active: Clients of a cohort.
+        size: Of the groups.
+        kl_divergence: Of each cohort's group, in nats.
+        seconds: That each choice took.
+    """
+
+    row: str
+    column: str
+    seed: int
+    active: int
+    size: int
+    kl_divergence: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def value(self, name: str) -> float:
+        """The mean divergence, or the median of the seconds."""
+        if name == "seconds":
+            return statistics.median(self.seconds)
+        return mean(self.kl_divergence)
 
 
 def draw_choices(table: TableFile, found: Sequence[Choices], folder: Path) -> list[Path]:
@@ -50,7 +81,6 @@ def draw_choices(table: TableFile, found: Sequence[Choices], folder: Path) -> li
 
 
 def _lines_by_size(table: TableFile, found: Sequence[Choices], spec: FigureSpec) -> Figure:
-
     shown = [
         c for c in found if c.column in (spec.columns or table.column_names) and c.row in (spec.rows or table.row_names)
     ]
