@@ -12,10 +12,6 @@ from typing import Any
 import pytest
 
 from fedsweep.cli import main
-from fedsweep.errors import ConfigError
-from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.definition.table_file import TableFile
-from fedsweep.reproduce.measured.grid import Grid, GridCell, summed_up
 
 Command = Callable[..., tuple[int, str, str]]
 TABLE = """

@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 
 from fedsweep.catalog import resolve
-from fedsweep.reproduce.cells import cells_of
 from fedsweep.papers.registry import MEASURES
+from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.sections import FULL, SCALES
 from fedsweep.reproduce.definition.table_file import TableFile, listed_tables, read_table, table_names
 from fedsweep.reproduce.formats import table_text
@@ -89,9 +89,7 @@ def test_every_printed_number_is_of_a_measure_of_a_cell(table: TableFile) -> Non
 def test_its_measures_are_figures_that_runs_have(table: TableFile) -> None:
     known = {column.name for column in ROUND_COLUMNS if column.is_scalar} | _OF_RESULTS
     for measure in table.measures:
-        assert (
-            table.kind != "runs" or measure.of in {*known, *MEASURES} or measure.of.startswith(_OF_METHODS)
-        )
+        assert table.kind != "runs" or measure.of in {*known, *MEASURES} or measure.of.startswith(_OF_METHODS)
         assert not measure.cost or measure.of in _COSTS or table.kind != "runs"
 
 

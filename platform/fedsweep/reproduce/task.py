@@ -135,7 +135,7 @@ class Task:
             run(prepared, going_on)
             views = views_of(found.table, found.folders(path))
             grid = measured(found.table, views, scale=found.request.scale)
-            pictures, problems = _drawn(found, views, path)
+            pictures, problems = _drawn(found, grid, views, folder=path)
         grid = replace(grid, rows=tuple(found.rows), columns=tuple(found.columns))
         files = write_outputs(grid, path)
         return Reproduced(
@@ -255,7 +255,9 @@ def _check_costs(found: Reproduction, folder: SweepFolder) -> None:
         raise OutputError(f"{folder.path} holds a whole table, which costs alone can't replace; choose another --out")
 
 
-def _drawn(found: Reproduction, views: Mapping[Cell, RunView | str], folder: Path) -> tuple[list[Path], list[str]]:
+def _drawn(
+    found: Reproduction, grid: Grid, views: Mapping[Cell, RunView | str], *, folder: Path
+) -> tuple[list[Path], list[str]]:
     """The table's pictures; and which could not be drawn, and why."""
     from fedsweep.reproduce.figures.scene import draw
 
@@ -265,7 +267,7 @@ def _drawn(found: Reproduction, views: Mapping[Cell, RunView | str], folder: Pat
         if not (_meet(figure.rows, found.rows) and _meet(figure.columns, found.columns)):
             continue
         try:
-            pictures += draw(figure, found.table, views, path_stem=folder / FIGURES / figure.name)
+            pictures += draw(figure, grid, views, path_stem=folder / FIGURES / figure.name)
         except FedsweepError as error:
             problems.append(f"the figure {figure.name} can't be drawn: {error}")
     return pictures, problems

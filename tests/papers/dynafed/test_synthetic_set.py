@@ -10,11 +10,11 @@ import pytest
 import fedsweep
 from fedsweep.config.load import load_config
 from fedsweep.errors import DataError
+from fedsweep.papers.dynafed.synthetic_set import client_losses, scratch_accuracy, synthetic_set
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.table_file import read_table
 from fedsweep.reproduce.figures.scene import draw
-from fedsweep.reproduce.measured.grid import value_of
-from fedsweep.papers.dynafed.synthetic_set import client_losses, scratch_accuracy, synthetic_set
+from fedsweep.reproduce.measured.grid import measured, value_of
 from fedsweep.results.view import load_run
 
 TEXT = """
@@ -79,7 +79,8 @@ def test_the_pictures_are_drawn_from_the_run(run: Path, table_path: Path, tmp_pa
     table = read_table(table_path)
     (cell,) = cells_of(table, "full")
     for figure in table.figures:
-        paths = draw(figure, table, {cell: load_run(run)}, path_stem=tmp_path / figure.name)
+        views = {cell: load_run(run)}
+        paths = draw(figure, measured(table, views, scale="full"), views, path_stem=tmp_path / figure.name)
         assert all(path.stat().st_size > 1000 for path in paths)
 
 

@@ -237,7 +237,10 @@ def test_wrong_input_is_refused_before_anything_is_written(more: dict[str, Any],
 
 
 def test_a_measure_may_be_of_one_size_and_of_cohorts_of_one_number_of_clients(tmp_path: Path) -> None:
-    measures = [{"name": "all", "of": "kl_divergence"}, {"name": "few", "of": "kl_divergence", "where": {"size": 3, "active": 9}}]
+    measures = [
+        {"name": "all", "of": "kl_divergence"},
+        {"name": "few", "of": "kl_divergence", "where": {"size": 3, "active": 9}},
+    ]
     asked = table("dynacomm", groups={"active": [7, 9]}).model_copy(
         update={"measures": [Measure.model_validate(given) for given in measures]}
     )

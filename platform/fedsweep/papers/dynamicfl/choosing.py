@@ -27,7 +27,7 @@ from fedsweep.config.base import Count
 from fedsweep.errors import ConfigError, OutputError, ResourceError, unknown_name
 from fedsweep.experiment.build import build_world
 from fedsweep.papers.dynamicfl.choices import FIGURES_OF, Choices, draw_choices
-from fedsweep.reproduce.cells import Cell, standing_of
+from fedsweep.reproduce.cells import Cell, stand_in_of, standing_of
 from fedsweep.reproduce.definition.sections import Measure
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.measured.costs import label_data
@@ -103,7 +103,7 @@ class GroupTable(TableKind):
             said(f"{cell.label}, seed {cell.seed}: {time.perf_counter() - began:.1f} s")
         _write_csv(choices, folder / CSV)
         grid = grid_of(table, cells, lambda group: _grid_cell(table, group, choices), scale=scale)
-        draw_choices(table, choices, folder / FIGURES)
+        draw_choices(grid, choices, folder / FIGURES)
         return replace(grid, notes=tuple(dict.fromkeys(notes)))
 
     def _check(self, table: TableFile, cells: Sequence[Cell]) -> None:
@@ -217,6 +217,7 @@ def _grid_cell(table: TableFile, group: Sequence[Cell], found: Sequence[Choices]
         column=group[0].column,
         measured={m.name: summed_up([_value(found, cell, m) for cell in group], m) for m in table.measures},
         standing=standing_of(table, group[0]),
+        stand_in=stand_in_of(table, group[0]),
     )
 
 

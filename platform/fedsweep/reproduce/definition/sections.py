@@ -80,9 +80,11 @@ class Row(Section):
         missing: Why it cannot be measured; it then stands in the table with this reason.
         accuracy: A column in the place of ``test_accuracy``, for targets too: ``personal_accuracy`` where clients have
             models of their own. A note of the table says so.
+        labels: Scale -> its heading there, where the name says what that scale does not run.
     """
 
     name: Text
+    labels: dict[ScaleName, Text] = Field(default_factory=dict)
     set: Settings = Field(default_factory=dict)
     columns: dict[str, Settings] = Field(default_factory=dict)
     only: Names | None = None
@@ -115,9 +117,13 @@ class Column(Section):
         scales: Scale -> more of the same, laid over the row and the scale.
         x: Where it stands on the x axis of a ``lines`` figure.
         missing: Why it cannot be measured.
+        labels: Scale -> its heading there, where the name says what that scale does not run.
+        measures: Names of the measures that it shows; by default all.
     """
 
     name: Text
+    labels: dict[ScaleName, Text] = Field(default_factory=dict)
+    measures: Names | None = None
     set: Settings = Field(default_factory=dict)
     scales: dict[ScaleName, Settings] = Field(default_factory=dict)
     x: float | None = None
@@ -160,6 +166,8 @@ class FigureSpec(Section):
         measures: Names of measures that ``bars`` shows side by side of one row, in the place of ``y``.
         groups: Label -> names of rows that belong together: ``scatter`` joins them by a line, ``curves`` gives each
             group a panel. By default each row stands for itself.
+        ordered: Rows or groups are levels in their order, coloured from dark to light; names that differ in a number
+            alone are so without being told.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -175,6 +183,7 @@ class FigureSpec(Section):
     columns: Names | None = None
     measures: Names | None = None
     groups: dict[str, Names] = Field(default_factory=dict)
+    ordered: bool = False
 
 
 class Claim(Section):

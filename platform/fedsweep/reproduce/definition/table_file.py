@@ -162,6 +162,8 @@ class TableFile(Section):
             check_known("row of claims", claim.order, rows)
             check_known("column of claims", claim.columns or (), columns)
             check_known("measure of claims", [claim.measure] if claim.measure else (), measures)
+        for column in self.columns:
+            check_known(f"measure of column {column.name}", column.measures or (), measures)
         self._check_printed(rows, columns, measures=measures)
         for row in self.rows:
             check_known(f"column of row {row.name}", [*row.columns, *(row.only or ())], columns)

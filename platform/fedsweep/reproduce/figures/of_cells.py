@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from fedsweep.figures.style import (
     panels,
     patch_handles,
     scale_axes,
+    share_axes,
 )
 from fedsweep.reproduce.cell_texts import label_of
 from fedsweep.reproduce.definition.sections import Measure
@@ -47,7 +47,7 @@ def scatter(scene: Scene) -> Figure:
     """
     spec = scene.spec
     x, y = scene.measure("x", spec.x), scene.measure("y", spec.y)
-    figure, every = panels(scene.columns, title=spec.title)
+    figure, every = panels(scene.titles, title=spec.title)
     for axes, column in zip(every, scene.columns, strict=True):
         for name, rows in scene.groups.items():
             found = [(scene.measured(row, column, measure=x), scene.measured(row, column, measure=y)) for row in rows]
@@ -59,6 +59,7 @@ def scatter(scene: Scene) -> Figure:
                 style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "label": name}
                 axes.errorbar(across, up, xerr=x_sd, yerr=y_sd, **style)
         _finish(axes, scene, x=x, y=y)
+    share_axes(every)
     legend_below(figure, _handles(scene, list(scene.groups), line=any(len(r) > 1 for r in scene.groups.values())))
     return figure
 
@@ -76,11 +77,11 @@ def lines(scene: Scene) -> Figure:
         xs, ys, sds = zip(*known, strict=True) if known else ((), (), ())
         spread = sds if any(sds) else None
         axes.errorbar(xs, ys, yerr=spread, color=look.colour, marker=look.marker, label=row)
-        printed = [(places[c], p) for c in scene.columns if (p := _printed(scene, row, c, measure=y)) is not None]
+        printed = [(places[c], p) for c in scene.columns if (p := scene.printed(row, c, measure=y)) is not None]
         hollow = {**_PRINTED_MARK, "marker": look.marker, "color": look.colour}
         axes.plot([x for x, _ in printed], [p for _, p in printed], **hollow, label="_printed")
     if names:
-        axes.set_xticks(list(places.values()), list(places))
+        axes.set_xticks(list(places.values()), scene.titles)
     elif len(places) <= _FEW_TICKS and not spec.log_x:
         axes.set_xticks(list(places.values()))
     _finish(axes, scene, x=None, y=y)
@@ -108,10 +109,10 @@ def bars(scene: Scene) -> Figure:
             at = number if alone else place + shift
             spread: dict[str, Any] = {} if found.sd is None else {"yerr": found.sd, "error_kw": {"elinewidth": 0.8}}
             axes.bar(at, found.mean or 0.0, width=0.9 * width, color=look.colour, **spread)
-            printed = _printed(scene, row, column, measure=measure)
+            printed = scene.printed(row, column, measure=measure)
             if printed is not None:
                 axes.plot(at, printed, **_PRINTED_MARK, label="_printed")
-    names = [name for name, *_ in bars] if alone else scene.columns
+    names = [name for name, *_ in bars] if alone else scene.titles
     steep = sum(map(len, names)) > _LONG_NAMES
     axes.set_xticks(range(len(names)), names, rotation=30 if steep else 0, ha="right" if steep else "center")
     _finish(axes, scene, x=None, y=y)
@@ -128,7 +129,7 @@ def _bars_shown(scene: Scene) -> list[tuple[str, str, Measure, Look]]:
         own = looks([label_of(measure) for measure in shown])
         return [(label_of(m), scene.rows[0], m, own[label_of(m)]) for m in shown]
     y = scene.measure("y", scene.spec.y)
-    return [(row, row, y, scene.looks[row]) for row in scene.rows]
+    return [(scene.name(row), row, y, scene.looks[row]) for row in scene.rows]
 
 
 def _finish(axes: Axes, scene: Scene, *, x: Measure | None, y: Measure) -> None:
@@ -150,18 +151,12 @@ def _places(scene: Scene) -> tuple[dict[str, float], bool]:
     return {name: float(place) for place, name in enumerate(given)}, True
 
 
-def _printed(scene: Scene, row: str, column: str, *, measure: Measure) -> float | None:
-    """What the paper prints for a measure of the table."""
-    value = scene.table.printed_value(row, column, measure=measure.name)
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
-
-
 def _handles(scene: Scene, names: Sequence[str], *, line: bool) -> list[Any]:
-    return [line_handle(name, scene.looks[name], linestyle="-" if line else "none") for name in names]
+    return [line_handle(scene.name(name), scene.looks[name], linestyle="-" if line else "none") for name in names]
 
 
 def _printed_handle(scene: Scene, measure: Measure) -> list[Any]:
-    every = [_printed(scene, row, column, measure=measure) for row in scene.rows for column in scene.columns]
+    every = [scene.printed(row, column, measure=measure) for row in scene.rows for column in scene.columns]
     if all(value is None for value in every):
         return []
     return [line_handle("printed", look_of(0), **_PRINTED_MARK)]

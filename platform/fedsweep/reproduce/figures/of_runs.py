@@ -6,6 +6,7 @@ that has finished.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsweep.errors import ConfigError
@@ -27,6 +28,7 @@ from fedsweep.figures.style import (
     name_axes,
     panels,
     scale_axes,
+    share_axes,
 )
 from fedsweep.reproduce.figures.scene import Scene, first_round, first_runs, panels_of
 from fedsweep.results.curves import curve_of, mean_curve
@@ -49,14 +51,14 @@ def curves(scene: Scene) -> Figure:
         raise ConfigError(f"figure {spec.name}: x of curves must be one of {', '.join(ACROSS)}, but is {x!r}")
     shown = scene.groups if spec.groups else {"": scene.rows}
     places = [(column, rows) for column in scene.columns for rows in shown.values()]
-    titles = [" ".join(filter(None, (column, name))) for column in scene.columns for name in shown]
+    titles = [" ".join(filter(None, (title, name))) for title in scene.titles for name in shown]
     figure, every = panels(titles, title=spec.title)
     drawn = set()
     for axes, (column, rows) in zip(every, places, strict=True):
-        own = looks(rows) if spec.groups else scene.looks
+        own = looks(rows, ordered=spec.ordered) if spec.groups else scene.looks
         for row in rows:
             curves = [curve_of(run, [y]) for run in scene.of(row, column)]
-            if curves and draw_curve(axes, mean_curve(curves), y, x=x, look=own[row], label=row):
+            if curves and draw_curve(axes, mean_curve(curves), y, x=x, look=own[row], label=scene.name(row)):
                 drawn.add(row)
         scale_axes(axes, log_x=spec.log_x, log_y=spec.log_y)
         name_axes(axes, x=spec.x_label or axis_name(x), y=spec.y_label or axis_name(y))
@@ -65,8 +67,9 @@ def curves(scene: Scene) -> Figure:
             axes.legend(handles=handles, fontsize=6, ncols=2, frameon=False)
     if not drawn:
         raise ConfigError(f"figure {spec.name}: no run has the column {y}")
+    share_axes(every)
     if not spec.groups:
-        rows = [line_handle(row, scene.looks[row]) for row in scene.rows if row in drawn]
+        rows = [line_handle(scene.name(row), scene.looks[row]) for row in scene.rows if row in drawn]
         legend_below(figure, [*rows, *band_handles(every)])
     return figure
 
@@ -97,11 +100,17 @@ def pictures(scene: Scene) -> Figure:
         raise ConfigError(f"figure {scene.spec.name}: pictures shows one run; name a row and a column")
     ((_, files),) = stages.values()
     chosen = sorted({round(k * (len(files) - 1) / (_STAGES - 1)) for k in range(_STAGES)})
-    figure, every = panels([files[k].stem.replace("_", " ") for k in chosen], title=scene.spec.title, height=3.2)
+    figure, every = panels([_stage(files[k], scene.spec.x_label) for k in chosen], title=scene.spec.title, height=3.2)
     for axes, k in zip(every, chosen, strict=True):
         axes.imshow(imread(files[k]), cmap="gray", interpolation="nearest")
         axes.set_axis_off()
     return figure
+
+
+def _stage(file: Path, called: str) -> str:
+    """What a picture ``word_000014`` is called: by its number, where the entry says of what."""
+    word, _, number = file.stem.rpartition("_")
+    return f"{called or word.replace('_', ' ')} {int(number)}" if number.isdecimal() else file.stem.replace("_", " ")
 
 
 def _tall(count: int) -> float:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsweep.errors import ConfigError
 from fedsweep.figures.style import (
     PANEL_HEIGHT,
     Look,
+    add_setting,
     axis_name,
     is_share,
     label_outer,
@@ -25,7 +28,7 @@ from fedsweep.reproduce.cell_texts import label_of
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.sections import FigureSpec, Measure
 from fedsweep.reproduce.definition.table_file import TableFile
-from fedsweep.reproduce.measured.grid import Measured, counted_runs, summed_up, value_of
+from fedsweep.reproduce.measured.grid import Grid, Measured, counted_runs, is_comparable, summed_up, value_of
 from fedsweep.results.view import RunView
 
 if TYPE_CHECKING:
@@ -43,13 +46,18 @@ class Scene:
 
     Attributes:
         spec: The entry of ``figures:``.
-        table: The table.
+        grid: The table with its figures.
         runs: The runs of a row and a column that count, by seed; those of cells that were not run are not there.
     """
 
     spec: FigureSpec
-    table: TableFile
+    grid: Grid
     runs: Mapping[tuple[str, str], Sequence[RunView]]
+
+    @property
+    def table(self) -> TableFile:
+        """The table."""
+        return self.grid.table
 
     @cached_property
     def rows(self) -> list[str]:
@@ -72,7 +80,34 @@ class Scene:
     @cached_property
     def looks(self) -> dict[str, Look]:
         """How rows and groups look; the same in all pictures of the table."""
-        return {**looks(self.table.row_names), **looks(list(self.spec.groups))}
+        ordered = self.spec.ordered
+        names = [name for name in self.table.row_names if name in self.rows] if ordered else self.table.row_names
+        return {**looks(names, ordered=ordered), **looks(list(self.spec.groups), ordered=ordered)}
+
+    def name(self, row: str) -> str:
+        """What a row, or a group of rows, is called at this scale."""
+        return self.grid.row_label(row) if row in self.table.row_names else row
+
+    @property
+    def titles(self) -> list[str]:
+        """What the columns drawn are called at this scale."""
+        return [self.grid.column_label(column) for column in self.columns]
+
+    @property
+    def setting(self) -> str:
+        """Under what it was measured, in a line; empty where all that it shows has the paper's setting."""
+        cells = [self.grid.cell(row, column) for row in self.rows for column in self.columns if self.of(row, column)]
+        if all(cell is not None and cell.standing == "paper" for cell in cells):
+            return ""
+        runs = [run for row in self.rows for column in self.columns for run in self.of(row, column)]
+        return setting_of_runs(runs, scale=self.grid.scale, is_papers=bool(self.table.printed))
+
+    def printed(self, row: str, column: str, *, measure: Measure) -> float | None:
+        """What the paper prints for a measure of the table, where what was measured may be compared with it."""
+        cell = self.grid.cell(row, column)
+        value = self.table.printed_value(row, column, measure=measure.name)
+        comparable = cell is not None and is_comparable(cell, measure)
+        return value if comparable and isinstance(value, int | float) and math.isfinite(value) else None
 
     def of(self, row: str, column: str) -> Sequence[RunView]:
         """The runs of a cell, by seed; none where it was not run."""
@@ -103,21 +138,41 @@ class Scene:
         return given or (axis_name(measure.of) if plain else label_of(measure))
 
 
-def scene_of(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | str]) -> Scene:
+def setting_of_runs(runs: Sequence[RunView], *, scale: str, is_papers: bool) -> str:
+    """Scale, data set, network, rounds and seeds of runs, in a line for a picture.
+
+    Args:
+        runs: The runs.
+        scale: ``smoke``, ``small`` or ``full``.
+        is_papers: Whether there is a paper whose setting this is not.
+    """
+
+    def listed(*keys: str) -> list[Any]:
+        values = [functools.reduce(lambda tree, key: (tree or {}).get(key), keys, run.config) for run in runs]
+        return [value for value in dict.fromkeys(values) if value is not None]
+
+    rounds, seeds = sorted(listed("training", "rounds")), sorted(listed("seed"))
+    parts = [", ".join(map(str, listed("scenario", "dataset"))), ", ".join(map(str, listed("model", "name")))]
+    parts += [f"{' to '.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds"] if rounds else []
+    parts += [f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"] if seeds else []
+    return f"scale {scale}: {'; '.join(filter(None, parts))}" + ("; not the paper's setting" if is_papers else "")
+
+
+def scene_of(figure: FigureSpec, grid: Grid, views: Mapping[Cell, RunView | str]) -> Scene:
     """What a picture is drawn from; arguments as :func:`draw`."""
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in sorted(views, key=lambda cell: cell.seed):
         groups.setdefault((cell.row, cell.column), []).append(cell)
     runs = {place: [*counted_runs(group, views).values()] for place, group in groups.items()}
-    return Scene(spec=figure, table=table, runs={place: own for place, own in runs.items() if own})
+    return Scene(spec=figure, grid=grid, runs={place: own for place, own in runs.items() if own})
 
 
-def draw(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | str], *, path_stem: Path) -> list[Path]:
+def draw(figure: FigureSpec, grid: Grid, views: Mapping[Cell, RunView | str], *, path_stem: Path) -> list[Path]:
     """Draws one entry of a table's ``figures:``.
 
     Args:
         figure: The entry.
-        table: Its table.
+        grid: Its table, measured.
         views: The runs of the table's cells; see :func:`~fedsweep.results.settings.counted`.
         path_stem: The files without their endings.
 
@@ -128,7 +183,7 @@ def draw(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | st
         ConfigError: The entry asks for what its kind does not have, or no run has what it shows.
         InputError: A run's file is damaged, or a file can't be written.
     """
-    scene = scene_of(figure, table, views)
+    scene = scene_of(figure, grid, views)
     if not scene.columns:
         raise ConfigError(f"figure {figure.name}: none of the runs that it shows has rounds, or they failed")
     from matplotlib.figure import Figure
@@ -136,6 +191,8 @@ def draw(figure: FigureSpec, table: TableFile, views: Mapping[Cell, RunView | st
     with paper_style():
         drawn = kinds.call("figure", figure.kind, kinds.figure_kind(figure.kind), scene, gives=(Figure,))
         label_outer(drawn)
+        if scene.setting:
+            add_setting(drawn, scene.setting)
         return save_both(drawn, path_stem)
 
 
@@ -168,8 +225,9 @@ def first_runs(scene: Scene, read: Callable[[RunView], Shown | None], lacking: s
         # The model of a run under way may not be there yet.
         run = next((run for run in scene.of(row, column) if run.status == "finished"), None)
         if run is not None and (shown := read(run)) is not None:
-            title = row if len(scene.columns) == 1 else column if len(scene.rows) == 1 else f"{row}, {column}"
-            found[title] = (run, shown)
+            name, title = scene.name(row), scene.grid.column_label(column)
+            both = title if len(scene.rows) == 1 else f"{name}, {title}"
+            found[name if len(scene.columns) == 1 else both] = (run, shown)
     if not found:
         raise ConfigError(f"figure {scene.spec.name}: no run that it shows has {lacking}")
     if len(found) > _MOST_PANELS:

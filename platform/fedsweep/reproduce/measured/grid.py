@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.errors import InputError
-from fedsweep.reproduce.cells import Cell, Standing, standing_of
+from fedsweep.reproduce.cells import Cell, Standing, stand_in_of, standing_of
 from fedsweep.reproduce.definition.sections import NEVER, NOT_GIVEN, Measure, Row
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.kinds import call, measure_function
@@ -49,6 +49,7 @@ class GridCell:
         by_seed: Measure -> seed -> figure of the finished run, in the unit that is shown; seeds without the figure are
             left out.
         standing: Whether its settings are those of the paper; those of runs under way are not.
+        stand_in: The data set and the network in place of those that the column is called by; empty where none.
         problems: Why seeds have no figures, in words.
         untold: Why there can be no figures without training, in words; nothing is wrong then.
     """
@@ -58,6 +59,7 @@ class GridCell:
     measured: Mapping[str, Measured] = field(default_factory=dict)
     by_seed: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     standing: Standing = "other"
+    stand_in: str = ""
     problems: tuple[str, ...] = ()
     untold: tuple[str, ...] = ()
 
@@ -93,6 +95,17 @@ class Grid:
     @cached_property
     def _by_place(self) -> Mapping[tuple[str, str], GridCell]:
         return {(cell.row, cell.column): cell for cell in self.cells}
+
+    def row_label(self, row: str) -> str:
+        """A row's heading at this scale."""
+        return next((label for scale, label in self.table.row(row).labels.items() if scale == self.scale), row)
+
+    def column_label(self, column: str) -> str:
+        """A column's heading at this scale, with what was run in place of what it is called by."""
+        own = next((label for scale, label in self.table.column(column).labels.items() if scale == self.scale), "")
+        stand_ins = {cell.stand_in for cell in self.cells if cell.column == column}
+        (stand_in,) = stand_ins if len(stand_ins) == 1 else ("",)
+        return own or (f"{column} (here {stand_in})" if stand_in else column)
 
     @property
     def measures(self) -> list[Measure]:
@@ -309,6 +322,7 @@ def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, 
         measured=found,
         by_seed=by_seed,
         standing="other" if runs and not done else standing_of(table, group[0]),
+        stand_in=stand_in_of(table, group[0]),
         problems=tuple(problems),
     )
 
