@@ -443,7 +443,7 @@ def test_no_two_of_many_lines_have_one_colour_and_levels_go_from_dark_to_light()
 def test_panels_with_the_same_quantity_have_the_same_range(drawn: list[Figure], tmp_path: Path) -> None:
     left, right = picture(drawn, tmp_path, kind="curves").axes
     assert left.get_ylim() == right.get_ylim() and left.get_xlim() == right.get_xlim()
-    figure, (short, long) = panels(["a", "b"])
+    _, (short, long) = panels(["a", "b"])
     short.plot([0, 1], [1, 5])
     long.plot([0, 900], [2, 9])
     share_axes([short, long])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -187,26 +187,55 @@ class FigureSpec(Section):
 
 
 class Claim(Section):
-    """An order that the paper claims, checked over seeds that two rows share.
+    """How figures lie to each other, checked over seeds that they share; one of ``order`` to ``column_order``.
 
     Attributes:
+        says: The paper's words; empty for an order that its figures have and its text does not claim.
         order: Names of rows, the one with the largest figure first.
+        above: The name of a row whose figure is larger than that of each of the ``others``.
+        below: Likewise, smaller.
+        others: Names of rows; by default all others that have cells.
+        column_order: Names of columns, the one with the largest figure first, in each row that has them all.
+        rows: Of ``column_order``: names of rows; by default all.
         measure: By default the first.
-        columns: Names of the columns that it is claimed for; by default all.
-        apart: The claim is that neighbours lie apart by less than this, in the unit shown, in place of their order.
+        columns: Names of the columns that it holds for; by default all that show the measure.
+        apart: Of ``order``: neighbours lie apart by less than this, in the unit shown, in place of their order.
     """
 
-    order: Annotated[list[Text], Field(min_length=2)]
+    says: str = ""
+    order: Annotated[list[Text], Field(min_length=2)] | None = None
+    above: str = ""
+    below: str = ""
+    others: Names | None = None
+    column_order: Annotated[list[Text], Field(min_length=2)] | None = None
+    rows: Names | None = None
     measure: str = ""
     columns: Names | None = None
     apart: Annotated[float, Field(gt=0)] | None = None
 
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        kinds = {"order": self.order, "above": self.above, "below": self.below, "column_order": self.column_order}
+        if sum(map(bool, kinds.values())) != 1:
+            raise ValueError(f"a claim has one of {', '.join(kinds)}")
+        return self
+
     @property
     def text(self) -> str:
         """The claim in a line."""
+        if self.above or self.below:
+            many = f"each of {', '.join(self.others)}" if self.others else "all others"
+            return f"{self.above or self.below} {'above' if self.above else 'below'} {many}"
+        names = self.order or self.column_order or []
         if self.apart is None:
-            return " > ".join(self.order)
-        return f"{' and '.join(self.order)} lie apart by less than {self.apart:g}"
+            return " > ".join(names)
+        return f"{' and '.join(names)} lie apart by less than {self.apart:g}"
+
+    @property
+    def row_names(self) -> list[str]:
+        """Names of all rows that it speaks of."""
+        alone = [name for name in (self.above, self.below) if name]
+        return [*(self.order or ()), *alone, *(self.others or ()), *(self.rows or ())]
 
 
 def check_unique(kind: str, names: Sequence[Any]) -> None:

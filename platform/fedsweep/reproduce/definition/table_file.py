@@ -57,7 +57,8 @@ class TableFile(Section):
         scales: By name.
         printed: Row -> column -> measure -> what the paper prints: a number, ``[mean, spread]``, ``never`` or ``N/A``.
         spread: What the printed spreads are.
-        claims: Orders that the paper claims.
+        reference: What the printed figures are, where not what the paper prints: those of another table, of a program.
+        claims: What the paper claims of its figures, and orders that they have.
         figures: Pictures.
         notes: What a reader must know.
         options: Of the kind, where that is not ``runs``.
@@ -75,6 +76,7 @@ class TableFile(Section):
     scales: dict[ScaleName, Scale] = Field(default_factory=dict)
     printed: dict[str, dict[str, dict[str, Printed]]] = Field(default_factory=dict)
     spread: Text = "standard deviation"
+    reference: Text = "what the paper prints"
     claims: list[Claim] = Field(default_factory=list)
     figures: list[FigureSpec] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
@@ -159,8 +161,8 @@ class TableFile(Section):
             check_known(f"row of figure {figure.name}", [*(figure.rows or ()), *grouped], rows)
             check_known(f"column of figure {figure.name}", figure.columns or (), columns)
         for claim in self.claims:
-            check_known("row of claims", claim.order, rows)
-            check_known("column of claims", claim.columns or (), columns)
+            check_known("row of claims", claim.row_names, rows)
+            check_known("column of claims", [*(claim.columns or ()), *(claim.column_order or ())], columns)
             check_known("measure of claims", [claim.measure] if claim.measure else (), measures)
         for column in self.columns:
             check_known(f"measure of column {column.name}", column.measures or (), measures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -112,6 +113,23 @@ class Grid:
         """The measures shown."""
         return [measure for measure in self.table.measures if measure.cost or not self.costs_only]
 
+    @cached_property
+    def figures(self) -> list[tuple[GridCell, Measure, Measured]]:
+        """All that was measured, cell by cell."""
+        every = ((cell, measure, cell.measured.get(measure.name)) for cell in self.cells for measure in self.measures)
+        return [(cell, measure, figure) for cell, measure, figure in every if figure and (figure.count or figure.never)]
+
+    @cached_property
+    def usual_count(self) -> int | None:
+        """How many seeds most figures are over; None where there is no figure."""
+        counts = Counter(figure.count or figure.never for _, _, figure in self.figures)
+        return counts.most_common(1)[0][0] if counts else None
+
+    @cached_property
+    def is_other_throughout(self) -> bool:
+        """Whether no figure may be compared with what is printed, since all settings differ from the paper's."""
+        return bool(self.figures) and not any(is_comparable(cell, measure) for cell, measure, _ in self.figures)
+
     @property
     def problems(self) -> list[str]:
         """What went wrong, cell by cell."""
@@ -198,10 +216,12 @@ def setting_of(cells: Sequence[Cell], views: Sequence[RunView] = ()) -> dict[str
     """Under what cells were measured, for ``measured.json``; of their runs, as far as there are any, the software."""
     rounds = sorted({cell.config.training.rounds for cell in cells})
     datasets = sorted({cell.config.scenario.dataset for cell in cells})
+    networks = sorted({cell.config.model.name for cell in cells})
     said: dict[str, Any] = {
         "seeds": sorted({cell.seed for cell in cells}),
         "rounds": [rounds[0], rounds[-1]] if rounds else [],
         "datasets": datasets,
+        "networks": networks,
     }
     for key in ("versions", "git_commit"):
         known = [view.result[key] for view in views if view.result.get(key)]
