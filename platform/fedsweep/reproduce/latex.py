@@ -143,7 +143,7 @@ def _tabular(grid: Grid) -> list[str]:
         lines += [r"\addlinespace[2pt]"] if shape.is_stacked and number else []
         cells = [_cell(cell_text(grid, row, heading), is_stacked=shape.is_stacked) for heading in shown]
         names = [_opened(latex_text(line)) for line in _name(grid, row)]
-        lines += [_line(parts) for parts in zip_longest(names, *cells, fillvalue="")]
+        lines += [_line(parts) for parts in zip_longest(names, *cells, fillvalue="") if any(parts)]
     return [*lines, r"\bottomrule", r"\end{tabular}}"]
 
 

@@ -66,7 +66,7 @@ def claim_lines(grid: Grid) -> list[str]:
     lines = []
     for (claim, says, measure), group in groupby(findings(grid), key=lambda f: (f.claim, f.says, f.measure)):
         every = list(group)
-        head = f'Claimed, "{says}": {claim}' if says else f"Order of the printed figures, not claimed: {claim}"
+        head = f"Claimed ({says}): {claim}" if says else f"Order of the printed figures, not claimed: {claim}"
         seeds = min(finding.seeds for finding in every)
         over = f"over {seeds} shared seed{'' if seeds == 1 else 's'}"
         if seeds < FEWEST_PAIRS:
