@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -96,7 +97,8 @@ def test_its_measures_are_figures_that_runs_have(table: TableFile) -> None:
 
 def claimed_pairs(table: TableFile, claim: Claim, measure: str) -> Iterator[tuple[object, object]]:
     def printed(row: str, column: str) -> object:
-        return table.printed_value(row, column, measure=measure)
+        value = table.printed_value(row, column, measure=measure)
+        return math.inf if value == "never" else value
 
     if claim.column_order:
         rows = claim.rows or table.row_names

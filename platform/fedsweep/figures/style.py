@@ -120,7 +120,7 @@ def _colour(place: int) -> str:
 
     some = (*COLOURS, *_MORE_COLOURS)
     golden = 0.61803398875  # hues at its multiples lie apart however many there are
-    return some[place] if place < len(some) else to_hex(hsv_to_rgb((golden * place % 1, 0.75, 0.75)))
+    return some[place] if place < len(some) else to_hex(tuple(hsv_to_rgb((golden * place % 1, 0.75, 0.75))))
 
 
 def _ramp(scale: str, count: int) -> list[str]:

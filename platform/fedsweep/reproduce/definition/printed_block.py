@@ -88,11 +88,12 @@ def cut(section: Mapping[str, Any]) -> dict[str, Any]:
 def _is_left(claim: Mapping[str, Any], kept: Mapping[str, Sequence[str]]) -> bool:
     """Whether the rows that a claim can't do without and any of its columns are left."""
     alone = [claim[key] for key in ("above", "below") if claim.get(key)]
-    together = claim.get("column_order") or []
+    together, others = claim.get("column_order") or [], claim.get("others") or kept["rows"]
     columns = claim.get("columns") or kept["columns"]
     return (
         {*(claim.get("order") or ()), *alone} <= {*kept["rows"]}
         and {*together} <= {*kept["columns"]}
+        and not {*others}.isdisjoint(kept["rows"])
         and not {*columns}.isdisjoint(kept["columns"])
     )
 

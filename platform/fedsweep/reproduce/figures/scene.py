@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,11 +146,11 @@ def setting_of_runs(runs: Sequence[RunView], *, scale: str, is_papers: bool) -> 
         is_papers: Whether there is a paper whose setting this is not.
     """
 
-    def listed(*keys: str) -> list[Any]:
-        values = [functools.reduce(lambda tree, key: (tree or {}).get(key), keys, run.config) for run in runs]
+    def listed(section: str, key: str) -> list[Any]:
+        values = [(run.config.get(section) or {}).get(key) for run in runs]
         return [value for value in dict.fromkeys(values) if value is not None]
 
-    rounds, seeds = sorted(listed("training", "rounds")), sorted(listed("seed"))
+    rounds, seeds = sorted(listed("training", "rounds")), sorted({run.seed for run in runs if run.seed is not None})
     parts = [", ".join(map(str, listed("scenario", "dataset"))), ", ".join(map(str, listed("model", "name")))]
     parts += [f"{' to '.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds"] if rounds else []
     parts += [f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"] if seeds else []
