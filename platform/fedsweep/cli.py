@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import importlib
 import logging
 import os
 import re
@@ -30,7 +31,6 @@ from fedsweep.commands import (
     report,
     reproduce,
     run,
-    select_group,
     store,
     sweep,
     verify,
@@ -38,7 +38,9 @@ from fedsweep.commands import (
 from fedsweep.commands.terminal.interrupts import INTERRUPTED, interrupts
 from fedsweep.commands.terminal.options import examples
 from fedsweep.commands.terminal.output import lasting_output
+from fedsweep.config.tables import attribute
 from fedsweep.errors import InputError, RunError, lacks_memory
+from fedsweep.papers.registry import COMMANDS
 from fedsweep.processes import collect_seldom, look_here_last
 
 _DEBUG = "--debug"
@@ -69,7 +71,9 @@ app.command("evaluate", rich_help_panel=_EXPERIMENTS, epilog=evaluate.EXAMPLES)(
 app.command("verify", rich_help_panel=_EXPERIMENTS, epilog=verify.EXAMPLES)(verify.verify)
 app.command("sync", rich_help_panel=_EXPERIMENTS, epilog=store.SYNC_EXAMPLES)(store.sync)
 app.command("partition", rich_help_panel=_EXPERIMENTS, epilog=partition.EXAMPLES)(partition.partition)
-app.command("select", rich_help_panel=_EXPERIMENTS, epilog=select_group.EXAMPLES)(select_group.select)
+for _name, _path in COMMANDS.items():
+    _module = importlib.import_module(_path.partition(":")[0])
+    app.command(_name, rich_help_panel=_EXPERIMENTS, epilog=_module.EXAMPLES)(attribute(_path))
 app.command("list", rich_help_panel=_NAMES, epilog=catalog.LIST_EXAMPLES)(catalog.list_names)
 app.command("show", rich_help_panel=_NAMES, epilog=catalog.SHOW_EXAMPLES)(catalog.show)
 app.command("ui", rich_help_panel=_MACHINE, epilog=store.UI_EXAMPLES)(store.ui)

@@ -13,11 +13,6 @@ from typing import Any
 import pytest
 
 from fedsweep.cli import main
-from fedsweep.errors import ConfigError
-from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.definition.table_file import TableFile
-from fedsweep.reproduce.measured import group_tables
-from fedsweep.reproduce.measured.grid import Grid, GridCell, summed_up
 
 Command = Callable[..., tuple[int, str, str]]
 TABLE = """
@@ -124,65 +119,92 @@ def test_costs_alone_of_a_table_without_such_a_measure_is_an_error(table: Path, 
     assert code == 2 and "no measure of cost (it has: accuracy, cost)" in err
 
 
-def test_another_kind_of_table_is_measured_by_its_own_function(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsweep: Command
+OWN_KIND = """
+from dataclasses import dataclass
+from fedsweep.errors import ConfigError
+from fedsweep.reproduce.measured.grid import GridCell, grid_of, summed_up
+from fedsweep.reproduce.measured.table_kind import TableKind
+
+@dataclass(frozen=True, kw_only=True)
+class Own(TableKind):
+    sizes: list[int]
+    fails: str = ""
+
+    def measure(self, table, cells, *, scale, folder, said):
+        assert folder.is_dir()
+        if self.fails == "late":
+            (folder / "first").mkdir(exist_ok=True)
+            (folder / "first" / "config.yaml").write_text("name: first\\n")
+        if self.fails:
+            raise ConfigError(self.fails)
+        said(f"{len(cells)} cells of {cells[0].config.training.rounds} rounds, sizes {self.sizes}")
+
+        def one(group):
+            place = {"row": group[0].row, "column": group[0].column}
+            if place == {"row": "FedProx", "column": "K=2"}:
+                return GridCell(**place, problems=("it took too long",))
+            return GridCell(**place, measured={m.name: summed_up([0.25], m) for m in table.measures})
+
+        return grid_of(table, cells, one, scale=scale)
+"""
+
+
+def own_kind(table: Path, options: str) -> None:
+    table.with_name("my_kinds.py").write_text(OWN_KIND)
+    table.write_text(TABLE.replace("  title:", f"  kind: my_kinds:Own\n  options: {options}\n  title:"))
+
+
+def test_a_kind_of_table_of_ones_own_measures_its_cells_without_runs(
+    table: Path, tmp_path: Path, fedsweep: Command
 ) -> None:
-    table.write_text(TABLE.replace("  title:", "  kind: groups\n  groups: {sizes: [1, 2]}\n  title:"))
-    seen: dict[str, Any] = {}
-
-    def measured_groups(table: TableFile, *, scale: str, cells: tuple[Cell, ...], out: Path, quiet: bool) -> Any:
-        seen.update(groups=table.groups, rounds=cells[0].config.training.rounds, out=out, quiet=quiet)
-        found = {m.name: summed_up([0.25], m) for m in table.measures}
-        place = {"row": cells[0].row, "column": cells[0].column, "seed": 0}
-        chosen = group_tables.Choices(**place, active=2, size=1, kl_divergence=(0.5,), seconds=(0.1,))
-        made = [GridCell(row=c.row, column=c.column, measured=found) for c in cells[:-1]]
-        last = GridCell(row=cells[-1].row, column=cells[-1].column, problems=("it took too long",))
-        return Grid(table=table, scale=scale, rows=("FedAvg",), columns=("even",), cells=(*made, last)), [chosen]
-
-    monkeypatch.setattr(group_tables, "measured_groups", measured_groups)
-    code, out, err = fedsweep("reproduce", table, "--out", "groups")
-    assert seen == {"groups": {"sizes": [1, 2]}, "rounds": 2, "out": tmp_path / "groups", "quiet": False}
-    assert {path.name for path in (tmp_path / "groups" / "figures").glob("*.png")} == {
-        "kl-by-size.png",
-        "seconds-by-size.png",
-    }
+    own_kind(table, "{sizes: [1, 2]}")
+    code, out, err = fedsweep("reproduce", table, "--out", "own")
     assert code == 1 and "3 of 4 cells measured, 1 failed" in out and "FedProx | K=2: it took too long" in out
-    assert "SCAFFOLD is missing" in out and err == "" and "fedsweep report" not in out
-    assert fedsweep("reproduce", "--resume", "--out", "groups", "--quiet")[0] == 1
-    code, _, err = fedsweep("reproduce", table, "--resume", "--out", "groups", "--seeds", "5")
+    assert "SCAFFOLD is missing" in out and "fedsweep report" not in out
+    assert err == "4 cells of 2 rounds, sizes [1, 2]\n"
+    assert fedsweep("reproduce", "--resume", "--out", "own", "--quiet")[0] == 1
+    code, _, err = fedsweep("reproduce", table, "--resume", "--out", "own", "--seeds", "5")
     assert code == 2 and "begun with other cells" in err
-    assert fedsweep("reproduce", table, "--out", "groups")[0] == 2
-    assert fedsweep("reproduce", table, "--out", "groups", "--overwrite", "--seeds", "5")[0] == 1
+    assert fedsweep("reproduce", table, "--out", "own")[0] == 2
+    assert fedsweep("reproduce", table, "--out", "own", "--overwrite", "--seeds", "5")[0] == 1
 
 
-def test_wrong_input_of_another_kind_leaves_no_folder(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsweep: Command
+def test_wrong_options_of_a_kind_are_told_before_a_folder_is_made(
+    table: Path, tmp_path: Path, fedsweep: Command
 ) -> None:
-    table.write_text(TABLE.replace("  title:", "  kind: groups\n  title:"))
-
-    def measured_groups(table: TableFile, *, scale: str, cells: tuple[Cell, ...], out: Path, quiet: bool) -> Grid:
-        assert out.is_dir()
-        raise ConfigError("no sizes")
-
-    monkeypatch.setattr(group_tables, "measured_groups", measured_groups)
-    assert fedsweep("reproduce", table, "--out", "groups") == (2, "", "error: no sizes\n")
-    assert not (tmp_path / "groups").exists()
+    own_kind(table, "{size: [1]}")
+    code, _, err = fedsweep("reproduce", table, "--out", "own")
+    assert code == 2 and "table.options.size: unknown parameter 'size'; did you mean 'sizes'?" in err
+    own_kind(table, "{sizes: [1], fails: no sizes}")
+    assert fedsweep("reproduce", table, "--out", "own") == (2, "", "error: no sizes\n")
+    assert not (tmp_path / "own").exists()
 
 
 def test_wrong_input_of_a_later_cell_leaves_the_finished_ones_to_go_on_with(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedsweep: Command
+    table: Path, tmp_path: Path, fedsweep: Command
 ) -> None:
-    table.write_text(TABLE.replace("  title:", "  kind: groups\n  title:"))
-
-    def measured_groups(table: TableFile, *, scale: str, cells: tuple[Cell, ...], out: Path, quiet: bool) -> Grid:
-        (out / "first").mkdir(exist_ok=True)
-        (out / "first" / "config.yaml").write_text("name: first\n")
-        raise ConfigError("the second data set is not there")
-
-    monkeypatch.setattr(group_tables, "measured_groups", measured_groups)
+    own_kind(table, "{sizes: [1], fails: late}")
     for words in ((table,), ("--resume",)):
-        assert fedsweep("reproduce", *words, "--out", "gap") == (2, "", "error: the second data set is not there\n")
+        assert fedsweep("reproduce", *words, "--out", "gap") == (2, "", "error: late\n")
     assert (tmp_path / "gap" / "first" / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("  title:", "  kind: grups\n  title:", "table.kind: unknown table 'grups'; did you mean 'groups'"),
+        ("  title:", "  kind: nowhere:Own\n  title:", "the module 'nowhere' cannot be imported"),
+        ("  title:", "  figures: [{name: f, kind: scater}]\n  title:", "figures: f: unknown figure 'scater'"),
+        ("of: test_accuracy", "of: 'nowhere:mine'", "measures: accuracy: measure 'nowhere:mine': the module 'nowhere'"),
+    ],
+)
+def test_names_that_lead_nowhere_are_told_at_once(
+    table: Path, old: str, new: str, words: str, fedsweep: Command
+) -> None:
+    assert old in TABLE
+    table.write_text(TABLE.replace(old, new))
+    code, out, err = fedsweep("reproduce", table, "--out", "none")
+    assert (code, out) == (2, "") and words in err and err.count("\n") == 1
 
 
 def test_help_teaches_with_examples(fedsweep: Command) -> None:

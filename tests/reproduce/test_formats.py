@@ -12,6 +12,7 @@ from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.reproduce.formats import as_html, as_latex, as_markdown, as_text, html_fragment
 from fedsweep.reproduce.measured.grid import Grid, GridCell, Measured, setting_of
+from fedsweep.results.typeset import latex_text
 
 Changed = Callable[[str, str], Path]
 
@@ -32,12 +33,12 @@ def grid_of(table: TableFile, **more: object) -> Grid:
 def test_text_has_measured_beside_printed_in_the_papers_layout(table: TableFile) -> None:
     lines = as_text(grid_of(table)).splitlines()
     assert lines[0] == "Somebody 2024, Table 7: Two methods on digits"
-    assert lines[1] == "scale full; digits; 3 rounds; seeds 0, 1, 2"
+    assert lines[1] == "scale full; digits; mlp; 3 rounds; seeds 0, 1, 2"
     assert re.split(r"\s{2,}", lines[3].strip()) == ["even", "even", "K=2", "K=2"]
     assert re.split(r"\s{2,}", lines[5]) == [
         "FedAvg",
-        "72.1±0.4 [3] (70.0±0.5, outside)*",
-        "0.500±0.000 [3] (0.500, within)",
+        "72.1±0.4*† (70.0±0.5)",
+        "0.500±0.000 (0.500)",
         "failed",
         "failed (0.900)",
     ]
@@ -46,21 +47,26 @@ def test_text_has_measured_beside_printed_in_the_papers_layout(table: TableFile)
     assert "*: further from what is printed than the tolerance (Accuracy (%) 2, Cost 0.05)." in below
     assert "SCAFFOLD is missing: scaffold is not there yet" in below and "FedAvg | K=2: seed 0: failed: a < b" in below
     assert "The paper does not say which digits." in below and "±, measured: sample standard deviation" in below
-    assert "±, printed: standard deviation." in below and "within, outside: whether" in below
+    assert "±, printed: standard deviation." in below and "†: mean ± spread of measured and printed" in below
+    assert "Each figure is the mean over 3 seeds." in below
 
 
 def test_smoke_says_that_it_is_not_the_papers_setting(table: TableFile) -> None:
     grid = grid_of(table)
     cells = tuple(replace(cell, standing="other") for cell in grid.cells)
     text = as_text(replace(grid, scale="smoke", cells=cells))
-    assert "The scale smoke is not the paper's setting" in text and "*" not in text
+    assert text.splitlines()[2].startswith("The scale smoke is not the paper's setting") and "*" not in text
+    assert text.count("setting") == 1 and "72.1±0.4 (70.0±0.5)" in text
+    good = replace(grid_of(table).cells[0], column="K=2")
+    mixed = as_text(replace(grid, cells=(cells[0], good)))
+    assert "72.1±0.4‡ (70.0±0.5)" in mixed and "‡: the settings are not the paper's" in mixed
 
 
 def test_a_figure_of_some_seeds_and_a_target_never_reached_say_so(table: TableFile) -> None:
     some = {"accuracy": Measured(mean=70.0, count=2, of=3, sd=1.0), "cost": Measured(never=3, of=3)}
     text = as_text(grid_of(table, cells=(GridCell(row="FedAvg", column="even", measured=some),)))
-    assert "70.0±1.0 [2/3] (70.0±0.5, other setting)" in text and "k of n seeds" in text
-    assert "never [3] (0.500, other setting)" in text
+    assert "70.0±1.0 [2/3] (70.0±0.5)" in text and "[k/n] of the k of n seeds that have it" in text
+    assert "never [3] (0.500)" in text
 
 
 def wide(changed: Changed, count: int) -> Grid:
@@ -89,7 +95,8 @@ def test_latex_is_balanced_and_escapes_what_it_must(table: TableFile) -> None:
     assert plain.count("{") == plain.count("}")
     rows = [line for line in text.splitlines() if line.endswith(r"\\") and "multicolumn{2}" not in line]
     assert {line.replace(r"\&", "").count("&") for line in rows} == {4}
-    assert r"\textbf{72.1$\pm$0.4 [3]} (70.0$\pm$0.5, outside)\textsuperscript{*}" in text
+    assert r"72.1$\pm$0.4\textsuperscript{*$\dagger$}" in text and "(70.0$\\pm$0.5)" in text
+    assert latex_text("--seeds") == "-{}-seeds" and latex_text("a - b-c") == "a - b-c"
 
 
 def test_markdown_has_a_cell_for_each_heading_and_escapes_bars(table: TableFile) -> None:
@@ -97,7 +104,7 @@ def test_markdown_has_a_cell_for_each_heading_and_escapes_bars(table: TableFile)
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.replace(r"\|", "").count("|") for line in rows} == {6}
     assert r"FedAvg \| K=2: seed 0: failed: a &lt; b" in text
-    assert r"- \[n]: of n seeds; [k/n]: k of n" in text  # or it would define a link
+    assert r"- \[n] is a link" in as_markdown(grid_of(table, notes=("[n] is a link",)))  # or it would define one
 
 
 def test_latex_groups_measures_under_their_column(table: TableFile) -> None:
@@ -136,4 +143,4 @@ def test_html_is_well_formed_and_holds_no_element_that_came_from_a_text(changed:
 
 def test_costs_alone_leave_other_measures_out(table: TableFile) -> None:
     text = as_text(grid_of(table, costs_only=True))
-    assert "Accuracy" not in text and "0.500±0.000 [3] (0.500, within)" in text and "nothing was trained" in text
+    assert "Accuracy" not in text and "0.500±0.000 (0.500)" in text and "nothing was trained" in text

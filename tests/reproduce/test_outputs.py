@@ -38,7 +38,7 @@ def test_a_table_is_written_in_all_forms_and_read_back_the_same(grid: Grid, tmp_
         "table.html",
     ]
     assert all(path.stat().st_size > 100 for path in written)
-    assert (tmp_path / "out" / "tabular.tex").read_text().splitlines()[1].startswith(r"\begin{tabular}")
+    assert (tmp_path / "out" / "tabular.tex").read_text().splitlines()[3].startswith(r"\begin{tabular}")
     again = read_grid(tmp_path / "out")
     assert again == grid and as_text(again) == (tmp_path / "out" / "table.txt").read_text()
     (tmp_path / "out" / "figures").mkdir()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 
 import pytest
 
 from fedsweep.catalog import resolve
+from fedsweep.papers.registry import MEASURES
 from fedsweep.reproduce.cells import cells_of
-from fedsweep.reproduce.definition.sections import FULL, GAP_FIGURES, SCALES, SCRATCH
+from fedsweep.reproduce.definition.sections import FULL, SCALES, Claim
 from fedsweep.reproduce.definition.table_file import TableFile, listed_tables, read_table, table_names
 from fedsweep.reproduce.formats import table_text
 from fedsweep.runs.tables.rounds import ROUND_COLUMNS
@@ -88,21 +91,38 @@ def test_every_printed_number_is_of_a_measure_of_a_cell(table: TableFile) -> Non
 def test_its_measures_are_figures_that_runs_have(table: TableFile) -> None:
     known = {column.name for column in ROUND_COLUMNS if column.is_scalar} | _OF_RESULTS
     for measure in table.measures:
-        assert (
-            table.kind != "runs" or measure.of in {*known, *GAP_FIGURES, SCRATCH} or measure.of.startswith(_OF_METHODS)
-        )
+        assert table.kind != "runs" or measure.of in {*known, *MEASURES} or measure.of.startswith(_OF_METHODS)
         assert not measure.cost or measure.of in _COSTS or table.kind != "runs"
+
+
+def claimed_pairs(table: TableFile, claim: Claim, measure: str) -> Iterator[tuple[object, object]]:
+    def printed(row: str, column: str) -> object:
+        value = table.printed_value(row, column, measure=measure)
+        return math.inf if value == "never" else value
+
+    if claim.column_order:
+        rows = claim.rows or table.row_names
+        order = claim.column_order
+        yield from ((printed(row, one), printed(row, two)) for row in rows for one, two in pairwise(order))
+        return
+    for column in claim.columns or table.column_names:
+        if claim.order:
+            yield from pairwise(printed(row, column) for row in claim.order)
+        for other in claim.others or table.row_names:
+            if (row := claim.above or claim.below) and other != row:
+                pair = (printed(row, column), printed(other, column))
+                yield pair if claim.above else (pair[1], pair[0])
 
 
 def test_what_a_paper_prints_does_not_contradict_what_it_is_said_to_claim(table: TableFile) -> None:
     for claim in table.claims:
-        measure = claim.measure or table.measures[0].name
-        for column in claim.columns or table.column_names:
-            printed = [table.printed_value(row, column, measure=measure) for row in claim.order]
-            for (first, one), (second, other) in pairwise(zip(claim.order, printed, strict=True)):
-                if isinstance(one, float) and isinstance(other, float):
-                    fits = one > other if claim.apart is None else abs(one - other) < claim.apart
-                    assert fits, (claim.text, column, first, one, second, other)
+        every = list(claimed_pairs(table, claim, claim.measure or table.measures[0].name))
+        numbers = [(one, two) for one, two in every if isinstance(one, float) and isinstance(two, float)]
+        fits = [one > two if claim.apart is None else abs(one - two) < claim.apart for one, two in numbers]
+        if claim.column_order:  # "consistently" is the text's word, not so in each of its figures
+            assert sum(fits) > len(fits) / 2, claim.text
+        else:
+            assert all(fits), (claim.text, numbers)
 
 
 def test_a_table_is_listed_with_its_summary_and_the_source_that_it_names() -> None:

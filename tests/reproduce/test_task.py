@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.reproduce.measured.grid import views_of
+from fedsweep.reproduce.measured.grid import measured, views_of
 from fedsweep.reproduce.reproduction import TableRequest, reproduction
 from fedsweep.reproduce.task import _drawn
 
@@ -34,6 +34,7 @@ def test_a_picture_of_what_was_not_asked_for_is_no_problem(
     """Nothing has run, so that each picture that is looked at says so."""
     path = changed("  notes:\n", FIGURES)
     found = reproduction(TableRequest(table=str(path), scale="full", rows=rows, columns=columns))
-    pictures, problems = _drawn(found, views_of(found.table, found.folders(tmp_path)), tmp_path)
+    views = views_of(found.table, found.folders(tmp_path))
+    pictures, problems = _drawn(found, measured(found.table, views, scale="full"), views, folder=tmp_path)
     assert pictures == [] and [problem.split()[2] for problem in problems] == wanted
     assert all("none of the runs that it shows has rounds, or they failed" in problem for problem in problems)

@@ -18,7 +18,7 @@ from fedsweep.reports.page import build_report, render
 from fedsweep.reports.sources import find_sources
 from fedsweep.reports.sweep_table import print_summary
 from fedsweep.reproduce.definition.sections import FigureSpec
-from fedsweep.reproduce.figures.of_table import scene_of
+from fedsweep.reproduce.figures.scene import scene_of
 from fedsweep.reproduce.formats import as_text
 from fedsweep.reproduce.measured.grid import measured, summed_up, views_of
 from fedsweep.reproduce.reproduction import Reproduction, TableRequest, reproduction
@@ -150,7 +150,7 @@ def test_runs_that_have_not_finished_count_alike_everywhere(found: Reproduction,
         (setting,) = (s for s in report.settings if report.runs[s.runs[0]].method == row)
         (found_row,) = (s for s in summary.settings if row in s.label)
         assert setting.over_seeds("best_test_accuracy") == found_row.figures["best_test_accuracy"]
-        assert scene_of(FigureSpec(name="f", kind="bars", y="test_accuracy"), found.table, views).measured(
+        assert scene_of(FigureSpec(name="f", kind="bars", y="test_accuracy"), grid, views).measured(
             row, "even", measure=found.table.measures[0]
         ) == summed_up([view.figure("test_accuracy") for view in setting.views], found.table.measures[0])
 

@@ -147,7 +147,7 @@ def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
         )
 
     try:
-        made = task.make(run=run, said=(lambda text: None) if quiet else note, quiet=quiet)
+        made = task.make(run=run, said=(lambda text: None) if quiet else note)
     except KeyboardInterrupt:
         tell_interrupted(task.folder, "reproduce", what="the first cell")
         return INTERRUPTED

@@ -1,6 +1,4 @@
-"""Pictures of the high-frequency group by round: who is in it, and what labels its members hold together.
-
-The functions that begin with ``draw`` fill axes that somebody else made.
+"""The high-frequency group by round, as arrays for pictures: who is in it, what labels its members hold together.
 
 Shape letters: N clients, R rounds, C classes.
 """
@@ -8,18 +6,13 @@ Shape letters: N clients, R rounds, C classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedsweep.errors import OutputError
-from fedsweep.figures.style import Look, line_handle, patch_handles
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import CLIENTS, RunFolder
 from fedsweep.world.label_stats import population
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 OUTSIDE, COHORT, HIGH = 0, 1, 2
 GROUP_LOOKS = {
@@ -27,9 +20,6 @@ GROUP_LOOKS = {
     COHORT: ("low-frequency", "#9CC7E4"),
     HIGH: ("high-frequency", "#D55E00"),
 }
-_POPULATION = "#000000"
-# Of a round's labels: half of the rounds lie within the thick bar, eight in ten within the thin one.
-_THICK, _THIN = (25, 75), (10, 90)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,63 +103,6 @@ def counts_of(run: RunView) -> np.ndarray | None:
     if not all(type(count) is int and 0 <= count < 2**53 for row in rows for count in row):
         raise OutputError(f"{run.folder / CLIENTS}: label_counts must hold whole numbers from 0 on")
     return np.array(rows, dtype=np.int64)
-
-
-def draw_membership(axes: Axes, cells_NR: np.ndarray, *, first_round: int = 1) -> None:
-    """Clients by rounds on empty axes, a cell coloured by the group of :func:`membership_of` that the client was in."""
-    from matplotlib.colors import ListedColormap
-    from matplotlib.ticker import MaxNLocator
-
-    num_clients, num_rounds = cells_NR.shape
-    extent = (first_round - 0.5, first_round + num_rounds - 0.5, num_clients - 0.5, -0.5)
-    look: dict[str, Any] = {
-        "cmap": ListedColormap([colour for _, colour in GROUP_LOOKS.values()]),
-        "vmin": 0,
-        "vmax": 2,
-    }
-    axes.imshow(cells_NR, aspect="auto", interpolation="nearest", extent=extent, **look)
-    axes.set_xlabel("round")
-    axes.set_ylabel("client")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(6, integer=True))
-
-
-def membership_handles() -> list[Any]:
-    """What the colours of :func:`draw_membership` mean, for a legend."""
-    return patch_handles(GROUP_LOOKS[level] for level in (COHORT, HIGH))
-
-
-def draw_group_labels(axes: Axes, found: GroupLabels) -> None:
-    """For each class the groups' shares over the rounds, beside the population's, on empty axes.
-
-    A dot is the mean, the thick bar holds half of the rounds, the thin one eight in ten.
-    """
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
-
-    classes_C = np.arange(len(found.population_C))
-    axes.hlines(found.population_C, classes_C - 0.45, classes_C + 0.45, color=_POPULATION, linewidth=1.0, zorder=3)
-    for shares_RC, level, shift in ((found.low_RC, COHORT, -0.18), (found.high_RC, HIGH, 0.18)):
-        if not len(shares_RC):
-            continue
-        colour = GROUP_LOOKS[level][1]
-        for (low, high), width in ((_THIN, 1.0), (_THICK, 3.0)):
-            ends_2C = np.percentile(shares_RC, (low, high), axis=0)
-            axes.vlines(classes_C + shift, *ends_2C, color=colour, linewidth=width, zorder=1)
-        axes.plot(classes_C + shift, shares_RC.mean(axis=0), "o", color=colour, markersize=3.0, zorder=2)
-    axes.set_xlabel("class")
-    axes.set_ylabel("share of the group's samples")
-    axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
-    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=None))
-
-
-def group_label_handles() -> list[Any]:
-    """What the marks of :func:`draw_group_labels` mean, for a legend."""
-    groups = [(f"{GROUP_LOOKS[level][0]} group", GROUP_LOOKS[level][1]) for level in (COHORT, HIGH)]
-    return [
-        line_handle("population", Look(colour=_POPULATION, marker=""), linewidth=1.0),
-        *(line_handle(label, Look(colour=colour, marker="o"), markersize=3.0) for label, colour in groups),
-    ]
 
 
 def _shares(sums_RC: np.ndarray) -> np.ndarray:

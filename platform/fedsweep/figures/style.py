@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".pdf", ".svg")
 # Source: Okabe and Ito 2008, without the yellow, which is too pale for lines on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Where there are more lines than those. Source: Tol 2021, Kelly 1965; then hues that lie far apart.
+_MORE_COLOURS = ("#332288", "#999933", "#882255", "#44AA99", "#661100", "#7F7F7F", "#AA4499", "#DDCC77", "#117733")
+# Levels in an order, from dark to light: one such family, or several beside each other.
+_LEVELS, _FAMILIES = "viridis", ("Blues_r", "Oranges_r", "Greens_r", "Purples_r", "Reds_r", "Greys_r")
+_FEWEST_LEVELS = 3
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 INK, GRID = "#333333", "#DDDDDD"
 _UNDATED: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
@@ -38,6 +44,7 @@ TEXT_WIDTH = 2 * PANEL_WIDTH
 _TITLE_HEIGHT, _LEGEND_LINE = 0.25, 0.19
 _LEGEND_MARK, _CHARACTER = 0.45, 0.065
 _DOTS_PER_INCH = 200
+_ALIKE = 3.0
 _STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.labelsize": 8,
@@ -93,9 +100,46 @@ def look_of(place: int) -> Look:
     return Look(colour=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)])
 
 
-def looks(names: Sequence[str]) -> dict[str, Look]:
-    """A look for each name, by its place among all names, so that a picture of some of them looks like the others."""
-    return {name: look_of(place) for place, name in enumerate(names)}
+def looks(names: Sequence[str], *, ordered: bool = False) -> dict[str, Look]:
+    """A look for each name, by its place among all names, so that a picture of some of them looks like the others.
+
+    No two have one colour. Levels go from dark to light: all names where they are ``ordered``, and names that differ
+    in a number alone (``L=10``, ``L=15``, ``L=25``).
+    """
+    every = {name: Look(colour=_colour(place), marker=look_of(place).marker) for place, name in enumerate(names)}
+    families = [list(names)] if ordered else _families(names)
+    for family, scale in zip(families, [_LEVELS] if len(families) == 1 else _FAMILIES, strict=False):
+        for name, colour in zip(family, _ramp(scale, len(family)), strict=True):
+            every[name] = replace(every[name], colour=colour)
+    return every
+
+
+def _colour(place: int) -> str:
+    """A colour of its own for each place."""
+    from matplotlib.colors import hsv_to_rgb, to_hex
+
+    some = (*COLOURS, *_MORE_COLOURS)
+    golden = 0.61803398875  # hues at its multiples lie apart however many there are
+    return some[place] if place < len(some) else to_hex(tuple(hsv_to_rgb((golden * place % 1, 0.75, 0.75))))
+
+
+def _ramp(scale: str, count: int) -> list[str]:
+    """Colours from dark to light, none of which is too pale for a line."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    lightest = 0.88 if scale == _LEVELS else 0.6
+    return [to_hex(colormaps[scale](lightest * place / max(1, count - 1))) for place in range(count)]
+
+
+def _families(names: Sequence[str]) -> list[list[str]]:
+    """Names that differ in a number alone, by that number."""
+    found: dict[str, dict[float, str]] = {}
+    for name in names:
+        numbers = re.findall(r"\d*\.?\d+", name)
+        if len(numbers) == 1:
+            found.setdefault(name.replace(numbers[0], "#"), {})[float(numbers[0])] = name
+    return [[family[n] for n in sorted(family)] for family in found.values() if len(family) >= _FEWEST_LEVELS]
 
 
 def setting_looks(methods: Sequence[str]) -> list[Look]:
@@ -229,6 +273,36 @@ def name_axes(axes: Axes, *, x: str, y: str) -> None:
             axis.set_major_locator(MaxNLocator(4) if scale == "linear" else LogLocator(subs=few))
         if name in (_NAMES["round"], _NAMES["size"]) and scale == "linear":
             axis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def share_axes(every: Sequence[Axes]) -> None:
+    """Gives panels with the same quantity on an axis the same range there, so that they can be compared.
+
+    Across, only where the ranges are of one size: what takes a thousand times as long would leave nothing to see.
+    """
+    for kind in ("x", "y"):
+        named: dict[tuple[str, str], list[Axes]] = {}
+        for axes in every:
+            if axes.has_data():
+                named.setdefault((getattr(axes, f"get_{kind}label")(), getattr(axes, f"get_{kind}scale")()), []).append(
+                    axes
+                )
+        for (_, scale), panels in named.items():
+            ranges = [getattr(axes, f"get_{kind}lim")() for axes in panels]
+            ends = (min(low for low, _ in ranges), max(high for _, high in ranges))
+            sizes = [math.log(high / low) if scale == "log" else high - low for low, high in ranges]
+            if kind == "y" or max(sizes) <= _ALIKE * min(sizes):
+                for axes in panels:
+                    getattr(axes, f"set_{kind}lim")(*ends)
+
+
+def add_setting(figure: Figure, text: str) -> None:
+    """Writes above a finished figure, which grows for it, under what it was measured."""
+    width, height = figure.get_size_inches()
+    lines = textwrap.wrap(text, int(width / _CHARACTER))
+    figure.set_size_inches(width, height + _LEGEND_LINE * len(lines))
+    above = figure.get_suptitle()
+    figure.suptitle("\n".join([above] * bool(above) + lines), fontsize=7, color=INK)
 
 
 def label_outer(figure: Figure) -> None:

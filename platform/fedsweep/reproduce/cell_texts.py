@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedsweep.reproduce.definition.sections import FULL, NEVER, Measure
-from fedsweep.reproduce.measured.claims import findings
+from fedsweep.reproduce.measured.claims import claim_lines
 from fedsweep.reproduce.measured.grid import Grid, GridCell, Measured, compared, deviates, is_comparable, lies_within
 from fedsweep.results.curves import FIGURES
 from fedsweep.results.texts import clean
 
-MARK = "*"
-OTHER_SETTING = "other setting"
+# Beyond the tolerance; mean ± spread of both apart; another setting, where that is not so throughout.
+FAR, APART, OTHER = "*", "†", "‡"
 _NOTHING = "-"
 _LONGEST_NOTE = 600
 
@@ -23,27 +23,30 @@ class CellText:
     """A measure of a cell in words.
 
     Attributes:
-        measured: What was measured; with its spread over seeds, where there is one, and their number.
+        measured: What was measured; with its spread over seeds, where there is one, and with their number where that is
+            not the table's usual one.
         printed: What the paper prints; empty where it prints nothing.
-        verdict: Whether the two lie within both spreads; empty where there is nothing to compare.
-        is_off: Whether the two lie further apart than the measure's tolerance.
+        marks: How the two lie to each other: any of :data:`FAR`, :data:`APART` and :data:`OTHER`.
         is_broken: Whether something failed.
     """
 
     measured: str
     printed: str
-    verdict: str = ""
-    is_off: bool = False
+    marks: str = ""
     is_broken: bool = False
 
     @property
-    def beside(self) -> str:
-        """What stands in brackets beside the measured figure."""
-        return f"{self.printed}, {self.verdict}" if self.verdict else self.printed
+    def is_off(self) -> bool:
+        """Whether the two lie further apart than the measure's tolerance."""
+        return FAR in self.marks
+
+    @property
+    def in_brackets(self) -> str:
+        """What the paper prints, as it stands beside or below what was measured."""
+        return f"({self.printed})" if self.printed else ""
 
     def __str__(self) -> str:
-        printed = f" ({self.beside})" if self.printed else ""
-        return f"{self.measured}{printed}{MARK if self.is_off else ''}"
+        return f"{self.measured}{self.marks} {self.in_brackets}".rstrip()
 
 
 class Heading(NamedTuple):
@@ -60,7 +63,18 @@ def label_of(measure: Measure) -> str:
 
 def headings(grid: Grid) -> list[Heading]:
     """All columns of figures, in order."""
-    return [Heading(column, measure) for column in grid.columns for measure in grid.measures]
+    shown = {column: grid.table.column(column).measures for column in grid.columns}
+    return [
+        Heading(column, measure)
+        for column, names in shown.items()
+        for measure in grid.measures
+        if names is None or measure.name in names
+    ]
+
+
+def has_labels(grid: Grid) -> bool:
+    """Whether the columns of figures show different measures, so that each needs its measure's label."""
+    return len({heading.measure.name for heading in headings(grid)}) > 1
 
 
 def cell_text(grid: Grid, row: str, heading: Heading) -> CellText:
@@ -70,32 +84,33 @@ def cell_text(grid: Grid, row: str, heading: Heading) -> CellText:
     cell = grid.cell(row, heading.column)
     if cell is None:
         return CellText(measured=_NOTHING, printed=printed)
-    found = cell.measured.get(measure.name)
-    if found is None or (found.count == 0 and not found.never):
+    figure = cell.measured.get(measure.name)
+    if figure is None or (figure.count == 0 and not figure.never):
         broken = bool(cell.problems)
         return CellText(measured="failed" if broken else _NOTHING, printed=printed, is_broken=broken)
     return CellText(
-        measured=_measured(found, measure),
+        measured=_measured(figure, measure, usual=grid.usual_count),
         printed=printed,
-        verdict=_verdict(grid, cell, measure) if printed else "",
-        is_off=deviates(grid, cell, measure),
+        marks=_marks_of(grid, cell, measure) if printed else "",
         is_broken=bool(cell.problems),
     )
 
 
-def _verdict(grid: Grid, cell: GridCell, measure: Measure) -> str:
+def _marks_of(grid: Grid, cell: GridCell, measure: Measure) -> str:
     if not is_comparable(cell, measure):
-        return OTHER_SETTING
-    within = lies_within(grid, cell, measure)
-    return "" if within is None else "within" if within else "outside"
+        return "" if grid.is_other_throughout else OTHER
+    far, within = deviates(grid, cell, measure), lies_within(grid, cell, measure)
+    return (FAR if far else "") + (APART if within is False else "")
 
 
-def _measured(found: Measured, measure: Measure) -> str:
-    seeds = f" [{found.count}/{found.of}]" if found.count < found.of else f" [{found.count}]"
-    if found.mean is None:
-        return f"{NEVER} [{found.never}]" if found.never == found.of else f"{NEVER}{seeds}"
-    spread = "" if found.sd is None else f"±{_number(found.sd, measure)}"
-    return f"{_number(found.mean, measure)}{spread}{seeds}"
+def _measured(figure: Measured, measure: Measure, *, usual: int | None) -> str:
+    count = figure.count or figure.never
+    is_partial = figure.mean is not None and figure.count < figure.of
+    seeds = f" [{count}/{figure.of}]" if is_partial else "" if count == usual else f" [{count}]"
+    if figure.mean is None:
+        return f"{NEVER}{seeds}"
+    spread = "" if figure.sd is None else f"±{_number(figure.sd, measure)}"
+    return f"{_number(figure.mean, measure)}{spread}{seeds}"
 
 
 def _printed(grid: Grid, row: str, heading: Heading) -> str:
@@ -104,7 +119,13 @@ def _printed(grid: Grid, row: str, heading: Heading) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     spread = grid.table.printed_sd(row, heading.column, measure=measure.name)
-    return _number(value, measure) + ("" if spread is None else f"±{_number(spread, measure)}")
+    return _as_printed(value, measure) + ("" if spread is None else f"±{_as_printed(spread, measure)}")
+
+
+def _as_printed(value: float, measure: Measure) -> str:
+    """A printed figure loses no digit."""
+    own = len(repr(value).partition(".")[2]) if "e" not in repr(value) else 0
+    return f"{value:.{max(measure.digits, own if value % 1 else 0)}f}"
 
 
 def _number(value: float, measure: Measure) -> str:
@@ -127,8 +148,10 @@ def setting_line(grid: Grid) -> str:
     parts = [f"scale {grid.scale}"]
     if datasets := said.get("datasets"):
         parts.append(", ".join(clean(name) for name in datasets))
+    if networks := said.get("networks"):
+        parts.append(", ".join(clean(name) for name in networks))
     rounds = said.get("rounds") or []
-    if rounds and grid.table.kind == "runs":
+    if rounds and grid.table.has_runs:
         low, high = rounds[0], rounds[-1]
         parts.append(f"{low} rounds" if low == high else f"{low} to {high} rounds")
     if seeds := said.get("seeds"):
@@ -136,39 +159,58 @@ def setting_line(grid: Grid) -> str:
     return clean("; ".join(parts), longest=_LONGEST_NOTE)
 
 
+def standing_line(grid: Grid) -> str:
+    """One line, above the table, where all of it has another setting than the paper's; else empty."""
+    if not grid.table.printed or not grid.is_other_throughout:
+        return ""
+    where = f"The scale {grid.scale} is not" if grid.scale != FULL else "With --set this is not"
+    return f"{where} the paper's setting: its figures say nothing about the paper's, which stand in brackets."
+
+
 def notes(grid: Grid) -> list[str]:
     """What a reader must know, most important first."""
-    claims = [finding.text for finding in findings(grid)]
-    found = [
+    every = [
         *_how_to_read(grid),
         *_judged(grid),
-        *_marks(grid),
-        *claims,
+        *claim_lines(grid),
         *_scale_notes(grid),
         *_missing(grid),
         *grid.problems,
         *grid.untold,
     ]
-    return [clean(note, longest=_LONGEST_NOTE) for note in (*found, *grid.table.notes, *grid.notes)]
+    return [clean(note, longest=_LONGEST_NOTE) for note in (*every, *grid.table.notes, *grid.notes)]
 
 
 def _how_to_read(grid: Grid) -> list[str]:
-    names = ", ".join(label_of(measure) for measure in grid.measures)
+    every = grid.figures
+    marks = {mark for row in grid.rows for heading in headings(grid) for mark in cell_text(grid, row, heading).marks}
     has_printed = any(_printed(grid, row, heading) for row in grid.rows for heading in headings(grid))
-    beside = "with what the paper prints in brackets" if has_printed else "the paper prints no figures"
-    said = [f"Each cell: {names}, as measured{f'; {beside}' if grid.table.printed else ''}."]
-    every = [cell.measured[m.name] for cell in grid.cells for m in grid.measures if m.name in cell.measured]
-    if any(found.sd is not None for found in every):
+    beside = f"; in brackets {grid.table.reference}" if has_printed else "; the paper prints no figures"
+    names = ", ".join(dict.fromkeys(label_of(heading.measure) for heading in headings(grid)))
+    said = [f"Each cell: {names}, as measured{beside if grid.table.printed else ''}."]
+    usual = grid.usual_count
+    if usual is not None:
+        said.append(
+            f"Each figure is {'of one seed' if usual == 1 else f'the mean over {usual} seeds'}, but where"
+            " [n] says of n, [k/n] of the k of n seeds that have it."
+            if any(figure.count != usual for _, _, figure in every)
+            else f"Each figure is {'of one seed' if usual == 1 else f'the mean over {usual} seeds'}."
+        )
+    if any(figure.sd is not None for _, _, figure in every):
         said.append("±, measured: sample standard deviation over seeds.")
     if any(isinstance(v, list) for r in grid.table.printed.values() for c in r.values() for v in c.values()):
         said.append(f"±, printed: {grid.table.spread}.")
-    if every:
-        said.append("[n]: of n seeds; [k/n]: k of n seeds have the figure, and the mean is over those.")
-    if has_printed and any(cell.measured for cell in grid.cells):
-        said.append(
-            f"within, outside: whether mean ± spread of measured and printed overlap; {OTHER_SETTING}: the settings are"
-            " not the paper's, so the two are not compared."
-        )
+    judged = [m for m in grid.measures if m.tolerance is not None]
+    within = f"the tolerance ({', '.join(f'{label_of(m)} {m.tolerance:g}' for m in judged)})"
+    comparable = [c for c in grid.cells for m in judged if compared(grid, c, m) is not None]
+    if FAR in marks:
+        said.append(f"{FAR}: further from what is printed than {within}.")
+    elif comparable:
+        said.append(f"All {len(comparable)} figures that can be compared lie within {within} of what is printed.")
+    if APART in marks:
+        said.append(f"{APART}: mean ± spread of measured and printed do not overlap.")
+    if OTHER in marks:
+        said.append(f"{OTHER}: the settings are not the paper's, so the two are not compared.")
     return said
 
 
@@ -183,31 +225,16 @@ def _judged(grid: Grid) -> list[str]:
     ]
 
 
-def _marks(grid: Grid) -> list[str]:
-    judged = [m for m in grid.measures if m.tolerance is not None]
-    comparable = [c for c in grid.cells for m in judged if compared(grid, c, m) is not None]
-    if not comparable:
-        return []
-    within = f"the tolerance ({', '.join(f'{label_of(m)} {m.tolerance:g}' for m in judged)})"
-    if any(deviates(grid, cell, measure) for cell in grid.cells for measure in grid.measures):
-        return [f"{MARK}: further from what is printed than {within}."]
-    return [f"All {len(comparable)} figures that can be compared lie within {within} of what is printed."]
-
-
 def _scale_notes(grid: Grid) -> list[str]:
     note = grid.table.scale(grid.scale).note
     said = [note] if note else []
     if grid.costs_only:
         return [*said, "Costs alone: nothing was trained."]
-    if not grid.table.printed:
-        return said  # a table of one's own: there is no paper that it could differ from
-    alike = [cell for cell in grid.cells if cell.standing == "paper"]
-    if len(alike) == len(grid.cells) or grid.table.kind != "runs":
-        return said
-    costs = any(measure.cost for measure in grid.measures) and any(c.standing == "costs" for c in grid.cells)
+    is_partly_other = any(cell.standing != "paper" for cell in grid.cells) and not grid.is_other_throughout
+    if not grid.table.printed or not is_partly_other:
+        return said  # a table of one's own, or all is said above
     where = f"The scale {grid.scale} is not" if grid.scale != FULL else "With --set this is not"
-    but = "; only costs are compared, where the settings that they follow from are the paper's" if costs else ""
-    return [*said, f"{where} the paper's setting: its figures say nothing about the paper's{but}."]
+    return [*said, f"{where} the paper's setting; only what follows from settings that are the paper's is compared."]
 
 
 def _missing(grid: Grid) -> list[str]:

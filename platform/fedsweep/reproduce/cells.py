@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -142,12 +143,29 @@ def chosen(kind: Literal["row", "column"], table: TableFile, scale: str, *, patt
     return [name for name in names if name in found]
 
 
+def stand_in_of(table: TableFile, cell: Cell) -> str:
+    """The data set and the network that a cell has in place of those that its column is called by; empty where none."""
+    column, full = table.column(cell.column), _at_full_scale(table, cell)
+    heading = re.sub(r"[^a-z0-9]", "", cell.column.lower())
+    pairs = {"scenario.dataset": (cell.config.scenario.dataset, full.scenario.dataset)}
+    pairs["model"] = (cell.config.model.name, full.model.name)
+    return ", ".join(
+        here
+        for key, (here, there) in pairs.items()
+        if here != there and (key in column.set or re.sub(r"[^a-z0-9]", "", there) in heading)
+    )
+
+
 def standing_of(table: TableFile, cell: Cell) -> Standing:
     """Whose settings a cell of a table has, the seed apart."""
-    full = load_config(_given(table, FULL, row=cell.row, column=cell.column, overrides=()))
+    full = _at_full_scale(table, cell)
     if _compared(cell.config, costs_alone=False) == _compared(full, costs_alone=False):
         return "paper"
     return "costs" if _compared(cell.config, costs_alone=True) == _compared(full, costs_alone=True) else "other"
+
+
+def _at_full_scale(table: TableFile, cell: Cell) -> Config:
+    return load_config(_given(table, FULL, row=cell.row, column=cell.column, overrides=()))
 
 
 def _compared(config: Config, *, costs_alone: bool) -> dict[str, Any]:

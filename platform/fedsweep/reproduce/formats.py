@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from html import escape
@@ -12,13 +13,24 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from fedsweep.catalog import resolve
-from fedsweep.reproduce.cell_texts import CellText, Heading, caption, cell_text, headings, label_of, notes, setting_line
+from fedsweep.reproduce.cell_texts import (
+    Heading,
+    caption,
+    cell_text,
+    has_labels,
+    headings,
+    label_of,
+    notes,
+    setting_line,
+    standing_line,
+)
 from fedsweep.reproduce.cells import cells_of, chosen
 from fedsweep.reproduce.definition.sections import FULL, SCALES, Measure
 from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.latex import as_latex, as_tabular
 from fedsweep.reproduce.measured.grid import Grid
 from fedsweep.results.texts import clean
-from fedsweep.results.typeset import latex_tabular, latex_text, markdown_table, markdown_text
+from fedsweep.results.typeset import markdown_table, markdown_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,16 +39,15 @@ if TYPE_CHECKING:
 
 
 WIDTH = 120
-_GAP = 2
-_LONGEST_NAME = 36
-_LONGEST_HEADING = 24
+_LONGEST_NAME = 28
+_LONGEST_HEADING = 16
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
 def print_grid(grid: Grid, console: Console) -> None:
-    """Prints a table, its columns in as many blocks as the width asks for.
+    """Prints a table in the paper's arrangement; below each other what does not fit beside each other.
 
     Args:
         grid: The table.
@@ -46,10 +57,11 @@ def print_grid(grid: Grid, console: Console) -> None:
 
     width = min(console.width, WIDTH)
     console.print(Text(caption(grid), style="bold"), width=width)
-    console.print(Text(setting_line(grid)), width=width)
-    for block in _blocks(grid, width):
+    for line in filter(None, (setting_line(grid), standing_line(grid))):
+        console.print(Text(line), width=width)
+    for table in _fitting(grid, headings(grid), console, width=width):
         console.print()
-        console.print(_block(grid, block), width=width)
+        console.print(table, width=width)
     console.print()
     for note in notes(grid):
         console.print(Text(note), width=width)
@@ -64,103 +76,64 @@ def as_text(grid: Grid) -> str:
     return "".join(f"{line.rstrip()}\n" for line in sink.getvalue().splitlines())
 
 
-def _blocks(grid: Grid, width: int) -> list[list[Heading]]:
-    """The columns of figures, cut where a line would be too long; a column's measures stay together if they can."""
-    room = width - min(max(len(name) for name in grid.rows), _LONGEST_NAME)
-    blocks: list[list[Heading]] = [[]]
-    left = room
-    for _, group in groupby(headings(grid), key=lambda heading: heading.column):
-        members = list(group)
-        sizes = [_GAP + _width(grid, heading) for heading in members]
-        if sum(sizes) > left and blocks[-1]:
-            blocks.append([])
-            left = room
-        for heading, size in zip(members, sizes, strict=True):
-            if size > left and blocks[-1]:
-                blocks.append([])
-                left = room
-            blocks[-1].append(heading)
-            left -= size
-    return blocks
+def _fitting(grid: Grid, shown: Sequence[Heading], console: Console, *, width: int) -> list[Table]:
+    """One table where that fits, else with what is printed below what is measured, else half of the columns each."""
+    from rich.measure import Measurement
+
+    for is_stacked in (False, True):
+        table = _table(grid, shown, is_stacked=is_stacked)
+        if Measurement.get(console, console.options.update(max_width=10**4), table).maximum <= width:
+            return [table]
+    columns = list(dict.fromkeys(heading.column for heading in shown))
+    if len(shown) == 1:
+        return [table]
+    halves = columns[: len(columns) // 2] if len(columns) > 1 else columns
+    first = [h for h in shown if h.column in halves] if len(columns) > 1 else list(shown[: len(shown) // 2])
+    rest = [heading for heading in shown if heading not in first]
+    return [*_fitting(grid, first, console, width=width), *_fitting(grid, rest, console, width=width)]
 
 
-def _width(grid: Grid, heading: Heading) -> int:
-    texts = [str(cell_text(grid, row, heading)) for row in grid.rows]
-    return max(map(len, (*texts, *(line[:_LONGEST_HEADING] for line in _heading_lines(grid, heading)))))
-
-
-def _heading_lines(grid: Grid, heading: Heading) -> list[str]:
-    column = clean(heading.column)
-    return [column] if len(grid.measures) == 1 else [column, clean(label_of(heading.measure))]
-
-
-def _block(grid: Grid, block: Sequence[Heading]) -> Table:
+def _table(grid: Grid, shown: Sequence[Heading], *, is_stacked: bool) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    table.add_column("", overflow="fold", max_width=_LONGEST_NAME)
-    for heading in block:
-        title = Text("\n".join(_heading_lines(grid, heading)), overflow="fold")
-        width = _width(grid, heading)
-        table.add_column(title, justify="right", min_width=width, max_width=width, overflow="fold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("")
+    for heading in shown:
+        lines = textwrap.wrap(clean(grid.column_label(heading.column)), _LONGEST_HEADING)
+        lines += textwrap.wrap(clean(label_of(heading.measure)), _LONGEST_HEADING) if has_labels(grid) else []
+        table.add_column(Text("\n".join(lines)), justify="right", overflow="fold")
     for row in grid.rows:
-        texts = [cell_text(grid, row, heading) for heading in block]
+        texts = [cell_text(grid, row, heading) for heading in shown]
         styles = ["red" if text.is_broken else "yellow" if text.is_off else "" for text in texts]
-        cells = [Text(str(text), style=style) for text, style in zip(texts, styles, strict=True)]
-        table.add_row(Text(clean(row)), *cells)
+        said = [f"{t.measured}{t.marks}\n{t.in_brackets}".rstrip() if is_stacked else str(t) for t in texts]
+        name = "\n".join(textwrap.wrap(clean(grid.row_label(row)), _LONGEST_NAME))
+        table.add_row(Text(name), *(Text(text, style=style) for text, style in zip(said, styles, strict=True)))
     return table
 
 
-# -- Markdown and LaTeX ------------------------------------------------------------------------------------------------
+# -- Markdown ----------------------------------------------------------------------------------------------------------
 
 
 def as_markdown(grid: Grid) -> str:
     """The table as GitHub's Markdown."""
     head = [f"**{markdown_text(caption(grid))}**", "", markdown_text(setting_line(grid)), ""]
+    head += [markdown_text(standing_line(grid)), ""] if standing_line(grid) else []
     foot = ["", *(f"- {markdown_text(note)}" for note in notes(grid)), ""]
-    return "\n".join([*head, *markdown_table(_frame(grid, str)), *foot])
+    return "\n".join([*head, *markdown_table(_frame(grid)), *foot])
 
 
-def as_latex(grid: Grid) -> str:
-    """The table as LaTeX, for the package ``booktabs``."""
-    head = [
-        r"% needs \usepackage{booktabs}",
-        r"\begin{table}",
-        r"\centering\small",
-        rf"\caption{{{latex_text(caption(grid))}. {latex_text(setting_line(grid))}.}}",
-    ]
-    foot = [
-        r"\par\smallskip\begin{minipage}{\linewidth}\footnotesize",
-        *(rf"{latex_text(note)}\par" for note in notes(grid)),
-        r"\end{minipage}",
-        r"\end{table}",
-    ]
-    return "\n".join([*head, *latex_tabular(_frame(grid, _latex_cell)), *foot, ""])
-
-
-def as_tabular(grid: Grid) -> str:
-    """The lines of figures alone, for a table environment of one's own."""
-    return "\n".join([r"% needs \usepackage{booktabs}", *latex_tabular(_frame(grid, _latex_cell)), ""])
-
-
-def _frame(grid: Grid, written: Callable[[CellText], str]) -> pd.DataFrame:
-    """The figures as written, with two lines of headings where a column has several measures."""
+def _frame(grid: Grid) -> pd.DataFrame:
+    """The figures as texts, with two lines of headings where columns show different measures."""
     import pandas as pd
 
     above = headings(grid)
-    names = [(clean(heading.column), clean(label_of(heading.measure))) for heading in above]
+    names = [(clean(grid.column_label(heading.column)), clean(label_of(heading.measure))) for heading in above]
     return pd.DataFrame(
-        [[written(cell_text(grid, row, heading)) for heading in above] for row in grid.rows],
-        index=[clean(row) for row in grid.rows],
-        columns=pd.MultiIndex.from_tuples(names) if len(grid.measures) > 1 else [name for name, _ in names],
+        [[str(cell_text(grid, row, heading)) for heading in above] for row in grid.rows],
+        index=[clean(grid.row_label(row)) for row in grid.rows],
+        columns=pd.MultiIndex.from_tuples(names) if has_labels(grid) else [name for name, _ in names],
     )
-
-
-def _latex_cell(text: CellText) -> str:
-    measured = latex_text(text.measured)
-    printed = f" ({latex_text(text.beside)})" if text.printed else ""
-    return rf"\textbf{{{measured}}}{printed}\textsuperscript{{*}}" if text.is_off else f"{measured}{printed}"
 
 
 # -- HTML --------------------------------------------------------------------------------------------------------------
@@ -215,25 +188,29 @@ def as_html(grid: Grid, *, pictures: Sequence[Path] = (), runs: Sequence[Path] =
 def html_fragment(grid: Grid) -> str:
     """The table, how it was measured and its notes, as HTML without a style; every text is escaped."""
     rows = [
-        f'<tr><th scope="row">{escape(clean(row))}</th>'
+        f'<tr><th scope="row">{escape(clean(grid.row_label(row)))}</th>'
         + "".join(_html_cell(grid, row, heading) for heading in headings(grid))
         + "</tr>\n"
         for row in grid.rows
     ]
     listed = "".join(f"<li>{escape(note)}</li>\n" for note in notes(grid))
+    above = f'<p class="lead">{escape(standing_line(grid))}</p>\n' if standing_line(grid) else ""
     return (
-        f'<p class="lead">{escape(setting_line(grid))}</p>\n<div class="scroll"><table>\n<thead>\n{_html_heads(grid)}'
-        f"</thead>\n<tbody>\n{''.join(rows)}</tbody>\n</table></div>\n"
+        f'<p class="lead">{escape(setting_line(grid))}</p>\n{above}<div class="scroll"><table>\n<thead>\n'
+        f"{_html_heads(grid)}</thead>\n<tbody>\n{''.join(rows)}</tbody>\n</table></div>\n"
         f'<ul class="footnotes">\n{listed}</ul>\n'
     )
 
 
 def _html_heads(grid: Grid) -> str:
-    span = len(grid.measures)
-    scope = f'scope="colgroup" colspan="{span}"' if span > 1 else 'scope="col"'
-    lines = ["".join(f'<th class="number" {scope}>{escape(clean(name))}</th>' for name in grid.columns)]
-    if span > 1:
-        labels = (escape(clean(label_of(heading.measure))) for heading in headings(grid))
+    shown = headings(grid)
+    lines = [""]
+    for column, group in groupby(shown, key=lambda heading: heading.column):
+        span = len(list(group))
+        scope = f'scope="colgroup" colspan="{span}"' if span > 1 else 'scope="col"'
+        lines[0] += f'<th class="number" {scope}>{escape(clean(grid.column_label(column)))}</th>'
+    if has_labels(grid):
+        labels = (escape(clean(label_of(heading.measure))) for heading in shown)
         lines.append("".join(f'<th class="number" scope="col">{label}</th>' for label in labels))
     return "".join(f"<tr><td></td>{line}</tr>\n" for line in lines)
 
@@ -241,9 +218,9 @@ def _html_heads(grid: Grid) -> str:
 def _html_cell(grid: Grid, row: str, heading: Heading) -> str:
     text = cell_text(grid, row, heading)
     kind = "number broken" if text.is_broken else "number off" if text.is_off else "number"
-    printed = f' <span class="printed">({escape(text.beside)})</span>' if text.printed else ""
-    mark = "<sup>*</sup>" if text.is_off else ""
-    return f'<td class="{kind}">{escape(text.measured)}{printed}{mark}</td>'
+    printed = f' <span class="printed">{escape(text.in_brackets)}</span>' if text.printed else ""
+    marks = f"<sup>{text.marks}</sup>" if text.marks else ""
+    return f'<td class="{kind}">{escape(text.measured)}{marks}{printed}</td>'
 
 
 FORMS: dict[str, Callable[[Grid], str]] = {
@@ -308,4 +285,4 @@ def _scale_line(table: TableFile, name: str) -> str:
     count = sum(len(table.seeds_of(name, row)) for row in rows for column in columns if table.has_cell(row, column))
     size = f"{len(rows)} rows x {len(columns)} columns, seeds {', '.join(map(str, seeds))}"
     note = table.scale(name).note
-    return f"{name}: {size}: {count} {'runs' if table.kind == 'runs' else 'cells'}{f'; {note}' if note else ''}"
+    return f"{name}: {size}: {count} {'runs' if table.has_runs else 'cells'}{f'; {note}' if note else ''}"

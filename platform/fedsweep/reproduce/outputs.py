@@ -29,7 +29,7 @@ FIGURES = "figures"
 _FORMAT, _VERSION = "fedsweep table", 1
 # A page that somebody else made must not fill the memory.
 _MOST_BYTES, _MOST_FIGURES = 2**25, 200_000
-_LISTS = ("seeds", "rounds", "datasets")
+_LISTS = ("seeds", "rounds", "datasets", "networks")
 _CELLS = TypeAdapter(list[GridCell])
 
 

@@ -110,7 +110,7 @@ class Reproduction:
         """What a folder keeps of it, so that it can go on, and other tables can find its runs."""
         path = Path(self.request.table).expanduser()
         table = str(path.absolute()) if path.is_file() else self.request.table
-        keys = {trial.folder: key for key, trial in self.by_key.items()} if self.table.kind == "runs" else {}
+        keys = {trial.folder: key for key, trial in self.by_key.items()} if self.table.has_runs else {}
         return {**asdict(self.request), "table": table, "cells": self._digest, "keys": keys}
 
     def check_same(self, folder: SweepFolder) -> None:

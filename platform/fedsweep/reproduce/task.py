@@ -15,6 +15,7 @@ from fedsweep.errors import ConfigError, FedsweepError, InputError, OutputError
 from fedsweep.reproduce.cells import Cell
 from fedsweep.reproduce.definition.table_file import read_table
 from fedsweep.reproduce.measured.grid import Grid, measured, views_of
+from fedsweep.reproduce.measured.table_kind import table_kind
 from fedsweep.reproduce.origins import with_origins
 from fedsweep.reproduce.outputs import FIGURES, MEASURED, Table, has_outputs, remove_outputs, write_outputs
 from fedsweep.reproduce.reproduction import Reproduction, TableRequest, finished_elsewhere, reproduction
@@ -80,7 +81,7 @@ class Task:
     @property
     def has_runs(self) -> bool:
         """Whether every cell is a run of its own."""
-        return not self.costs_only and self.found.table.kind == "runs"
+        return not self.costs_only and self.found.table.has_runs
 
     def prepared(self) -> PreparedSweep:
         """The cells as trials, checked as a sweep's trials are; the data sets are loaded.
@@ -109,25 +110,21 @@ class Task:
         *,
         run: Callable[[PreparedSweep, bool], object] | None = None,
         said: Callable[[str], None] = lambda text: None,
-        quiet: bool = False,
     ) -> Reproduced:
         """Runs what is left, measures, draws and writes.
 
         Args:
             run: Runs the trials, given whether their folder holds them already; by default without anybody watching.
-            said: Told of each cell whose costs are known, and of runs that are taken over from other tables.
-            quiet: Without the progress of kinds that tell of it themselves.
+            said: Told of each cell that is measured without a run, and of runs that are taken over from other tables.
 
         Raises:
             InputError: Something is wrong or not there.
             KeyboardInterrupt: It was interrupted; running trials wrote checkpoints.
         """
         with sole_writer(self.folder.path):
-            return self._made(run or self._run, said, quiet=quiet)
+            return self._made(run or self._run, said)
 
-    def _made(
-        self, run: Callable[[PreparedSweep, bool], object], said: Callable[[str], None], *, quiet: bool
-    ) -> Reproduced:
+    def _made(self, run: Callable[[PreparedSweep, bool], object], said: Callable[[str], None]) -> Reproduced:
         found, path = self.found, self.folder.path
         pictures: list[Path] = []
         problems: list[str] = []
@@ -138,7 +135,7 @@ class Task:
         elif not self.has_runs:
             if self.overwrite:
                 remove_outputs(path)
-            grid = self._measured_groups(quiet=quiet)
+            grid = self._measured_alone(said)
             pictures = sorted((path / FIGURES).glob("*"))
         else:
             prepared = self.prepared()
@@ -150,7 +147,7 @@ class Task:
             views = views_of(found.table, found.folders(path))
             grid = measured(found.table, views, scale=found.request.scale)
             grid = with_origins(grid, views, path)
-            pictures, problems = _drawn(found, views, path)
+            pictures, problems = _drawn(found, grid, views, folder=path)
         grid = replace(grid, rows=tuple(found.rows), columns=tuple(found.columns))
         files = write_outputs(grid, path)
         return Reproduced(
@@ -161,22 +158,17 @@ class Task:
             problems=(*grid.problems, *problems),
         )
 
-    def _measured_groups(self, *, quiet: bool) -> Grid:
-        from fedsweep.reproduce.figures.of_groups import draw_choices
-        from fedsweep.reproduce.measured.group_tables import measured_groups
-
+    def _measured_alone(self, said: Callable[[str], None]) -> Grid:
+        """The cells of a kind that has no runs."""
         found, folder = self.found, self.folder
+        kind = table_kind(found.table)
         if self.going_on:
             found.check_same(folder)
         else:
             plan = SweepPlan(given=found.config.given, trials=(), request=found.plan_request)
             folder.create(plan, config_yaml=None, overwrite=self.overwrite)
         try:
-            grid, chosen = measured_groups(
-                found.table, scale=found.request.scale, cells=found.cells, out=folder.path, quiet=quiet
-            )
-            draw_choices(found.table, chosen, folder.path / FIGURES)
-            return grid
+            return kind.measure(found.table, found.cells, scale=found.request.scale, folder=folder.path, said=said)
         except InputError:
             if not self.going_on and not find_runs(folder.path):  # or --resume could not go on with finished ones
                 folder.withdraw()
@@ -283,9 +275,11 @@ def _check_costs(found: Reproduction, folder: SweepFolder) -> None:
         raise OutputError(f"{folder.path} holds a whole table, which costs alone can't replace; choose another --out")
 
 
-def _drawn(found: Reproduction, views: Mapping[Cell, RunView | str], folder: Path) -> tuple[list[Path], list[str]]:
+def _drawn(
+    found: Reproduction, grid: Grid, views: Mapping[Cell, RunView | str], *, folder: Path
+) -> tuple[list[Path], list[str]]:
     """The table's pictures; and which could not be drawn, and why."""
-    from fedsweep.reproduce.figures.of_table import draw
+    from fedsweep.reproduce.figures.scene import draw
 
     pictures: list[Path] = []
     problems = []
@@ -293,7 +287,7 @@ def _drawn(found: Reproduction, views: Mapping[Cell, RunView | str], folder: Pat
         if not (_meet(figure.rows, found.rows) and _meet(figure.columns, found.columns)):
             continue
         try:
-            pictures += draw(figure, found.table, views, path_stem=folder / FIGURES / figure.name)
+            pictures += draw(figure, grid, views, path_stem=folder / FIGURES / figure.name)
         except FedsweepError as error:
             problems.append(f"the figure {figure.name} can't be drawn: {error}")
     return pictures, problems

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
+    "\0": "{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
@@ -27,6 +28,8 @@ _LATEX = {
     "|": r"\textbar{}",
     '"': r"\textquotedbl{}",
     "±": r"$\pm$",
+    "†": r"$\dagger$",
+    "‡": r"$\ddagger$",
     "\u00d7": r"$\times$",
     "≤": r"$\leq$",
     "≥": r"$\geq$",
@@ -89,8 +92,9 @@ def unicode_text(text: str) -> str:
 
 
 def latex_text(text: object) -> str:
-    """Text as LaTeX sets it."""
-    return "".join(_LATEX.get(character, character) for character in str(text))
+    """Text as LaTeX sets it; two hyphens stay two."""
+    apart = re.sub("-(?=-)", "-\0", str(text))
+    return "".join(_LATEX.get(character, character) for character in apart)
 
 
 def _latex_row_name(name: object) -> str:

@@ -12,25 +12,19 @@ import pytest
 from client_tables import write_clients
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.colors import to_rgb
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
 from fedsweep.errors import ConfigError
-from fedsweep.figures.groups import (
-    COHORT,
-    HIGH,
-    counts_of,
-    draw_group_labels,
-    draw_membership,
-    group_labels_of,
-    has_group,
-    membership_of,
-)
-from fedsweep.figures.style import label_outer, legend_below, looks, panels, paper_style
+from fedsweep.figures.groups import COHORT, HIGH, counts_of, group_labels_of, has_group, membership_of
+from fedsweep.figures.style import label_outer, legend_below, looks, panels, paper_style, share_axes
+from fedsweep.papers.dynamicfl.group_figures import draw_group_labels, draw_membership
 from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.definition.table_file import TableFile
-from fedsweep.reproduce.figures import of_runs, of_table
-from fedsweep.reproduce.figures.of_table import draw
+from fedsweep.reproduce.figures import scene
+from fedsweep.reproduce.figures.scene import draw
+from fedsweep.reproduce.measured.grid import measured
 from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import RunFolder
 from fedsweep.world.replay import ScenarioTrace
@@ -91,13 +85,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
     """The figures that are saved, with their settings as they were."""
     before = dict(matplotlib.rcParams)
     saved: list[Figure] = []
-    save = of_table.save_both
+    save = scene.save_both
 
     def keep(figure: Figure, stem: Path) -> list[Path]:
         saved.append(figure)
         return save(figure, stem)
 
-    monkeypatch.setattr(of_table, "save_both", keep)
+    monkeypatch.setattr(scene, "save_both", keep)
     yield saved
     assert dict(matplotlib.rcParams) == before
 
@@ -107,7 +101,7 @@ def picture(
 ) -> Figure:
     asked = table(spec, **(more or {}))
     runs = all_runs(asked) if runs is None else runs
-    paths = draw(asked.figures[0], asked, runs, path_stem=tmp_path / "picture")
+    paths = draw(asked.figures[0], measured(asked, runs, scale="full"), runs, path_stem=tmp_path / "picture")
     assert [path.name for path in paths] == ["picture.png", "picture.pdf"]
     assert paths[0].read_bytes().startswith(b"\x89PNG") and paths[1].read_bytes().startswith(b"%PDF")
     return drawn[-1]
@@ -332,7 +326,7 @@ def test_curves_of_a_column_without_finished_runs_are_refused(drawn: list[Figure
 
 
 def test_too_many_panels_are_refused(drawn: list[Figure], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_runs, "_MOST_PANELS", 3)
+    monkeypatch.setattr(scene, "_MOST_PANELS", 3)
     with pytest.raises(ConfigError, match="room for 3 runs, but there are 4"):
         picture(drawn, tmp_path, kind="participation")
 
@@ -392,3 +386,65 @@ def test_drawing_on_given_axes_needs_no_table() -> None:
     assert left.images[0].get_extent() == [4.5, 6.5, 3.5, -0.5]
     assert len(right.lines) == 2
     figure.draw_without_rendering()
+
+
+def title_of(figure: Figure) -> str:
+    return " ".join(figure.get_suptitle().split())
+
+
+def test_a_picture_of_another_setting_says_which_and_shows_nothing_printed(drawn: list[Figure], tmp_path: Path) -> None:
+    printed = {"A": {"K=1": {"accuracy": 40.0}}}
+    more = {"printed": printed, "scales": {"smoke": {"set": {"training.rounds": 2}}}}
+    asked = table({"kind": "bars", "y": "accuracy"}, **more)
+    for scale, marks in (("full", 1), ("smoke", 0)):
+        runs: dict[Cell, RunView | str] = {cell: run_view(accuracy=[0.3]) for cell in cells_of(asked, scale)}
+        draw(asked.figures[0], measured(asked, runs, scale=scale), runs, path_stem=tmp_path / scale)
+        assert [len(drawn[-1].axes[0].lines), legend_texts(drawn[-1])[-1] == "printed"] == [marks, bool(marks)]
+    assert title_of(drawn[0]) == "" and "scale smoke: " in title_of(drawn[1])
+    assert "not the paper's setting" in title_of(drawn[1]) and "seed 0" in title_of(drawn[1])
+
+
+def test_the_setting_has_data_network_rounds_and_seeds_of_what_was_run() -> None:
+    runs = [run_view(accuracy=[0.1], seed=seed) for seed in (0, 1)]
+    for run, rounds in zip(runs, (3, 8), strict=True):
+        run.config.update(  # type: ignore[attr-defined]
+            scenario={"dataset": "digits"}, model={"name": "mlp"}, training={"rounds": rounds}
+        )
+    said = scene.setting_of_runs(runs, scale="smoke", is_papers=False)
+    assert said == "scale smoke: digits; mlp; 3 to 8 rounds; seeds 0, 1"
+
+
+def test_panels_are_called_by_what_was_run(drawn: list[Figure], tmp_path: Path) -> None:
+    columns = [{"name": "CIFAR-100 CNN", "set": {"model": {"name": "cnn"}}}, {"name": "K=2"}]
+    more = {"base": {"scenario": {"dataset": "cifar100"}}, "columns": columns}
+    scales = {"smoke": {"set": {"scenario.dataset": "digits", "model": {"name": "mlp"}}}}
+    asked = table({"kind": "scatter", "x": "cost", "y": "accuracy"}, **more, scales=scales)
+    asked.rows[0].labels["smoke"] = "a few"
+    runs: dict[Cell, RunView | str] = {cell: run_view(accuracy=[0.3]) for cell in cells_of(asked, "smoke")}
+    draw(asked.figures[0], measured(asked, runs, scale="smoke"), runs, path_stem=tmp_path / "smoke")
+    assert [axes.get_title() for axes in drawn[-1].axes] == ["CIFAR-100 CNN (here digits, mlp)", "K=2"]
+    assert legend_texts(drawn[-1]) == ["a few", "B"]
+
+
+def test_no_two_of_many_lines_have_one_colour_and_levels_go_from_dark_to_light() -> None:
+    assert len({look.colour for look in looks([f"method {chr(65 + k)}" for k in range(60)]).values()}) == 60
+    shares = looks(["1.0", "0.5", "0.1", "FedAvg"])
+
+    def brightness(name: str, among: Mapping[str, Any] = shares) -> float:
+        return sum(weight * c for weight, c in zip((0.3, 0.59, 0.11), to_rgb(among[name].colour), strict=True))
+
+    assert brightness("0.1") < brightness("0.5") < brightness("1.0") and shares["FedAvg"] == looks([*"abcd"])["d"]
+    letters = looks([*"abcd"], ordered=True)
+    assert sorted("dbca", key=lambda name: brightness(name, letters)) == [*"abcd"]
+    pairs = looks([f"{level}-g {share}" for level in "ab" for share in (0.3, 0.6, 0.9)])
+    assert len({look.colour for look in pairs.values()}) == 6
+
+
+def test_panels_with_the_same_quantity_have_the_same_range(drawn: list[Figure], tmp_path: Path) -> None:
+    left, right = picture(drawn, tmp_path, kind="curves").axes
+    assert left.get_ylim() == right.get_ylim() and left.get_xlim() == right.get_xlim()
+    _, (short, long) = panels(["a", "b"])
+    short.plot([0, 1], [1, 5])
+    long.plot([0, 900], [2, 9])
+    share_axes([short, long])
+    assert short.get_ylim() == long.get_ylim() and short.get_xlim()[1] < 2 < long.get_xlim()[1]

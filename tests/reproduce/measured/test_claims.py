@@ -10,7 +10,7 @@ import pytest
 from fedsweep.errors import ConfigError
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
 from fedsweep.reproduce.formats import as_text
-from fedsweep.reproduce.measured.claims import findings
+from fedsweep.reproduce.measured.claims import claim_lines, findings
 from fedsweep.reproduce.measured.grid import Grid, GridCell
 
 Changed = Callable[[str, str], Path]
@@ -34,7 +34,7 @@ def around(mean: float, spread: float = 0.1) -> dict[int, float]:
 @pytest.mark.parametrize(
     ("figures", "verdict", "said"),
     [
-        ({"FedAvg": around(70), "FedProx": around(60), "SCAFFOLD": around(50)}, "shown", "2 of 2 neighbours"),
+        ({"FedAvg": around(70), "FedProx": around(60), "SCAFFOLD": around(50)}, "shown", "2 of 2 pairs so"),
         ({"FedAvg": around(60), "FedProx": around(70), "SCAFFOLD": around(50)}, "contradicted", "1 of 2"),
         ({"FedAvg": {0: 70, 1: 50, 2: 61, 3: 58}, "FedProx": {0: 50, 1: 70, 2: 60, 3: 59}}, "not shown", "SCAFFOLD"),
         ({"FedAvg": around(70), "FedProx": around(60)}, "not shown", "not measured: SCAFFOLD"),
@@ -46,9 +46,11 @@ def test_an_order_is_judged_by_paired_seeds(
 ) -> None:
     grid = grid_of(claimed("{order: [FedAvg, FedProx, SCAFFOLD]}"), figures)
     (found,) = findings(grid)
-    assert found.verdict == verdict and said in found.detail and found.column == "even"
-    text = " ".join(as_text(grid).split())
-    assert f"Claimed: FedAvg > FedProx > SCAFFOLD (Accuracy, even): {verdict};" in text
+    assert found.verdict == verdict and found.column == "even"
+    (line,) = claim_lines(grid)
+    assert said in line and line in " ".join(as_text(grid).split())
+    head = "Order of the printed figures, not claimed: FedAvg > FedProx > SCAFFOLD (Accuracy): even: "
+    assert line.startswith(f"{head}{verdict} (")
 
 
 def test_neighbours_that_must_not_lie_apart(claimed: Callable[[str], TableFile]) -> None:
@@ -68,8 +70,44 @@ def test_nothing_is_said_of_columns_and_rows_that_were_not_measured(claimed: Cal
 
 
 @pytest.mark.parametrize(
-    "text", ["{order: [FedAvg, FedPorx]}", "{order: [FedAvg]}", "{order: [FedAvg, FedProx], measure: x}"]
+    "text",
+    [
+        "{order: [FedAvg, FedPorx]}",
+        "{order: [FedAvg]}",
+        "{order: [FedAvg, FedProx], measure: x}",
+        "{above: FedAvg, order: [FedAvg, FedProx]}",
+        "{columns: [even]}",
+        "{above: FedAvgg}",
+        "{column_order: [even, K=3]}",
+    ],
 )
 def test_a_wrong_claim_is_refused(text: str, claimed: Callable[[str], TableFile]) -> None:
     with pytest.raises(ConfigError, match="claims"):
         claimed(text)
+
+
+def test_a_row_above_all_others_is_compared_with_each_and_called_claimed_where_the_text_says_it(
+    claimed: Callable[[str], TableFile],
+) -> None:
+    table = claimed('{says: "FedAvg is best", above: FedAvg}, {below: FedProx, others: [FedAvg]}')
+    grid = grid_of(table, {"FedAvg": around(70), "FedProx": around(60)})
+    best, lowest = findings(grid)
+    assert (best.verdict, best.detail, best.claim) == ("shown", "1 of 1 pairs so", "FedAvg above all others")
+    assert lowest.verdict == "shown" and lowest.claim == "FedProx below each of FedAvg"
+    assert claim_lines(grid)[0].startswith("Claimed (FedAvg is best): FedAvg above all others (Accuracy): even: shown")
+    worse = findings(grid_of(table, {"FedAvg": around(60), "FedProx": around(70)}))
+    assert [finding.verdict for finding in worse] == ["contradicted", "contradicted"]
+
+
+def test_columns_are_compared_in_each_row(claimed: Callable[[str], TableFile]) -> None:
+    table = claimed('{says: "even is easier", column_order: [even, K=2]}')
+    places = {("FedAvg", "even"): 70, ("FedAvg", "K=2"): 60, ("FedProx", "even"): 65, ("FedProx", "K=2"): 50}
+    for (row, other), (verdict, detail) in {
+        ("FedProx", "even"): ("shown", "2 of 2 pairs so"),
+        ("FedProx", "K=2"): ("contradicted", "1 of 2 pairs so"),
+    }.items():
+        means = places if other == "even" else {**places, (row, other): 80}
+        cells = tuple(GridCell(row=r, column=c, by_seed={"accuracy": around(mean)}) for (r, c), mean in means.items())
+        grid = Grid(table=table, scale="full", rows=("FedAvg", "FedProx"), columns=("even", "K=2"), cells=cells)
+        (found,) = findings(grid)
+        assert (found.verdict, found.detail, found.column) == (verdict, detail, "even > K=2")

@@ -86,9 +86,16 @@ def cut(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_left(claim: Mapping[str, Any], kept: Mapping[str, Sequence[str]]) -> bool:
-    """Whether all rows of a claim and any of its columns are left."""
+    """Whether the rows that a claim can't do without and any of its columns are left."""
+    alone = [claim[key] for key in ("above", "below") if claim.get(key)]
+    together, others = claim.get("column_order") or [], claim.get("others") or kept["rows"]
     columns = claim.get("columns") or kept["columns"]
-    return {*claim["order"]} <= {*kept["rows"]} and not {*columns}.isdisjoint(kept["columns"])
+    return (
+        {*(claim.get("order") or ()), *alone} <= {*kept["rows"]}
+        and {*together} <= {*kept["columns"]}
+        and not {*others}.isdisjoint(kept["rows"])
+        and not {*columns}.isdisjoint(kept["columns"])
+    )
 
 
 def _cut_row(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
@@ -101,8 +108,8 @@ def _cut_row(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
 def _cut_lists(entry: Mapping[str, Any], kept: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """A scale, figure or claim with its choices among what is left; a choice of nothing is none."""
     found = dict(entry)
-    for key in ("rows", "columns"):
-        left = [name for name in entry.get(key) or () if name in kept[key]]
+    for key, names in (("rows", "rows"), ("columns", "columns"), ("others", "rows")):
+        left = [name for name in entry.get(key) or () if name in kept[names]]
         if key in entry:
             found[key] = left or None
     if "groups" in entry:

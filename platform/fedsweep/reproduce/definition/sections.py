@@ -17,24 +17,6 @@ SCALES: tuple[ScaleName, ...] = ("smoke", "small", "full")
 FULL: ScaleName = "full"
 # What the paper prints where a target was not reached, and where it gives no figure.
 NEVER, NOT_GIVEN = "never", "N/A"
-# Figures that a finished run's model has to be tested for, see :mod:`fedsweep.reproduce.measured.loss_gap`.
-GAP_FIGURES = ("gap_pearson", "gap_r2", "gap_spearman")
-# And for its synthetic set, see :mod:`fedsweep.reproduce.measured.synthetic_set`.
-SCRATCH = "scratch_accuracy"
-
-FigureKind = Literal[
-    "scatter",
-    "curves",
-    "bars",
-    "lines",
-    "membership",
-    "group_labels",
-    "classes",
-    "participation",
-    "loss_gap",
-    "client_losses",
-    "pictures",
-]
 Settings = dict[str, Any]
 Printed = float | Annotated[list[float], Field(min_length=2, max_length=2)] | Literal["never", "N/A"]
 Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
@@ -47,8 +29,8 @@ class Measure(Section):
     Attributes:
         name: Its name in ``printed``.
         label: Its heading; by default the name.
-        of: A column of ``rounds.parquet``, a key of ``result.json``, ``group_size``, or ``gap_pearson`` and the like
-            (docs/tables.md); by default the name.
+        of: A column of ``rounds.parquet``, a key of ``result.json``, ``group_size``, or the name of a function of a run
+            (:mod:`fedsweep.reproduce.kinds`); by default the measure's name.
         over: How a column's rounds become one figure; ``at_best``: the figure of the most accurate round; None: as
             ``compare`` has it.
         share_of: A column: the figure is the sum over the rounds as a share of that column's.
@@ -59,8 +41,7 @@ class Measure(Section):
         target: Test accuracy 0..1; the measure is then the figure at the first evaluated round that reaches it.
             ``cell``: the first of the cell's own ``evaluation.targets``.
         per: What one unit shown is: 1e6 shows millions.
-        size: In a table of kind ``groups``: of groups of this size alone.
-        active: Likewise, from cohorts of so many clients alone.
+        where: Of a table whose kind is not ``runs``: which part of a cell it is taken of; the kind says what it knows.
     """
 
     name: Text
@@ -74,8 +55,7 @@ class Measure(Section):
     cost: bool = False
     target: Annotated[float, Field(gt=0, le=1)] | Literal["cell"] | None = None
     per: Annotated[float, Field(gt=0)] = 1.0
-    size: Annotated[int, Field(ge=1)] | None = None
-    active: Annotated[int, Field(ge=1)] | None = None
+    where: Settings = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -85,12 +65,6 @@ class Measure(Section):
         name = given["name"]
         digits = {"digits": 1} if given.get("percent") is True else {}
         return {**digits, **given, "label": given.get("label") or name, "of": given.get("of") or name}
-
-    @model_validator(mode="after")
-    def _gap_is_known(self) -> Self:
-        if self.of.startswith("gap_"):
-            check_known("measure of the gap in loss", [self.of], GAP_FIGURES)
-        return self
 
 
 class Row(Section):
@@ -106,9 +80,11 @@ class Row(Section):
         missing: Why it cannot be measured; it then stands in the table with this reason.
         accuracy: A column in the place of ``test_accuracy``, for targets too: ``personal_accuracy`` where clients have
             models of their own. A note of the table says so.
+        labels: Scale -> its heading there, where the name says what that scale does not run.
     """
 
     name: Text
+    labels: dict[ScaleName, Text] = Field(default_factory=dict)
     set: Settings = Field(default_factory=dict)
     columns: dict[str, Settings] = Field(default_factory=dict)
     only: Names | None = None
@@ -141,9 +117,13 @@ class Column(Section):
         scales: Scale -> more of the same, laid over the row and the scale.
         x: Where it stands on the x axis of a ``lines`` figure.
         missing: Why it cannot be measured.
+        labels: Scale -> its heading there, where the name says what that scale does not run.
+        measures: Names of the measures that it shows; by default all.
     """
 
     name: Text
+    labels: dict[ScaleName, Text] = Field(default_factory=dict)
+    measures: Names | None = None
     set: Settings = Field(default_factory=dict)
     scales: dict[ScaleName, Settings] = Field(default_factory=dict)
     x: float | None = None
@@ -173,7 +153,7 @@ class FigureSpec(Section):
 
     Attributes:
         name: Its files' name.
-        kind: What is drawn.
+        kind: The name of what is drawn (:mod:`fedsweep.reproduce.kinds`).
         title: Above it.
         x: What is drawn from left to right.
         y: What is drawn upwards.
@@ -186,10 +166,12 @@ class FigureSpec(Section):
         measures: Names of measures that ``bars`` shows side by side of one row, in the place of ``y``.
         groups: Label -> names of rows that belong together: ``scatter`` joins them by a line, ``curves`` gives each
             group a panel. By default each row stands for itself.
+        ordered: Rows or groups are levels in their order, coloured from dark to light; names that differ in a number
+            alone are so without being told.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-    kind: FigureKind
+    kind: Text
     title: str = ""
     x: str = ""
     y: str = ""
@@ -201,29 +183,59 @@ class FigureSpec(Section):
     columns: Names | None = None
     measures: Names | None = None
     groups: dict[str, Names] = Field(default_factory=dict)
+    ordered: bool = False
 
 
 class Claim(Section):
-    """An order that the paper claims, checked over seeds that two rows share.
+    """How figures lie to each other, checked over seeds that they share; one of ``order`` to ``column_order``.
 
     Attributes:
+        says: The paper's words; empty for an order that its figures have and its text does not claim.
         order: Names of rows, the one with the largest figure first.
+        above: The name of a row whose figure is larger than that of each of the ``others``.
+        below: Likewise, smaller.
+        others: Names of rows; by default all others that have cells.
+        column_order: Names of columns, the one with the largest figure first, in each row that has them all.
+        rows: Of ``column_order``: names of rows; by default all.
         measure: By default the first.
-        columns: Names of the columns that it is claimed for; by default all.
-        apart: The claim is that neighbours lie apart by less than this, in the unit shown, in place of their order.
+        columns: Names of the columns that it holds for; by default all that show the measure.
+        apart: Of ``order``: neighbours lie apart by less than this, in the unit shown, in place of their order.
     """
 
-    order: Annotated[list[Text], Field(min_length=2)]
+    says: str = ""
+    order: Annotated[list[Text], Field(min_length=2)] | None = None
+    above: str = ""
+    below: str = ""
+    others: Names | None = None
+    column_order: Annotated[list[Text], Field(min_length=2)] | None = None
+    rows: Names | None = None
     measure: str = ""
     columns: Names | None = None
     apart: Annotated[float, Field(gt=0)] | None = None
 
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        kinds = {"order": self.order, "above": self.above, "below": self.below, "column_order": self.column_order}
+        if sum(map(bool, kinds.values())) != 1:
+            raise ValueError(f"a claim has one of {', '.join(kinds)}")
+        return self
+
     @property
     def text(self) -> str:
         """The claim in a line."""
+        if self.above or self.below:
+            many = f"each of {', '.join(self.others)}" if self.others else "all others"
+            return f"{self.above or self.below} {'above' if self.above else 'below'} {many}"
+        names = self.order or self.column_order or []
         if self.apart is None:
-            return " > ".join(self.order)
-        return f"{' and '.join(self.order)} lie apart by less than {self.apart:g}"
+            return " > ".join(names)
+        return f"{' and '.join(names)} lie apart by less than {self.apart:g}"
+
+    @property
+    def row_names(self) -> list[str]:
+        """Names of all rows that it speaks of."""
+        alone = [name for name in (self.above, self.below) if name]
+        return [*(self.order or ()), *alone, *(self.others or ()), *(self.rows or ())]
 
 
 def check_unique(kind: str, names: Sequence[Any]) -> None:

@@ -35,6 +35,7 @@ from fedsweep.reproduce.definition.sections import (
     check_known,
     check_unique,
 )
+from fedsweep.reproduce.kinds import RUNS, check_figure_kind, check_measure, check_table_kind
 
 _SECTION = re.compile(r"^table:", flags=re.MULTILINE)
 _SOURCE = re.compile(r"^table:.*?^ +source: *([^\n]*)$", flags=re.MULTILINE | re.DOTALL)
@@ -48,7 +49,7 @@ class TableFile(Section):
         base: The configuration that each cell starts from, as given; at full scale.
         title: What it shows.
         source: Authors, year, number.
-        kind: How a cell is measured.
+        kind: The name of how a cell is measured (:mod:`fedsweep.reproduce.kinds`).
         measures: What each cell shows, in order.
         rows: In order.
         columns: In order.
@@ -56,17 +57,18 @@ class TableFile(Section):
         scales: By name.
         printed: Row -> column -> measure -> what the paper prints: a number, ``[mean, spread]``, ``never`` or ``N/A``.
         spread: What the printed spreads are.
-        claims: Orders that the paper claims.
+        reference: What the printed figures are, where not what the paper prints: those of another table, of a program.
+        claims: What the paper claims of its figures, and orders that they have.
         figures: Pictures.
         notes: What a reader must know.
-        groups: Options of the kind ``groups``.
+        options: Of the kind, where that is not ``runs``.
     """
 
     name: Text
     base: Settings
     title: Text
     source: Text
-    kind: Literal["runs", "groups"] = "runs"
+    kind: Text = RUNS
     measures: Annotated[list[Measure], Field(min_length=1)]
     rows: Annotated[list[Row], Field(min_length=1)]
     columns: Annotated[list[Column], Field(min_length=1)]
@@ -74,10 +76,16 @@ class TableFile(Section):
     scales: dict[ScaleName, Scale] = Field(default_factory=dict)
     printed: dict[str, dict[str, dict[str, Printed]]] = Field(default_factory=dict)
     spread: Text = "standard deviation"
+    reference: Text = "what the paper prints"
     claims: list[Claim] = Field(default_factory=list)
     figures: list[FigureSpec] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
-    groups: Settings = Field(default_factory=dict)
+    options: Settings = Field(default_factory=dict)
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether every cell is measured from runs."""
+        return self.kind == RUNS
 
     @property
     def row_names(self) -> list[str]:
@@ -153,9 +161,11 @@ class TableFile(Section):
             check_known(f"row of figure {figure.name}", [*(figure.rows or ()), *grouped], rows)
             check_known(f"column of figure {figure.name}", figure.columns or (), columns)
         for claim in self.claims:
-            check_known("row of claims", claim.order, rows)
-            check_known("column of claims", claim.columns or (), columns)
+            check_known("row of claims", claim.row_names, rows)
+            check_known("column of claims", [*(claim.columns or ()), *(claim.column_order or ())], columns)
             check_known("measure of claims", [claim.measure] if claim.measure else (), measures)
+        for column in self.columns:
+            check_known(f"measure of column {column.name}", column.measures or (), measures)
         self._check_printed(rows, columns, measures=measures)
         for row in self.rows:
             check_known(f"column of row {row.name}", [*row.columns, *(row.only or ())], columns)
@@ -189,11 +199,25 @@ def read_table(name_or_path: str | Path) -> TableFile:
     try:
         if isinstance(section.get("printed"), str):
             section["printed"] = parse_block(section)
-        return TableFile.model_validate({**cut(section), "name": name, "base": tree})
+        table = TableFile.model_validate({**cut(section), "name": name, "base": tree})
+        _check_kinds(table)
+        return table
     except ValidationError as error:
         raise ConfigError(f"{path}: {_explained(error)}") from None
-    except ValueError as error:
+    except (ConfigError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def _check_kinds(table: TableFile) -> None:
+    """Looks up what a table names; a table that is read back, which somebody else may have written, is spared that."""
+    named = [("kind", check_table_kind, table.kind)]
+    named += [(f"measures: {measure.name}", check_measure, measure.of) for measure in table.measures]
+    named += [(f"figures: {figure.name}", check_figure_kind, figure.kind) for figure in table.figures]
+    for where, check, name in named:
+        try:
+            check(name)
+        except ConfigError as error:
+            raise ConfigError(f"table.{where}: {error}") from None
 
 
 def table_names() -> list[str]:

@@ -1,6 +1,7 @@
-"""Orders that a paper claims, checked over the seeds that the rows share.
+"""What a paper claims of its figures, and orders that they have, checked over the seeds that two cells share.
 
-A claim is shown where every row lies above the next one in each pair's paired comparison (paired t test and bootstrap
+A claim is a list of pairs, of which the first is to lie above the second: neighbours of an order, a row and each other
+one, two columns in each row. It is shown where that is so in each pair's paired comparison (paired t test and bootstrap
 interval, corrected for the number of pairs), contradicted where a pair lies the other way round by the same test, and
 not shown otherwise. With fewer than three shared seeds nothing can be shown.
 """
@@ -8,77 +9,135 @@ not shown otherwise. With fewer than three shared seeds nothing can be shown.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Literal
 
-from fedsweep.reproduce.definition.sections import Claim
+from fedsweep.reproduce.definition.sections import Claim, Measure
 from fedsweep.reproduce.measured.grid import Grid
 from fedsweep.results.seed_statistics import FEWEST_PAIRS, Difference, differences
 
 Verdict = Literal["shown", "not shown", "contradicted"]
+BySeed = Mapping[int, float]
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was found of a claim in one column.
+    """What was found of a claim in one column, or in all rows where it compares columns.
 
     Attributes:
         claim: Its text.
+        says: The paper's words; empty where the text does not claim it.
         measure: The measure's label.
-        column: The column's name.
+        column: The column's name, or those that are compared.
         verdict: See the module's docstring.
-        detail: Why.
+        detail: How many of its pairs lie so in the mean, and what was not measured.
+        seeds: Fewest seeds that a pair shares.
     """
 
     claim: str
+    says: str
     measure: str
     column: str
     verdict: Verdict
     detail: str
-
-    @property
-    def text(self) -> str:
-        """A line for the table's notes."""
-        return f"Claimed: {self.claim} ({self.measure}, {self.column}): {self.verdict}; {self.detail}."
+    seeds: int
 
 
 def findings(grid: Grid) -> list[Finding]:
-    """What the grid says of its table's claims, column by column; where fewer than two rows were measured, nothing."""
+    """What the grid says of its table's claims, column by column; nothing where no pair was measured."""
     found = []
     for claim in grid.table.claims:
         measure = next(m for m in grid.table.measures if claim.measure in ("", m.name))
-        for column in claim.columns or grid.columns:
-            cells = {row: grid.cell(row, column) for row in claim.order}
-            by_row = {row: cell.by_seed.get(measure.name, {}) if cell else {} for row, cell in cells.items()}
-            if column in grid.columns and sum(bool(figures) for figures in by_row.values()) > 1:
-                verdict, detail = _judged(claim, by_row)
-                place = {"claim": claim.text, "measure": measure.label, "column": column}
-                found.append(Finding(**place, verdict=verdict, detail=detail))
+        for column, pairs in _places(grid, claim, measure):
+            measured = {names: figures for names, figures in pairs.items() if all(figures)}
+            if measured:
+                lacking = [names for names in pairs if names not in measured]
+                verdict, detail, seeds = _judged(claim, [*measured.values()], lacking=lacking)
+                place = {"claim": claim.text, "says": claim.says, "measure": measure.label, "column": column}
+                found.append(Finding(**place, verdict=verdict, detail=detail, seeds=seeds))
     return found
 
 
-def _judged(claim: Claim, by_row: Mapping[str, Mapping[int, float]]) -> tuple[Verdict, str]:
-    present = [row for row in claim.order if by_row[row]]
-    lacking = [row for row in claim.order if not by_row[row]]
-    pairs = [differences([by_row[first], by_row[second]])[0] for first, second in pairwise(present)]
-    seeds = min(pair.pairs for pair in pairs)
-    in_order = sum(abs(pair.mean) < claim.apart if claim.apart is not None else pair.mean > 0 for pair in pairs)
-    said = f"{in_order} of {len(pairs)} neighbours {'so apart' if claim.apart else 'in this order'} in the mean"
-    said += f" over {seeds} shared seed{'' if seeds == 1 else 's'}"
+def claim_lines(grid: Grid) -> list[str]:
+    """One line a claim, with its columns beside each other."""
+    lines = []
+    for (claim, says, measure), group in groupby(findings(grid), key=lambda f: (f.claim, f.says, f.measure)):
+        every = list(group)
+        head = f"Claimed ({says}): {claim}" if says else f"Order of the printed figures, not claimed: {claim}"
+        seeds = min(finding.seeds for finding in every)
+        over = f"over {seeds} shared seed{'' if seeds == 1 else 's'}"
+        if seeds < FEWEST_PAIRS:
+            over += ", too few to tell (--seeds)"
+        places = "; ".join(
+            f"{grid.column_label(f.column) if f.column in grid.columns else f.column}: {f.verdict} ({f.detail})"
+            for f in every
+        )
+        lines.append(f"{head} ({measure}): {places}; {over}.")
+    return lines
+
+
+def _places(
+    grid: Grid, claim: Claim, measure: Measure
+) -> Iterator[tuple[str, dict[tuple[str, str], tuple[BySeed, BySeed]]]]:
+    """Where a claim is looked at, and there the pairs' figures by what the pairs are called."""
+
+    def of(row: str, column: str) -> BySeed:
+        cell = grid.cell(row, column)
+        return cell.by_seed.get(measure.name, {}) if cell else {}
+
+    table = grid.table
+    if claim.column_order is not None:
+        rows = [row for row in claim.rows or grid.rows if all(table.has_cell(row, c) for c in claim.column_order)]
+        if {*claim.column_order} <= {*grid.columns}:
+            yield (
+                " > ".join(claim.column_order),
+                {
+                    (f"{row} {first}", f"{row} {second}"): (of(row, first), of(row, second))
+                    for row in rows
+                    if row in grid.rows
+                    for first, second in pairwise(claim.column_order)
+                },
+            )
+        return
+    for column in claim.columns or grid.columns:
+        shown = table.column(column).measures
+        if column not in grid.columns or (shown is not None and measure.name not in shown):
+            continue
+        row = claim.above or claim.below
+        others = [other for other in claim.others or grid.table.row_names if other != row]
+        if row:
+            pairs = [(row, other) if claim.above else (other, row) for other in others if table.has_cell(other, column)]
+        else:
+            order = claim.order or []
+            there = [name for name in order if of(name, column)]
+            pairs = [*pairwise(there), *((name, name) for name in order if name not in there)]
+        yield column, {(first, second): (of(first, column), of(second, column)) for first, second in pairs}
+
+
+def _judged(
+    claim: Claim, pairs: Sequence[tuple[BySeed, BySeed]], *, lacking: Sequence[tuple[str, str]]
+) -> tuple[Verdict, str, int]:
+    compared = [differences(list(pair))[0] for pair in pairs]
+    seeds = min(pair.pairs for pair in compared)
+    so = sum(abs(pair.mean) < claim.apart if claim.apart is not None else pair.mean > 0 for pair in compared)
+    said = f"{so} of {len(compared)} pairs so"
     if lacking:
-        said += f"; not measured: {', '.join(lacking)}"
+        alone = [name for names in lacking for name in names if name not in (claim.above, claim.below)]
+        names = [*dict.fromkeys(alone)]
+        said += f"; not measured: {', '.join(names) if len(names) <= _MOST_NAMED else f'{len(names)} others'}"
     if seeds < FEWEST_PAIRS:
-        return "not shown", f"{said}, too few to tell (--seeds)"
+        return "not shown", said, seeds
     if claim.apart is not None:
-        return _judged_apart(claim.apart, pairs, complete=not lacking), said
-    count = len(pairs)
+        return _judged_apart(claim.apart, compared, complete=not lacking), said, seeds
+    count = len(compared)
     # Bonferroni's correction: each of the claim's pairs is tested.
-    real = [math.copysign(1.0, pair.mean) for pair in pairs if pair.is_real and pair.p_value * count <= 0.05]
+    real = [math.copysign(1.0, pair.mean) for pair in compared if pair.is_real and pair.p_value * count <= 0.05]
     if -1.0 in real:
-        return "contradicted", said
-    return ("shown" if len(real) == count and not lacking else "not shown"), said
+        return "contradicted", said, seeds
+    return ("shown" if len(real) == count and not lacking else "not shown"), said, seeds
 
 
 def _judged_apart(apart: float, pairs: Sequence[Difference], *, complete: bool) -> Verdict:

@@ -24,7 +24,7 @@ from fedsweep.engine.row import RowMaker
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_world
 from fedsweep.experiment.experiment import Experiment, World, server_context
-from fedsweep.reproduce.cells import Cell, standing_of
+from fedsweep.reproduce.cells import Cell, stand_in_of, standing_of
 from fedsweep.reproduce.definition.table_file import TableFile
 from fedsweep.reproduce.measured.grid import Grid, GridCell, grid_of, summed_up, value_of
 from fedsweep.results.view import RunView
@@ -93,6 +93,7 @@ def _costs_cell(table: TableFile, group: Sequence[Cell]) -> GridCell:
         column=group[0].column,
         measured={m.name: summed_up([value_of(run, m) for run in runs], m, of=len(group)) for m in measures},
         standing=standing_of(table, group[0]),
+        stand_in=stand_in_of(table, group[0]),
         untold=tuple(dict.fromkeys(view for view in views if isinstance(view, str))),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.errors import InputError
-from fedsweep.reproduce.cells import Cell, Standing, standing_of
-from fedsweep.reproduce.definition.sections import GAP_FIGURES, NEVER, NOT_GIVEN, SCRATCH, Measure, Row
+from fedsweep.reproduce.cells import Cell, Standing, stand_in_of, standing_of
+from fedsweep.reproduce.definition.sections import NEVER, NOT_GIVEN, Measure, Row
 from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.kinds import call, measure_function
 from fedsweep.results.seed_statistics import estimate, finite
 from fedsweep.results.settings import counted, targets_of
 from fedsweep.results.view import RunView, load_run
@@ -48,6 +50,7 @@ class GridCell:
         by_seed: Measure -> seed -> figure of the finished run, in the unit that is shown; seeds without the figure are
             left out.
         standing: Whether its settings are those of the paper; those of runs under way are not.
+        stand_in: The data set and the network in place of those that the column is called by; empty where none.
         problems: Why seeds have no figures, in words.
         untold: Why there can be no figures without training, in words; nothing is wrong then.
     """
@@ -57,6 +60,7 @@ class GridCell:
     measured: Mapping[str, Measured] = field(default_factory=dict)
     by_seed: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     standing: Standing = "other"
+    stand_in: str = ""
     problems: tuple[str, ...] = ()
     untold: tuple[str, ...] = ()
 
@@ -93,10 +97,38 @@ class Grid:
     def _by_place(self) -> Mapping[tuple[str, str], GridCell]:
         return {(cell.row, cell.column): cell for cell in self.cells}
 
+    def row_label(self, row: str) -> str:
+        """A row's heading at this scale."""
+        return next((label for scale, label in self.table.row(row).labels.items() if scale == self.scale), row)
+
+    def column_label(self, column: str) -> str:
+        """A column's heading at this scale, with what was run in place of what it is called by."""
+        own = next((label for scale, label in self.table.column(column).labels.items() if scale == self.scale), "")
+        stand_ins = {cell.stand_in for cell in self.cells if cell.column == column}
+        (stand_in,) = stand_ins if len(stand_ins) == 1 else ("",)
+        return own or (f"{column} (here {stand_in})" if stand_in else column)
+
     @property
     def measures(self) -> list[Measure]:
         """The measures shown."""
         return [measure for measure in self.table.measures if measure.cost or not self.costs_only]
+
+    @cached_property
+    def figures(self) -> list[tuple[GridCell, Measure, Measured]]:
+        """All that was measured, cell by cell."""
+        every = ((cell, measure, cell.measured.get(measure.name)) for cell in self.cells for measure in self.measures)
+        return [(cell, measure, figure) for cell, measure, figure in every if figure and (figure.count or figure.never)]
+
+    @cached_property
+    def usual_count(self) -> int | None:
+        """How many seeds most figures are over; None where there is no figure."""
+        counts = Counter(figure.count or figure.never for _, _, figure in self.figures)
+        return counts.most_common(1)[0][0] if counts else None
+
+    @cached_property
+    def is_other_throughout(self) -> bool:
+        """Whether no figure may be compared with what is printed, since all settings differ from the paper's."""
+        return bool(self.figures) and not any(is_comparable(cell, measure) for cell, measure, _ in self.figures)
 
     @property
     def problems(self) -> list[str]:
@@ -184,10 +216,12 @@ def setting_of(cells: Sequence[Cell], views: Sequence[RunView] = ()) -> dict[str
     """Under what cells were measured, for ``measured.json``; of their runs, as far as there are any, the software."""
     rounds = sorted({cell.config.training.rounds for cell in cells})
     datasets = sorted({cell.config.scenario.dataset for cell in cells})
+    networks = sorted({cell.config.model.name for cell in cells})
     said: dict[str, Any] = {
         "seeds": sorted({cell.seed for cell in cells}),
         "rounds": [rounds[0], rounds[-1]] if rounds else [],
         "datasets": datasets,
+        "networks": networks,
     }
     for key in ("versions", "git_commit"):
         known = [view.result[key] for view in views if view.result.get(key)]
@@ -205,14 +239,10 @@ def value_of(run: RunView, measure: Measure) -> float | None:
     Raises:
         InputError: It takes the run's model or data, which are damaged or not there.
     """
-    if measure.of in GAP_FIGURES:
-        from fedsweep.reproduce.measured.loss_gap import gaps_of
-
-        return gaps_of(run.folder).figures()[measure.of]
-    if measure.of == SCRATCH:
-        from fedsweep.reproduce.measured.synthetic_set import scratch_accuracy
-
-        return scratch_accuracy(run.folder)
+    function = measure_function(measure.of)
+    if function is not None:
+        value: float | None = call("measure", measure.of, function, run, gives=(int, float, type(None)))
+        return value
     if measure.target is not None or measure.over == "at_best":
         target = _target_of(run, measure) if measure.over != "at_best" else run.over("test_accuracy", "best")
         reached = None if target is None else run.reaching(target)
@@ -312,6 +342,7 @@ def _grid_cell(table: TableFile, group: Sequence[Cell], *, views: Mapping[Cell, 
         measured=found,
         by_seed=by_seed,
         standing="other" if runs and not done else standing_of(table, group[0]),
+        stand_in=stand_in_of(table, group[0]),
         problems=tuple(problems),
     )
 

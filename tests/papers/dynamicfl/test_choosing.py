@@ -15,13 +15,12 @@ from matplotlib.figure import Figure
 
 from fedsweep.algorithms.dynamicfl.chooser import GroupProblem
 from fedsweep.errors import ConfigError, ResourceError
+from fedsweep.papers.dynamicfl import choices, choosing
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.sections import Measure
 from fedsweep.reproduce.definition.table_file import TableFile
-from fedsweep.reproduce.figures import of_groups
-from fedsweep.reproduce.measured import group_tables as groups_kind
 from fedsweep.reproduce.measured.grid import Grid
-from fedsweep.reproduce.measured.group_tables import measured_groups
+from fedsweep.reproduce.measured.table_kind import table_kind
 from fedsweep.world.label_stats import kl_divergence
 
 HAS_GENETIC = importlib.util.find_spec("sko") is not None
@@ -46,7 +45,7 @@ def table(
                 {"name": "Dir"},
                 {"name": "K=2", "set": {"scenario.partition": {"kind": "classes", "classes_per_client": 2}}},
             ],
-            "groups": {"active": [7], "sizes": [1, 3, 7], "instances": 3, "orders": 2, **(groups or {})},
+            "options": {"active": [7], "sizes": [1, 3, 7], "instances": 3, "orders": 2, **(groups or {})},
             "seeds": [0, 1],
             **more,
         }
@@ -57,13 +56,12 @@ def table(
 def _no_pictures_unless_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are drawn all the same, but to write them takes most of a small table's time."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(of_groups, "save_both", lambda figure, stem: [])
+        monkeypatch.setattr(choices, "save_both", lambda figure, stem: [])
 
 
 def run(asked: TableFile, out: Path, *, scale: str = "full") -> Grid:
-    grid, chosen = measured_groups(asked, scale=scale, cells=cells_of(asked, scale), out=out, quiet=True)
-    of_groups.draw_choices(asked, chosen, out / "figures")
-    return grid
+    cells = cells_of(asked, scale)
+    return table_kind(asked).measure(asked, cells, scale=scale, folder=out, said=lambda text: None)
 
 
 def rows_of(out: Path) -> list[dict[str, str]]:
@@ -94,10 +92,10 @@ def test_every_method_is_measured_on_the_same_cohorts_by_size(tmp_path: Path) ->
 def test_divergences_are_from_the_whole_population() -> None:
     asked = table("exhaustive")
     cell = cells_of(asked, "full")[0]
-    counts = groups_kind._label_counts(cell)
-    (problem,) = groups_kind._cohorts(counts, active=7, cell=cell, instances=1)
+    counts = choosing._label_counts(cell)
+    (problem,) = choosing._cohorts(counts, active=7, cell=cell, instances=1)
     assert len(counts) == 15 and problem.counts_AC.shape == (7, 10)
-    found = groups_kind._of_size(groups_kind_chooser("exhaustive"), [problem], 2, deadline=None)
+    found = choosing._of_size(groups_kind_chooser("exhaustive"), [problem], 2, deadline=None)
     pairs = [problem.counts_AC[list(pair)].sum(axis=0) for pair in combinations(range(7), 2)]
     assert found is not None
     assert found[0][0] == pytest.approx(min(float(kl_divergence(p, counts.sum(axis=0))) for p in pairs))
@@ -146,7 +144,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
         return Stub(clock, seconds) if name == "exhaustive" else make(name, **options)
 
     monkeypatch.setattr(group_registry, "group_chooser", chooser)
-    monkeypatch.setattr(groups_kind.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(choosing.time, "perf_counter", lambda: clock[0])
     return seconds
 
 
@@ -200,13 +198,13 @@ def test_pictures_have_a_panel_per_column_and_a_line_per_method(
     pictures: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Figure] = []
-    save = of_groups.save_both
+    save = choices.save_both
 
     def keep(figure: Figure, stem: Path) -> list[Path]:
         drawn.append(figure)
         return save(figure, stem)
 
-    monkeypatch.setattr(of_groups, "save_both", keep)
+    monkeypatch.setattr(choices, "save_both", keep)
     run(table("dynacomm", "random", groups={"active": [7, 9]}), tmp_path)
     names = sorted(path.name for path in (tmp_path / "figures").iterdir())
     assert names == ["kl-by-size.pdf", "kl-by-size.png", "seconds-by-size.pdf", "seconds-by-size.png"]
@@ -222,10 +220,10 @@ def test_pictures_have_a_panel_per_column_and_a_line_per_method(
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"groups": {"sizes": [8]}}, "groups.sizes must not exceed groups.active, but has 8 of 7"),
-        ({"groups": {"active": 16, "sizes": [1]}}, "groups.active=16 clients can't be drawn from scenario.clients=15"),
-        ({"groups": {"instances": 0}}, "table.groups.instances"),
-        ({"groups": {"cohorts": 3}}, "table.groups.cohorts"),
+        ({"groups": {"sizes": [8]}}, "options.sizes must not exceed options.active, but has 8 of 7"),
+        ({"groups": {"active": 16, "sizes": [1]}}, "options.active=16 clients can't be drawn from scenario.clients=15"),
+        ({"groups": {"instances": 0}}, "table.options.instances"),
+        ({"groups": {"cohorts": 3}}, "table.options.cohorts"),
         ({"groups": {"methods": {"dynacomm": "dynacom"}}}, "'dynacom'.*dynacomm"),
         ({"groups": {"methods": {"dynacomm": "similarity"}}}, "needs what clients measure on a model"),
         ({"measures": ["comm_ratio"]}, "measure of groups"),
@@ -239,7 +237,10 @@ def test_wrong_input_is_refused_before_anything_is_written(more: dict[str, Any],
 
 
 def test_a_measure_may_be_of_one_size_and_of_cohorts_of_one_number_of_clients(tmp_path: Path) -> None:
-    measures = [{"name": "all", "of": "kl_divergence"}, {"name": "few", "of": "kl_divergence", "size": 3, "active": 9}]
+    measures = [
+        {"name": "all", "of": "kl_divergence"},
+        {"name": "few", "of": "kl_divergence", "where": {"size": 3, "active": 9}},
+    ]
     asked = table("dynacomm", groups={"active": [7, 9]}).model_copy(
         update={"measures": [Measure.model_validate(given) for given in measures]}
     )
@@ -249,8 +250,8 @@ def test_a_measure_may_be_of_one_size_and_of_cohorts_of_one_number_of_clients(tm
     assert cell is not None and len(rows) == 2
     assert cell.measured["few"].mean == pytest.approx(np.mean([float(row["kl_divergence"]) for row in rows]))
     assert cell.measured["all"].mean != cell.measured["few"].mean
-    wrong = asked.model_copy(update={"measures": [Measure(name="kl", of="kl_divergence", size=4)]})
-    with pytest.raises(ConfigError, match="measure kl: size=4 is none of 1, 3, 7"):
+    wrong = asked.model_copy(update={"measures": [Measure(name="kl", of="kl_divergence", where={"size": 4})]})
+    with pytest.raises(ConfigError, match="measure kl: where: size=4 is none of 1, 3, 7"):
         run(wrong, tmp_path)
 
 

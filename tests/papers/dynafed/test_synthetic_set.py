@@ -10,11 +10,11 @@ import pytest
 import fedsweep
 from fedsweep.config.load import load_config
 from fedsweep.errors import DataError
+from fedsweep.papers.dynafed.synthetic_set import client_losses, scratch_accuracy, synthetic_set
 from fedsweep.reproduce.cells import cells_of
 from fedsweep.reproduce.definition.table_file import read_table
-from fedsweep.reproduce.figures.of_table import draw
-from fedsweep.reproduce.measured.grid import value_of
-from fedsweep.reproduce.measured.synthetic_set import client_losses, scratch_accuracy, synthetic_set
+from fedsweep.reproduce.figures.scene import draw
+from fedsweep.reproduce.measured.grid import measured, value_of
 from fedsweep.results.view import load_run
 
 TEXT = """
@@ -59,8 +59,8 @@ def test_the_set_is_read_from_the_newest_checkpoint(run: Path) -> None:
 
 
 def test_a_network_from_scratch_knows_what_the_set_says_and_is_the_same_each_time(run: Path, table_path: Path) -> None:
-    accuracy = scratch_accuracy(run)
-    assert 0 <= accuracy <= 1 and accuracy == scratch_accuracy(run)
+    accuracy = scratch_accuracy(load_run(run))
+    assert 0 <= accuracy <= 1 and accuracy == scratch_accuracy(load_run(run))
     assert value_of(load_run(run), read_table(table_path).measures[0]) == accuracy
 
 
@@ -79,7 +79,8 @@ def test_the_pictures_are_drawn_from_the_run(run: Path, table_path: Path, tmp_pa
     table = read_table(table_path)
     (cell,) = cells_of(table, "full")
     for figure in table.figures:
-        paths = draw(figure, table, {cell: load_run(run)}, path_stem=tmp_path / figure.name)
+        views = {cell: load_run(run)}
+        paths = draw(figure, measured(table, views, scale="full"), views, path_stem=tmp_path / figure.name)
         assert all(path.stat().st_size > 1000 for path in paths)
 
 

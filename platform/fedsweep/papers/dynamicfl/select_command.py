@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,10 +44,10 @@ def select(
 
     The population that it is compared with is all rows of the file.
     """
-    # The platform never imports an algorithm; it looks them up by name.
-    selecting: Any = importlib.import_module("fedsweep.algorithms.dynamicfl.select_group")
-    chosen = selecting.select_group(
-        selecting.read_counts(counts),
+    from fedsweep.algorithms.dynamicfl.select_group import read_counts, select_group
+
+    chosen = select_group(
+        read_counts(counts),
         method=method,
         size=size,
         max_size=max_size,

@@ -15,12 +15,18 @@ from torch import nn
 import fedsweep
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.errors import ConfigError
+from fedsweep.papers.feddhad.loss_gap import (
+    ClientGaps,
+    client_gaps,
+    correlation,
+    gap_figure,
+    gaps_of,
+    own_optimum,
+)
 from fedsweep.reproduce.cells import Cell, cells_of
 from fedsweep.reproduce.definition.table_file import TableFile, read_table
-from fedsweep.reproduce.figures.of_runs import KINDS
-from fedsweep.reproduce.figures.of_table import scene_of
+from fedsweep.reproduce.figures.scene import scene_of
 from fedsweep.reproduce.measured.grid import measured, views_of
-from fedsweep.reproduce.measured.loss_gap import ClientGaps, client_gaps, correlation, gaps_of, own_optimum
 from fedsweep.testing import tiny_experiment
 
 TEXT = """
@@ -133,8 +139,9 @@ def test_a_damaged_model_is_the_cells_problem(table: TableFile, run_cells: Mappi
 
 @pytest.mark.slow
 def test_the_picture_has_a_point_for_each_client(table: TableFile, run_cells: Mapping[Cell, Path]) -> None:
-    scene = scene_of(table.figures[0], table, views_of(table, run_cells))
-    (points,) = KINDS["loss_gap"](scene).axes[0].collections
+    views = views_of(table, run_cells)
+    scene = scene_of(table.figures[0], measured(table, views, scale="full"), views)
+    (points,) = gap_figure(scene).axes[0].collections
     gaps = gaps_of(next(iter(run_cells.values())))
     assert np.array_equal(points.get_offsets(), np.stack([gaps.divergence, gaps.gap], axis=1))
     assert len(gaps.divergence) == 6

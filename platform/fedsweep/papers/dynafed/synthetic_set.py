@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,11 +27,17 @@ from fedsweep.engine.evaluator import Evaluator
 from fedsweep.errors import DataError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment
+from fedsweep.figures.style import Look, legend_below, line_handle, looks, name_axes
 from fedsweep.finished.saved_model import load_model
-from fedsweep.reproduce.measured.loss_gap import samples_of
+from fedsweep.papers.client_samples import samples_of
+from fedsweep.reproduce.figures.scene import Scene, panels_of
+from fedsweep.results.view import RunView
 from fedsweep.runs.checkpoints.checkpoint import CheckpointStore
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.streams import stream
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _SCRATCH_PASSES, _SCRATCH_RATE = 300, 1e-3
 _SHOWN_CLIENTS = 3
@@ -69,16 +75,16 @@ class ClientLosses:
     mean: float
 
 
-def scratch_accuracy(folder: Path) -> float:
+def scratch_accuracy(run: RunView) -> float:
     """Test accuracy 0..1 of a network that is trained from scratch on a finished run's synthetic set alone.
 
     Raises:
         InputError: The folder is damaged, has no checkpoint with a synthetic set, or its data set is not there.
     """
-    experiment, found = _experiment(folder), synthetic_set(folder)
+    experiment, synthetic = _experiment(run.folder), synthetic_set(run.folder)
     model = experiment.build_model()
     model.train()
-    _descend(model, found, rate=_SCRATCH_RATE, passes=_SCRATCH_PASSES)
+    _descend(model, synthetic, rate=_SCRATCH_RATE, passes=_SCRATCH_PASSES)
     world = experiment.world
     evaluator = Evaluator(replace(experiment, server_device="cpu"), world.test_images, world.test_labels)
     return evaluator.test(GlobalModel(), {}, model, ()).accuracy
@@ -193,3 +199,25 @@ def _loss_on(experiment: Experiment, model: nn.Module, client: int) -> float:
     model.eval()
     with torch.inference_mode():
         return float(F.cross_entropy(model(inputs), targets))
+
+
+def losses_figure(scene: Scene) -> Figure:
+    """Clients' losses on their own samples: their own models in local training, then the global one in fine-tuning."""
+    figure, shown = panels_of(scene, lambda run: client_losses(run.folder), "clients")
+    for axes, _, losses in shown:
+        own = looks([str(client) for client in losses.clients])
+        for client in losses.clients:
+            colour = own[str(client)].colour
+            axes.plot(*losses.local[client].T, color=colour)
+            axes.plot(*losses.tuned[client].T, color=colour, linestyle="--")
+        last = max(float(points[-1, 0]) for points in losses.tuned.values())
+        axes.plot(last, losses.mean, color="#000000", marker="*", markersize=9, linestyle="none")
+        name_axes(axes, x="steps", y="loss on own samples (nats)")
+    line, star = Look(colour="#000000", marker=""), Look(colour="#000000", marker="*")
+    handles = [
+        line_handle("own model, local training", line),
+        line_handle("global model, fine-tuning", line, linestyle="--"),
+        line_handle("global model, mean of all clients", star, linestyle="none"),
+    ]
+    legend_below(figure, handles)
+    return figure

@@ -14,6 +14,7 @@ import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,11 +23,18 @@ from torch import Tensor, nn
 
 from fedsweep.config.load import load_config
 from fedsweep.experiment.build import build_experiment
-from fedsweep.experiment.experiment import Experiment, transformed
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.figures.style import name_axes
 from fedsweep.finished.saved_model import load_model
+from fedsweep.papers.client_samples import samples_of
+from fedsweep.reproduce.figures.scene import Scene, panels_of
+from fedsweep.results.view import RunView
 from fedsweep.runs.run_folder import CONFIG
 from fedsweep.streams import stream
 from fedsweep.world.label_stats import js_divergence, population
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Training alone: it ends when so many epochs in a row lower the loss by less than this share, or after the last.
 _RATE, _BATCH, _MOST_EPOCHS = 1e-3, 50, 100
@@ -88,13 +96,6 @@ def client_gaps(experiment: Experiment, model: nn.Module) -> ClientGaps:
     )
 
 
-def samples_of(experiment: Experiment, client: int) -> tuple[Tensor, Tensor]:
-    """A client's samples as the model sees them [n, ...], and their classes [n], int64."""
-    data, indices = experiment.world.data, experiment.world.indices[client]
-    inputs = transformed(experiment.world, data.images[indices], torch.get_default_dtype())
-    return inputs, torch.from_numpy(np.array(data.labels[indices], dtype=np.int64))
-
-
 def own_optimum(model: nn.Module, inputs: Tensor, targets: Tensor, *, order: torch.Generator) -> tuple[float, float]:
     """The loss on a client's samples as the model is, and the lowest that training on them alone comes to.
 
@@ -135,3 +136,30 @@ def gaps_of(folder: Path) -> ClientGaps:
         InputError: The folder is damaged, or its data set is not there.
     """
     return client_gaps(build_experiment(load_config(folder / CONFIG)), load_model(folder))
+
+
+def gap_figure(scene: Scene) -> Figure:
+    """A point for each client: how far its labels are from the population's, and its loss from that at its optimum."""
+    figure, shown = panels_of(scene, lambda run: gaps_of(run.folder), "clients")
+    for axes, _, gaps in shown:
+        axes.scatter(gaps.divergence, gaps.gap, s=10)
+        pearson = gaps.figures()["gap_pearson"]
+        if pearson is not None:
+            axes.set_title(f"{axes.get_title()} (Pearson {pearson:.3f})".strip())
+        name_axes(axes, x="JS divergence (nats)", y="Non-IID degree (nats)")
+    return figure
+
+
+def gap_pearson(run: RunView) -> float | None:
+    """Pearson's coefficient of divergence and degree over a finished run's clients, -1..1."""
+    return gaps_of(run.folder).figures()["gap_pearson"]
+
+
+def gap_r2(run: RunView) -> float | None:
+    """The square of :func:`gap_pearson`, 0..1."""
+    return gaps_of(run.folder).figures()["gap_r2"]
+
+
+def gap_spearman(run: RunView) -> float | None:
+    """The same of ranks, -1..1."""
+    return gaps_of(run.folder).figures()["gap_spearman"]

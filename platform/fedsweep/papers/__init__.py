@@ -1,0 +1,1 @@
+"""The papers' own kinds of tables, measures, figures and commands; by name in :mod:`fedsweep.papers.registry`."""

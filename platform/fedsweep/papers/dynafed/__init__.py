@@ -1,0 +1,1 @@
+"""DynaFed: the synthetic set of a finished run."""

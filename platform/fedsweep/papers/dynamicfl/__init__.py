@@ -1,0 +1,1 @@
+"""DynamicFL: choosing the high-frequency group alone, and pictures of who was in it."""

@@ -1,0 +1,1 @@
+"""FedDHAD: how well a label divergence tells a non-IID degree."""

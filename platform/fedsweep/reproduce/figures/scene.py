@@ -1,0 +1,242 @@
+"""What a picture of a table is drawn from: its entry of ``figures:``, the table, and the runs of its cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedsweep.errors import ConfigError
+from fedsweep.figures.style import (
+    PANEL_HEIGHT,
+    Look,
+    add_setting,
+    axis_name,
+    is_share,
+    label_outer,
+    looks,
+    panels,
+    paper_style,
+    save_both,
+)
+from fedsweep.reproduce import kinds
+from fedsweep.reproduce.cell_texts import label_of
+from fedsweep.reproduce.cells import Cell
+from fedsweep.reproduce.definition.sections import FigureSpec, Measure
+from fedsweep.reproduce.definition.table_file import TableFile
+from fedsweep.reproduce.measured.grid import Grid, Measured, counted_runs, is_comparable, summed_up, value_of
+from fedsweep.results.view import RunView
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Shown = TypeVar("Shown")
+
+_MOST_PANELS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What a picture is drawn from.
+
+    Attributes:
+        spec: The entry of ``figures:``.
+        grid: The table with its figures.
+        runs: The runs of a row and a column that count, by seed; those of cells that were not run are not there.
+    """
+
+    spec: FigureSpec
+    grid: Grid
+    runs: Mapping[tuple[str, str], Sequence[RunView]]
+
+    @property
+    def table(self) -> TableFile:
+        """The table."""
+        return self.grid.table
+
+    @cached_property
+    def rows(self) -> list[str]:
+        """The rows that are drawn, in the table's order."""
+        return [name for name in self.spec.rows or self.table.row_names if any(row == name for row, _ in self.runs)]
+
+    @cached_property
+    def groups(self) -> dict[str, list[str]]:
+        """Rows that are drawn together, by their group's name; without groups each row by itself."""
+        given = self.spec.groups or {row: [row] for row in self.rows}
+        found = {name: [row for row in self.rows if row in rows] for name, rows in given.items()}
+        return {name: rows for name, rows in found.items() if rows}
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The columns that are drawn, in the table's order."""
+        names = self.spec.columns or self.table.column_names
+        return [name for name in names if any(column == name and row in self.rows for row, column in self.runs)]
+
+    @cached_property
+    def looks(self) -> dict[str, Look]:
+        """How rows and groups look; the same in all pictures of the table."""
+        ordered = self.spec.ordered
+        names = [name for name in self.table.row_names if name in self.rows] if ordered else self.table.row_names
+        return {**looks(names, ordered=ordered), **looks(list(self.spec.groups), ordered=ordered)}
+
+    def name(self, row: str) -> str:
+        """What a row, or a group of rows, is called at this scale."""
+        return self.grid.row_label(row) if row in self.table.row_names else row
+
+    @property
+    def titles(self) -> list[str]:
+        """What the columns drawn are called at this scale."""
+        return [self.grid.column_label(column) for column in self.columns]
+
+    @property
+    def setting(self) -> str:
+        """Under what it was measured, in a line; empty where all that it shows has the paper's setting."""
+        cells = [self.grid.cell(row, column) for row in self.rows for column in self.columns if self.of(row, column)]
+        if all(cell is not None and cell.standing == "paper" for cell in cells):
+            return ""
+        runs = [run for row in self.rows for column in self.columns for run in self.of(row, column)]
+        return setting_of_runs(runs, scale=self.grid.scale, is_papers=bool(self.table.printed))
+
+    def printed(self, row: str, column: str, *, measure: Measure) -> float | None:
+        """What the paper prints for a measure of the table, where what was measured may be compared with it."""
+        cell = self.grid.cell(row, column)
+        value = self.table.printed_value(row, column, measure=measure.name)
+        comparable = cell is not None and is_comparable(cell, measure)
+        return value if comparable and isinstance(value, int | float) and math.isfinite(value) else None
+
+    def of(self, row: str, column: str) -> Sequence[RunView]:
+        """The runs of a cell, by seed; none where it was not run."""
+        return self.runs.get((row, column), ())
+
+    def measured(self, row: str, column: str, *, measure: Measure) -> Measured:
+        """A measure of a cell over its seeds."""
+        return summed_up([value_of(run, measure) for run in self.of(row, column)], measure)
+
+    def measure(self, axis: str, name: str) -> Measure:
+        """The table's measure that the entry names for an axis, or of that figure; otherwise the run's own figure.
+
+        Raises:
+            ConfigError: The entry names none.
+        """
+        if not name:
+            raise ConfigError(f"figure {self.spec.name}: {self.spec.kind} needs `{axis}`, the name of a measure")
+        named = [m for m in self.table.measures if m.name == name]
+        plain = [m for m in (*named, *self.table.measures) if name in (m.name, m.of) and m.target is None]
+        if plain or named:
+            return (plain or named)[0]
+        return Measure.model_validate({"name": name, "over": None, "percent": is_share(name)})
+
+    def label(self, axis: str, measure: Measure) -> str:
+        """What an axis with a measure is called."""
+        given = self.spec.x_label if axis == "x" else self.spec.y_label
+        plain = measure.target is None and measure.label in (measure.name, measure.of)
+        return given or (axis_name(measure.of) if plain else label_of(measure))
+
+
+def setting_of_runs(runs: Sequence[RunView], *, scale: str, is_papers: bool) -> str:
+    """Scale, data set, network, rounds and seeds of runs, in a line for a picture.
+
+    Args:
+        runs: The runs.
+        scale: ``smoke``, ``small`` or ``full``.
+        is_papers: Whether there is a paper whose setting this is not.
+    """
+
+    def listed(section: str, key: str) -> list[Any]:
+        values = [(run.config.get(section) or {}).get(key) for run in runs]
+        return [value for value in dict.fromkeys(values) if value is not None]
+
+    rounds, seeds = sorted(listed("training", "rounds")), sorted({run.seed for run in runs if run.seed is not None})
+    parts = [", ".join(map(str, listed("scenario", "dataset"))), ", ".join(map(str, listed("model", "name")))]
+    parts += [f"{' to '.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds"] if rounds else []
+    parts += [f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"] if seeds else []
+    return f"scale {scale}: {'; '.join(filter(None, parts))}" + ("; not the paper's setting" if is_papers else "")
+
+
+def scene_of(figure: FigureSpec, grid: Grid, views: Mapping[Cell, RunView | str]) -> Scene:
+    """What a picture is drawn from; arguments as :func:`draw`."""
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in sorted(views, key=lambda cell: cell.seed):
+        groups.setdefault((cell.row, cell.column), []).append(cell)
+    runs = {place: [*counted_runs(group, views).values()] for place, group in groups.items()}
+    return Scene(spec=figure, grid=grid, runs={place: own for place, own in runs.items() if own})
+
+
+def draw(figure: FigureSpec, grid: Grid, views: Mapping[Cell, RunView | str], *, path_stem: Path) -> list[Path]:
+    """Draws one entry of a table's ``figures:``.
+
+    Args:
+        figure: The entry.
+        grid: Its table, measured.
+        views: The runs of the table's cells; see :func:`~fedsweep.results.settings.counted`.
+        path_stem: The files without their endings.
+
+    Returns:
+        The files: a PNG and a PDF.
+
+    Raises:
+        ConfigError: The entry asks for what its kind does not have, or no run has what it shows.
+        InputError: A run's file is damaged, or a file can't be written.
+    """
+    scene = scene_of(figure, grid, views)
+    if not scene.columns:
+        raise ConfigError(f"figure {figure.name}: none of the runs that it shows has rounds, or they failed")
+    from matplotlib.figure import Figure
+
+    with paper_style():
+        drawn = kinds.call("figure", figure.kind, kinds.figure_kind(figure.kind), scene, gives=(Figure,))
+        label_outer(drawn)
+        if scene.setting:
+            add_setting(drawn, scene.setting)
+        return save_both(drawn, path_stem)
+
+
+def panels_of(
+    scene: Scene,
+    read: Callable[[RunView], Shown | None],
+    lacking: str,
+    *,
+    height: Callable[[int], float] = lambda count: PANEL_HEIGHT,
+) -> tuple[Figure, list[tuple[Axes, RunView, Shown]]]:
+    """A figure with a panel for each run, and what it is to show; arguments and errors as :func:`first_runs`.
+
+    The height of a panel, in inches, goes by how many there are.
+    """
+    found = first_runs(scene, read, lacking)
+    figure, every = panels(list(found), title=scene.spec.title, height=height(len(found)))
+    return figure, [(axes, run, shown) for axes, (run, shown) in zip(every, found.values(), strict=True)]
+
+
+def first_runs(scene: Scene, read: Callable[[RunView], Shown | None], lacking: str) -> dict[str, tuple[RunView, Shown]]:
+    """By title, the lowest seed's finished run of each cell that has what is read to be shown.
+
+    Messages call that ``lacking``.
+
+    Raises:
+        ConfigError: No run has it, or too many.
+    """
+    found = {}
+    for row, column in ((row, column) for column in scene.columns for row in scene.rows):
+        # The model of a run under way may not be there yet.
+        run = next((run for run in scene.of(row, column) if run.status == "finished"), None)
+        if run is not None and (shown := read(run)) is not None:
+            name, title = scene.name(row), scene.grid.column_label(column)
+            both = title if len(scene.rows) == 1 else f"{name}, {title}"
+            found[name if len(scene.columns) == 1 else both] = (run, shown)
+    if not found:
+        raise ConfigError(f"figure {scene.spec.name}: no run that it shows has {lacking}")
+    if len(found) > _MOST_PANELS:
+        raise ConfigError(
+            f"figure {scene.spec.name}: {scene.spec.kind} has room for {_MOST_PANELS} runs, but there are {len(found)};"
+            " name rows or columns"
+        )
+    return found
+
+
+def first_round(run: RunView) -> int:
+    """The number of the first round in a run's table."""
+    return int(run.column("round")[0]) if run.column("round") else 1

@@ -1,0 +1,122 @@
+"""What a table's file can name: kinds of tables, measures and figures, each a function found by its name.
+
+A name is built in, ``package.module:callable``, or an installed package's entry point (``fedsweep.tables``,
+``fedsweep.measures``, ``fedsweep.figures``). What they are called with:
+
+    kind of a table    a :class:`~fedsweep.reproduce.measured.table_kind.TableKind`, with the table's ``options``
+    measure            (run: RunView) -> float | None
+    figure             (scene: Scene) -> matplotlib Figure
+
+Names of a table that is read back from ``measured.json`` are not looked up: that file may be somebody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from fedsweep.config.tables import Table
+from fedsweep.errors import ConfigError, FedsweepError, unknown_name
+from fedsweep.guard import place_of
+from fedsweep.plugins import find_plugin, is_reference
+
+# Figures that go with any table; a cell is a point, a bar or a point on a line, or a panel shows its rounds.
+FIGURES: Mapping[str, str] = {
+    **{name: f"fedsweep.reproduce.figures.of_cells:{name}" for name in ("scatter", "bars", "lines")},
+    **{
+        name: f"fedsweep.reproduce.figures.of_runs:{name}"
+        for name in ("curves", "classes", "participation", "pictures")
+    },
+}
+# A table of this kind has a run in every cell and is measured from the runs' folders.
+RUNS = "runs"
+_TABLES = Table(
+    word="table", builders="fedsweep.papers.registry:TABLES", gives="fedsweep.reproduce.measured.table_kind:TableKind"
+)
+_MEASURES = Table(word="measure", builders="fedsweep.papers.registry:MEASURES", gives="builtins:object")
+_FIGURES = Table(word="figure", builders="fedsweep.papers.registry:FIGURES", gives="matplotlib.figure:Figure")
+# A name of a column as near as this to a measure's is a slip of the pen.
+_ALIKE = 0.85
+
+
+def table_kind(name: str) -> Callable[..., Any]:
+    """The class of a kind of tables that is not :data:`RUNS`.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    return _TABLES.builder(name)
+
+
+def figure_kind(name: str) -> Callable[..., Any]:
+    """The function that draws a figure of this kind.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    return _FIGURES.builder(name)
+
+
+@lru_cache
+def measure_function(name: str) -> Callable[..., float | None] | None:
+    """The function of a run that a measure's ``of`` names; None where it is a column or a figure of the run itself.
+
+    Raises:
+        ConfigError: The name is a reference that leads nowhere.
+    """
+    if name in _MEASURES.names() or is_reference(name):
+        return _MEASURES.builder(name)
+    is_installed = any(point.name == name for point in entry_points(group="fedsweep.measures"))
+    return _MEASURES.builder(name) if is_installed else None
+
+
+def check_table_kind(name: str) -> None:
+    """Raises a ConfigError where there is no kind of tables of that name."""
+    _check(name, _TABLES, also=(RUNS,))
+
+
+def check_figure_kind(name: str) -> None:
+    """Raises a ConfigError where there is no kind of figures of that name."""
+    _check(name, _FIGURES)
+
+
+def check_measure(name: str) -> None:
+    """Raises a ConfigError where a measure's ``of`` leads nowhere, or is nearly a measure's name."""
+    if measure_function(name) is None and get_close_matches(name, _MEASURES.names(), cutoff=_ALIKE):
+        raise ConfigError(unknown_name("measure", name, _MEASURES.names()))
+
+
+def _check(name: str, among: Table, *, also: tuple[str, ...] = ()) -> None:
+    """Built-in modules are not imported for that: they may take their time, and are there."""
+    if name not in among.names() and name not in also:
+        find_plugin(among.word, name, (*among.names(), *also))
+
+
+def call(word: str, name: str, function: Callable[..., Any], *args: Any, gives: tuple[type, ...]) -> Any:
+    """The value of a function that a table names; its failures as errors that name it.
+
+    Args:
+        word: What it is, for messages.
+        name: Its name in the table's file.
+        function: The function.
+        args: Its arguments.
+        gives: Types of its value.
+
+    Raises:
+        ConfigError: It failed, or gave something else. The package's own errors pass as they are.
+    """
+    try:
+        value = function(*args)
+    except FedsweepError:
+        raise
+    except Exception as failure:
+        where = place_of(failure)
+        at = "" if where is None else f"{where}: "
+        raise ConfigError(f"the {word} {name!r} failed ({at}{type(failure).__name__}: {failure})") from failure
+    if isinstance(value, bool) or not isinstance(value, gives):
+        wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in gives)
+        raise ConfigError(f"the {word} {name!r} must give {wanted}, but gives {type(value).__name__}")
+    return value
