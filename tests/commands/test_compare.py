@@ -73,3 +73,13 @@ def test_what_is_wrong_is_said_in_one_line(
 def test_labels_of_keys_go_into_the_table_of_a_paper(study: Path, fedsweep: Command) -> None:
     code, out, _ = fedsweep("compare", study, "--by", "setting", "--format", "latex", "--label", "clients=$\\alpha$")
     assert code == 0 and r"$\alpha$=10" in out and r"\toprule" in out
+
+
+def test_a_run_that_diverged_is_said_with_its_reason(study: Path, fedsweep: Command) -> None:
+    record = tiny_record(round=1, test_accuracy=0.99, test_loss=float("nan"))
+    RunFolder(study / "0").write_rounds([record])
+    code, out, err = fedsweep("compare", study, "--only", "clients=10")
+    assert code == 0 and "99.00%" not in out and "failed" in out
+    assert (
+        err == "note: s fedavg clients=10, seed 0: diverged: its last test_loss is nan, so its model counts as failed\n"
+    )

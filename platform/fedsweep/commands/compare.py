@@ -130,7 +130,8 @@ def compare(
     )
     print_comparison(runs, console, by=by, form=form, style=style)
     if form is Form.TEXT:
-        for text in remarks(runs, group_settings(runs)):
+        diverged = [f"{run.label}, seed {run.view.seed}: {run.view.divergence}" for run in runs if run.view.divergence]
+        for text in (*diverged, *remarks(runs, group_settings(runs))):
             note(f"note: {text}")
     if plot is not None:
         from fedsweep.figures.study import plot_runs
