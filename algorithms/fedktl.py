@@ -22,7 +22,7 @@ from fedsweep.card import Card, parameters_of, takes, with_card
 from fedsweep.components.aggregation import Refinement
 from fedsweep.components.base import ComponentReport, Published
 from fedsweep.components.evaluation import Evaluation
-from fedsweep.components.local import LocalSolver, LocalStep, Memory, Objective
+from fedsweep.components.local import LocalSolver, LocalStep, Memory, Objective, Passes
 from fedsweep.components.probes import ClientTest, LocalClient, Probe
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import training_flops
@@ -116,9 +116,9 @@ class Knowledge(KeepsModel):
     def __post_init__(self) -> None:
         not_negative(strength=self.strength)
 
-    def passes_in(self, batch_size: int, num_classes: int) -> float:
+    def passes(self, batch_size: int, num_classes: int) -> Passes:
         # A step reads as many images as it has samples, but there is one a class.
-        return 3 * min(1.0, num_classes / batch_size) if self.strength else 0
+        return Passes(step=3 * min(1.0, num_classes / batch_size) if self.strength else 0)
 
     def loss(self, step: LocalStep) -> Tensor | None:
         if not self.strength or _IMAGES not in step.broadcast:

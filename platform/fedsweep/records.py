@@ -176,7 +176,6 @@ class RoundContext:
         durations: Virtual seconds that each member would need; empty without devices.
         num_values: |W|, scalars of the full model.
         budgets: Who affords what; None: no limits.
-        params: The server's model.
         model: A template of the full model, for its structure; None in contexts made by hand.
         stream: Random numbers of this seam in this round.
     """
@@ -197,7 +196,6 @@ class RoundContext:
     durations: Mapping[int, float] = field(default_factory=dict)
     num_values: int = 0
     budgets: BudgetPlan | None = None
-    params: ParamTree = field(default_factory=dict)
     model: nn.Module | None = None
     stream: Stream = Stream(("unset",))
 

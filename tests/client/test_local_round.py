@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.client.modules import ModuleSlot
-from fedsweep.client.optimizer import ClientOptimizer, OptimizerSettings
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalSolver, LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.planning import FixedInterval
 from fedsweep.errors import InvariantError
@@ -263,7 +263,7 @@ def test_a_step_of_the_gradient_alone_has_the_bits_of_one_by_the_gradient_vector
 
     direct = model()
     taken = len(descents)
-    monkeypatch.setattr(ClientOptimizer, "is_bare", False)
+    monkeypatch.setattr(OptimizerSettings, "is_bare", False)
     assert torch.equal(model(), direct)
     assert taken > 0 and len(descents) == taken
 

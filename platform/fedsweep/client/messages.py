@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ class ClientSide:
         track_accuracy: Keep the training accuracy of each pass over a client's data.
         codec: What clients' models go through on their way to the server.
         lanes: How a worker steps clients together; None: one after another.
+        job_passes: Forward passes of each of a client's samples that terms take outside the steps of each job.
     """
 
     seed: int
@@ -60,11 +62,26 @@ class ClientSide:
     track_accuracy: bool = False
     codec: Codec = AsItIs()
     lanes: LaneSettings | None = None
+    job_passes: float = 0
 
-    def share(self, client: int) -> float | None:
-        """A client's number of samples over the clients' mean; None where nobody asks for it."""
-        if not (self.objective.needs_share or any(term.needs_share for term in self.terms)):
-            return None
+    @cached_property
+    def needs_share(self) -> bool:
+        """Whether a client's :meth:`share` is read."""
+        return self.objective.needs_share or any(term.needs_share for term in self.terms)
+
+    @cached_property
+    def needs_anchor(self) -> bool:
+        """Whether terms, or the codec, look at the model that a client received."""
+        return self.codec.encodes or any(term.needs_anchor for term in self.terms)
+
+    @cached_property
+    def bare_steps(self) -> bool:
+        """Whether a step is the loss's own gradient times the rate, and nothing more."""
+        see_gradients = any(term.has_own("gradient", "after_step") for term in self.terms)
+        return self.solver.plain and self.optimizer.is_bare and not see_gradients
+
+    def share(self, client: int) -> float:
+        """A client's number of samples over the clients' mean."""
         return len(self.indices[client]) * len(self.indices) / sum(map(len, self.indices))
 
 
@@ -128,8 +145,7 @@ class Segment:
         weights: For each but the last, the attendees' weights.
         turns: Clients whose first job of the round starts in this segment, on any worker.
         version: Version of the server's model at the first point; each aggregation adds one.
-        broadcasts: Named payloads by client, for jobs that start from the server's model.
-        published: Contents that all of them get.
+        published: Named contents, for jobs that start from the server's model.
         probes: This round's extra measurements.
         closes: The round ends with this segment: clients finish what is left and hand back their memories.
         workers: Which worker each client is on.
@@ -144,7 +160,6 @@ class Segment:
     weights: tuple[tuple[float, ...], ...]
     turns: tuple[Turn, ...]
     version: int
-    broadcasts: Mapping[int, Payload] = field(default_factory=dict)
     published: Mapping[str, Published] = field(default_factory=dict)
     probes: tuple[Probe, ...] = ()
     closes: bool = False

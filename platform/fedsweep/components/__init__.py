@@ -28,6 +28,7 @@ from fedsweep.components.local import (
     Memory,
     Objective,
     OptimizerSteps,
+    Passes,
 )
 from fedsweep.components.planning import (
     FixedInterval,
@@ -101,6 +102,7 @@ __all__ = [
     "Pacing",
     "ParamTree",
     "PartOfModel",
+    "Passes",
     "Payload",
     "Probe",
     "Published",

@@ -10,14 +10,16 @@ import copy
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsweep.errors import InvariantError
+from fedsweep.guard import Call, named, optional, pair, params_tree, returns, scalar
 from fedsweep.models.functional import features_with, logits_with
 from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
@@ -141,6 +143,8 @@ class LocalStep:
     whole: nn.Module | None = None
     client: ClientFacts = NOBODY
     _twin: Callable[[], nn.Module] | None = None
+    # Cuts a memory to the part that the step trains; None: it trains all.
+    _cut: Callable[[Memory], Memory] | None = None
     _features: Tensor | None = None
     _logits: Tensor | None = None
     _whole_logits: Tensor | None = None
@@ -243,6 +247,7 @@ class Objective(ABC):
         return 3
 
     @abstractmethod
+    @returns(scalar)
     def loss(self, step: LocalStep) -> Tensor:
         """A differentiable scalar, the mean over the batch."""
 
@@ -255,6 +260,49 @@ class CrossEntropy(Objective):
 
     def loss(self, step: LocalStep) -> Tensor:
         return F.cross_entropy(step.logits, step.targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """What a term costs beside the plain step, in forward passes of one sample.
+
+    Attributes:
+        step: For each sample of a step; 1 for a teacher that is asked.
+        job: For each of the client's samples, once in every job: work outside the steps.
+    """
+
+    step: float = 0
+    job: float = 0
+
+
+def _memory(answer: Any, call: Call) -> None:
+    """A memory, and only of a term that is declared to have one."""
+    term: Any = call.component
+    if not isinstance(answer, Mapping):
+        raise call.wrong("a memory, a mapping", answer)
+    if answer and not term.stateful:
+        # It would be dropped at the round's end, and the method would run on as another one.
+        raise InvariantError(
+            f"the term {term.name!r} ({type(term).__name__}) returned memory ({', '.join(answer)}), but is not"
+            " declared stateful, so the memory would be lost; set stateful = True on the class"
+        )
+
+
+def _finished(answer: Any, call: Call) -> None:
+    """Memory and payload, and params or nothing; the payload only of a term that is declared to send one."""
+    term: Any = call.component
+    if not isinstance(answer, tuple) or len(answer) not in (2, 3):
+        raise call.wrong("(memory, payload) or (memory, payload, params or None)", answer)
+    memory, payload, *replacing = answer
+    _memory(memory, call)
+    named(Tensor)(payload, call)
+    params_tree(replacing[0] if replacing else None, call)
+    if payload and not term.sends:
+        # Where a round folds, nobody would ask for it.
+        raise InvariantError(
+            f"the term {term.name!r} ({type(term).__name__}) returned a payload ({', '.join(payload)}), but is"
+            " not declared to send one, so it may be lost; set sends = True on the class"
+        )
 
 
 class LocalTerm(ABC):
@@ -290,45 +338,41 @@ class LocalTerm(ABC):
         """Whether the term does something in one of these hooks."""
         return any(getattr(cls, hook) is not getattr(LocalTerm, hook) for hook in hooks)
 
-    @property
-    def passes(self) -> float:
-        """What the term adds to a step's cost, in forward passes per sample; 1 for a teacher that is asked."""
-        return 0
-
-    def passes_in(self, batch_size: int, num_classes: int) -> float:
-        """The same where it depends on them: a term with inputs of its own, one for each class, say.
+    def passes(self, batch_size: int, num_classes: int) -> Passes:
+        """What the term adds to the cost of a client's work.
 
         Args:
-            batch_size: Samples of a step.
+            batch_size: Samples of a step: a term with inputs of its own, one for each class, say, depends on it.
             num_classes: C.
         """
-        return self.passes
+        return Passes()
 
-    @property
-    def job_passes(self) -> float:
-        """What the work outside the steps costs in each job, in forward passes of all the client's samples."""
-        return 0
-
+    @returns(_memory)
     def init(self, params: ParamTree) -> Memory:
         """The client's memory before its first job."""
         return {}
 
+    @returns(pair("memory, params or None", _memory, params_tree))
     def prepare(self, memory: Memory, anchor: ParamTree) -> tuple[Memory, ParamTree | None]:
         """At a job's start; may return params that replace the starting ones."""
         return memory, None
 
+    @returns(optional(scalar))
     def loss(self, step: LocalStep) -> Tensor | None:
         """A differentiable scalar that is added to the objective."""
         return None
 
+    @returns(params_tree)
     def gradient(self, step: LocalStep) -> ParamTree | None:
         """A gradient that is added after the backward pass, before clipping."""
         return None
 
+    @returns(pair("memory, params or None", _memory, params_tree))
     def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
         """After an optimiser step; may return params that replace the present ones."""
         return step.memory, None
 
+    @returns(_finished)
     def finish(
         self, memory: Memory, work: LocalWork
     ) -> tuple[Memory, Payload] | tuple[Memory, Payload, ParamTree | None]:

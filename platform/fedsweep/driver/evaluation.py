@@ -23,9 +23,9 @@ from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.run import one_thread
 from fedsweep.driver.session import written_as
+from fedsweep.engine.aggregation import model_alone
 from fedsweep.engine.evaluator import Evaluator, Tested
 from fedsweep.engine.state import RunState
-from fedsweep.engine.updates import model_alone
 from fedsweep.engine.who_pays import client_accuracies, own_accuracies, own_models_inquiry, present_counts, spread
 from fedsweep.errors import ConfigError, DataError, OutputError
 from fedsweep.experiment.build import build_experiment

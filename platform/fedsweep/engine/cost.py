@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsweep.client.coding import travelling
 from fedsweep.engine.ledger import Size, payload_sizes, whole_values
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.guard import check_named
+from fedsweep.guard import ask
 from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
 from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
@@ -28,7 +28,7 @@ class CostModel:
     Attributes:
         model: A template of the full model.
         layout: How the full model lies in its vector.
-        job_passes: Forward passes of all its samples that a client's work outside the steps takes in each job.
+        job_passes: Forward passes of each of its samples that a client's work outside the steps takes in each job.
         codec: The method's.
     """
 
@@ -40,8 +40,8 @@ class CostModel:
         self._sizes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
         batch = experiment.training.batch_size
         self._batch = batch if isinstance(batch, int) else batch[1]
-        self._passes = partial(experiment.method.passes, num_classes=experiment.world.data.num_classes)
-        self.job_passes = experiment.method.job_passes
+        self._passes = cache(partial(experiment.method.passes, num_classes=experiment.world.data.num_classes))
+        self.job_passes = self._passes(self._batch).job
         self._macs: dict[tuple[str, bool], int] = {}
         self.codec = experiment.method.codec
         self._noise: dict[int, Payload] = {}
@@ -92,7 +92,7 @@ class CostModel:
             probed: Forward passes of one sample that its measurements take.
         """
         macs = self.macs(submodel)
-        passes = self._passes(self._batch if work is None else work.samples_in(1))
+        passes = self._passes(self._batch if work is None else work.samples_in(1)).step
         return training_flops(macs, samples, passes=passes) + training_flops(macs, probed, passes=1)
 
     def forward_flops(self, submodel: SubModel) -> int:
@@ -104,7 +104,7 @@ class CostModel:
 
         Source: FedDHAD's column "MLPs", which leaves open what a teacher counts.
         """
-        return self.macs(submodel, count_batch_norm=True) * self._passes(self._batch) / PASSES_OF_A_STEP
+        return self.macs(submodel, count_batch_norm=True) * self._passes(self._batch).step / PASSES_OF_A_STEP
 
     def sizes(self, submodel: SubModel, direction: Direction) -> Mapping[str, Size]:
         """What a message that carries the sub-model counts, by kind, without the masks that come with it once a round.
@@ -118,9 +118,7 @@ class CostModel:
             # Keyed by the length alone: a plan costs the same with every seed, and in every round.
             source = Stream(("codec", size))
             noise = torch.randn(size, generator=source.torch(), dtype=self.layout.dtype)
-            message = self.codec.encode(noise, source)
-            check_named(message, Tensor, self.codec, "encode", when="for a plan")
-            self._noise[size] = message
+            self._noise[size] = ask(self.codec, "encode", noise, source, when="for a plan")
         return self.encoded(submodel, self._noise[size])
 
     def encoded(self, submodel: SubModel, message: Payload) -> Mapping[str, Size]:

@@ -196,7 +196,10 @@ class LocalFleet(Fleet):
         return True
 
     def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
-        return combine([self._worker.run(segment, anchor, memories)])
+        return self._worker.run(segment, anchor, memories)
+
+    def place(self, loads: Mapping[int, tuple[int, float]]) -> dict[int, int]:
+        return dict.fromkeys(loads, 0)
 
     def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
         return self._worker.measure(inquiry, vector, memories)

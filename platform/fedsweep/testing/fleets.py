@@ -112,7 +112,7 @@ class MeasuringFleet(LocalFleet):
             for client in (job.client for job in point.start if not job.resume):
                 part = parts.get(client, FULL_MODEL)
                 self.down += self._alive(part, part.extract(anchor, self._layout))
-                self.down += _bytes(segment.broadcasts.get(client, {})) + self._published(segment, client, part)
+                self.down += self._published(segment, client, part)
         reply = super().play(segment, anchor, memories)
         self.up += sum(BYTES_PER_VALUE * self._layout.num_values * len(p.attend) for p in segment.points[:-1])
         answered = set()
