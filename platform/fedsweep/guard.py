@@ -246,6 +246,36 @@ def params_tree(answer: Any, call: Call) -> None:
             raise call.wrong(f"a tensor of shape {list(call.like[name].shape)} for {name!r}", value)
 
 
+def term_memory(answer: Any, call: Call) -> None:
+    """A term's memory, and only of one that is declared to have any."""
+    term: Any = call.component
+    if not isinstance(answer, Mapping):
+        raise call.wrong("a memory, a mapping", answer)
+    if answer and not term.stateful:
+        # It would be dropped at the round's end, and the method would run on as another one.
+        raise InvariantError(
+            f"the term {term.name!r} ({type(term).__name__}) returned memory ({', '.join(answer)}), but is not"
+            " declared stateful, so the memory would be lost; set stateful = True on the class"
+        )
+
+
+def term_finish(answer: Any, call: Call) -> None:
+    """A term's memory and payload, and params or nothing; a payload only of one that is declared to send any."""
+    term: Any = call.component
+    if not isinstance(answer, tuple) or len(answer) not in (2, 3):
+        raise call.wrong("(memory, payload) or (memory, payload, params or None)", answer)
+    memory, payload, *replacing = answer
+    term_memory(memory, call)
+    named(Tensor)(payload, call)
+    params_tree(replacing[0] if replacing else None, call)
+    if payload and not term.sends:
+        # Where a round folds, nobody would ask for it.
+        raise InvariantError(
+            f"the term {term.name!r} ({type(term).__name__}) returned a payload ({', '.join(payload)}), but is"
+            " not declared to send one, so it may be lost; set sends = True on the class"
+        )
+
+
 def _is_component(frame: FrameType) -> bool:
     module = str(frame.f_globals.get("__name__", ""))
     if module.startswith(_METHODS):

@@ -24,6 +24,7 @@ class PartSteps(Steps):
         super().__init__(*args, **more)
         self._at: Sequence[SubModel] = self._model.submodel.step_parts or ()
         self._known: dict[str, StepPart] = {}
+        self._is_bare = False  # a part's gradient has a way to go before it is the client's
 
     def _shown(self, position: int, inputs: Tensor, targets: Tensor) -> LocalStep:
         step = super()._shown(position, inputs, targets)

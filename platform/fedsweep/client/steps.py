@@ -62,7 +62,10 @@ class Steps:
         # Before each step: what dropout draws must not depend on which clients this worker stepped before.
         seed_draws(self._batches.seed(position), self._side.device)
         step = self._shown(position, inputs, targets)
-        loss = self._moved(step)
+        if self._is_bare:
+            loss = self._model.slot.descend(self._loss(step), self._model.views, self._learning_rate)
+        else:
+            loss = self._moved(step)
         for term in self._terms:
             self._model.replace(term.after_step(step, self._model.slot.gradients))
         if self._side.track_accuracy:
@@ -88,9 +91,7 @@ class Steps:
         )
 
     def _moved(self, step: LocalStep) -> Tensor:
-        """Move the model by a step; returns the loss at its start."""
-        if self._is_bare:
-            return self._model.slot.descend(self._loss(step), self._model.views, self._learning_rate)
+        """Move the model by a step of the method's solver; returns the loss at its start."""
         loss: Tensor = self._side.solver.step(self._optimizer.as_torch, lambda: self._gradient(step))
         return loss
 

@@ -78,7 +78,10 @@ class ClientTerm:
         if "after_step" not in self._has:
             return None
         shapes = None if step.position else step.params
-        self.memory, replacing = ask(self._term, "after_step", self._in(step), gradients, like=shapes, when=self._when)
+        answer: tuple[Memory, ParamTree | None] = ask(
+            self._term, "after_step", self._in(step), gradients, like=shapes, when=self._when
+        )
+        self.memory, replacing = answer
         return replacing
 
     def finish(self, work: LocalWork, look: Look) -> tuple[Payload, ParamTree | None]:

@@ -10,16 +10,15 @@ import copy
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.errors import InvariantError
-from fedsweep.guard import Call, named, optional, pair, params_tree, returns, scalar
+from fedsweep.guard import optional, pair, params_tree, returns, scalar, term_finish, term_memory
 from fedsweep.models.functional import features_with, logits_with
 from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
@@ -275,36 +274,6 @@ class Passes:
     job: float = 0
 
 
-def _memory(answer: Any, call: Call) -> None:
-    """A memory, and only of a term that is declared to have one."""
-    term: Any = call.component
-    if not isinstance(answer, Mapping):
-        raise call.wrong("a memory, a mapping", answer)
-    if answer and not term.stateful:
-        # It would be dropped at the round's end, and the method would run on as another one.
-        raise InvariantError(
-            f"the term {term.name!r} ({type(term).__name__}) returned memory ({', '.join(answer)}), but is not"
-            " declared stateful, so the memory would be lost; set stateful = True on the class"
-        )
-
-
-def _finished(answer: Any, call: Call) -> None:
-    """Memory and payload, and params or nothing; the payload only of a term that is declared to send one."""
-    term: Any = call.component
-    if not isinstance(answer, tuple) or len(answer) not in (2, 3):
-        raise call.wrong("(memory, payload) or (memory, payload, params or None)", answer)
-    memory, payload, *replacing = answer
-    _memory(memory, call)
-    named(Tensor)(payload, call)
-    params_tree(replacing[0] if replacing else None, call)
-    if payload and not term.sends:
-        # Where a round folds, nobody would ask for it.
-        raise InvariantError(
-            f"the term {term.name!r} ({type(term).__name__}) returned a payload ({', '.join(payload)}), but is"
-            " not declared to send one, so it may be lost; set sends = True on the class"
-        )
-
-
 class LocalTerm(ABC):
     """Something that is added to the objective, with a memory of its own.
 
@@ -347,12 +316,12 @@ class LocalTerm(ABC):
         """
         return Passes()
 
-    @returns(_memory)
+    @returns(term_memory)
     def init(self, params: ParamTree) -> Memory:
         """The client's memory before its first job."""
         return {}
 
-    @returns(pair("memory, params or None", _memory, params_tree))
+    @returns(pair("memory, params or None", term_memory, params_tree))
     def prepare(self, memory: Memory, anchor: ParamTree) -> tuple[Memory, ParamTree | None]:
         """At a job's start; may return params that replace the starting ones."""
         return memory, None
@@ -367,12 +336,12 @@ class LocalTerm(ABC):
         """A gradient that is added after the backward pass, before clipping."""
         return None
 
-    @returns(pair("memory, params or None", _memory, params_tree))
+    @returns(pair("memory, params or None", term_memory, params_tree))
     def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
         """After an optimiser step; may return params that replace the present ones."""
         return step.memory, None
 
-    @returns(_finished)
+    @returns(term_finish)
     def finish(
         self, memory: Memory, work: LocalWork
     ) -> tuple[Memory, Payload] | tuple[Memory, Payload, ParamTree | None]:

@@ -14,38 +14,33 @@ from fedsweep.components.base import ServerComponent
 from fedsweep.engine.cost import CostModel
 from fedsweep.guard import ask
 from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, Payload, State, SyncContext
+from fedsweep.records import ClientUpdate, State, SyncContext
 from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, SubModel
 from fedsweep.trees import FlatLayout
 
 
 def client_update(
-    client: int,
-    tally: Tally,
+    reply: Reply,
     *,
     num_samples: int,
     learning_rate: float,
     layout: FlatLayout,
     submodel: SubModel = FULL_MODEL,
-    vector: Tensor | None = None,
-    extras: Payload | None = None,
 ) -> ClientUpdate:
-    """Make a client's update from what it has done since its anchor; a tally without steps: it has yet to work.
+    """Make a client's update from its answer; a tally without steps: it has yet to work, or was idle.
 
     Args:
-        client: Its id.
-        tally: What it has done.
+        reply: What it sent, or stands for.
         num_samples: Samples that it holds in this round.
         learning_rate: The rate of its steps.
         layout: The full model's.
         submodel: What part of the model it has.
-        vector: Its model [V of the part]; None: it is not known yet.
-        extras: What else it sent.
     """
+    tally = reply.tally
     return ClientUpdate(
-        client=client,
-        vector=vector,
+        client=reply.client,
+        vector=reply.vector,
         layout=submodel.layout(layout),
         submodel=submodel,
         anchor_version=tally.anchor_version,
@@ -56,13 +51,14 @@ def client_update(
         samples_since_anchor=tally.samples,
         classes_since_anchor=tally.classes,
         train_loss=tally.loss_sum / tally.steps if tally.steps else float("nan"),
-        extras=extras or {},
+        extras=reply.extras,
     )
 
 
 def model_alone(vector: Tensor, layout: FlatLayout) -> ClientUpdate:
     """Make an update of which no more than the model is known."""
-    return client_update(0, Tally(), num_samples=0, learning_rate=0.0, layout=layout, vector=vector)
+    reply = Reply(client=0, vector=vector, tally=Tally())
+    return client_update(reply, num_samples=0, learning_rate=0.0, layout=layout)
 
 
 def decoded(reply: Reply, submodel: SubModel, *, costs: CostModel, anchors: Mapping[int, Tensor]) -> Reply:

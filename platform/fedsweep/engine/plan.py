@@ -74,6 +74,23 @@ class RoundPlan:
         return self.context.submodels.get(client, FULL_MODEL)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """A planned round on the virtual clock.
+
+    Attributes:
+        end: Virtual seconds at its end; None without devices.
+        ready: When clients whose work goes on over that end will be done.
+        lost: Members of the cohort that drop out.
+        left: The sync points without these; None: as planned.
+    """
+
+    end: float | None = None
+    ready: Mapping[int, float] = field(default_factory=dict)
+    lost: Mapping[int, LostWork] = field(default_factory=dict)
+    left: tuple[SyncPoint, ...] | None = None
+
+
 class Planner:
     """Plans rounds from the run's state alone.
 
@@ -117,26 +134,19 @@ class Planner:
         if method.pacing.draws_candidates:
             context = _of_those_who_work(context, points)
         self._check(points, context)
-        end: float | None = None
-        ready: Mapping[int, float] = {}
-        lost: Mapping[int, LostWork] = {}
-        if state.clock is not None:
-            end, ready = clock.round_end(points, context, prices)
-            closing = self._closing(points, context, prices)
-            if closing is not None:
-                points, end = self._closed(points, context, closing, prices)
-                lost = closing.lost
+        timing = Timing() if state.clock is None else self._timed(points, context, prices)
+        points, lost = points if timing.left is None else timing.left, timing.lost
         models, index_bytes = self._traffic(points, context, lost=lost)
         return RoundPlan(
             context=context,
             points=points,
             components=components,
-            clock=end,
+            clock=timing.end,
             values=models.values,
             num_bytes=models.num_bytes + index_bytes,
             index_bytes=index_bytes,
             lost=lost,
-            ready=ready,
+            ready=timing.ready,
             probes=prices.probes,
         )
 
@@ -198,6 +208,14 @@ class Planner:
         return ClientWork(steps=steps, batch_size=batch, whole_batches=whole, num_samples=samples, classes=classes)
 
     # -- cost ----------------------------------------------------------------------------------------------------
+
+    def _timed(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: clock.Prices) -> Timing:
+        end, ready = clock.round_end(points, context, prices)
+        closing = self._closing(points, context, prices)
+        if closing is None:
+            return Timing(end=end, ready=ready)
+        left, end = self._closed(points, context, closing, prices)
+        return Timing(end=end, ready=ready, lost=closing.lost, left=left)
 
     def _closing(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: clock.Prices) -> Closing | None:
         """Who drops out of the round, and when it ends; None where everybody is always waited for.

@@ -15,15 +15,15 @@ from fedsweep.client.messages import Handle, Reply, RoundTotals, Segment, Segmen
 from fedsweep.components.base import Published
 from fedsweep.components.probes import Probe
 from fedsweep.engine.aggregation import Aggregator, client_update, decoded
-from fedsweep.engine.cost import CostModel
-from fedsweep.engine.ledger import Ledger, Size, Versions
+from fedsweep.engine.cost import Charges, CostModel
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
 from fedsweep.guard import ask
-from fedsweep.records import ClientUpdate, Payload, RoundRecord, State, SyncContext, SyncPoint
+from fedsweep.records import ClientUpdate, RoundRecord, State, SyncContext, SyncPoint
+from fedsweep.submodel import FULL_MODEL
 from fedsweep.world.availability import HISTORY_EPOCHS
 
 
@@ -85,7 +85,6 @@ class Round:
         anchors: The server's models of this round by version.
         server_time_s, spent: Seconds that the server spent aggregating, and FLOPs of what components computed there.
         attended: Clients whose work reached the server.
-        published: Which versions of published content clients have, where that changed.
     """
 
     def __init__(self, plan: RoundPlan, state: RunState, tools: RoundTools, attempt: int = 0) -> None:
@@ -95,7 +94,8 @@ class Round:
         self.vector: Tensor = state.vector
         self.version = state.version
         self.components: dict[str, State] = dict(plan.components)  # a copy: another round may begin from the same plan
-        self.ledger = Ledger()
+        self._charges = Charges(self._costs, plan.submodel, state.published)
+        self.ledger = self._charges.ledger
         self.attendees: tuple[int, ...] = ()
         self.weights: tuple[float, ...] = ()
         self.updates: tuple[ClientUpdate, ...] = ()
@@ -107,8 +107,6 @@ class Round:
         self.attended: set[int] = set()
         self._passed = 0  # sync points gone through
         self._opened: set[int] = set()  # clients whose part in the round has begun
-        self.published: dict[int, dict[str, str]] = {}
-        self._masked: set[int] = set()  # clients that have got their sub-model's masks, which travel once a round
 
     def play(self) -> Round:
         """Send, train, aggregate, segment by segment; the round itself, for a chain.
@@ -125,7 +123,7 @@ class Round:
             # Send: what each client that starts from the server's model is given.
             segment = self._segment(points)
             for job in (job for point in points for job in point.start if not job.resume):
-                self._charge_download(job.client, segment.published)
+                self._charges.download(job.client, segment.published)
             # Train: on the workers, which also aggregate among themselves at all points but the last.
             known = self.state.memories
             memories = {turn.client: known[turn.client] for turn in segment.turns if turn.client in known}
@@ -164,7 +162,7 @@ class Round:
             total_bytes=before.total_bytes + self.ledger.total_bytes,
             setup_bytes=before.setup_bytes,
             setup_traffic=before.setup_traffic,
-            published=dict(sorted({**before.published, **self.published}.items())),
+            published=dict(sorted({**before.published, **self._charges.published}.items())),
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
             records=(*before.records, record),
         )
@@ -226,7 +224,8 @@ class Round:
         for index, point in enumerate(points):
             # Two-speed rounds have hundreds of points with two sets of attendees: weights are found once for each.
             if point.attend not in known:
-                updates = [self._unworked(client) for client in point.attend]
+                # They have yet to work; the weights of such a point don't depend on models.
+                updates = [self._update(k, point, self._unworked(k, self.vector, self.version)) for k in point.attend]
                 sync = self._sync(index, ends_round=False)
                 weights, _ = self._tools.aggregator.weigh(self.components["weighting"], updates, sync)
                 known[point.attend] = tuple(weights.tolist())
@@ -252,10 +251,6 @@ class Round:
                 syncs[client] += 1
         return self._fleet.place({k: (n, float(work[k].steps * work[k].batch_size)) for k, n in syncs.items()})
 
-    @cached_property
-    def _versions(self) -> Versions:
-        return Versions()
-
     def _published(self) -> dict[str, Published]:
         published: dict[str, Published] = {}
         for seam, component in self._method.having["publish"]:
@@ -266,42 +261,14 @@ class Round:
             published |= contents
         return published
 
-    # -- what travels --------------------------------------------------------------------------------------------
-
     def _charge_lost(self) -> None:
         """What clients that drop out move; their work is not done, since nobody would see it."""
-        published = self._published()
         for client, work in self.plan.lost.items():
-            self._charge_download(client, published)
+            self._charges.download(client, self._published())
             # It forgets the round, and this with it.
-            self.published.pop(client, None)
+            self._charges.published.pop(client, None)
             if work.sends:
-                self._charge_upload(client)
-
-    def _charge_download(self, client: int, published: Mapping[str, Published]) -> None:
-        submodel = self.plan.submodel(client)
-        self.ledger.message(client, "down", self._costs.sizes(submodel, "down"))
-        if client not in self._masked:
-            self.ledger.message(client, "down", {"mask": Size(0, submodel.index_bytes())})
-            self._masked.add(client)
-        if self._method.having["publish"]:
-            self._charge_published(client, published)
-
-    def _charge_published(self, client: int, published: Mapping[str, Published]) -> None:
-        """Charge what the client has not got yet, and note what it then has, by name."""
-        has = self.published.get(client, self.state.published.get(client, {}))
-        submodel, versions = self.plan.submodel(client), {}
-        for name, content in published.items():
-            versions[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
-            if has.get(name) != versions[name]:
-                size = self._costs.sizes(submodel, "down")["params"].values if content.like else content.value.numel()
-                self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
-        self.published[client] = versions
-
-    def _charge_upload(self, client: int, encoded: Payload | None = None) -> None:
-        submodel, costs = self.plan.submodel(client), self._costs
-        sent = costs.sizes(submodel, "up") if encoded is None else costs.encoded(submodel, encoded)
-        self.ledger.message(client, "up", sent)
+                self._charges.upload(client)
 
     # -- aggregate -----------------------------------------------------------------------------------------------
 
@@ -311,7 +278,7 @@ class Round:
         encoded = {answer.client: answer.encoded for answer in reply.replies}
         for point in segment.points:
             for client in point.attend:
-                self._charge_upload(client, encoded.get(client))
+                self._charges.upload(client, encoded.get(client))
             self.attended.update(point.attend)
         for answer in reply.replies:
             if answer.extras:
@@ -343,51 +310,38 @@ class Round:
 
     def _update(self, client: int, point: SyncPoint, reply: Reply | None) -> ClientUpdate:
         """What the server has of a client: what it sent, what it was sent where it is idle, or what it kept."""
-        if reply is None:
-            return self._unworked(client, is_idle=True) if client in point.idle else self._held_update(client)
-        submodel = self.plan.submodel(client)
+        if reply is None and client not in point.idle:
+            return self._held_update(client)
+        submodel = self.plan.submodel(client) if reply is not None else FULL_MODEL
+        # Whoever is idle stands for the model that the round began with, as it would still have it.
+        reply = reply or self._unworked(client, self.state.vector, self.state.version)
         if reply.encoded is not None:
             reply = decoded(reply, submodel, costs=self._costs, anchors=self.anchors)
         return client_update(
-            client,
-            reply.tally,
+            reply,
             num_samples=self.plan.context.work[client].num_samples,
             learning_rate=self.learning_rate,
             layout=self._costs.layout,
             submodel=submodel,
-            vector=reply.vector,
-            extras=reply.extras,
         )
 
-    def _unworked(self, client: int, *, is_idle: bool = False) -> ClientUpdate:
-        """The update of a client without steps: an attendee before it has worked, or who is idle all along."""
+    def _unworked(self, client: int, vector: Tensor, version: int) -> Reply:
+        """The answer of a client of the cohort that has not taken a step since it had this model [V]."""
         work = self.plan.context.work[client]
-        # Whoever is idle stands for the model that the round began with, as it would still have it.
-        version, vector = (self.state.version, self.state.vector) if is_idle else (self.version, None)
-        return client_update(
-            client,
-            Tally(anchor_version=version, samples=work.num_samples, classes=work.classes),
-            num_samples=work.num_samples,
-            learning_rate=self.learning_rate,
-            layout=self._costs.layout,
-            vector=vector,
-        )
+        tally = Tally(anchor_version=version, samples=work.num_samples, classes=work.classes)
+        return Reply(client=client, vector=vector, tally=tally)
 
     def _held_update(self, client: int) -> ClientUpdate:
         """The update of a client that worked in earlier rounds only; it sends what it kept then."""
         if client not in self.state.held:
             raise InvariantError(f"client {client} attends a sync point, but it has neither a job nor earlier work")
         memory, tally = self._fleet.fetch(self.state.memories[client]), self.state.held[client]
-        return client_update(
-            client,
-            tally,
-            num_samples=tally.samples,
-            # Its last steps were in the round before, so the rate is that one's.
-            learning_rate=self._tools.experiment.training.schedule(self.state.round),
-            layout=self._costs.layout,
-            # Copied: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
-            vector=torch.from_numpy(np.array(memory["held"])),
-        )
+        # Copied: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
+        vector = torch.from_numpy(np.array(memory["held"]))
+        # Its last steps were in the round before, so the rate is that one's.
+        rate = self._tools.experiment.training.schedule(self.state.round)
+        reply = Reply(client=client, vector=vector, tally=tally)
+        return client_update(reply, num_samples=tally.samples, learning_rate=rate, layout=self._costs.layout)
 
     def _sync(self, index: int, *, ends_round: bool) -> SyncContext:
         """A sync point of the round, by its number."""
