@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedsweep.api import compare, report, run, sweep
+    from fedsweep.api import compare, prepare, report, run, sweep
     from fedsweep.card import Card, Limit, with_card
     from fedsweep.driver.evaluation import Evaluated, evaluate
     from fedsweep.driver.observers import Observer
@@ -81,6 +81,7 @@ __all__ = [
     "load",
     "load_model",
     "merge",
+    "prepare",
     "report",
     "reproduce",
     "reproduce_table",
@@ -94,7 +95,7 @@ __all__ = [
 _HOME = {
     name: module
     for module, names in {
-        "fedsweep.api": ("compare", "report", "run", "sweep"),
+        "fedsweep.api": ("compare", "prepare", "report", "run", "sweep"),
         "fedsweep.card": ("Card", "Limit", "with_card"),
         "fedsweep.driver.evaluation": ("Evaluated", "evaluate"),
         "fedsweep.driver.observers": ("Observer",),
