@@ -204,7 +204,7 @@ class Transfer(Refinement):
         with torch.no_grad():
             told = (logits_with(model, known, chosen) / self.temperature).softmax(dim=1)
         # The teacher's forward pass, and a step's passes of the model.
-        sync.spent((1 + PASSES_OF_A_STEP) * len(chosen) * sync.forward_flops(FULL_MODEL))
+        sync.count_flops((1 + PASSES_OF_A_STEP) * len(chosen) * sync.forward_flops(FULL_MODEL))
         logits = model(chosen)
         distance = F.cross_entropy(logits, labels[index].to(device)) + self.temperature**2 * F.kl_div(
             (logits / self.temperature).log_softmax(dim=1), told, reduction="batchmean"

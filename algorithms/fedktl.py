@@ -265,7 +265,7 @@ class LatentAlignment(Refinement):
         labels = torch.tensor([label for update in told for label in _classes(update, state["classes"])])
         transformer, centroids, figures = self._aligned(state, prototypes, labels, sync)
         images = self.decoder.decode(decoder, centroids, inputs)
-        sync.spent(len(images) * self.decoder.decode_flops(inputs))
+        sync.count_flops(len(images) * self.decoder.decode_flops(inputs))
         after = {"decoder": decoder, "transformer": transformer, "centroids": centroids}
         return vector, {**state, **after, "images": images, "figures": figures}
 
@@ -293,7 +293,7 @@ class LatentAlignment(Refinement):
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
-                sync.spent(training_flops(weights, len(chosen)))
+                sync.count_flops(training_flops(weights, len(chosen)))
                 for group, optimizer in zip(groups, optimizers, strict=True):
                     nn.utils.clip_grad_norm_(group, _CLIP)
                     optimizer.step()

@@ -92,7 +92,7 @@ def played(method: FederatedMethod, **world: Any) -> str:
 
 SERVER = {
     "selection": ("choose", "learn"),
-    "submodels": ("assign", "settle"),
+    "submodels": ("assign", "after_aggregate"),
     "pacing": ("plan",),
     "weighting": ("weigh",),
     "server_update": ("apply", "learn", "observe", "report", "publish", "probes", "setup"),
@@ -142,7 +142,7 @@ RETURNS = [
     ("server_update", "publish", lambda *_: {"a": 1.0}, "but returned {'a': float 1.0}"),
     ("server_update", "publish", lambda *_: {"a": torch.ones(1)}, "must return a mapping to Published"),
     ("refinement", "refine", nothing, "must return (vector [28], state), but returned NoneType None in round 1"),
-    ("submodels", "settle", wrong_shape, "must return a vector of shape [28]"),
+    ("submodels", "after_aggregate", wrong_shape, "must return a vector of shape [28]"),
     ("submodels", "assign", lambda *_: ({0: "all"}, {}), "must return a mapping to SubModel"),
     ("weighting", "weigh", lambda *_: torch.ones(3) / 3, "must return (weights [3], state), but returned a tensor"),
     ("weighting", "weigh", lambda *_: ([1 / 3] * 3, {}), "must return a tensor of weights"),

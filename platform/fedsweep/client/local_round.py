@@ -19,8 +19,8 @@ from torch import Tensor
 
 from fedsweep.client.coding import Encoder
 from fedsweep.client.lanes.lane import Lane, Taken
-from fedsweep.client.messages import ClientSide, Reply, RoundTotals, Tally, Turn
-from fedsweep.client.modules import ClientModel, ModuleSlot
+from fedsweep.client.messages import ClientSide, ClientTask, Progress, Reply, RoundTotals
+from fedsweep.client.modules import BoundModule, ClientModel
 from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.client.shards import Batches, Shard, pass_accuracies
 from fedsweep.client.step_parts import PartSteps
@@ -55,7 +55,7 @@ class LocalRound:
 
     Args:
         side: The experiment's client side.
-        turn: The client's part in the round.
+        task: The client's part in the round.
         round: From 1.
         learning_rate: The round's.
         slot: A module of the sub-model's size.
@@ -73,11 +73,11 @@ class LocalRound:
     def __init__(
         self,
         side: ClientSide,
-        turn: Turn,
+        task: ClientTask,
         *,
         round: int,
         learning_rate: float,
-        slot: ModuleSlot,
+        slot: BoundModule,
         shard: Shard,
         full: FlatLayout,
         memory: State,
@@ -86,29 +86,29 @@ class LocalRound:
     ) -> None:
         self._side, self._shard, self._tests, self._learning_rate = side, shard, tests, learning_rate
         self._facts = facts = ClientFacts(
-            client=turn.client,
+            client=task.client,
             round=round,
-            num_samples=turn.work.num_samples,
+            num_samples=task.work.num_samples,
             label_counts=torch.bincount(shard.targets.cpu(), minlength=num_classes),
-            work=turn.work,
-            submodel=turn.submodel,
-            told_share=side.share(turn.client) if side.needs_share else None,
+            work=task.work,
+            submodel=task.submodel,
+            told_share=side.share(task.client) if side.needs_share else None,
         )
-        self._work = turn.work
+        self._work = task.work
         memory = memory or {}
-        self.model = ClientModel(slot, turn.submodel, full)
+        self.model = ClientModel(slot, task.submodel, full)
         self._optimizer = ClientOptimizer(
             side.optimizer,
             self.model,
             learning_rate=learning_rate,
-            kept=memory.get("optimizer") if side.optimizer.keep == "persist" or turn.held is not None else None,
+            kept=memory.get("optimizer") if side.optimizer.keep == "persist" or task.held is not None else None,
         )
         remembered = memory.get("terms", {})
         self._terms = [ClientTerm(term, remembered.get(term.name), facts, full) for term in side.terms]
         codec = side.codec
-        self._encoder = Encoder(codec, turn.submodel, full, memory.get("codec")) if codec.encodes else None
-        self._batches = Batches(shard, turn.work, seed=side.seed, round=round, client=turn.client)
-        takes = Steps if turn.submodel.step_parts is None else PartSteps
+        self._encoder = Encoder(codec, task.submodel, full, memory.get("codec")) if codec.encodes else None
+        self._batches = Batches(shard, task.work, seed=side.seed, round=round, client=task.client)
+        takes = Steps if task.submodel.step_parts is None else PartSteps
         self.steps = takes(
             side,
             self.model,
@@ -120,15 +120,15 @@ class LocalRound:
         )
         self._job, self._totals = _Job(), RoundTotals(steps=0, samples=0, loss_sum=0.0)
         self._extras: Payload = {}
-        self._tally = Tally()
+        self._progress = Progress()
         # Work of an earlier round that it goes on with, until a model is received.
-        self._goes_on = turn.held is not None
-        if turn.held is not None:
-            self._restore(turn.held, memory)
+        self._goes_on = task.held is not None
+        if task.held is not None:
+            self._restore(task.held, memory)
 
-    def _restore(self, held: Tally, memory: dict[str, Any]) -> None:
+    def _restore(self, held: Progress, memory: dict[str, Any]) -> None:
         """Take up the work of an earlier round."""
-        self._tally = held
+        self._progress = held
         self._optimizer.momentum_weight = held.momentum_weight
         # Copied first: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
         self.model.vector.copy_(torch.from_numpy(np.array(memory["held"])))
@@ -145,13 +145,13 @@ class LocalRound:
         work, model = self._work, self.model
         if anchor is not None:
             model.receive(anchor)
-            self._tally = Tally(anchor_version=version, samples=work.num_samples, classes=work.classes)
+            self._progress = Progress(anchor_version=version, samples=work.num_samples, classes=work.classes)
             self.steps.broadcast = broadcast
             if probes or self._side.needs_anchor:
                 # A new tensor each time: a term may keep the one before.
                 model.see(model.vector.clone())
         elif self._goes_on and not self._totals.steps:
-            self._tally = self._tally.carried_on(work.num_samples, work.classes)
+            self._progress = self._progress.carried_on(work.num_samples, work.classes)
         for term in self._terms:
             model.replace(term.prepare(model.params, model.values, model.anchor_tree, self._view))
         if probes:
@@ -215,12 +215,12 @@ class LocalRound:
             step = first + 1 + [math.isfinite(value) for value in losses].index(False)
             raise self._error(step, "its loss is not finite; lower the learning rate or clip the gradient")
         self._job.effective_steps = self._optimizer.effective_steps(steps)
-        self._tally = replace(
-            self._tally,
-            steps=self._tally.steps + steps,
-            effective_steps=self._tally.effective_steps + self._job.effective_steps,
+        self._progress = replace(
+            self._progress,
+            steps=self._progress.steps + steps,
+            effective_steps=self._progress.effective_steps + self._job.effective_steps,
             momentum_weight=self._optimizer.momentum_weight,
-            loss_sum=self._tally.loss_sum + loss_sum,
+            loss_sum=self._progress.loss_sum + loss_sum,
         )
 
     def _finish_terms(self) -> None:
@@ -299,7 +299,7 @@ class LocalRound:
         extras, self._extras = self._extras, {}
         facts, vector = self._facts, self.model.vector.cpu()
         vector = vector if leaves else vector.clone()
-        reply = Reply(client=facts.client, vector=vector, tally=self._tally, extras=extras)
+        reply = Reply(client=facts.client, vector=vector, progress=self._progress, extras=extras)
         if self._encoder is None:
             return reply
         source = stream(self._side.seed, "codec", facts.round, facts.client, self._totals.steps)
@@ -317,7 +317,7 @@ class LocalRound:
         # Nobody waited for these steps: what is kept over the round's end is the job done, not the job begun.
         if self._job.due:
             self.advance()
-        totals = replace(self._totals, held=None if attended else self._tally)
+        totals = replace(self._totals, held=None if attended else self._progress)
         if self._side.track_accuracy:
             totals = replace(totals, pass_accuracies=pass_accuracies(self.steps.hits, len(self._shard)))
         memory: dict[str, Any] = {} if self._encoder is None else {**self._encoder.memory()}

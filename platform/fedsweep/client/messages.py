@@ -86,7 +86,7 @@ class ClientSide:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class ClientTask:
     """A client's part in a round, sent when its first job of the round starts.
 
     Attributes:
@@ -99,11 +99,11 @@ class Turn:
     client: int
     work: ClientWork
     submodel: SubModel
-    held: Tally | None = None
+    held: Progress | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tally:
+class Progress:
     """What a client has done since it last received a model.
 
     Attributes:
@@ -124,7 +124,7 @@ class Tally:
     samples: int = 0
     classes: tuple[int, ...] | None = None
 
-    def carried_on(self, samples: int, classes: tuple[int, ...] | None) -> Tally:
+    def carried_on(self, samples: int, classes: tuple[int, ...] | None) -> Progress:
         """The same, carried into a round with so many samples of these classes."""
         union = None if self.classes is None or classes is None else tuple(sorted({*self.classes, *classes}))
         return replace(self, samples=self.samples + samples, classes=union)
@@ -143,7 +143,7 @@ class Segment:
         learning_rate: The round's.
         points: The sync points.
         weights: For each but the last, the attendees' weights.
-        turns: Clients whose first job of the round starts in this segment, on any worker.
+        tasks: Clients whose first job of the round starts in this segment, on any worker.
         version: Version of the server's model at the first point; each aggregation adds one.
         published: Named contents, for jobs that start from the server's model.
         probes: This round's extra measurements.
@@ -158,7 +158,7 @@ class Segment:
     learning_rate: float
     points: tuple[SyncPoint, ...]
     weights: tuple[tuple[float, ...], ...]
-    turns: tuple[Turn, ...]
+    tasks: tuple[ClientTask, ...]
     version: int
     published: Mapping[str, Published] = field(default_factory=dict)
     probes: tuple[Probe, ...] = ()
@@ -168,7 +168,7 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inquiry:
+class Question:
     """A question to clients outside a round's work: the exchange before round 1, or a test of their own models.
 
     Attributes:
@@ -183,7 +183,7 @@ class Inquiry:
     round: int = 0
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def of(self, clients: Sequence[int]) -> Inquiry:
+    def of(self, clients: Sequence[int]) -> Question:
         """The same question to some of them."""
         return replace(self, clients=tuple(clients))
 
@@ -195,14 +195,14 @@ class Reply:
     Attributes:
         client: Its id.
         vector: Its model [V of its sub-model]; without the params where they are encoded.
-        tally: What it has done since it last received a model.
+        progress: What it has done since it last received a model.
         extras: What it sends beside the model.
         encoded: What it sends of its params instead, made by the method's codec.
     """
 
     client: int
     vector: Tensor
-    tally: Tally
+    progress: Progress
     extras: Payload = field(default_factory=dict)
     encoded: Payload | None = None
 
@@ -223,7 +223,7 @@ class RoundTotals:
     steps: int
     samples: int
     loss_sum: float
-    held: Tally | None = None
+    held: Progress | None = None
     pass_accuracies: tuple[float, ...] = ()
     probed: float = 0
 

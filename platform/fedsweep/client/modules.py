@@ -7,12 +7,12 @@ from functools import cache, partial
 import torch
 from torch import Tensor, nn
 
-from fedsweep.components.local import twin
+from fedsweep.components.local import eval_copy
 from fedsweep.submodel import SubModel
 from fedsweep.trees import FlatLayout, ParamTree
 
 
-class ModuleSlot:
+class BoundModule:
     """A module whose parameters and float buffers can be bound to any client's vector.
 
     Args:
@@ -24,7 +24,7 @@ class ModuleSlot:
         gradient: Where backward passes leave the gradient [P].
         gradients: The same by name, as views.
         parameters: The module's, in the layout's order.
-        twin: Gives a copy that is only asked; made when it is first wanted.
+        eval_copy: Gives a copy that is only asked; made when it is first wanted.
     """
 
     def __init__(self, module: nn.Module, layout: FlatLayout, device: str) -> None:
@@ -39,7 +39,7 @@ class ModuleSlot:
             parameter.grad = view
         self._tensors += [b for b in self.module.buffers() if b.is_floating_point()]
         self._bound: list[Tensor] | None = None
-        self.twin = cache(partial(twin, self.module))
+        self.eval_copy = cache(partial(eval_copy, self.module))
 
     def bind(self, views: list[Tensor]) -> nn.Module:
         """The module, with the given tensors as its parameters and buffers."""
@@ -89,7 +89,7 @@ class ClientModel:
         anchor_tree: The same by name, without riders; empty where nobody looks.
     """
 
-    def __init__(self, slot: ModuleSlot, submodel: SubModel, full: FlatLayout) -> None:
+    def __init__(self, slot: BoundModule, submodel: SubModel, full: FlatLayout) -> None:
         self.slot, self.submodel, self.full, self.layout = slot, submodel, full, slot.layout
         self.vector = slot.gradient.new_zeros(self.layout.num_values)
         self._named = self.layout.views(self.vector)

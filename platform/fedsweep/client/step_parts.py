@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.memories import cut_memory
-from fedsweep.client.modules import ClientModel, ModuleSlot
+from fedsweep.client.modules import BoundModule, ClientModel
 from fedsweep.client.steps import Steps
 from fedsweep.components.local import LocalStep
 from fedsweep.records import Payload
@@ -31,7 +31,7 @@ class PartSteps(Steps):
         part = self._part_of(position)
         if part is not None:
             step.whole, step.model = step.model, part.module()
-            step.params, step._twin, step._cut = part.params, part.slot.twin, part.memory
+            step.params, step._eval_copy, step._cut = part.params, part.slot.eval_copy, part.memory
             step.anchor = step.anchor if self._model.anchor is None else part.tree(self._model.anchor)
             step.broadcast = part.broadcast(step.broadcast)
         return step
@@ -59,7 +59,7 @@ class PartSteps(Steps):
         part.keep_buffers(self._model.vector)
         # Terms work on all that the client has once the step is done.
         step.params, step.anchor, step.broadcast = self._model.params, self._model.anchor_tree, self.broadcast
-        step._twin, step._cut = self._model.slot.twin, None
+        step._eval_copy, step._cut = self._model.slot.eval_copy, None
         return loss
 
     def _part_gradient(self, step: LocalStep, part: StepPart) -> Tensor:
@@ -90,7 +90,7 @@ class StepPart:
         self._part, self._whole = part, model.layout
         device = str(model.vector.device)
         layout = part.layout(model.layout)
-        self.slot = ModuleSlot(part.build(model.slot.module), layout, device)
+        self.slot = BoundModule(part.build(model.slot.module), layout, device)
         self._vector = torch.zeros(layout.num_values, dtype=layout.dtype, device=device)
         cover = part.embed(self._vector, model.layout).cover
         self._cover = None if cover is None else cover.to(device)

@@ -87,7 +87,7 @@ class Steps:
             position=position,
             learning_rate=self._learning_rate,
             client=facts,
-            _twin=model.slot.twin,
+            _eval_copy=model.slot.eval_copy,
         )
 
     def _moved(self, step: LocalStep) -> Tensor:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fedsweep.client.lanes.grouping import Lanes
 from fedsweep.client.lanes.lane import Taken
 from fedsweep.client.local_round import LocalRound
-from fedsweep.client.messages import ClientSide, Inquiry, RoundTotals, Segment, SegmentReply, Turn
-from fedsweep.client.modules import ModuleSlot
+from fedsweep.client.messages import ClientSide, ClientTask, Question, RoundTotals, Segment, SegmentReply
+from fedsweep.client.modules import BoundModule
 from fedsweep.client.shards import ClientTests, Shard, TrainingData
 from fedsweep.components.base import Published
 from fedsweep.errors import ClientJobError, FedsweepError, InvariantError
@@ -107,7 +107,7 @@ class Worker:
         # On a GPU the data set lies there once; a client's samples are gathered there.
         self._images = data.images if side.device == "cpu" else torch.tensor(data.images, device=side.device)
         self._template = model
-        self._full_slot = ModuleSlot(model, layout, side.device)
+        self._full_slot = BoundModule(model, layout, side.device)
         self._rounds: dict[int, LocalRound] = {}
         self._attended: set[int] = set()
         self._round = (0, 0)
@@ -122,9 +122,9 @@ class Worker:
         """Go through a segment.
 
         Args:
-            segment: What to do; turns and jobs of clients on other workers are passed over.
+            segment: What to do; tasks and jobs of clients on other workers are passed over.
             anchor: The server's model [V] at the segment's first point; stays as it is.
-            memories: What the clients whose turn begins remember.
+            memories: What the clients whose task begins remember.
 
         Raises:
             ClientJobError: A client's work failed.
@@ -133,8 +133,8 @@ class Worker:
             # A round that was given up, by whomever, is begun from its start: nothing of it may be gone on with.
             self._rounds, self._attended = {}, set()
             self._round = (segment.round, segment.attempt)
-        turns = {turn.client: turn for turn in segment.turns}
-        for client in turns:
+        tasks = {task.client: task for task in segment.tasks}
+        for client in tasks:
             self._rounds.pop(client, None)  # what an unfinished try of the round left
         probes = tuple(p for p in segment.probes if segment.closes or p.when != "round_end")
         folded = len(segment.points) > 1
@@ -142,7 +142,7 @@ class Worker:
         # A copy, since the exchange writes each mean into it: a round begun anew starts from the caller's anchor.
         current = anchor.to(home, copy=True) if folded else anchor
         for number, point in enumerate(segment.points):
-            self._start_jobs(segment, point, turns, current, segment.version + number, memories)
+            self._start_jobs(segment, point, tasks, current, segment.version + number, memories)
             # An attendee that has none here is another worker's, or delivers work of an earlier round, which the server
             # takes from its memory.
             due = [k for k in point.attend if k in self._rounds]
@@ -167,7 +167,7 @@ class Worker:
         self,
         segment: Segment,
         point: SyncPoint,
-        turns: Mapping[int, Turn],
+        tasks: Mapping[int, ClientTask],
         current: Tensor,
         version: int,
         memories: Mapping[int, State],
@@ -178,11 +178,11 @@ class Worker:
                 continue
             with self._guarded(segment, client):
                 if client not in self._rounds:
-                    if client not in turns:
-                        raise InvariantError(f"client {client} has a job in round {segment.round} but no turn")
-                    turn, rate, memory = turns[client], segment.learning_rate, memories.get(client)
+                    if client not in tasks:
+                        raise InvariantError(f"client {client} has a job in round {segment.round} but no task")
+                    task, rate, memory = tasks[client], segment.learning_rate, memories.get(client)
                     self._rounds[client] = self._local_round(
-                        turn, round=segment.round, learning_rate=rate, memory=memory
+                        task, round=segment.round, learning_rate=rate, memory=memory
                     )
                 local = self._rounds[client]
                 # It goes on: what has reached the server is no longer all that it did.
@@ -209,15 +209,15 @@ class Worker:
         return payload
 
     def _local_round(
-        self, turn: Turn, *, round: int, learning_rate: float, memory: State, tests: Shard | None = None
+        self, task: ClientTask, *, round: int, learning_rate: float, memory: State, tests: Shard | None = None
     ) -> LocalRound:
-        work, indices, labels = turn.work, self._side.indices[turn.client], self._data.labels
+        work, indices, labels = task.work, self._side.indices[task.client], self._data.labels
         return LocalRound(
             self._side,
-            turn,
+            task,
             round=round,
             learning_rate=learning_rate,
-            slot=self._full_slot if turn.submodel is FULL_MODEL else self._slot(turn.submodel),
+            slot=self._full_slot if task.submodel is FULL_MODEL else self._slot(task.submodel),
             shard=self._shard(self._images, labels, indices, work.classes, num_visits=work.steps * work.batch_size),
             full=self._layout,
             memory=memory,
@@ -245,13 +245,13 @@ class Worker:
             num_visits=num_visits,
         )
 
-    def _slot(self, submodel: SubModel) -> ModuleSlot:
+    def _slot(self, submodel: SubModel) -> BoundModule:
         if submodel == FULL_MODEL:
             return self._full_slot
         module = submodel.build(self._template)
         if module is self._template:
             return self._full_slot  # a second slot would take the module's gradients away from the first
-        return ModuleSlot(module, submodel.layout(self._layout), self._side.device)
+        return BoundModule(module, submodel.layout(self._layout), self._side.device)
 
     def _answer(self, segment: Segment, due: Sequence[int], aggregate: Tensor | None) -> SegmentReply:
         # Ascending by client, so that sums over them come out the same however the clients lie.
@@ -284,27 +284,27 @@ class Worker:
             step = 0 if local is None else local.steps.reached
             raise client_error(error, client=client, round=segment.round, step=step) from error
 
-    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, State]) -> dict[int, Payload]:
+    def measure(self, question: Question, vector: Tensor, memories: Mapping[int, State]) -> dict[int, Payload]:
         """What clients measure at the server's model [V], which stays as it is; no term is asked."""
         answers: dict[int, Payload] = {}
-        for client in inquiry.clients:
-            classes = inquiry.classes.get(client)
+        for client in question.clients:
+            classes = question.classes.get(client)
             size = len(self._side.indices[client])
             work = ClientWork(steps=0, batch_size=1, whole_batches=False, num_samples=size, classes=classes)
-            turn = Turn(client=client, work=work, submodel=FULL_MODEL)
+            task = ClientTask(client=client, work=work, submodel=FULL_MODEL)
             tests = None
             if self._tests is not None:
                 own = self._tests.indices[client]
                 tests = self._shard(self._tests.images, self._tests.labels, own, classes)
             memory = memories.get(client)
-            local = self._local_round(turn, round=inquiry.round, learning_rate=0.0, memory=memory, tests=tests)
-            asked = [probe for probe in inquiry.probes if probe.asks(client)]
+            local = self._local_round(task, round=question.round, learning_rate=0.0, memory=memory, tests=tests)
+            asked = [probe for probe in question.probes if probe.asks(client)]
             try:
                 answers[client] = local.measured_at(vector, asked)
             except (FedsweepError, MemoryError):
                 raise
             except Exception as error:
-                raise client_error(error, client=client, round=inquiry.round, step=0) from error
+                raise client_error(error, client=client, round=question.round, step=0) from error
         return answers
 
 

@@ -71,7 +71,7 @@ class ClientFacts:
 NOBODY = ClientFacts()
 
 
-def twin(model: nn.Module) -> nn.Module:
+def eval_copy(model: nn.Module) -> nn.Module:
     """A copy of a client's module in evaluation mode, to be asked under any values.
 
     The client's own module can't be asked: in training mode a forward pass would move its batch norms' statistics and
@@ -80,11 +80,11 @@ def twin(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
-class Frozen:
+class FrozenModel:
     """A model under given values; gradients reach the inputs, not the values.
 
     Args:
-        model: The module to ask with, a :func:`twin`.
+        model: The module to ask with, a :func:`eval_copy`.
         values: Params by name, and float buffers.
 
     Raises:
@@ -141,7 +141,7 @@ class LocalStep:
     learning_rate: float
     whole: nn.Module | None = None
     client: ClientFacts = NOBODY
-    _twin: Callable[[], nn.Module] | None = None
+    _eval_copy: Callable[[], nn.Module] | None = None
     # Cuts a memory to the part that the step trains; None: it trains all.
     _cut: Callable[[Memory], Memory] | None = None
     _features: Tensor | None = None
@@ -185,15 +185,15 @@ class LocalStep:
         head: Callable[[Tensor], Tensor] = self.model.head  # type: ignore[assignment]
         return head(features)
 
-    def frozen(self, values: ParamTree) -> Frozen:
+    def frozen(self, values: ParamTree) -> FrozenModel:
         """A model that is only asked, in evaluation mode: ``step.frozen(step.anchor).logits(inputs)``.
 
         Args:
             values: All params by name, and the float buffers; buffers that are not given are the live ones.
         """
-        if self._twin is None:
-            self._twin = functools.cache(functools.partial(twin, self.model))
-        return Frozen(self._twin(), dict(self.model.named_buffers()) | values)
+        if self._eval_copy is None:
+            self._eval_copy = functools.cache(functools.partial(eval_copy, self.model))
+        return FrozenModel(self._eval_copy(), dict(self.model.named_buffers()) | values)
 
     def forward_with(self, params: ParamTree, inputs: Tensor) -> Tensor:
         """Logits of inputs under given, frozen params: of :meth:`frozen`."""

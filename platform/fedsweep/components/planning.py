@@ -69,7 +69,7 @@ class SubModelPolicy(ServerComponent):
         """Each cohort member's sub-model, and the new state."""
 
     @returns(pair("vector [{n}], state", finite_vector))
-    def settle(
+    def after_aggregate(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
         """The server's next model [V] as the policy leaves it, and the new state: after all refinements.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedsweep.client.coding import decoded_model
-from fedsweep.client.messages import Reply, Tally
+from fedsweep.client.messages import Progress, Reply
 from fedsweep.components.base import ServerComponent
 from fedsweep.engine.cost import CostModel
 from fedsweep.guard import ask
@@ -28,7 +28,7 @@ def client_update(
     layout: FlatLayout,
     submodel: SubModel = FULL_MODEL,
 ) -> ClientUpdate:
-    """Make a client's update from its answer; a tally without steps: it has yet to work, or was idle.
+    """Make a client's update from its answer; a progress without steps: it has yet to work, or was idle.
 
     Args:
         reply: What it sent, or stands for.
@@ -37,27 +37,27 @@ def client_update(
         layout: The full model's.
         submodel: What part of the model it has.
     """
-    tally = reply.tally
+    progress = reply.progress
     return ClientUpdate(
         client=reply.client,
         vector=reply.vector,
         layout=submodel.layout(layout),
         submodel=submodel,
-        anchor_version=tally.anchor_version,
+        anchor_version=progress.anchor_version,
         num_samples=num_samples,
-        steps=tally.steps,
-        effective_steps=tally.effective_steps,
+        steps=progress.steps,
+        effective_steps=progress.effective_steps,
         learning_rate=learning_rate,
-        samples_since_anchor=tally.samples,
-        classes_since_anchor=tally.classes,
-        train_loss=tally.loss_sum / tally.steps if tally.steps else float("nan"),
+        samples_since_anchor=progress.samples,
+        classes_since_anchor=progress.classes,
+        train_loss=progress.loss_sum / progress.steps if progress.steps else float("nan"),
         extras=reply.extras,
     )
 
 
 def model_alone(vector: Tensor, layout: FlatLayout) -> ClientUpdate:
     """Make an update of which no more than the model is known."""
-    reply = Reply(client=0, vector=vector, tally=Tally())
+    reply = Reply(client=0, vector=vector, progress=Progress())
     return client_update(reply, num_samples=0, learning_rate=0.0, layout=layout)
 
 
@@ -69,7 +69,7 @@ def decoded(reply: Reply, submodel: SubModel, *, costs: CostModel, anchors: Mapp
         costs.codec,
         reply.encoded,
         rest=reply.vector,
-        anchor=submodel.extract(anchors[reply.tally.anchor_version], costs.layout),
+        anchor=submodel.extract(anchors[reply.progress.anchor_version], costs.layout),
         travels=costs.travelling(submodel),
     )
     return replace(reply, vector=vector)
@@ -92,7 +92,7 @@ class Aggregator:
 
     def __init__(self, method: FederatedMethod, seed: int) -> None:
         self._method, self._seed = method, seed
-        self._settles = method.submodels.has_own("settle")
+        self._has_after_aggregate = method.submodels.has_own("after_aggregate")
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         """Checked weights [M] of a sync point's attendees, and the weighting's new state."""
@@ -140,9 +140,11 @@ class Aggregator:
             vector, states[seam] = checked(
                 refinement, "refine", states[seam], vector, visible(updates, refinement), own
             )
-        if self._settles:
+        if self._has_after_aggregate:
             seen, own = visible(updates, method.submodels), self._for("submodels", sync)
-            vector, states["submodels"] = checked(method.submodels, "settle", states["submodels"], vector, seen, own)
+            vector, states["submodels"] = checked(
+                method.submodels, "after_aggregate", states["submodels"], vector, seen, own
+            )
         # Last, so that each component learns of the model that the next round starts from.
         after = replace(sync, vector=vector)
         for seam, component in method.having["learn"]:

@@ -14,24 +14,24 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
-from fedsweep.client.messages import Inquiry
+from fedsweep.client.messages import Question
 from fedsweep.components.probes import ClientTest, Probe
 from fedsweep.engine.aggregation import Aggregator, visible
 from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.evaluator import Evaluator
 from fedsweep.engine.ledger import Ledger, whole_values
-from fedsweep.engine.plan import Planner
-from fedsweep.engine.round import Round, RoundTools
-from fedsweep.engine.row import RowMaker
-from fedsweep.engine.state import RunState
-from fedsweep.engine.who_pays import (
+from fedsweep.engine.per_client import (
     client_accuracies,
     own_accuracies,
-    own_models_inquiry,
+    own_models_question,
     present_counts,
     spread,
     untested,
 )
+from fedsweep.engine.plan import Planner
+from fedsweep.engine.round import Round, RoundTools
+from fedsweep.engine.row import RowMaker
+from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError, RunError, WorkerLost
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
@@ -138,7 +138,7 @@ class Engine:
     def _measured(self, probes: tuple[Probe, ...], vector: Tensor, ledger: Ledger) -> Mapping[int, Payload]:
         everybody = (profile.client for profile in self.experiment.world.profiles)
         asked = tuple(client for client in everybody if any(probe.asks(client) for probe in probes))
-        answers = self.fleet.measure(Inquiry(clients=asked, probes=probes), vector, {})
+        answers = self.fleet.measure(Question(clients=asked, probes=probes), vector, {})
         sent = whole_values({"params": self.layout.num_params, "buffers": self.layout.num_buffers})
         for client, tensors in answers.items():
             # One model, however many probes look at it.
@@ -262,9 +262,9 @@ class Engine:
     def _own_models_tested(self, record: RoundRecord, round: Round, test: ClientTest) -> RoundRecord:
         """The row with how good the models are that clients themselves would use."""
         began = time.perf_counter()
-        inquiry = own_models_inquiry(self.experiment, test, record.round)
-        answers = self._repaired(record.round, lambda _: self.fleet.measure(inquiry, round.vector, round.remembered))
-        accuracies, _ = own_accuracies(answers, inquiry.clients)
+        question = own_models_question(self.experiment, test, record.round)
+        answers = self._repaired(record.round, lambda _: self.fleet.measure(question, round.vector, round.remembered))
+        accuracies, _ = own_accuracies(answers, question.clients)
         seconds = record.eval_time_s + time.perf_counter() - began
         record = replace(record, personal_accuracies=tuple(accuracies.tolist()), eval_time_s=seconds)
         return _with_figures(record, spread("personal_accuracy", accuracies))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import nn
 
 from fedsweep.client.lanes.grouping import alone, why_alone
-from fedsweep.client.messages import LaneSettings, Tally
+from fedsweep.client.messages import LaneSettings, Progress
 from fedsweep.engine.clock import Prices
 from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.engine import Engine
@@ -154,7 +154,7 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
         plan = planner.plan(state)
         yield plan
         delivered = {k for point in plan.points for k in point.attend} | set(plan.lost)
-        held = {k: Tally() for k in sorted({*state.held, *steps_by_client(plan)} - delivered)}
+        held = {k: Progress() for k in sorted({*state.held, *steps_by_client(plan)} - delivered)}
         state = replace(
             state, round=state.round + 1, components=plan.components, clock=plan.clock, ready=plan.ready, held=held
         )

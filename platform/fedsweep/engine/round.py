@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.client.messages import Handle, Reply, RoundTotals, Segment, SegmentReply, Tally, Turn
+from fedsweep.client.messages import ClientTask, Handle, Progress, Reply, RoundTotals, Segment, SegmentReply
 from fedsweep.components.base import Published
 from fedsweep.components.probes import Probe
 from fedsweep.engine.aggregation import Aggregator, client_update, decoded
@@ -83,7 +83,8 @@ class Round:
         memories: What clients remember, where that changed.
         sync_points: Aggregations.
         anchors: The server's models of this round by version.
-        server_time_s, spent: Seconds that the server spent aggregating, and FLOPs of what components computed there.
+        server_time_s: Seconds that the server spent aggregating.
+        server_flops: FLOPs of what components computed there.
         attended: Clients whose work reached the server.
     """
 
@@ -103,7 +104,7 @@ class Round:
         self.memories: dict[int, Handle] = {}
         self.anchors: dict[int, Tensor] = {state.version: state.vector}
         self.sync_points, self.server_time_s = 0, 0.0
-        self.spent: list[float] = []
+        self.server_flops: list[float] = []
         self.attended: set[int] = set()
         self._passed = 0  # sync points gone through
         self._opened: set[int] = set()  # clients whose part in the round has begun
@@ -115,7 +116,7 @@ class Round:
             WorkerLost: A worker was lost; the fleet can be repaired and the round begun anew.
         """
         if self.plan.lost:
-            # No segment has a turn of theirs, so nothing else would count what they moved.
+            # No segment has a task of theirs, so nothing else would count what they moved.
             self._charge_lost()
         points_of_round = self.plan.points
         folds = len(points_of_round) > 1 and self._folds()
@@ -126,7 +127,7 @@ class Round:
                 self._charges.download(job.client, segment.published)
             # Train: on the workers, which also aggregate among themselves at all points but the last.
             known = self.state.memories
-            memories = {turn.client: known[turn.client] for turn in segment.turns if turn.client in known}
+            memories = {task.client: known[task.client] for task in segment.tasks if task.client in known}
             reply = self._fleet.play(segment, self.vector, memories)
             self._passed += len(points)
             # Aggregate: what came back, on the server.
@@ -147,7 +148,7 @@ class Round:
             if total.pass_accuracies:
                 accuracies[client] = (*accuracies.get(client, ()), *total.pass_accuracies)[-HISTORY_EPOCHS:]
         # Of earlier models only those are kept that somebody's unfinished work started from.
-        versions, anchors = {tally.anchor_version for tally in held.values()}, {**before.anchors, **self.anchors}
+        versions, anchors = {progress.anchor_version for progress in held.values()}, {**before.anchors, **self.anchors}
         return RunState(
             round=self.plan.context.round,
             version=self.version,
@@ -190,7 +191,7 @@ class Round:
 
     def _segment(self, points: tuple[SyncPoint, ...]) -> Segment:
         context = self.plan.context
-        # A client has one turn a round, in the segment where it begins; in later ones its worker knows it.
+        # A client has one task a round, in the segment where it begins; in later ones its worker knows it.
         jobs = [job for point in points for job in point.start]
         starting = [k for k in dict.fromkeys(job.client for job in jobs) if k not in self._opened]
         resuming = {job.client for job in jobs if job.resume}
@@ -201,8 +202,8 @@ class Round:
             learning_rate=self.learning_rate,
             points=points,
             weights=tuple(self._inner_weights(points[:-1])) if len(points) > 1 else (),
-            turns=tuple(
-                Turn(
+            tasks=tuple(
+                ClientTask(
                     client=k,
                     work=context.work[k],
                     submodel=self.plan.submodel(k),
@@ -328,20 +329,20 @@ class Round:
     def _unworked(self, client: int, vector: Tensor, version: int) -> Reply:
         """The answer of a client of the cohort that has not taken a step since it had this model [V]."""
         work = self.plan.context.work[client]
-        tally = Tally(anchor_version=version, samples=work.num_samples, classes=work.classes)
-        return Reply(client=client, vector=vector, tally=tally)
+        progress = Progress(anchor_version=version, samples=work.num_samples, classes=work.classes)
+        return Reply(client=client, vector=vector, progress=progress)
 
     def _held_update(self, client: int) -> ClientUpdate:
         """The update of a client that worked in earlier rounds only; it sends what it kept then."""
         if client not in self.state.held:
             raise InvariantError(f"client {client} attends a sync point, but it has neither a job nor earlier work")
-        memory, tally = self._fleet.fetch(self.state.memories[client]), self.state.held[client]
+        memory, progress = self._fleet.fetch(self.state.memories[client]), self.state.held[client]
         # Copied: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
         vector = torch.from_numpy(np.array(memory["held"]))
         # Its last steps were in the round before, so the rate is that one's.
         rate = self._tools.experiment.training.schedule(self.state.round)
-        reply = Reply(client=client, vector=vector, tally=tally)
-        return client_update(reply, num_samples=tally.samples, learning_rate=rate, layout=self._costs.layout)
+        reply = Reply(client=client, vector=vector, progress=progress)
+        return client_update(reply, num_samples=progress.samples, learning_rate=rate, layout=self._costs.layout)
 
     def _sync(self, index: int, *, ends_round: bool) -> SyncContext:
         """A sync point of the round, by its number."""
@@ -362,7 +363,7 @@ class Round:
             model=tools.model,
             message=tools.message,
             working=tools.working,
-            spent=self.spent.append,
+            count_flops=self.server_flops.append,
             forward_flops=tools.costs.forward_flops,
             device=tools.experiment.server_device,
             proxy_data=proxy,

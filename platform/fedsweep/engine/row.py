@@ -44,7 +44,7 @@ class RowMaker:
         # How often the server's model changed since each attendee received its own; less 1: the aggregation that took
         # them in is no change that they missed.
         stale = tuple(round.version - 1 - u.anchor_version for u in round.updates) if self._carries_work else None
-        server_flops = int(sum(round.spent))
+        server_flops = int(sum(round.server_flops))
         taken = {k: total.steps for k, total in round.totals.items()} | lost_steps
         trained = [*(k for k, total in round.totals.items() if total.steps), *lost_steps]
         return RoundRecord(
