@@ -21,7 +21,7 @@ from fedsweep.card import Card, takes, with_card
 from fedsweep.components.aggregation import Refinement, Uniform
 from fedsweep.components.base import ComponentReport, Published
 from fedsweep.components.evaluation import Evaluation
-from fedsweep.components.local import LocalStep, LocalTerm, Memory, Objective
+from fedsweep.components.local import LocalStep, LocalTerm, Memory, Objective, Passes
 from fedsweep.components.probes import ClientTest, LocalClient
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, MethodSettings
@@ -82,9 +82,8 @@ class MetaStep(LocalTerm):
     adaptation_rate: float
     penalty: float
 
-    @property
-    def passes(self) -> float:
-        return 4.5
+    def passes(self, batch_size: int, num_classes: int) -> Passes:
+        return Passes(step=4.5)
 
     def init(self, params: ParamTree) -> Memory:
         return {name: torch.zeros_like(value, device="cpu") for name, value in params.items()}
@@ -205,7 +204,7 @@ class Transfer(Refinement):
         with torch.no_grad():
             told = (logits_with(model, known, chosen) / self.temperature).softmax(dim=1)
         # The teacher's forward pass, and a step's passes of the model.
-        sync.spent((1 + PASSES_OF_A_STEP) * len(chosen) * sync.forward_flops(FULL_MODEL))
+        sync.count_flops((1 + PASSES_OF_A_STEP) * len(chosen) * sync.forward_flops(FULL_MODEL))
         logits = model(chosen)
         distance = F.cross_entropy(logits, labels[index].to(device)) + self.temperature**2 * F.kl_div(
             (logits / self.temperature).log_softmax(dim=1), told, reduction="batchmean"

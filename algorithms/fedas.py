@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.aggregation import BySamples, Weighting, by_samples
-from fedsweep.components.local import Memory
+from fedsweep.components.local import Memory, Passes
 from fedsweep.components.planning import WholeModel
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.method import FederatedMethod
@@ -63,9 +63,8 @@ class AlignedBody(KeepsModel):
     batch_size: int
     keeps_head: bool
 
-    @property
-    def job_passes(self) -> float:
-        return 1 + 3 * self.epochs if self.epochs else 0
+    def passes(self, batch_size: int, num_classes: int) -> Passes:
+        return Passes(job=1 + 3 * self.epochs if self.epochs else 0)
 
     def prepare(
         self, memory: Memory, anchor: ParamTree, local: LocalClient | None = None

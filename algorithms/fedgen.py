@@ -221,7 +221,7 @@ class LatentGenerator(Refinement):
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total += float(loss.detach())
-        sync.spent(self.generator_steps * self.generator_batch * step_flops(values, sync.model, len(heads)))
+        sync.count_flops(self.generator_steps * self.generator_batch * step_flops(values, sync.model, len(heads)))
         return {
             "generator": {name: value.detach().cpu() for name, value in values.items()},
             "adam": {name: {k: v.cpu() for k, v in optimizer.state[p].items()} for name, p in params.items()},

@@ -22,7 +22,7 @@ from fedsweep.card import Card, parameters_of, takes, with_card
 from fedsweep.components.aggregation import Refinement
 from fedsweep.components.base import ComponentReport, Published
 from fedsweep.components.evaluation import Evaluation
-from fedsweep.components.local import LocalSolver, LocalStep, Memory, Objective
+from fedsweep.components.local import LocalSolver, LocalStep, Memory, Objective, Passes
 from fedsweep.components.probes import ClientTest, LocalClient, Probe
 from fedsweep.method import FederatedMethod
 from fedsweep.models.cost import training_flops
@@ -116,9 +116,9 @@ class Knowledge(KeepsModel):
     def __post_init__(self) -> None:
         not_negative(strength=self.strength)
 
-    def passes_in(self, batch_size: int, num_classes: int) -> float:
+    def passes(self, batch_size: int, num_classes: int) -> Passes:
         # A step reads as many images as it has samples, but there is one a class.
-        return 3 * min(1.0, num_classes / batch_size) if self.strength else 0
+        return Passes(step=3 * min(1.0, num_classes / batch_size) if self.strength else 0)
 
     def loss(self, step: LocalStep) -> Tensor | None:
         if not self.strength or _IMAGES not in step.broadcast:
@@ -265,7 +265,7 @@ class LatentAlignment(Refinement):
         labels = torch.tensor([label for update in told for label in _classes(update, state["classes"])])
         transformer, centroids, figures = self._aligned(state, prototypes, labels, sync)
         images = self.decoder.decode(decoder, centroids, inputs)
-        sync.spent(len(images) * self.decoder.decode_flops(inputs))
+        sync.count_flops(len(images) * self.decoder.decode_flops(inputs))
         after = {"decoder": decoder, "transformer": transformer, "centroids": centroids}
         return vector, {**state, **after, "images": images, "figures": figures}
 
@@ -293,7 +293,7 @@ class LatentAlignment(Refinement):
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
-                sync.spent(training_flops(weights, len(chosen)))
+                sync.count_flops(training_flops(weights, len(chosen)))
                 for group, optimizer in zip(groups, optimizers, strict=True):
                     nn.utils.clip_grad_norm_(group, _CLIP)
                     optimizer.step()

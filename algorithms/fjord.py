@@ -73,8 +73,9 @@ class NestedWidths(SubModel):
     def index_bytes(self) -> int:
         return self.widest.index_bytes()
 
-    def at_step(self, position: int) -> SubModel:
-        return self.inner[self.steps[position]]
+    @property
+    def step_parts(self) -> Sequence[SubModel]:
+        return tuple(self.inner[number] for number in self.steps)
 
     def trained(self) -> Sequence[tuple[SubModel, float]]:
         return self.passes

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsweep.card import Card, Limit, takes, with_card
 from fedsweep.components.aggregation import Refinement
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
+from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory, Passes
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
 from fedsweep.trees import ParamTree
@@ -49,10 +49,9 @@ class Contrastive(LocalTerm):
         not_negative(strength=self.strength)
         positive(temperature=self.temperature)
 
-    @property
-    def passes(self) -> float:
+    def passes(self, batch_size: int, num_classes: int) -> Passes:
         """Two models are asked; a client's first job, which asks none, is charged alike."""
-        return 2
+        return Passes(step=2)
 
     def loss(self, step: LocalStep) -> Tensor | None:
         previous = cast("ParamTree | None", step.memory.get("previous"))

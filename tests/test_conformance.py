@@ -15,7 +15,7 @@ from fedsweep.algorithms.registry import METHODS
 from fedsweep.card import Card, Limit, with_card
 from fedsweep.components.aggregation import Refinement, Weighting
 from fedsweep.components.base import ComponentReport
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
+from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory, Passes
 from fedsweep.components.planning import SubModelPolicy
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
@@ -50,9 +50,8 @@ class Pull(LocalTerm):
     name: str = "pull"
     stated_passes: float = 0
 
-    @property
-    def passes(self) -> float:
-        return self.stated_passes
+    def passes(self, batch_size: int, num_classes: int) -> Passes:
+        return Passes(step=self.stated_passes)
 
     def gradient(self, step: LocalStep) -> ParamTree:
         return {name: self.strength * (value.detach() - step.anchor[name]) for name, value in step.params.items()}

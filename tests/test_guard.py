@@ -92,10 +92,10 @@ def played(method: FederatedMethod, **world: Any) -> str:
 
 SERVER = {
     "selection": ("choose", "learn"),
-    "submodels": ("assign", "settle"),
+    "submodels": ("assign", "after_aggregate"),
     "pacing": ("plan",),
     "weighting": ("weigh",),
-    "server_update": ("apply", "learn", "observe", "report", "broadcast", "publish", "probes", "setup"),
+    "server_update": ("apply", "learn", "observe", "report", "publish", "probes", "setup"),
     "refinement": ("refine",),
     "evaluation": ("predict",),
     "codec": ("encode", "decode"),  # a plan encodes noise
@@ -138,11 +138,11 @@ RETURNS = [
     ("server_update", "learn", lambda *_: None, "must return the new state (or the one that it was given)"),
     ("server_update", "observe", nothing, "must return the new state (or the one that it was given)"),
     ("server_update", "report", nothing, "must return a ComponentReport, but returned NoneType"),
-    ("server_update", "broadcast", nothing, "must return a mapping to Tensor, but returned NoneType"),
-    ("server_update", "broadcast", lambda *_: {"a": 1.0}, "but returned {'a': float 1.0}"),
+    ("server_update", "publish", nothing, "must return a mapping to Published, but returned NoneType"),
+    ("server_update", "publish", lambda *_: {"a": 1.0}, "but returned {'a': float 1.0}"),
     ("server_update", "publish", lambda *_: {"a": torch.ones(1)}, "must return a mapping to Published"),
     ("refinement", "refine", nothing, "must return (vector [28], state), but returned NoneType None in round 1"),
-    ("submodels", "settle", wrong_shape, "must return a vector of shape [28]"),
+    ("submodels", "after_aggregate", wrong_shape, "must return a vector of shape [28]"),
     ("submodels", "assign", lambda *_: ({0: "all"}, {}), "must return a mapping to SubModel"),
     ("weighting", "weigh", lambda *_: torch.ones(3) / 3, "must return (weights [3], state), but returned a tensor"),
     ("weighting", "weigh", lambda *_: ([1 / 3] * 3, {}), "must return a tensor of weights"),
@@ -181,11 +181,7 @@ def test_what_is_right_passes() -> None:
     method = replace(fedavg(), terms=(Term(),), refinements=(Idle(),), codec=Plain())
     probe = Asked()
     published = {"all": Published(value=torch.ones(1))}
-    hooks = {
-        "probes": lambda *_: (probe,),
-        "broadcast": lambda *_: {"a": torch.ones(1)},
-        "publish": lambda *_: published,
-    }
+    hooks = {"probes": lambda *_: (probe,), "publish": lambda *_: published}
     method = replace(method, server_update=faulty(method.server_update, **hooks))
     assert len(run_rounds(local_engine(tiny_experiment(method))).records) == 3
 

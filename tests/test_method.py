@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -13,12 +13,12 @@ from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg, fedsgd
 from fedsweep.algorithms.fedprox import Proximal, fedprox
 from fedsweep.components.aggregation import Refinement, Uniform
-from fedsweep.components.base import ServerComponent
+from fedsweep.components.base import Published, ServerComponent
 from fedsweep.components.local import LocalTerm
 from fedsweep.components.planning import FixedInterval
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, MethodSettings, merge
-from fedsweep.records import ClientUpdate, Payload, State, SyncContext
+from fedsweep.records import ClientUpdate, State, SyncContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def test_two_terms_of_one_name_are_refused() -> None:
 
 
 def test_server_components_come_in_one_order_under_keys_of_their_own() -> None:
-    named = list(method(refinements=(Untouched(label="a"), Untouched(label="b"))).server_components())
+    named = list(method(refinements=(Untouched(label="a"), Untouched(label="b"))).server_components)
     keys = [key for key, _ in named]
     assert keys == [
         "selection",
@@ -84,9 +84,9 @@ class Learning(Untouched):
 
 
 class Talking(Untouched):
-    """May broadcast."""
+    """May publish."""
 
-    def broadcast(self, state: State, client: int) -> Payload:
+    def publish(self, state: State) -> Mapping[str, Published]:
         return {}
 
 

@@ -169,7 +169,7 @@ class TrajectoryDistillation(Refinement):
             real=state.get("real"),
         )
         synthetic = synthesizer.run(sync.resumed)
-        sync.spent(synthesizer.samples * _PASSES_OF_A_STEP_LEARNED_THROUGH * sync.forward_flops(FULL_MODEL))
+        sync.count_flops(synthesizer.samples * _PASSES_OF_A_STEP_LEARNED_THROUGH * sync.forward_flops(FULL_MODEL))
         # Without the snapshots: nothing reads them again, and each checkpoint would carry them.
         return vector, {**state, "snapshots": [], "synthetic": synthetic, "learned_in": sync.round}
 
@@ -196,7 +196,7 @@ class TrajectoryDistillation(Refinement):
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 loss_sum += float(loss.detach()) * len(index)
-        sync.spent(PASSES_OF_A_STEP * self.finetune_epochs * len(images) * sync.forward_flops(FULL_MODEL))
+        sync.count_flops(PASSES_OF_A_STEP * self.finetune_epochs * len(images) * sync.forward_flops(FULL_MODEL))
         refined = vector.clone()
         refined[: sync.layout.num_params] = torch.cat([value.detach().cpu().reshape(-1) for value in params])
         return refined, {**state, "finetune_loss": loss_sum / len(images)}

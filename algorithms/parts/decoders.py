@@ -102,7 +102,7 @@ class SmallDecoder:
             optimizer.zero_grad()
             (error + prior).backward()
             optimizer.step()
-            sync.spent(training_flops(sum(layers.values()), len(index)))
+            sync.count_flops(training_flops(sum(layers.values()), len(index)))
             if number % 100 == 0:
                 sync.working(f"training the decoder: step {number} of {self.decoder_steps}, error {float(error):.4f}")
         return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}

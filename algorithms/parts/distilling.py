@@ -40,7 +40,7 @@ class Student:
         self.module = template(sync)
         load_vector(self.module, sync.layout, vector)
         self._frozen = batch_norm == "frozen"
-        self._spent, self._forward_flops = sync.spent, sync.forward_flops(FULL_MODEL)
+        self._spent, self._forward_flops = sync.count_flops, sync.forward_flops(FULL_MODEL)
         self._steps = 0
 
     def step(

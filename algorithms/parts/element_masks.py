@@ -145,7 +145,7 @@ class MaskPolicy(SubModelPolicy):
         known, version = state["known"], state["version"]
         return {k: masks[known.get(k) != version] for k in context.cohort}, state
 
-    def settle(
+    def after_aggregate(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
         """What a mask leaves out is zero, and what comes back starts there; who took part has the present mask."""

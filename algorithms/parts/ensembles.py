@@ -48,7 +48,7 @@ def in_batches(predict: Callable[[Tensor], Tensor], inputs: Tensor, device: torc
 def ensemble_logits(updates: Sequence[ClientUpdate], sync: SyncContext, inputs: Tensor) -> Tensor:
     """Logits [M, B, C] on the CPU of the attendees' models in evaluation mode, each with its own buffers."""
     model = template(sync)
-    sync.spent(len(inputs) * sum(sync.forward_flops(u.submodel) for u in updates))
+    sync.count_flops(len(inputs) * sum(sync.forward_flops(u.submodel) for u in updates))
     with torch.no_grad():
         rows = [in_batches(functools.partial(upload_logits, model, u), inputs, sync.device) for u in updates]
     return torch.stack(rows)
@@ -57,7 +57,7 @@ def ensemble_logits(updates: Sequence[ClientUpdate], sync: SyncContext, inputs: 
 def model_logits(vectors: Sequence[Tensor], sync: SyncContext, inputs: Tensor) -> Tensor:
     """Logits [M, B, C] on the CPU of full models, given as vectors [V], in evaluation mode."""
     model, rows = template(sync), []
-    sync.spent(len(inputs) * len(vectors) * sync.forward_flops(FULL_MODEL))
+    sync.count_flops(len(inputs) * len(vectors) * sync.forward_flops(FULL_MODEL))
     with torch.no_grad():
         for vector in vectors:
             values = sync.layout.views(vector.to(sync.device))

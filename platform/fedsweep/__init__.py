@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedsweep.api import TableStyle, compare, report, run, sweep
+    from fedsweep.api import TableStyle, compare, prepare, report, run, sweep
     from fedsweep.card import Card, Limit, with_card
     from fedsweep.driver.observers import Observer
     from fedsweep.errors import (
@@ -82,6 +82,7 @@ __all__ = [
     "load",
     "load_model",
     "merge",
+    "prepare",
     "report",
     "reproduce",
     "reproduce_table",
@@ -95,7 +96,7 @@ __all__ = [
 _HOME = {
     name: module
     for module, names in {
-        "fedsweep.api": ("TableStyle", "compare", "report", "run", "sweep"),
+        "fedsweep.api": ("TableStyle", "compare", "prepare", "report", "run", "sweep"),
         "fedsweep.card": ("Card", "Limit", "with_card"),
         "fedsweep.finished.evaluation": ("Evaluated", "evaluate"),
         "fedsweep.driver.observers": ("Observer",),

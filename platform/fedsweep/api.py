@@ -13,6 +13,7 @@ from fedsweep.config.schema import Config
 from fedsweep.driver.observers import Observer
 from fedsweep.driver.phases import Phases
 from fedsweep.driver.run import Launch, plan_run, run_plan
+from fedsweep.experiment.experiment import Experiment
 from fedsweep.finished.saved_model import load_model
 from fedsweep.reports.compare import Form, compared_runs, print_comparison
 from fedsweep.reports.setting_table import TableStyle
@@ -23,9 +24,26 @@ from fedsweep.tracking.loggers.registry import make_observers
 if TYPE_CHECKING:
     from ray.tune import ResultGrid
 
-__all__ = ["Result", "Results", "TableStyle", "compare", "load", "load_model", "report", "run", "sweep"]
+__all__ = ["Result", "Results", "TableStyle", "compare", "load", "load_model", "prepare", "report", "run", "sweep"]
 # Of a table in a text; nothing is cut.
 _WIDEST = 100_000
+
+
+def prepare(config: Mapping[str, Any] | str | Path | Config, *, overrides: Sequence[str] = ()) -> Experiment:
+    """Build what a run would follow from, and run nothing: the world, the initial model, the method, the training.
+
+    Args:
+        config: As for :func:`run`.
+        overrides: As for :func:`run`.
+
+    Returns:
+        ``world.data.images`` [S, C, H, W], ``.labels`` [S] and ``.transform``, ``world.indices`` with each client's
+        samples among them, ``world.test_images`` and ``.test_labels``; ``new_model()``, ``method``, ``training``.
+
+    Raises:
+        InputError: Something in the configuration is wrong or not there.
+    """
+    return plan_run(config if isinstance(config, Config) else load_config(config, overrides)).experiment
 
 
 def run(

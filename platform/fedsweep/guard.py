@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -93,105 +94,186 @@ def hook_of(component: object, hook: str) -> str:
     return f"{code.co_qualname} ({Path(code.co_filename).name}, line {code.co_firstlineno})"
 
 
-def wrong(component: object, hook: str, *, must: str, given: object, when: object) -> InvariantError:
+def wrong(component: object, hook: str, *, must: str, answer: object, when: object) -> InvariantError:
     """The error for what a component's hook should not have returned, ``in round 3``."""
-    return InvariantError(f"{hook_of(component, hook)} must return {must}, but returned {_shown(given)} {when}")
+    return InvariantError(f"{hook_of(component, hook)} must return {must}, but returned {_shown(answer)} {when}")
 
 
-def pair(given: object, component: object, hook: str, *, must: str, when: object) -> tuple[Any, Any]:
-    """What a hook returned, where it must return two things.
+# -- what hooks must return -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a component's hook.
+
+    Attributes:
+        component: Whose.
+        hook: Its name.
+        args: What it was given.
+        like: What the answer is compared with, see the rules.
+        when: ``in round 3``, for messages.
+    """
+
+    component: object
+    hook: str
+    args: tuple[Any, ...]
+    like: Any
+    when: object
+
+    def wrong(self, must: str, answer: object) -> InvariantError:
+        """The error for this answer."""
+        return wrong(self.component, self.hook, must=must, answer=answer, when=self.when)
+
+
+# Raises an InvariantError for an answer that breaks it.
+Rule = Callable[[Any, Call], None]
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+
+
+def returns(rule: Rule) -> Callable[[_Hook], _Hook]:
+    """Declare on a seam what its hook must return; :func:`ask` checks the answers of all components by it."""
+
+    def declare(hook: _Hook) -> _Hook:
+        hook.__returns__ = rule  # type: ignore[attr-defined]
+        return hook
+
+    return declare
+
+
+def ask(component: object, hook: str, *args: Any, when: object, like: Any = None, **more: Any) -> Any:
+    """Call a component's hook and check the answer: the one way in which the core goes over to a component.
+
+    Args:
+        component: Whom.
+        hook: What.
+        args: Handed to the hook.
+        when: ``in round 3``, for messages.
+        like: What the answer must be like, where the hook's rule asks for it.
+        more: Handed to the hook, too.
 
     Raises:
-        InvariantError: It did not.
+        InvariantError: The answer is not what the seam declares.
     """
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise wrong(component, hook, must=f"({must})", given=given, when=when)
-    return given
+    answer = getattr(component, hook)(*args, **more)
+    kind: Any = type(component)
+    _rule_of(kind, hook)(answer, Call(component, hook, args, like, when))
+    return answer
 
 
-def new_state(given: Any, state: Any, component: object, hook: str, *, when: object) -> Any:
-    """What a hook returned as its new state, which is not None where there was one: a ``return`` is easily forgotten.
-
-    Raises:
-        InvariantError: It returned None for a state.
-    """
-    if given is None and state is not None:
-        raise wrong(component, hook, must="the new state (or the one that it was given)", given=given, when=when)
-    return given
+@cache
+def _rule_of(kind: Any, hook: str) -> Rule:
+    # A component's own hook has no rule on it; that of the seam which it overrides holds.
+    hooks = (vars(base).get(hook) for base in kind.__mro__)
+    return next(cast(Rule, rule) for rule in (getattr(each, "__returns__", None) for each in hooks) if rule)
 
 
-def check_items(given: object, of: type | tuple[type, ...], component: object, hook: str, *, when: object) -> None:
-    """Check what must be a tuple of such things.
+def pair(must: str, first: Rule, second: Rule | None = None) -> Rule:
+    """A tuple of two, most often with the new state; ``{n}`` in its description is the length of ``like``."""
 
-    Raises:
-        InvariantError: It is something else.
-    """
-    if not isinstance(given, tuple | list) or not all(isinstance(item, of) for item in given):
-        name = of[0].__name__ if isinstance(of, tuple) else of.__name__
-        raise wrong(component, hook, must=f"a tuple of {name}", given=given, when=when)
+    def check_pair(answer: Any, call: Call) -> None:
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise call.wrong(f"({must.format(n=len(call.like))})" if "{n}" in must else f"({must})", answer)
+        first(answer[0], call)
+        if second is not None:
+            second(answer[1], call)
 
-
-def check_named(given: object, of: type, component: object, hook: str, *, when: object) -> None:
-    """Check what must be such things by name, or by client.
-
-    Raises:
-        InvariantError: It is something else.
-    """
-    if not isinstance(given, Mapping) or not all(isinstance(item, of) for item in given.values()):
-        raise wrong(component, hook, must=f"a mapping to {of.__name__}", given=given, when=when)
+    return check_pair
 
 
-def vector_and_state(
-    given: object, like: Tensor, component: object, hook: str, *, when: object, before: Tensor | None = None
-) -> tuple[Tensor, Any]:
-    """What a hook returned, where it must return a model [V] like the server's, and its state.
+def items(*of: type) -> Rule:
+    """A tuple of such things."""
 
-    The model ``before``, which the hook was given, is known to be right.
+    def check_items(answer: Any, call: Call) -> None:
+        if not isinstance(answer, tuple | list) or not all(isinstance(item, of) for item in answer):
+            raise call.wrong(f"a tuple of {of[0].__name__}", answer)
 
-    Raises:
-        InvariantError: It is something else, of another shape or type, or not finite.
-    """
-    vector, state = pair(given, component, hook, must=f"vector [{len(like)}], state", when=when)
-    if not isinstance(vector, Tensor) or vector.shape != like.shape or vector.dtype != like.dtype:
-        must = f"a vector of shape {list(like.shape)} and {like.dtype}, and its state"
-        raise wrong(component, hook, must=must, given=vector, when=when)
-    if vector is not before and not bool(torch.isfinite(vector).all()):
-        count = int((~torch.isfinite(vector)).sum())
+    return check_items
+
+
+def named(of: type) -> Rule:
+    """Such things by name, or by client."""
+
+    def check_named(answer: Any, call: Call) -> None:
+        if not isinstance(answer, Mapping) or not all(isinstance(item, of) for item in answer.values()):
+            raise call.wrong(f"a mapping to {of.__name__}", answer)
+
+    return check_named
+
+
+def new_state(answer: Any, call: Call) -> None:
+    """A state that is not None where there was one: a ``return`` is easily forgotten."""
+    if answer is None and call.args[0] is not None:
+        raise call.wrong("the new state (or the one that it was given)", answer)
+
+
+def finite_vector(answer: Any, call: Call) -> None:
+    """A model [V] of finite values, of the shape and type of ``like``."""
+    like = call.like
+    if not isinstance(answer, Tensor) or answer.shape != like.shape or answer.dtype != like.dtype:
+        raise call.wrong(f"a vector of shape {list(like.shape)} and {like.dtype}, and its state", answer)
+    # The model that the hook was given, if any, has been looked at before.
+    if answer is not call.args[1] and not bool(torch.isfinite(answer).all()):
+        count = int((~torch.isfinite(answer)).sum())
         raise InvariantError(
-            f"{hook_of(component, hook)} returned a model with values that are not finite ({count} of {len(vector)})"
-            f" {when}"
+            f"{hook_of(call.component, call.hook)} returned a model with values that are not finite ({count} of"
+            f" {len(answer)}) {call.when}"
         )
-    return vector, state
 
 
-def check_scalar(given: object, component: object, hook: str, *, when: object) -> None:
-    """Check what must be a differentiable scalar.
-
-    Raises:
-        InvariantError: It is something else.
-    """
-    if not isinstance(given, Tensor) or given.ndim:
-        raise wrong(component, hook, must="a scalar tensor", given=given, when=when)
+def scalar(answer: Any, call: Call) -> None:
+    """A differentiable scalar."""
+    if not isinstance(answer, Tensor) or answer.ndim:
+        raise call.wrong("a scalar tensor", answer)
 
 
-def check_tree(given: object, like: Mapping[str, Tensor], component: object, hook: str, *, when: object) -> None:
-    """Check tensors by name, each of the shape of the one of that name; there may be fewer, or None.
+def optional(rule: Rule) -> Rule:
+    """None, or what keeps the rule."""
+    return lambda answer, call: None if answer is None else rule(answer, call)
 
-    Raises:
-        InvariantError: They are something else.
-    """
+
+def params_tree(answer: Any, call: Call) -> None:
+    """None, or tensors by name, each of the shape of the one in ``like``; not looked at where that is None."""
     must = "a tensor for each parameter that it changes, by name, or None"
-    if given is None:
+    if answer is None or call.like is None:
         return
-    if not isinstance(given, Mapping):
-        raise wrong(component, hook, must=must, given=given, when=when)
-    for name, value in given.items():
-        if name not in like:
-            known = ", ".join([*like][:3])
-            raise wrong(component, hook, must=f"{must} ({known}, ...)", given=f"the name {name!r}", when=when)
-        if not isinstance(value, Tensor) or value.shape != like[name].shape:
-            shape = f"{list(like[name].shape)} for {name!r}"
-            raise wrong(component, hook, must=f"a tensor of shape {shape}", given=value, when=when)
+    if not isinstance(answer, Mapping):
+        raise call.wrong(must, answer)
+    for name, value in answer.items():
+        if name not in call.like:
+            known = ", ".join([*call.like][:3])
+            raise call.wrong(f"{must} ({known}, ...)", f"the name {name!r}")
+        if not isinstance(value, Tensor) or value.shape != call.like[name].shape:
+            raise call.wrong(f"a tensor of shape {list(call.like[name].shape)} for {name!r}", value)
+
+
+def term_memory(answer: Any, call: Call) -> None:
+    """A term's memory, and only of one that is declared to have any."""
+    term: Any = call.component
+    if not isinstance(answer, Mapping):
+        raise call.wrong("a memory, a mapping", answer)
+    if answer and not term.stateful:
+        # It would be dropped at the round's end, and the method would run on as another one.
+        raise InvariantError(
+            f"the term {term.name!r} ({type(term).__name__}) returned memory ({', '.join(answer)}), but is not"
+            " declared stateful, so the memory would be lost; set stateful = True on the class"
+        )
+
+
+def term_finish(answer: Any, call: Call) -> None:
+    """A term's memory and payload, and params or nothing; a payload only of one that is declared to send any."""
+    term: Any = call.component
+    if not isinstance(answer, tuple) or len(answer) not in (2, 3):
+        raise call.wrong("(memory, payload) or (memory, payload, params or None)", answer)
+    memory, payload, *replacing = answer
+    term_memory(memory, call)
+    named(Tensor)(payload, call)
+    params_tree(replacing[0] if replacing else None, call)
+    if payload and not term.sends:
+        # Where a round folds, nobody would ask for it.
+        raise InvariantError(
+            f"the term {term.name!r} ({type(term).__name__}) returned a payload ({', '.join(payload)}), but is"
+            " not declared to send one, so it may be lost; set sends = True on the class"
+        )
 
 
 def _is_component(frame: FrameType) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -12,10 +12,11 @@ from fedsweep.components.aggregation import BySamples, Refinement, Replace, Serv
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.codec import AsItIs, Codec
 from fedsweep.components.evaluation import Evaluation, GlobalModel
-from fedsweep.components.local import CrossEntropy, LocalSolver, LocalTerm, Objective, OptimizerSteps
+from fedsweep.components.local import CrossEntropy, LocalSolver, LocalTerm, Objective, OptimizerSteps, Passes
 from fedsweep.components.planning import OncePerRound, Pacing, Selection, SubModelPolicy, UniformSelection, WholeModel
 from fedsweep.components.probes import Probe
 from fedsweep.errors import ConfigError, InvariantError
+from fedsweep.guard import ask
 from fedsweep.records import State
 
 
@@ -74,7 +75,7 @@ class FederatedMethod:
         names = [term.name for term in self.terms]
         if len(set(names)) != len(names):
             raise ConfigError(f"the terms of a method need names of their own, but {self.name} has {names}")
-        whole = [type(c).__name__ for _, c in self.server_components() if c.needs_whole_models]
+        whole = [type(c).__name__ for _, c in self.server_components if c.needs_whole_models]
         if whole and self.submodels.cuts:
             raise ConfigError(
                 f"method {self.name}: its {whole[0]} needs clients that train the whole model, but"
@@ -93,13 +94,20 @@ class FederatedMethod:
                 " with its round"
             )
 
-    def server_components(self) -> Iterator[tuple[str, ServerComponent]]:
+    # What follows from the method alone is found once; a round looks it up.
+
+    @cached_property
+    def server_components(self) -> tuple[tuple[str, ServerComponent], ...]:
         """The server-side components with the keys under which their states are kept, in a fixed order."""
-        for seam in ("selection", "submodels", "pacing", "weighting", "server_update"):
-            yield seam, getattr(self, seam)
-        for number, refinement in enumerate(self.refinements):
-            yield f"refinement{number}", refinement
-        yield "evaluation", self.evaluation
+        seams = ("selection", "submodels", "pacing", "weighting", "server_update")
+        refinements = ((f"refinement{number}", part) for number, part in enumerate(self.refinements))
+        return (*((seam, getattr(self, seam)) for seam in seams), *refinements, ("evaluation", self.evaluation))
+
+    @cached_property
+    def having(self) -> Mapping[str, tuple[tuple[str, ServerComponent], ...]]:
+        """Of the server-side components those with an optional hook of their own, by hook: nobody else is asked."""
+        hooks = ("publish", "probes", "learn", "observe", "report")
+        return {hook: tuple(item for item in self.server_components if item[1].has_own(hook)) for hook in hooks}
 
     @cached_property
     def folds(self) -> bool:
@@ -108,13 +116,13 @@ class FederatedMethod:
         Then nobody on the server could tell the difference: their mean is all that is made of the models, no component
         reads or learns from them before the round ends, and no term has anything to add to them.
         """
-        inner = [component for _, component in self.server_components() if component not in self.refinements]
+        inner = [component for _, component in self.server_components if component not in self.refinements]
         return (
             self.server_update.plain_mean
             and self.moves_from is None
             and not self.codec.encodes
             and not any(component.needs_updates for component in inner)
-            and not any(component.has_own("learn") for _, component in self.server_components())
+            and not self.having["learn"]
             and all(refinement.when == "round_end" for refinement in self.refinements)
             and not any(term.sends for term in self.terms)
         )
@@ -122,34 +130,29 @@ class FederatedMethod:
     @cached_property
     def exchanges(self) -> tuple[str, ...]:
         """What may send more than models in a round, in words; a component with such a hook may yet send nothing."""
-        sending = [f"its term {term.name} sends" for term in self.terms if term.sends]
-        for seam, component in self.server_components():
-            if component.has_own("probes", "broadcast", "publish"):
-                sending.append(f"its {seam} ({type(component).__name__}) exchanges")
-        return tuple(sending)
+        terms = [f"its term {term.name} sends" for term in self.terms if term.sends]
+        asked = [item for item in self.server_components if item in self.having["probes"] + self.having["publish"]]
+        return (*terms, *(f"its {seam} ({type(component).__name__}) exchanges" for seam, component in asked))
 
-    @property
+    @cached_property
     def remembers(self) -> bool:
         """Whether clients keep something of the method's between their rounds."""
         return self.codec.error_feedback or any(term.stateful for term in self.terms)
 
-    @property
+    @cached_property
     def moves_from(self) -> Literal["server", "anchor"] | None:
         """What the weighting's steps are counted from; None: its weights are shares of a mean."""
         if self.weighting.from_anchor:
             return "anchor"
         return None if self.weighting.sums_to_one else "server"
 
-    def passes(self, batch_size: int, num_classes: int) -> float:
-        """What a local step of ``batch_size`` samples costs each of them, in forward passes."""
-        return self.objective.passes + sum(term.passes_in(batch_size, num_classes) for term in self.terms)
+    def passes(self, batch_size: int, num_classes: int) -> Passes:
+        """What clients' work costs: steps of ``batch_size`` samples, and what terms do in each job outside of them."""
+        extra = [term.passes(batch_size, num_classes) for term in self.terms]
+        step = self.objective.passes + sum(passes.step for passes in extra)
+        return Passes(step=step, job=sum(passes.job for passes in extra))
 
-    @property
-    def job_passes(self) -> float:
-        """What a job's work outside the steps costs, in forward passes of all the client's samples."""
-        return sum(term.job_passes for term in self.terms)
-
-    @property
+    @cached_property
     def needs_share(self) -> bool:
         """Whether clients are told the federation's mean number of samples."""
         return self.objective.needs_share or any(term.needs_share for term in self.terms)
@@ -165,17 +168,17 @@ class FederatedMethod:
         Raises:
             InvariantError: Two different ones have one name.
         """
-        found: dict[str, Probe] = {}
-        for seam, component in self.server_components():
-            for probe in component.probes(components[seam], round):
-                if found.setdefault(probe.name, probe) != probe:
+        probes: dict[str, Probe] = {}
+        for seam, component in self.having["probes"]:
+            for probe in ask(component, "probes", components[seam], round, when=f"in round {round}"):
+                if probes.setdefault(probe.name, probe) != probe:
                     raise InvariantError(f"two different probes of a round are called {probe.name!r}")
-        return tuple(found[name] for name in sorted(found))
+        return tuple(probes[name] for name in sorted(probes))
 
-    @property
+    @cached_property
     def registration(self) -> tuple[str, ...]:
         """What clients send once before round 1 beside their number of samples."""
-        return tuple(sorted({name for _, c in self.server_components() for name in c.registration()}))
+        return tuple(sorted({name for _, c in self.server_components for name in c.registration()}))
 
 
 SEAMS = (

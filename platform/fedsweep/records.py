@@ -176,7 +176,6 @@ class RoundContext:
         durations: Virtual seconds that each member would need; empty without devices.
         num_values: |W|, scalars of the full model.
         budgets: Who affords what; None: no limits.
-        params: The server's model.
         model: A template of the full model, for its structure; None in contexts made by hand.
         stream: Random numbers of this seam in this round.
     """
@@ -197,7 +196,6 @@ class RoundContext:
     durations: Mapping[int, float] = field(default_factory=dict)
     num_values: int = 0
     budgets: BudgetPlan | None = None
-    params: ParamTree = field(default_factory=dict)
     model: nn.Module | None = None
     stream: Stream = Stream(("unset",))
 
@@ -268,8 +266,8 @@ class SyncContext:
         resumed: What an earlier, interrupted try of this very call kept; None otherwise.
         message: Takes a sentence for the user, heard at once.
         working: Takes a line on how far work that takes minutes is; each replaces the one before, none is kept.
-        spent: ``spent(flops)`` counts work on the server, which the round's FLOPs then have; work that may be resumed
-            is counted as a whole, when it is done.
+        count_flops: ``count_flops(flops)`` counts work on the server, which the round's FLOPs then have; work that may
+            be resumed is counted as a whole, when it is done.
         forward_flops: FLOPs of one sample's forward pass through a part of the model, ``forward_flops(u.submodel)``.
         device: Where heavy work belongs: ``"cpu"`` or ``"cuda"``; all that is handed in and out lies on the CPU.
         proxy_data: As in ``ServerContext``: read here, they need no place in a state, and so in no checkpoint.
@@ -290,7 +288,7 @@ class SyncContext:
     resumed: State = None
     message: Callable[[str], None] = lambda text: None
     working: Callable[[str], None] = lambda text: None
-    spent: Callable[[float], None] = lambda flops: None
+    count_flops: Callable[[float], None] = lambda flops: None
     forward_flops: Callable[[SubModel], int] = lambda part: 0
     device: str = "cpu"
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)

@@ -89,13 +89,13 @@ class SubModel(ABC):
         """Shares of tensors that cost something in a forward pass, where zeros among them cost nothing; else 1."""
         return {}
 
-    def at_step(self, position: int) -> SubModel:
-        """What a local step trains of this part, as a part of the part's own model; the full model: all of it.
+    @property
+    def step_parts(self) -> Sequence[SubModel] | None:
+        """What each local step of the round trains, as a part of this part's own model; the full model: all of it.
 
-        Args:
-            position: The step's number within the round, from 0.
+        None: every step trains all of it.
         """
-        return FULL_MODEL
+        return None
 
     @property
     def scales_steps(self) -> bool:

@@ -42,7 +42,7 @@ class FlatLayout:
     num_riders: int = 0
     dtype: torch.dtype = torch.float32
 
-    @property
+    @cached_property
     def num_values(self) -> int:
         """Scalars in the vector: what one message that carries the model counts."""
         return self.num_params + self.num_buffers + self.num_riders

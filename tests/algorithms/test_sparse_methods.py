@@ -159,7 +159,7 @@ def test_a_resumed_run_is_the_unbroken_one(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_its_components_conform(name: str) -> None:
-    components = dict(SPARSE[name](sparsity=0.8).server_components())
+    components = dict(SPARSE[name](sparsity=0.8).server_components)
     assert "submodels" in components
     for component in components.values():
         component_conforms(component)

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.components.local import NOBODY, ClientFacts, Frozen, LocalStep, LocalTerm, LocalWork, Memory, twin
+from fedsweep.components.local import (
+    NOBODY,
+    ClientFacts,
+    FrozenModel,
+    LocalStep,
+    LocalTerm,
+    LocalWork,
+    Memory,
+    eval_copy,
+)
 from fedsweep.errors import ClientJobError
 from fedsweep.method import FederatedMethod
 from fedsweep.testing import local_engine, play_round, run_rounds, tiny_experiment
@@ -96,12 +105,12 @@ def test_the_anchor_is_asked_with_its_own_statistics() -> None:
 
 
 def test_gradients_of_a_frozen_model_reach_the_inputs_alone() -> None:
-    model = twin(normed())
+    model = eval_copy(normed())
     values = {name: value.clone().requires_grad_() for name, value in model.named_parameters()}
-    first, inputs = Frozen(model, values), torch.ones(3, 1, 1, 6, requires_grad=True)
+    first, inputs = FrozenModel(model, values), torch.ones(3, 1, 1, 6, requires_grad=True)
     answer = first.logits(inputs).sum()
     other = {name: torch.zeros_like(value) for name, value in values.items()}
-    assert float(Frozen(model, other).logits(inputs.detach()).abs().sum()) == 0.0  # asked in between
+    assert float(FrozenModel(model, other).logits(inputs.detach()).abs().sum()) == 0.0  # asked in between
     answer.backward()
     weight = values["2.weight"].detach().sum(0) / (1 + 1e-5) ** 0.5
     torch.testing.assert_close(inputs.grad, weight.expand(3, 6).reshape(3, 1, 1, 6))
@@ -110,7 +119,7 @@ def test_gradients_of_a_frozen_model_reach_the_inputs_alone() -> None:
 
 def test_a_frozen_model_without_all_params_is_refused() -> None:
     with pytest.raises(ValueError, match=r"needs all params by name, but 1\.weight, 1\.bias, 2\.bias are not given"):
-        Frozen(twin(normed()), {"2.weight": torch.zeros(4, 6)})
+        FrozenModel(eval_copy(normed()), {"2.weight": torch.zeros(4, 6)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.scaffold import scaffold
-from fedsweep.client.modules import ModuleSlot
-from fedsweep.client.optimizer import ClientOptimizer, OptimizerSettings
+from fedsweep.client.modules import BoundModule
+from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalSolver, LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.planning import FixedInterval
 from fedsweep.errors import InvariantError
@@ -254,8 +254,8 @@ def test_a_step_of_the_gradient_alone_has_the_bits_of_one_by_the_gradient_vector
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     descents = []
-    real = ModuleSlot.descend
-    monkeypatch.setattr(ModuleSlot, "descend", lambda self, *given: descents.append(1) or real(self, *given))
+    real = BoundModule.descend
+    monkeypatch.setattr(BoundModule, "descend", lambda self, *given: descents.append(1) or real(self, *given))
 
     def model() -> Tensor:
         torch.manual_seed(3)
@@ -263,14 +263,14 @@ def test_a_step_of_the_gradient_alone_has_the_bits_of_one_by_the_gradient_vector
 
     direct = model()
     taken = len(descents)
-    monkeypatch.setattr(ClientOptimizer, "is_bare", False)
+    monkeypatch.setattr(OptimizerSettings, "is_bare", False)
     assert torch.equal(model(), direct)
     assert taken > 0 and len(descents) == taken
 
 
 def test_who_needs_the_gradient_vector_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     descents: list[object] = []
-    monkeypatch.setattr(ModuleSlot, "descend", lambda self, loss, *given: descents.append(given) or loss.detach())
+    monkeypatch.setattr(BoundModule, "descend", lambda self, loss, *given: descents.append(given) or loss.detach())
     for optimizer in ({"momentum": 0.9}, {"weight_decay": 0.1}, {"clip_norm": 0.5}, {"name": "adam"}):
         settings = OptimizerSettings(**optimizer)  # type: ignore[arg-type]
         run_rounds(local_engine(tiny_experiment(fedavg(), rounds=1, optimizer=settings)))

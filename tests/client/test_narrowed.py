@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,8 +29,9 @@ class InSteps(UnitSubModel):
 
     part: SubModel
 
-    def at_step(self, position: int) -> SubModel:
-        return self.part
+    @property
+    def step_parts(self) -> Sequence[SubModel]:
+        return (self.part,) * 100
 
 
 GROUPS = FedstgCnn(input_shape=(3, 8, 8), num_classes=4).unit_groups()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.components import LocalClient, LocalTerm, LocalWork, Memory, ParamTree, Payload
+from fedsweep.components import LocalClient, LocalTerm, LocalWork, Memory, ParamTree, Passes, Payload
 from fedsweep.engine.foresight import forecast
 from fedsweep.method import FederatedMethod
 from fedsweep.testing import local_engine, run_rounds, tiny_device, tiny_experiment, with_devices
@@ -34,9 +34,8 @@ class Outside(LocalTerm):
     name: str = "outside"
     where: str
 
-    @property
-    def job_passes(self) -> float:
-        return 3
+    def passes(self, batch_size: int, num_classes: int) -> Passes:
+        return Passes(job=3)
 
     def prepare(
         self, memory: Memory, anchor: ParamTree, local: LocalClient | None = None

@@ -25,7 +25,7 @@ from fedsweep.trees import layout_of
 
 def components(name: str) -> Iterator[object]:
     method = build_method({"name": name})
-    yield from (component for _, component in method.server_components())
+    yield from (component for _, component in method.server_components)
     yield from (method.objective, method.solver, *method.terms)
 
 
@@ -182,6 +182,6 @@ def test_pacing_refuses_wrong_rules_and_intervals() -> None:
 def test_optional_hooks_do_nothing() -> None:
     component, state = BySamples(), {"a": 1}
     assert component.registration() == ()
-    assert component.broadcast(state, 0) == {} and component.probes(state, 1) == ()
+    assert component.publish(state) == {} and component.probes(state, 1) == ()
     assert component.learn(state, [], sync()) is state
     assert component.report(state) == ComponentReport()

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
-from fedsweep.client.messages import Handle, Inquiry
+from fedsweep.client.messages import Handle, Question
 from fedsweep.driver.session import RunSession, SessionSettings
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
@@ -25,9 +25,9 @@ class Counting(LocalFleet):
         super().__init__(experiment)
         self.asked = 0
 
-    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
-        self.asked += len(inquiry.clients)
-        return super().measure(inquiry, vector, memories)
+    def measure(self, question: Question, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
+        self.asked += len(question.clients)
+        return super().measure(question, vector, memories)
 
 
 def session(folder: Path) -> tuple[RunSession, Counting]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl, dynamicsgd
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.algorithms.fedprox import fedprox
-from fedsweep.client.messages import Handle, Inquiry, Segment, SegmentReply
+from fedsweep.client.messages import Handle, Question, Segment, SegmentReply
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Objective
 from fedsweep.components.planning import FixedInterval, Pacing
@@ -50,8 +50,8 @@ class Workers(Fleet):
             raise WorkerLost("a worker of the test is gone")
         return combine(answers)
 
-    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
-        return self._workers[0].measure(inquiry, vector, memories)
+    def measure(self, question: Question, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
+        return self._workers[0].measure(question, vector, memories)
 
     def repair(self) -> None:
         self.repairs += 1

@@ -10,7 +10,7 @@ import torch
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.aggregation import Refinement
-from fedsweep.components.local import CrossEntropy, LocalTerm
+from fedsweep.components.local import CrossEntropy, LocalTerm, Passes
 from fedsweep.components.planning import FixedInterval
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.engine.foresight import forecast
@@ -25,7 +25,9 @@ PLAIN = 6 * 24 * 16
 @dataclass(frozen=True, kw_only=True)
 class TwoTeachers(LocalTerm):
     name: str = "teachers"
-    passes = 2.0
+
+    def passes(self, batch_size: int, num_classes: int) -> Passes:
+        return Passes(step=2.0)
 
 
 @dataclass(frozen=True, kw_only=True)

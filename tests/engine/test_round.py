@@ -104,7 +104,7 @@ def test_a_skipped_round_leaves_the_servers_model_as_it_was() -> None:
     state = run_rounds(engine, start)
     assert torch.equal(state.vector, start.vector) and state.version == start.version
     assert sorted(state.held) == [0, 1, 2]
-    assert {tally.anchor_version for tally in state.held.values()} == set(state.anchors) == {0}
+    assert {progress.anchor_version for progress in state.held.values()} == set(state.anchors) == {0}
     assert torch.equal(state.anchors[0], start.vector)
 
 

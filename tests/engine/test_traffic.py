@@ -1,4 +1,4 @@
-"""What travels and is metered: probes, broadcasts, the set-up exchange, the ledger."""
+"""What travels and is metered: probes, what is published, the set-up exchange, the ledger."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.aggregation import Refinement, Weighting, by_samples
+from fedsweep.components.base import Published
 from fedsweep.components.local import LocalStep, LocalTerm
 from fedsweep.components.planning import FixedInterval
 from fedsweep.components.probes import LocalClient, Probe
@@ -59,9 +60,10 @@ class Moved(Probe):
 
 @dataclass(frozen=True, kw_only=True)
 class Curious(Weighting):
-    """Asks for probes in odd rounds, and tells each client a number of its own."""
+    """Asks for probes in odd rounds, and tells all clients a number."""
 
     needs_updates: ClassVar[bool] = True
+    number: float = 1.0
 
     def init(self, context: ServerContext) -> State:
         return {"seen": {}}
@@ -69,8 +71,8 @@ class Curious(Weighting):
     def probes(self, state: State, round: int) -> tuple[Probe, ...]:
         return (Moved(), Extremes()) if round % 2 else ()
 
-    def broadcast(self, state: State, client: int) -> Payload:
-        return {"hint": torch.full((5,), float(client))}
+    def publish(self, state: State) -> Mapping[str, Published]:
+        return {"hint": Published(value=torch.full((5,), self.number))}
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         return by_samples(updates), state
@@ -96,7 +98,7 @@ class Listener(LocalTerm):
         return {name: torch.full_like(value, float(hint[0])) for name, value in step.params.items()}
 
 
-def test_probes_and_broadcasts_arrive_and_are_metered_by_client_and_kind() -> None:
+def test_probes_and_published_content_arrive_and_are_metered_by_client_and_kind() -> None:
     engine = engine_of(weighting=Curious())
     round = play_round(engine)
     client = round.attendees[0]
@@ -122,18 +124,19 @@ def test_probes_measure_the_anchor_at_the_start_and_the_result_at_the_end() -> N
     assert set(seen[2].values()) == {None}
 
 
-def test_what_is_broadcast_reaches_the_terms_of_that_client() -> None:
-    told = play_round(engine_of(weighting=Curious(), terms=(Listener(),)))
+@pytest.mark.parametrize("number", [0.0, 1.0])
+def test_what_is_published_reaches_the_terms(number: float) -> None:
+    told = play_round(engine_of(weighting=Curious(number=number), terms=(Listener(),)))
     plain = play_round(engine_of())
     for a, b in zip(told.updates, plain.updates, strict=True):
         assert a.vector is not None and b.vector is not None
-        assert torch.equal(a.vector, b.vector) == (a.client == 0)
+        assert torch.equal(a.vector, b.vector) == (number == 0)
 
 
-def test_broadcasts_travel_with_every_version_of_the_model() -> None:
+def test_published_content_travels_once_with_however_many_versions_of_the_model() -> None:
     round = play_round(engine_of(weighting=Curious(), cut=True))
     client = round.attendees[0]
-    assert round.ledger.values[client, "down", "hint"] == 2 * 5
+    assert round.ledger.values[client, "down", "hint"] == 5
     assert round.ledger.values[client, "down", "params"] == round.ledger.values[client, "up", "params"] == 2 * 28
 
 
@@ -164,13 +167,13 @@ def test_measuring_changes_no_bit_of_the_training() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Says(Refinement):
-    """Broadcasts a number, asks for a probe, under names that the test gives."""
+    """Publishes a number under a name that the test gives."""
 
     number: float = 0.0
     hint: str = "hint"
 
-    def broadcast(self, state: State, client: int) -> Payload:
-        return {self.hint: torch.tensor([self.number])}
+    def publish(self, state: State) -> Mapping[str, Published]:
+        return {self.hint: Published(value=torch.tensor([self.number]))}
 
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
@@ -178,7 +181,7 @@ class Says(Refinement):
         return vector, state
 
 
-def test_two_components_must_not_broadcast_under_one_name() -> None:
+def test_two_components_must_not_publish_under_one_name() -> None:
     run_rounds(engine_of(refinements=(Says(), Says(hint="other")), rounds=1))
     with pytest.raises(InvariantError, match="hint"):
         run_rounds(engine_of(refinements=(Says(), Says(number=1.0)), rounds=1))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.client.messages import Reply, RoundTotals, SegmentReply, Tally
+from fedsweep.client.messages import Progress, Reply, RoundTotals, SegmentReply
 from fedsweep.fleet.fleet import combine, level
 from fedsweep.testing import local_engine, tiny_experiment
 
@@ -70,7 +70,7 @@ def test_longest_first_by_hand() -> None:
 
 def answer(*clients: int, aggregate: bool = False) -> SegmentReply:
     return SegmentReply(
-        replies=tuple(Reply(client=k, vector=torch.full((2,), float(k)), tally=Tally(steps=k)) for k in clients),
+        replies=tuple(Reply(client=k, vector=torch.full((2,), float(k)), progress=Progress(steps=k)) for k in clients),
         totals={k: RoundTotals(steps=k, samples=0, loss_sum=0.0) for k in clients},
         memories={k: f"of {k}" for k in clients},
         aggregate=torch.ones(2) if aggregate else None,

@@ -69,17 +69,14 @@ def with_fault(method: FederatedMethod, **where: object) -> FederatedMethod:
 
 
 class Speaker(Refinement):
-    """Broadcasts a number to each client, and publishes a bank and the params of the model, which change each round."""
+    """Publishes a number and a bank, and the params of the model, which change each round."""
 
     def init(self, context: ServerContext) -> State:
         return {"control": torch.zeros(context.layout.num_params)}
 
-    def broadcast(self, state: State, client: int) -> Payload:
-        return {"number": torch.tensor([float(client)])}
-
     def publish(self, state: State) -> Mapping[str, Published]:
-        bank = Published(value=torch.arange(5.0))
-        return {"bank": bank, "control": Published(value=state["control"], like="params")}
+        bank, number = Published(value=torch.arange(5.0)), Published(value=torch.tensor([3.0]))
+        return {"bank": bank, "number": number, "control": Published(value=state["control"], like="params")}
 
     def refine(
         self, state: State, vector: torch.Tensor, updates: Sequence[ClientUpdate], sync: SyncContext

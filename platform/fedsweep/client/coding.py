@@ -10,7 +10,7 @@ from torch import Tensor
 from fedsweep.client.messages import Reply
 from fedsweep.components.codec import Codec
 from fedsweep.errors import InvariantError
-from fedsweep.guard import check_named
+from fedsweep.guard import ask
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 from fedsweep.submodel import SubModel
@@ -52,17 +52,17 @@ class Encoder:
 
     def _encode(self, move: Tensor, stream: Stream) -> Payload:
         if not self._codec.error_feedback:
-            return self._checked(self._codec.encode(move, stream))
+            return self._asked(move, stream)
         left = self._submodel.extract(self._full.padded(self._left), self._full)[: len(self._travels)].clone()
         move = move + left[self._travels]
-        message = self._checked(self._codec.encode(move, stream))
+        message = self._asked(move, stream)
         # Against what the server will decode, not what was meant to be sent: so both agree on what is still owed.
         left[self._travels] = move - _decoded(self._codec, message, len(move))
         self._left = self._grown(left)
         return message
 
-    def _checked(self, message: Payload) -> Payload:
-        check_named(message, Tensor, self._codec, "encode", when="on a client")
+    def _asked(self, move: Tensor, stream: Stream) -> Payload:
+        message: Payload = ask(self._codec, "encode", move, stream, when="on a client")
         return message
 
     def memory(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Local training: one client's work in one round, step by step.
+"""Local training: one client's work in one round, job by job.
 
 A client's model is one flat vector; the module's parameters are views into it, and so are the gradients. So an
 optimiser step, an average and a message are each one operation on one array, and a worker that steps several
@@ -7,32 +7,47 @@ clients in turn binds its one module to the next client's vector without copying
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsweep.client.coding import Encoder
-from fedsweep.client.lanes.draws import seed_draws
 from fedsweep.client.lanes.lane import Lane, Taken
-from fedsweep.client.messages import ClientSide, Reply, RoundTotals, Tally, Turn
-from fedsweep.client.modules import ModuleSlot, Narrowed, part_of_step
+from fedsweep.client.messages import ClientSide, ClientTask, Progress, Reply, RoundTotals
+from fedsweep.client.modules import BoundModule, ClientModel
 from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.client.shards import Batches, Shard, pass_accuracies
-from fedsweep.client.terms import ClientTerms
-from fedsweep.components.local import ClientFacts, LocalStep, LocalWork, Memory
+from fedsweep.client.step_parts import PartSteps
+from fedsweep.client.steps import Steps
+from fedsweep.client.terms import ClientTerm
+from fedsweep.components.local import ClientFacts, LocalWork
 from fedsweep.components.probes import LocalClient, Probe
 from fedsweep.errors import ClientJobError
-from fedsweep.guard import OnClient, check_named, check_scalar
+from fedsweep.guard import OnClient, ask
 from fedsweep.records import LocalJob, Payload, State
 from fedsweep.streams import stream
-from fedsweep.submodel import SubModel
-from fedsweep.trees import FlatLayout, ParamTree
+from fedsweep.trees import FlatLayout
+
+
+@dataclass
+class _Job:
+    """What a client is at, from one sync point to the next.
+
+    Attributes:
+        due: Local steps that are still to be taken.
+        steps: Those that it was asked for.
+        effective_steps: What these came to, see ``ClientUpdate``.
+    """
+
+    due: int = 0
+    steps: int = 0
+    effective_steps: float = 0.0
 
 
 class LocalRound:
@@ -40,7 +55,7 @@ class LocalRound:
 
     Args:
         side: The experiment's client side.
-        turn: The client's part in the round.
+        task: The client's part in the round.
         round: From 1.
         learning_rate: The round's.
         slot: A module of the sub-model's size.
@@ -51,86 +66,74 @@ class LocalRound:
         tests: The client's share of the test set, where it is to test a model.
 
     Attributes:
-        step_reached: The local step of this round that was begun last, from 1; 0 before the first.
+        model: The client's.
+        steps: Takes its steps.
     """
 
     def __init__(
         self,
         side: ClientSide,
-        turn: Turn,
+        task: ClientTask,
         *,
         round: int,
         learning_rate: float,
-        slot: ModuleSlot,
+        slot: BoundModule,
         shard: Shard,
         full: FlatLayout,
         memory: State,
         num_classes: int,
         tests: Shard | None = None,
     ) -> None:
-        self.client = turn.client
-        self.submodel: SubModel = turn.submodel
-        self.layout = slot.layout
-        self._side, self._round, self._learning_rate = side, round, learning_rate
-        self._slot, self._shard, self._full = slot, shard, full
-        self._num_classes, self._tests = num_classes, tests
-        self._work, self._when = turn.work, OnClient(turn.client, round)
-        self._facts = ClientFacts(
-            client=turn.client,
+        self._side, self._shard, self._tests, self._learning_rate = side, shard, tests, learning_rate
+        self._facts = facts = ClientFacts(
+            client=task.client,
             round=round,
-            num_samples=turn.work.num_samples,
+            num_samples=task.work.num_samples,
             label_counts=torch.bincount(shard.targets.cpu(), minlength=num_classes),
-            work=turn.work,
-            submodel=turn.submodel,
-            told_share=side.share(turn.client),
+            work=task.work,
+            submodel=task.submodel,
+            told_share=side.share(task.client) if side.needs_share else None,
         )
-        self._batches = Batches(shard, turn.work, seed=side.seed, round=round, client=turn.client)
-        self._position = self.step_reached = self._due = self._samples = 0
-        self._job_steps, self._job_effective_steps = 0, 0.0
-        self._loss_sum = self._probed = 0.0
-        self._hits: list[tuple[int, int]] = []
-        self._tally, self._fresh = Tally(), True
-        self._broadcast: Payload = {}
-        self._extras: Payload = {}
-        self._anchor: Tensor | None = None
-        self._narrowed: dict[str, Narrowed] = {}
-        self._anchor_tree: ParamTree = {}
-        self._restore(turn, memory or {})
-
-    def _restore(self, turn: Turn, memory: dict[str, Any]) -> None:
-        settings, layout, device = self._side.optimizer, self.layout, self._side.device
-        self.vector = torch.zeros(layout.num_values, dtype=layout.dtype, device=device)
-        self._params = layout.views(self.vector)
-        self._trained, self._values = layout.parts(self._params)
-        self._views = list(self._params.values())
-        self._flat = nn.Parameter(self.vector[: layout.num_params])
-        self._flat.grad = self._slot.gradient
-        goes_on = settings.keep == "persist" or turn.held is not None
+        self._work = task.work
+        memory = memory or {}
+        self.model = ClientModel(slot, task.submodel, full)
         self._optimizer = ClientOptimizer(
-            settings,
-            self._flat,
-            learning_rate=self._learning_rate,
-            submodel=self.submodel,
-            part=layout,
-            full=self._full,
-            riders={name: self._params[name] for name in layout.names if name.startswith("optimizer.")},
-            kept=memory.get("optimizer") if goes_on else None,
+            side.optimizer,
+            self.model,
+            learning_rate=learning_rate,
+            kept=memory.get("optimizer") if side.optimizer.keep == "persist" or task.held is not None else None,
         )
-        codec = self._side.codec
-        self._encoder = Encoder(codec, self.submodel, self._full, memory.get("codec")) if codec.encodes else None
-        self._terms = ClientTerms(self._side.terms, memory.get("terms", {}), self._facts, self._full)
-        self._is_bare = self._side.solver.plain and self._optimizer.is_bare and not self._terms.see_gradients
-        if turn.held is not None:
-            self._tally, self._fresh = turn.held, False
-            self._optimizer.momentum_weight = turn.held.momentum_weight
-            # Copied first: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
-            self.vector.copy_(torch.from_numpy(np.array(memory["held"])))
-            if "anchor" in memory:
-                self._see(torch.from_numpy(np.array(memory["anchor"])).to(device))
+        remembered = memory.get("terms", {})
+        self._terms = [ClientTerm(term, remembered.get(term.name), facts, full) for term in side.terms]
+        codec = side.codec
+        self._encoder = Encoder(codec, task.submodel, full, memory.get("codec")) if codec.encodes else None
+        self._batches = Batches(shard, task.work, seed=side.seed, round=round, client=task.client)
+        takes = Steps if task.submodel.step_parts is None else PartSteps
+        self.steps = takes(
+            side,
+            self.model,
+            optimizer=self._optimizer,
+            batches=self._batches,
+            terms=self._terms,
+            facts=facts,
+            learning_rate=learning_rate,
+        )
+        self._job, self._totals = _Job(), RoundTotals(steps=0, samples=0, loss_sum=0.0)
+        self._extras: Payload = {}
+        self._progress = Progress()
+        # Work of an earlier round that it goes on with, until a model is received.
+        self._goes_on = task.held is not None
+        if task.held is not None:
+            self._restore(task.held, memory)
 
-    def _see(self, anchor: Tensor) -> None:
-        """Make an anchor the one that terms and probes see. Its views are made once: they hold as long as it does."""
-        self._anchor, self._anchor_tree = anchor, self.layout.model(anchor)
+    def _restore(self, held: Progress, memory: dict[str, Any]) -> None:
+        """Take up the work of an earlier round."""
+        self._progress = held
+        self._optimizer.momentum_weight = held.momentum_weight
+        # Copied first: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
+        self.model.vector.copy_(torch.from_numpy(np.array(memory["held"])))
+        if "anchor" in memory:
+            self.model.see(torch.from_numpy(np.array(memory["anchor"])).to(self._side.device))
 
     def begin(
         self, job: LocalJob, anchor: Tensor | None, *, version: int, broadcast: Payload, probes: tuple[Probe, ...]
@@ -139,188 +142,126 @@ class LocalRound:
 
         The server's model [V full], its version and a broadcast were just sent; there is none where the job resumes.
         """
+        work, model = self._work, self.model
         if anchor is not None:
-            self.vector.copy_(self.submodel.extract(anchor, self._full))
-            classes = self._work.classes
-            self._tally = Tally(anchor_version=version, samples=self._work.num_samples, classes=classes)
-            self._broadcast = broadcast
-            if probes or self._encoder or any(term.needs_anchor for term in self._side.terms):
+            model.receive(anchor)
+            self._progress = Progress(anchor_version=version, samples=work.num_samples, classes=work.classes)
+            self.steps.broadcast = broadcast
+            if probes or self._side.needs_anchor:
                 # A new tensor each time: a term may keep the one before.
-                self._see(self.vector.clone())
-        elif self._fresh is False and self._position == 0:
-            self._tally = self._tally.carried_on(self._work.num_samples, self._work.classes)
-        for replacing in self._terms.prepare(self._trained, self._values, self._anchor_tree, self._view):
-            self._replace(replacing)
-        self._measure([p for p in probes if p.when == "start"])
-        self._due += job.steps
-        self._job_steps, self._job_effective_steps = job.steps, 0.0
+                model.see(model.vector.clone())
+        elif self._goes_on and not self._totals.steps:
+            self._progress = self._progress.carried_on(work.num_samples, work.classes)
+        for term in self._terms:
+            model.replace(term.prepare(model.params, model.values, model.anchor_tree, self._view))
+        if probes:
+            self._measure([p for p in probes if p.when == "start"])
+        self._job = _Job(due=self._job.due + job.steps, steps=job.steps)
 
     def lane(self) -> Lane | None:
         """What the client brings to steps that it takes together with others; None where none are due."""
-        if not self._due:
+        if not self._job.due:
             return None
-        first = self._position
+        first = self._totals.steps
         return Lane(
             facts=self._facts,
-            slot=self._slot,
-            vector=self.vector,
+            slot=self.model.slot,
+            vector=self.model.vector,
             optimizer=self._optimizer,
-            anchor=self._anchor,
-            memories=self._terms.present,
-            broadcast=self._broadcast,
+            anchor=self.model.anchor,
+            memories={term.name: term.memory or {} for term in self._terms},
+            broadcast=self.steps.broadcast,
             learning_rate=self._learning_rate,
             first=first,
-            sizes=self._batches.sizes(first, self._due),
+            sizes=self._batches.sizes(first, self._job.due),
             batch=self._batches.at,
             seed=self._batches.seed,
         )
 
     def advance(self, probes: tuple[Probe, ...] = (), taken: Taken | None = None) -> None:
         """Take the steps that are due, or note that others took them along; then let terms and probes finish."""
+        first, due, model = self._totals.steps, self._job.due, self.model
         if taken is not None:
-            self._hits += zip(taken.hits, self._batches.sizes(self._position, self._due), strict=True)
+            self.steps.hits += zip(taken.hits, self._batches.sizes(first, due), strict=True)
             self._count(taken.losses)
-        elif self._due:
-            module = self._slot.bind(self._views)
+        elif due:
+            module = model.bound()
             if not module.training:
                 module.train()
-            steps = range(self._position, self._position + self._due)
-            losses = [self._one_step(module, position) for position in steps]
+            losses = [self.steps.take(position) for position in range(first, first + due)]
             only_one = len(losses) == 1
             self._count([float(losses[0])] if only_one else cast("list[float]", torch.stack(losses).tolist()))
-        self._finish_terms()
-        self._measure([p for p in probes if p.when != "start"])
+        if self._terms:
+            self._finish_terms()
+        if probes:
+            self._measure([p for p in probes if p.when != "start"])
         # The sum first, one number; it may overflow where all values are finite, so only then each is looked at.
-        total = float(self.vector.sum())
-        if not math.isfinite(total) and not bool(torch.isfinite(self.vector).all()):
-            raise self._error(self._position, "its model has values that are not finite; lower the learning rate")
+        total = float(model.vector.sum())
+        if not math.isfinite(total) and not bool(torch.isfinite(model.vector).all()):
+            reason = "its model has values that are not finite; lower the learning rate"
+            raise self._error(self._totals.steps, reason)
 
-    def _count(self, values: Sequence[float]) -> None:
+    def _count(self, losses: Sequence[float]) -> None:
         """Take note of steps that were taken, by their losses."""
-        first, steps = self._position, len(values)
-        self._due, self._position, self.step_reached = 0, first + steps, first + steps
-        self._samples += sum(self._batches.sizes(first, steps))
-        loss_sum = math.fsum(values)
+        first, steps, loss_sum = self._totals.steps, len(losses), math.fsum(losses)
+        self._job.due, self.steps.reached = 0, first + steps
+        self._totals = replace(
+            self._totals,
+            steps=first + steps,
+            samples=self._totals.samples + sum(self._batches.sizes(first, steps)),
+            loss_sum=self._totals.loss_sum + loss_sum,
+        )
         if not math.isfinite(loss_sum):
-            step = first + 1 + [math.isfinite(value) for value in values].index(False)
+            step = first + 1 + [math.isfinite(value) for value in losses].index(False)
             raise self._error(step, "its loss is not finite; lower the learning rate or clip the gradient")
-        self._loss_sum += loss_sum
-        self._job_effective_steps = self._optimizer.effective_steps(steps)
-        self._tally = dataclasses.replace(
-            self._tally,
-            steps=self._tally.steps + steps,
-            effective_steps=self._tally.effective_steps + self._job_effective_steps,
+        self._job.effective_steps = self._optimizer.effective_steps(steps)
+        self._progress = replace(
+            self._progress,
+            steps=self._progress.steps + steps,
+            effective_steps=self._progress.effective_steps + self._job.effective_steps,
             momentum_weight=self._optimizer.momentum_weight,
-            loss_sum=self._tally.loss_sum + loss_sum,
+            loss_sum=self._progress.loss_sum + loss_sum,
         )
-
-    def _one_step(self, module: nn.Module, position: int) -> Tensor:
-        side = self._side
-        self.step_reached = position + 1
-        inputs, targets = self._batches.at(position)
-        # Before each step: what dropout draws must not depend on which clients this worker stepped before.
-        seed_draws(self._batches.seed(position), side.device)
-        narrow = part_of_step(self.submodel, position, slot=self._slot, known=self._narrowed)
-        step = LocalStep(
-            inputs=inputs,
-            targets=targets,
-            model=module if narrow is None else narrow.module(),
-            params=self._trained if narrow is None else narrow.params,
-            anchor=self._anchor_tree if narrow is None or self._anchor is None else narrow.tree(self._anchor),
-            memory={},
-            broadcast=self._broadcast if narrow is None else narrow.broadcast(self._broadcast),
-            stream=stream(side.seed, "method", self._round, self.client, position),
-            position=position,
-            learning_rate=self._learning_rate,
-            whole=None if narrow is None else module,
-            client=self._facts,
-            _twin=self._slot.twin if narrow is None else narrow.twin,
-        )
-
-        def take() -> Tensor:
-            if self._is_bare and narrow is None:
-                return self._slot.descend(self._loss(step), self._views, self._learning_rate)
-            return side.solver.step(self._optimizer.torch, lambda: self._gradient(step, narrow))
-
-        if narrow is None:
-            loss = take()
-        else:
-            loss = narrow.stepped(take, step, self.vector, self._optimizer.restless(plain=side.solver.plain))
-            step.params, step.anchor, step._twin = self._trained, self._anchor_tree, self._slot.twin
-            step.broadcast = self._broadcast
-        for replacing in self._terms.after_step(step, self._slot.gradients):
-            self._replace(replacing)
-        if side.track_accuracy:
-            self._hits.append((int((step.logits.argmax(1) == targets).sum()), len(targets)))
-        return loss
-
-    def _gradient(self, step: LocalStep, narrow: Narrowed | None = None) -> Tensor:
-        """The loss at the present parameters; its gradient lies in the slot's gradient vector."""
-        # In place, never None: the parameters' gradients are views of this vector, to which a backward pass adds.
-        self._slot.gradient.zero_()
-        if narrow is not None:
-            narrow.load(self.vector)
-        seen = None if narrow is None else narrow.memory
-        loss = self._loss(step, seen)
-        loss.backward()  # type: ignore[no-untyped-call]
-        gradients = self._slot.gradients if narrow is None else narrow.gradients
-        for added in self._terms.gradients(step, seen, like=gradients):
-            for name, value in added.items():
-                gradients[name].add_(value)
-        if narrow is not None:
-            narrow.add_gradient(self._slot.gradient)
-        self._optimizer.scale_and_clip()
-        return loss.detach()
-
-    def _loss(self, step: LocalStep, seen: Callable[[Memory], Memory] | None = None) -> Tensor:
-        """Objective and terms at the present parameters; ``seen`` cuts memories to what the step trains."""
-        step._features = step._logits = step._whole_logits = None  # a solver may come back with other parameters
-        loss = self._side.objective.loss(step)
-        check_scalar(loss, self._side.objective, "loss", when=self._when)
-        for extra in self._terms.losses(step, seen):
-            loss = loss + extra
-        return loss
-
-    def _replace(self, params: ParamTree | None) -> None:
-        for name, value in (params or {}).items():
-            self._params[name].copy_(value)
 
     def _finish_terms(self) -> None:
-        if not self._side.terms:
-            return
         work = LocalWork(
-            anchor=self._anchor_tree,
-            params=self._trained,
-            values=self._values,
-            steps=self._job_steps,
-            effective_steps=self._job_effective_steps,
+            anchor=self.model.anchor_tree,
+            params=self.model.params,
+            values=self.model.values,
+            steps=self._job.steps,
+            effective_steps=self._job.effective_steps,
             learning_rate=self._learning_rate,
             num_samples=self._work.num_samples,
-            broadcast=self._broadcast,
+            broadcast=self.steps.broadcast,
             client=self._facts,
         )
-        for name, payload, replacing in self._terms.finish(work, self._view):
-            self._keep_extras(name, payload)
-            self._replace(replacing)
-        self._probed += sum(term.job_passes for term in self._side.terms) * len(self._shard)
+        for term in self._terms:
+            payload, replacing = term.finish(work, self._view)
+            if payload:
+                self._keep_extras(term.name, payload)
+            self.model.replace(replacing)
+        if self._side.job_passes:
+            self._add_probed(self._side.job_passes)
+
+    def _add_probed(self, passes: float) -> None:
+        """Count forward passes of each of the client's samples."""
+        self._totals = replace(self._totals, probed=self._totals.probed + passes * len(self._shard))
 
     def measured_at(self, anchor: Tensor, probes: Sequence[Probe]) -> Payload:
         """What the client measures at a model [V full] that it does not train."""
-        self.vector.copy_(self.submodel.extract(anchor, self._full))
-        self._see(self.vector)
+        self.model.receive(anchor)
+        self.model.see(self.model.vector)
         self._measure(probes)
         return self._extras
 
     def _measure(self, probes: Sequence[Probe]) -> None:
-        if not probes:
-            return
+        when = OnClient(self._facts.client, self._facts.round)
         for probe in probes:
-            found = probe.measure(self._view(f"probe {probe.name}", reads_data=probe.reads_data))
-            check_named(found, Tensor, probe, "measure", when=self._when)
-            self._keep_extras(probe.name, found)
-            self._probed += probe.passes * len(self._shard)
+            view = self._view(f"probe {probe.name}", reads_data=probe.reads_data)
+            self._keep_extras(probe.name, ask(probe, "measure", view, when=when))
+            self._add_probed(probe.passes)
         # A probe may have run backward passes; what it left must not reach the next step.
-        self._slot.gradient.zero_()
+        self.model.slot.gradient.zero_()
 
     @cached_property
     def _inputs(self) -> Tensor:
@@ -328,20 +269,20 @@ class LocalRound:
 
     def _view(self, purpose: str, *, reads_data: bool = True) -> LocalClient:
         """The client as it is now; ``purpose`` names its random numbers."""
-        model = self._slot.bind(self._views).eval()
+        model, anchor, facts = self.model.bound().eval(), self.model.anchor_tree, self._facts
         tests = (None, None) if self._tests is None else self._tests.everything()
         return LocalClient(
-            client=self.client,
-            round=self._round,
+            client=facts.client,
+            round=facts.round,
             inputs=self._inputs if reads_data else torch.empty(0),
             targets=self._shard.targets,
-            num_classes=self._num_classes,
-            anchor={name: self._anchor_tree[name] for name in self._trained if self._anchor_tree},
-            params=self._trained,
+            num_classes=len(facts.label_counts),
+            anchor={name: anchor[name] for name in self.model.params if anchor},
+            params=self.model.params,
             model=model,
             forward_with=lambda values, inputs: torch.func.functional_call(model, values, (inputs,), strict=False),
-            stream=stream(self._side.seed, purpose, self._round, self.client),
-            memories=self._terms.memories(),
+            stream=stream(self._side.seed, purpose, facts.round, facts.client),
+            memories={term.name: memory for term in self._terms if (memory := term.remembered()) is not None},
             test_inputs=tests[0],
             test_targets=tests[1],
         )
@@ -356,10 +297,13 @@ class LocalRound:
     def reply(self, *, leaves: bool) -> Reply:
         """What travels at a sync point; where the client ``leaves``, its round ends, and the vector itself may go."""
         extras, self._extras = self._extras, {}
-        vector = self.vector.cpu() if leaves else self.vector.cpu().clone()
-        reply = Reply(client=self.client, vector=vector, tally=self._tally, extras=extras)
-        source = stream(self._side.seed, "codec", self._round, self.client, self._position)
-        return reply if self._encoder is None else self._encoder.encoded(reply, self._anchor, source)
+        facts, vector = self._facts, self.model.vector.cpu()
+        vector = vector if leaves else vector.clone()
+        reply = Reply(client=facts.client, vector=vector, progress=self._progress, extras=extras)
+        if self._encoder is None:
+            return reply
+        source = stream(self._side.seed, "codec", facts.round, facts.client, self._totals.steps)
+        return self._encoder.encoded(reply, self.model.anchor, source)
 
     def close(self, *, attended: bool) -> tuple[RoundTotals, State]:
         """End the round.
@@ -371,26 +315,21 @@ class LocalRound:
             The round's figures, and what the client remembers (None: nothing).
         """
         # Nobody waited for these steps: what is kept over the round's end is the job done, not the job begun.
-        if self._due:
+        if self._job.due:
             self.advance()
-        totals = RoundTotals(
-            steps=self._position,
-            samples=self._samples,
-            loss_sum=self._loss_sum,
-            held=None if attended else self._tally,
-            pass_accuracies=pass_accuracies(self._hits, len(self._shard)),
-            probed=self._probed,
-        )
+        totals = replace(self._totals, held=None if attended else self._progress)
+        if self._side.track_accuracy:
+            totals = replace(totals, pass_accuracies=pass_accuracies(self.steps.hits, len(self._shard)))
         memory: dict[str, Any] = {} if self._encoder is None else {**self._encoder.memory()}
-        if terms := self._terms.kept():
+        if terms := {term.name: term.kept() for term in self._terms if term.is_stateful}:
             memory["terms"] = terms
         if self._side.optimizer.keep == "persist" or not attended:
             memory["optimizer"] = self._optimizer.arrays()
         if not attended:
-            memory["held"] = self.vector.cpu().numpy().copy()
-            if self._anchor is not None:
-                memory["anchor"] = self._anchor.cpu().numpy().copy()
+            memory["held"] = self.model.vector.cpu().numpy().copy()
+            if self.model.anchor is not None:
+                memory["anchor"] = self.model.anchor.cpu().numpy().copy()
         return totals, memory or None
 
     def _error(self, step: int, reason: str) -> ClientJobError:
-        return ClientJobError(client=self.client, round=self._round, step=step, reason=reason)
+        return ClientJobError(client=self._facts.client, round=self._facts.round, step=step, reason=reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ class ClientSide:
         track_accuracy: Keep the training accuracy of each pass over a client's data.
         codec: What clients' models go through on their way to the server.
         lanes: How a worker steps clients together; None: one after another.
+        job_passes: Forward passes of each of a client's samples that terms take outside the steps of each job.
     """
 
     seed: int
@@ -60,16 +62,31 @@ class ClientSide:
     track_accuracy: bool = False
     codec: Codec = AsItIs()
     lanes: LaneSettings | None = None
+    job_passes: float = 0
 
-    def share(self, client: int) -> float | None:
-        """A client's number of samples over the clients' mean; None where nobody asks for it."""
-        if not (self.objective.needs_share or any(term.needs_share for term in self.terms)):
-            return None
+    @cached_property
+    def needs_share(self) -> bool:
+        """Whether a client's :meth:`share` is read."""
+        return self.objective.needs_share or any(term.needs_share for term in self.terms)
+
+    @cached_property
+    def needs_anchor(self) -> bool:
+        """Whether terms, or the codec, look at the model that a client received."""
+        return self.codec.encodes or any(term.needs_anchor for term in self.terms)
+
+    @cached_property
+    def bare_steps(self) -> bool:
+        """Whether a step is the loss's own gradient times the rate, and nothing more."""
+        see_gradients = any(term.has_own("gradient", "after_step") for term in self.terms)
+        return self.solver.plain and self.optimizer.is_bare and not see_gradients
+
+    def share(self, client: int) -> float:
+        """A client's number of samples over the clients' mean."""
         return len(self.indices[client]) * len(self.indices) / sum(map(len, self.indices))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class ClientTask:
     """A client's part in a round, sent when its first job of the round starts.
 
     Attributes:
@@ -82,11 +99,11 @@ class Turn:
     client: int
     work: ClientWork
     submodel: SubModel
-    held: Tally | None = None
+    held: Progress | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tally:
+class Progress:
     """What a client has done since it last received a model.
 
     Attributes:
@@ -107,7 +124,7 @@ class Tally:
     samples: int = 0
     classes: tuple[int, ...] | None = None
 
-    def carried_on(self, samples: int, classes: tuple[int, ...] | None) -> Tally:
+    def carried_on(self, samples: int, classes: tuple[int, ...] | None) -> Progress:
         """The same, carried into a round with so many samples of these classes."""
         union = None if self.classes is None or classes is None else tuple(sorted({*self.classes, *classes}))
         return replace(self, samples=self.samples + samples, classes=union)
@@ -126,10 +143,9 @@ class Segment:
         learning_rate: The round's.
         points: The sync points.
         weights: For each but the last, the attendees' weights.
-        turns: Clients whose first job of the round starts in this segment, on any worker.
+        tasks: Clients whose first job of the round starts in this segment, on any worker.
         version: Version of the server's model at the first point; each aggregation adds one.
-        broadcasts: Named payloads by client, for jobs that start from the server's model.
-        published: Contents that all of them get.
+        published: Named contents, for jobs that start from the server's model.
         probes: This round's extra measurements.
         closes: The round ends with this segment: clients finish what is left and hand back their memories.
         workers: Which worker each client is on.
@@ -142,9 +158,8 @@ class Segment:
     learning_rate: float
     points: tuple[SyncPoint, ...]
     weights: tuple[tuple[float, ...], ...]
-    turns: tuple[Turn, ...]
+    tasks: tuple[ClientTask, ...]
     version: int
-    broadcasts: Mapping[int, Payload] = field(default_factory=dict)
     published: Mapping[str, Published] = field(default_factory=dict)
     probes: tuple[Probe, ...] = ()
     closes: bool = False
@@ -153,7 +168,7 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inquiry:
+class Question:
     """A question to clients outside a round's work: the exchange before round 1, or a test of their own models.
 
     Attributes:
@@ -168,7 +183,7 @@ class Inquiry:
     round: int = 0
     classes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def of(self, clients: Sequence[int]) -> Inquiry:
+    def of(self, clients: Sequence[int]) -> Question:
         """The same question to some of them."""
         return replace(self, clients=tuple(clients))
 
@@ -180,14 +195,14 @@ class Reply:
     Attributes:
         client: Its id.
         vector: Its model [V of its sub-model]; without the params where they are encoded.
-        tally: What it has done since it last received a model.
+        progress: What it has done since it last received a model.
         extras: What it sends beside the model.
         encoded: What it sends of its params instead, made by the method's codec.
     """
 
     client: int
     vector: Tensor
-    tally: Tally
+    progress: Progress
     extras: Payload = field(default_factory=dict)
     encoded: Payload | None = None
 
@@ -208,7 +223,7 @@ class RoundTotals:
     steps: int
     samples: int
     loss_sum: float
-    held: Tally | None = None
+    held: Progress | None = None
     pass_accuracies: tuple[float, ...] = ()
     probed: float = 0
 

@@ -1,22 +1,18 @@
-"""A client's module, bound to its values; and that of the part which a local step trains, with the way back."""
+"""A client's values as one vector, and the module that is bound to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedsweep.client.memories import cut_memory
-from fedsweep.components.local import LocalStep, twin
-from fedsweep.records import Payload
-from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.components.local import eval_copy
+from fedsweep.submodel import SubModel
 from fedsweep.trees import FlatLayout, ParamTree
 
 
-class ModuleSlot:
+class BoundModule:
     """A module whose parameters and float buffers can be bound to any client's vector.
 
     Args:
@@ -28,7 +24,7 @@ class ModuleSlot:
         gradient: Where backward passes leave the gradient [P].
         gradients: The same by name, as views.
         parameters: The module's, in the layout's order.
-        twin: Gives a copy that is only asked; made when it is first wanted.
+        eval_copy: Gives a copy that is only asked; made when it is first wanted.
     """
 
     def __init__(self, module: nn.Module, layout: FlatLayout, device: str) -> None:
@@ -43,7 +39,7 @@ class ModuleSlot:
             parameter.grad = view
         self._tensors += [b for b in self.module.buffers() if b.is_floating_point()]
         self._bound: list[Tensor] | None = None
-        self.twin = cache(partial(twin, self.module))
+        self.eval_copy = cache(partial(eval_copy, self.module))
 
     def bind(self, views: list[Tensor]) -> nn.Module:
         """The module, with the given tensors as its parameters and buffers."""
@@ -75,122 +71,53 @@ class ModuleSlot:
         return loss.detach()
 
 
-class Narrowed:
-    """A part of a client's part, as big as it is.
+class ClientModel:
+    """The model of one client in one round.
 
     Args:
-        part: It, as a part of the client's own model.
-        slot: The client's own module.
+        slot: A module of the sub-model's size.
+        submodel: The part that the client trains.
+        full: The full model's layout.
 
     Attributes:
-        params: The part's parameters by name.
-        gradients: Their gradients.
-        twin: As the slot has it, of the part.
+        vector: The values [V of the part].
+        params: The trained ones by name, as views.
+        values: These and the float buffers.
+        views: All that lies in the vector, in its order.
+        flat: The params as one vector [P of the part], whose gradient is the slot's.
+        anchor: The model that the client last received [V of the part], where somebody looks at it.
+        anchor_tree: The same by name, without riders; empty where nobody looks.
     """
 
-    def __init__(self, part: SubModel, slot: ModuleSlot) -> None:
-        self._part, self._whole = part, slot.layout
-        device = str(slot.gradient.device)
-        layout = part.layout(slot.layout)
-        self._slot = ModuleSlot(part.build(slot.module), layout, device)
-        self.twin = self._slot.twin
-        self._vector = torch.zeros(layout.num_values, dtype=layout.dtype, device=device)
-        cover = part.embed(self._vector, slot.layout).cover
-        self._cover = None if cover is None else cover.to(device)
-        self._places = _places(part, slot.layout, device)
-        self._views = list(layout.views(self._vector).values())
-        self.params, self.gradients = layout.params(self._vector), layout.params(self._slot.gradient)
+    def __init__(self, slot: BoundModule, submodel: SubModel, full: FlatLayout) -> None:
+        self.slot, self.submodel, self.full, self.layout = slot, submodel, full, slot.layout
+        self.vector = slot.gradient.new_zeros(self.layout.num_values)
+        self._named = self.layout.views(self.vector)
+        self.params, self.values = self.layout.parts(self._named)
+        self.views = list(self._named.values())
+        self.flat = nn.Parameter(self.vector[: self.layout.num_params])
+        self.flat.grad = slot.gradient
+        self.anchor: Tensor | None = None
+        self.anchor_tree: ParamTree = {}
 
-    def module(self) -> nn.Module:
-        """The module in training mode, with the part's values."""
-        module = self._slot.bind(self._views)
-        return module if module.training else module.train()
+    @property
+    def riders(self) -> ParamTree:
+        """Optimiser state that moves with the model, by name."""
+        return {name: view for name, view in self._named.items() if name not in self.values}
 
-    def load(self, vector: Tensor) -> None:
-        """Take the values from the client's own vector; the gradient starts at zero."""
-        # At every step, so by index wherever extracting is no more than a choice of values.
-        if self._places is None:
-            self._vector.copy_(self._part.extract(vector, self._whole))
-        else:
-            torch.index_select(vector, 0, self._places, out=self._vector)
-        self._slot.gradient.zero_()
+    def receive(self, vector: Tensor) -> None:
+        """Take the client's part of the server's model [V]."""
+        self.vector.copy_(self.submodel.extract(vector, self.full))
 
-    def tree(self, vector: Tensor) -> ParamTree:
-        """The part's params and float buffers of a vector like the client's own."""
-        return self._slot.layout.model(self._part.extract(vector, self._whole))
+    def see(self, anchor: Tensor) -> None:
+        """Make an anchor the one that terms and probes see. Its views are made once: they hold as long as it does."""
+        self.anchor, self.anchor_tree = anchor, self.layout.model(anchor)
 
-    def memory(self, memory: Any) -> Any:
-        """A term's memory as the part sees it."""
-        return cut_memory(memory, self._part, self._whole)
+    def replace(self, values: ParamTree | None) -> None:
+        """Put other values in the place of some; None: of none."""
+        for name, value in (values or {}).items():
+            self._named[name].copy_(value)
 
-    def broadcast(self, payload: Payload) -> Payload:
-        """What the server sent as the part sees it: what lies like the params (``"<name>/<param>"``) is cut."""
-        trees: dict[str, ParamTree] = {}
-        for name, value in payload.items():
-            content, _, param = name.partition("/")
-            trees.setdefault(content if param else "", {})[param or name] = value
-        cut = {content: self.memory(tree) if content else tree for content, tree in trees.items()}
-        joined = ((f"{c}/{name}" if c else name, value) for c, tree in cut.items() for name, value in tree.items())
-        return dict(joined)
-
-    def stepped(self, take: Callable[[], Tensor], step: LocalStep, vector: Tensor, values: Sequence[Tensor]) -> Tensor:
-        """Take a step; what lies outside the part stays as it is, the optimiser's state too, unless the loss read it.
-
-        Args:
-            take: Takes it.
-            step: As objective and terms see it.
-            vector: The client's own [V].
-            values: Its params and what its optimiser has for each of them [P], where a step may change that without a
-                gradient.
-        """
-        before = [value.clone() for value in values]
-        loss = take()
-        if step._whole_logits is None:
-            self.undo_elsewhere(values, before)
-        self.keep_buffers(vector)
-        return loss
-
-    def add_gradient(self, gradient: Tensor) -> None:
-        """Add the part's gradient to the client's own [P]."""
-        if self._places is not None:
-            # No place comes twice, so the bits do not depend on the order in which a GPU adds.
-            gradient.scatter_add_(0, self._places[: self._slot.layout.num_params], self._slot.gradient)
-            return
-        padded = self._slot.layout.padded(self._slot.gradient)
-        grown = self._part.embed(padded, self._whole).vector[: self._whole.num_params]
-        gradient.add_(grown.to(gradient.device))
-
-    def keep_buffers(self, vector: Tensor) -> None:
-        """Put the part's buffers, which a forward pass may change, into the client's own vector."""
-        own = slice(self._whole.num_params, self._whole.num_params + self._whole.num_buffers)
-        if self._whole.num_buffers:
-            grown = self._part.embed(self._vector, self._whole).vector[own].to(vector.device)
-            vector[own] = grown if self._cover is None else torch.where(self._cover[own], grown, vector[own])
-
-    def undo_elsewhere(self, values: Sequence[Tensor], before: Sequence[Tensor]) -> None:
-        """Put what the part does not hold of values with one entry per parameter [P] back to what it was."""
-        if self._cover is not None:
-            held = self._cover[: self._whole.num_params]
-            for value, old in zip(values, before, strict=True):
-                torch.where(held, value, old, out=value)
-
-
-def _places(part: SubModel, whole: FlatLayout, device: str) -> Tensor | None:
-    """Where the part's values lie in the client's own vector; None where the part is no choice of values."""
-    # Each value is its own place: what extracting makes of them says where the part's values come from.
-    numbers = torch.arange(whole.num_values)
-    places = part.extract(numbers, whole)
-    cover = part.embed(places, whole).cover
-    chosen = numbers if cover is None else numbers[cover]
-    return places.to(device) if torch.equal(places.sort().values, chosen) else None
-
-
-def part_of_step(submodel: SubModel, position: int, *, slot: ModuleSlot, known: dict[str, Narrowed]) -> Narrowed | None:
-    """What a local step (from 0 within the round) trains of a client's part; None: all of it. ``known`` is added to."""
-    part = submodel.at_step(position)
-    if part == FULL_MODEL:
-        return None
-    key = part.key()
-    if key not in known:
-        known[key] = Narrowed(part, slot)
-    return known[key]
+    def bound(self) -> nn.Module:
+        """The module with these values, in the mode in which it was left."""
+        return self.slot.bind(self.views)

@@ -6,14 +6,14 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.submodel import SubModel
-from fedsweep.trees import FlatLayout
+from fedsweep.client.modules import ClientModel
 
 
 def optimizer_riders(settings: OptimizerSettings, num_params: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -35,59 +35,57 @@ class ClientOptimizer:
 
     Args:
         settings: Which, and what becomes of its state.
-        flat: The client's trained parameters as one vector, with a gradient.
+        model: The client's; its params are stepped as one vector. State that is averaged lies in its vector.
         learning_rate: The round's.
-        submodel: What part of the model the client trains; kept state has the full model's size.
-        part: The part's layout.
-        full: The full model's layout.
-        riders: State tensors that lie in the client's vector and move with the model, by ``optimizer.<name>``.
-        kept: What an earlier round's :meth:`arrays` gave; None: a fresh start.
+        kept: What an earlier round's :meth:`arrays` gave, in the full model's size; None: a fresh start.
     """
 
     def __init__(
         self,
         settings: OptimizerSettings,
-        flat: nn.Parameter,
+        model: ClientModel,
         *,
         learning_rate: float,
-        submodel: SubModel,
-        part: FlatLayout,
-        full: FlatLayout,
-        riders: Mapping[str, Tensor],
         kept: Mapping[str, np.ndarray] | None,
     ) -> None:
-        self._settings, self._flat, self._kept = settings, flat, dict(kept or {})
-        self._submodel, self._part, self._full = submodel, part, full
+        self._settings, self._model, self._flat, self._kept = settings, model, model.flat, dict(kept or {})
+        self._learning_rate = learning_rate
         self.momentum_weight = 0.0
-        scale = submodel.step_scale(full)
-        self._scale = None if scale is None else scale.to(flat.device)
-        self.torch = _make_optimizer(flat, settings, learning_rate)
-        state = {name: self._start(name, whole=whole, riders=riders) for name, whole in state_slots(settings)}
-        if state:
-            self.torch.state[flat] = state
+        scale = model.submodel.step_scale(model.full) if model.submodel.scales_steps else None
+        self._scale = None if scale is None else scale.to(model.vector.device)
 
-    def _start(self, name: str, *, whole: bool, riders: Mapping[str, Tensor]) -> Tensor:
+    @cached_property
+    def as_torch(self) -> torch.optim.Optimizer:
+        """Torch's own, made when it is first wanted: bare steps do without."""
+        optimizer = _make_optimizer(self._flat, self._settings, self._learning_rate)
+        state = {name: self._start(name, whole=whole) for name, whole in state_slots(self._settings)}
+        if state:
+            optimizer.state[self._flat] = state
+        return optimizer
+
+    def _start(self, name: str, *, whole: bool) -> Tensor:
         if self._settings.keep == "average":
             # A view, also of the one count: the optimiser writes to it in place, and so into the vector that travels.
-            rider = riders[f"optimizer.{name}"]
+            rider = self._model.riders[f"optimizer.{name}"]
             return rider if whole else rider[0]
         if not whole:  # Adam's step count stays on the CPU
             return torch.from_numpy(np.array(self._kept.get(name, 0.0), dtype=np.float32))
         value = torch.zeros_like(self._flat.detach())
         if name in self._kept:
             # The sub-model's share of what has one value per parameter of the full model.
-            padded = self._full.padded(torch.from_numpy(np.array(self._kept[name])))
-            value.copy_(self._submodel.extract(padded, self._full)[: self._part.num_params])
+            full = self._model.full
+            padded = full.padded(torch.from_numpy(np.array(self._kept[name])))
+            value.copy_(self._model.submodel.extract(padded, full)[: len(value)])
         return value
 
     def _grown(self, name: str) -> np.ndarray:
         """A state tensor in the full model's size: the sub-model's share; the rest as it was, or zero."""
-        part = self.torch.state[self._flat][name].detach().cpu()
-        covered = self._submodel.stays(self._part.padded(part), self._full)
-        whole = covered.vector[: self._full.num_params].clone()
+        part, model = self.as_torch.state[self._flat][name].detach().cpu(), self._model
+        covered, params = model.submodel.stays(model.layout.padded(part), model.full), slice(model.full.num_params)
+        whole = covered.vector[params].clone()
         if covered.cover is not None:
             old = torch.from_numpy(np.array(self._kept[name])) if name in self._kept else torch.zeros_like(whole)
-            whole = torch.where(covered.cover[: self._full.num_params], whole, old)
+            whole = torch.where(covered.cover[params], whole, old)
         return whole.numpy()
 
     def scale_and_clip(self) -> None:
@@ -103,7 +101,7 @@ class ClientOptimizer:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The state as arrays of the full model's size, for the client's memory."""
-        state = self.torch.state.get(self._flat, {})
+        state = self.as_torch.state.get(self._flat, {})
         return {
             name: self._grown(name) if whole else state[name].cpu().numpy().copy()
             for name, whole in state_slots(self._settings)
@@ -111,15 +109,13 @@ class ClientOptimizer:
 
     def live(self) -> dict[str, Tensor]:
         """The state tensors by name, live."""
-        state = self.torch.state.get(self._flat, {})
+        state = self.as_torch.state.get(self._flat, {})
         return {name: state[name] for name, _ in state_slots(self._settings)}
 
     @property
-    def is_bare(self) -> bool:
-        """Whether a step is the loss's own gradient times the rate, and nothing more."""
-        settings = self._settings
-        bare = settings.name == "sgd" and not settings.momentum and not settings.weight_decay
-        return bare and settings.clip_norm is None and self._scale is None
+    def in_servers_scale(self) -> bool:
+        """Whether the client steps in the scale of the server's values."""
+        return self._scale is None
 
     def restless(self, *, plain: bool) -> list[Tensor]:
         """What a step may change where the gradient is 0, live: params and state with a value for each of them [P].
@@ -127,11 +123,10 @@ class ClientOptimizer:
         Args:
             plain: The step is one of this optimiser and nothing more; SGD without momentum and decay then rests.
         """
-        settings = self._settings
-        if plain and settings.name == "sgd" and not settings.momentum and not settings.weight_decay:
+        if plain and self._settings.rests:
             return []
-        state = self.torch.state.get(self._flat, {})
-        return [self._flat.detach(), *(state[name] for name, whole in state_slots(settings) if whole)]
+        state = self.as_torch.state.get(self._flat, {})
+        return [self._flat.detach(), *(state[name] for name, whole in state_slots(self._settings) if whole)]
 
     def effective_steps(self, steps: int) -> float:
         """Sum of the weights of this many further steps' gradients in the move; NaN where there is no such number.
@@ -212,3 +207,13 @@ class OptimizerSettings:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     keep: str = "reset"
+
+    @property
+    def rests(self) -> bool:
+        """Whether values without a gradient stay as they are."""
+        return self.name == "sgd" and not self.momentum and not self.weight_decay
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether a step is the gradient times the rate, and nothing more."""
+        return self.rests and self.clip_norm is None

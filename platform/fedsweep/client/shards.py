@@ -59,6 +59,14 @@ def pass_accuracies(hits: Sequence[tuple[int, int]], num_samples: int) -> tuple[
     return (*accuracies, right / seen) if seen else tuple(accuracies)
 
 
+def seed_draws(seed: int, device: str) -> None:
+    """Key what a network draws in its next forward pass: dropout takes no generator, but draws from the global one."""
+    # Directly, since torch.manual_seed costs as much as a small step.
+    torch.default_generator.manual_seed(seed)
+    if device != "cpu":
+        torch.cuda.manual_seed(seed)
+
+
 class Shard:
     """The samples of one client in one round.
 

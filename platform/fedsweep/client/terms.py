@@ -1,10 +1,10 @@
-"""A method's terms on one client in one round, each with its own slot of the client's memory."""
+"""A term of the method on one client in one round, with its slot of the client's memory."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedsweep.client.memories import cut_memory, grown_memory
 from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, LocalWork, Memory
 from fedsweep.components.probes import LocalClient
 from fedsweep.errors import InvariantError
-from fedsweep.guard import OnClient, check_named, check_scalar, check_tree, pair, wrong
+from fedsweep.guard import OnClient, ask
 from fedsweep.records import Payload
 from fedsweep.trees import FlatLayout, ParamTree
 
@@ -22,158 +22,113 @@ from fedsweep.trees import FlatLayout, ParamTree
 Look = Callable[[str], LocalClient]
 
 
-class ClientTerms:
-    """The terms, asked one after another: each sees what those before it changed.
+class ClientTerm:
+    """A term and what the client remembers of it. Of the terms of a method each sees what those before it changed.
 
     Args:
-        terms: The method's.
-        stored: What the client remembers, by term, in the full model's size.
+        term: The method's.
+        stored: What the client remembers of it, in the full model's size; None: nothing yet.
         facts: What the client knows of itself.
         full: The full model's layout.
+
+    Attributes:
+        name: The term's.
+        is_stateful: The memory is kept between the client's participations.
+        memory: What is remembered during the client's work, in its sub-model's size; None before the first job.
     """
 
-    def __init__(
-        self, terms: Sequence[LocalTerm], stored: Mapping[str, Memory], facts: ClientFacts, full: FlatLayout
-    ) -> None:
-        self._terms, self._stored, self._facts, self._full = terms, stored, facts, full
-        self._when = OnClient(facts.client, facts.round)
-        self._memories: dict[str, Memory] = {}
-        self._marks: dict[str, dict[str, tuple[int, int]] | None] = {}
+    def __init__(self, term: LocalTerm, stored: Memory | None, facts: ClientFacts, full: FlatLayout) -> None:
+        self._term, self._stored, self._facts, self._full = term, stored, facts, full
+        self.name, self.is_stateful, self._when = term.name, term.stateful, OnClient(facts.client, facts.round)
+        self._has = _own_hooks(type(term))
+        self.memory: Memory | None = None
+        self._marks: dict[str, tuple[int, int]] | None = None
 
-    @property
-    def present(self) -> Mapping[str, Memory]:
-        """What each term remembers during its work."""
-        return self._memories
+    def prepare(self, params: ParamTree, values: ParamTree, anchor: ParamTree, look: Look) -> ParamTree | None:
+        """At a job's start: what replaces starting params, or float buffers among all ``values``."""
+        view = functools.partial(look, f"prepare {self.name}")
+        memory, replacing = self.remembered(), None
+        if memory is None:
+            memory = self._asked("init", view, params) if "init" in self._has else {}
+        if "prepare" in self._has:
+            memory, replacing = self._asked("prepare", view, memory, anchor, like=values)
+        self.memory = memory
+        # What after_step hands back may be another memory each time: there is nothing to compare it with.
+        self._marks = None if "after_step" in self._has else marks(memory)
+        return replacing
 
-    @property
-    def see_gradients(self) -> bool:
-        """Whether one of them adds to the gradient or is shown it."""
-        return any(term.has_own("gradient", "after_step") for term in self._terms)
+    def loss(self, step: LocalStep) -> Tensor | None:
+        """What the term adds to the objective at a step."""
+        if "loss" not in self._has:
+            return None
+        extra: Tensor | None = ask(self._term, "loss", self._in(step), when=self._when)
+        return extra
 
-    def prepare(
-        self, params: ParamTree, values: ParamTree, anchor: ParamTree, look: Look
-    ) -> Iterator[ParamTree | None]:
-        """At a job's start: for each term what replaces starting params, or float buffers among all ``values``.
+    def gradient(self, step: LocalStep, *, like: ParamTree) -> ParamTree | None:
+        """What it adds to the gradient at a step; ``like`` has the shapes."""
+        if "gradient" not in self._has:
+            return None
+        # Of the round's first step alone they are compared: the others will be alike.
+        shapes = None if step.position else like
+        added: ParamTree | None = ask(self._term, "gradient", self._in(step), like=shapes, when=self._when)
+        return added
 
-        ``look`` shows the client to it.
-        """
-        for term in self._terms:
-            view = functools.partial(look, f"prepare {term.name}")
-            if term.name not in self._memories:
-                stored = self._stored.get(term.name)
-                if stored is None:
-                    made = self._asked(term.init, view, params)
-                    self._remember(term, made, "init")
-                else:
-                    self._memories[term.name] = cut_memory(stored, self._facts.submodel, self._full)
-            given = self._asked(term.prepare, view, self._memories[term.name], anchor)
-            memory, replacing = pair(given, term, "prepare", must="memory, params or None", when=self._when)
-            self._remember(term, memory, "prepare")
-            check_tree(replacing, values, term, "prepare", when=self._when)
-            # What after_step hands back may be another memory each time: there is nothing to compare it with.
-            self._marks[term.name] = None if term.has_own("after_step") else marks(memory)
-            yield replacing
+    def after_step(self, step: LocalStep, gradients: ParamTree) -> ParamTree | None:
+        """After an optimiser step: what replaces the present params."""
+        if "after_step" not in self._has:
+            return None
+        shapes = None if step.position else step.params
+        answer: tuple[Memory, ParamTree | None] = ask(
+            self._term, "after_step", self._in(step), gradients, like=shapes, when=self._when
+        )
+        self.memory, replacing = answer
+        return replacing
 
-    def at(self, step: LocalStep, seen: Callable[[Memory], Memory] | None = None) -> Iterator[LocalTerm]:
-        """Each term, with its memory in the step; ``seen`` cuts it to what the step trains."""
-        for term in self._terms:
-            memory = self._memories[term.name]
-            step.memory = memory if seen is None else seen(memory)
-            yield term
-
-    def losses(self, step: LocalStep, seen: Callable[[Memory], Memory] | None = None) -> Iterator[Tensor]:
-        """What terms add to the objective at a step."""
-        for term in self.at(step, seen):
-            extra = term.loss(step)
-            if extra is not None:
-                check_scalar(extra, term, "loss", when=self._when)
-                yield extra
-
-    def gradients(
-        self, step: LocalStep, seen: Callable[[Memory], Memory] | None = None, *, like: ParamTree
-    ) -> Iterator[ParamTree]:
-        """What terms add to the gradient at a step; ``like`` has the shapes."""
-        for term in self.at(step, seen):
-            added = term.gradient(step)
-            if added is not None:
-                if not step.position:  # the others will be alike
-                    check_tree(added, like, term, "gradient", when=self._when)
-                yield added
-
-    def after_step(self, step: LocalStep, gradients: ParamTree) -> Iterator[ParamTree | None]:
-        """After an optimiser step: for each term what replaces the present params."""
-        for term in self.at(step):
-            given = term.after_step(step, gradients)
-            memory, replacing = pair(given, term, "after_step", must="memory, params or None", when=self._when)
-            self._remember(term, memory, "after_step")
-            if not step.position:
-                check_tree(replacing, step.params, term, "after_step", when=self._when)
-            yield replacing
-
-    def finish(self, work: LocalWork, look: Look) -> Iterator[tuple[str, Payload, ParamTree | None]]:
-        """At a job's end: each term's name, what it sends, and what replaces the params."""
-        for term in self._terms:
-            view = functools.partial(look, f"finish {term.name}")
-            self._check_unchanged(term)
-            given = self._asked(term.finish, view, self._memories[term.name], work)
-            if not isinstance(given, tuple) or len(given) not in (2, 3):
-                must = "(memory, payload) or (memory, payload, params or None)"
-                raise wrong(term, "finish", must=must, given=given, when=self._when)
-            memory, payload, *replacing = given
-            self._remember(term, memory, "finish")
-            check_named(payload, Tensor, term, "finish", when=self._when)
-            check_tree(replacing[0] if replacing else None, work.values, term, "finish", when=self._when)
-            if payload and not term.sends:
-                # Where a round folds, nobody would ask for it.
-                raise InvariantError(
-                    f"the term {term.name!r} ({type(term).__name__}) returned a payload ({', '.join(payload)}), but is"
-                    " not declared to send one, so it may be lost; set sends = True on the class"
-                )
-            yield term.name, payload, replacing[0] if replacing else None
-
-    def memories(self) -> dict[str, Memory]:
-        """What the client remembers of each term, in its present sub-model's size; nothing before its first job."""
-        stored = {name: cut_memory(m, self._facts.submodel, self._full) for name, m in self._stored.items()}
-        return {**stored, **self._memories}
-
-    def kept(self) -> dict[str, Memory]:
-        """What the client remembers of the stateful terms, in the full model's size."""
-        return {
-            term.name: grown_memory(
-                self._memories[term.name],
-                self._stored.get(term.name),
-                submodel=self._facts.submodel,
-                full=self._full,
-            )
-            for term in self._terms
-            if term.stateful
-        }
-
-    def _asked(self, hook: Callable[..., Any], view: Callable[[], LocalClient], *given: Any) -> Any:
-        """Call a hook, with the further arguments that it takes."""
-        takes = _takes(getattr(hook, "__func__", hook))
-        more: dict[str, Any] = {"client": self._facts} if "client" in takes else {}
-        return hook(*given, **more, local=view()) if "local" in takes else hook(*given, **more)
-
-    def _check_unchanged(self, term: LocalTerm) -> None:
-        before = self._marks.get(term.name)
-        if before is not None and before != marks(self._memories[term.name]):
+    def finish(self, work: LocalWork, look: Look) -> tuple[Payload, ParamTree | None]:
+        """At a job's end: what the term sends, and what replaces the params."""
+        memory = self._present
+        if self._marks is not None and self._marks != marks(memory):
             # What a resumed or repeated round starts from would no longer be what this one started from.
             raise InvariantError(
-                f"the term {term.name!r} ({type(term).__name__}) changed its memory in place during its steps"
+                f"the term {self.name!r} ({type(self._term).__name__}) changed its memory in place during its steps"
                 f" {self._when}; return a new one from after_step or finish"
             )
+        if "finish" not in self._has:
+            return {}, None
+        view = functools.partial(look, f"finish {self.name}")
+        self.memory, payload, *replacing = self._asked("finish", view, memory, work, like=work.values)
+        return payload, replacing[0] if replacing else None
 
-    def _remember(self, term: LocalTerm, memory: Memory, hook: str) -> None:
-        if not isinstance(memory, Mapping):
-            raise wrong(term, hook, must="a memory, a mapping", given=memory, when=self._when)
-        if memory and not term.stateful:
-            # It would be dropped at the round's end, and the method would run on as another one.
-            raise InvariantError(
-                f"the term {term.name!r} ({type(term).__name__}) returned memory ({', '.join(memory)}), but is not"
-                " declared stateful, so the memory would be lost; set stateful = True on the class"
-            )
-        self._memories[term.name] = memory
+    def remembered(self) -> Memory | None:
+        """What the client remembers, in its present sub-model's size; None: nothing."""
+        if self.memory is not None or self._stored is None:
+            return self.memory
+        memory: Memory = cut_memory(self._stored, self._facts.submodel, self._full)
+        return memory
+
+    def kept(self) -> Memory:
+        """What the client goes on remembering, in the full model's size."""
+        submodel, full = self._facts.submodel, self._full
+        memory: Memory = grown_memory(self._present, self._stored, submodel=submodel, full=full)
+        return memory
+
+    @property
+    def _present(self) -> Memory:
+        assert self.memory is not None, "a job prepares its terms first"
+        return self.memory
+
+    def _in(self, step: LocalStep) -> LocalStep:
+        """The step with the term's memory, cut to what the step trains."""
+        step.memory = self._present if step._cut is None else step._cut(self._present)
+        return step
+
+    def _asked(self, hook: str, view: Callable[[], LocalClient], *args: Any, like: Any = None) -> Any:
+        """Call a hook, with the further arguments that it takes."""
+        takes = _takes(getattr(type(self._term), hook))
+        more: dict[str, Any] = {"client": self._facts} if "client" in takes else {}
+        if "local" in takes:
+            more["local"] = view()
+        return ask(self._term, hook, *args, like=like, when=self._when, **more)
 
 
 def marks(memory: Memory) -> dict[str, tuple[int, int]]:
@@ -187,3 +142,10 @@ def marks(memory: Memory) -> dict[str, tuple[int, int]]:
 @cache
 def _takes(hook: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(hook).parameters)
+
+
+@cache
+def _own_hooks(kind: type[LocalTerm]) -> frozenset[str]:
+    """The optional hooks in which a term does something: the others are not asked."""
+    hooks = ("init", "prepare", "loss", "gradient", "after_step", "finish")
+    return frozenset(hook for hook in hooks if kind.has_own(hook))

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fedsweep.client.lanes.grouping import Lanes
 from fedsweep.client.lanes.lane import Taken
 from fedsweep.client.local_round import LocalRound
-from fedsweep.client.messages import ClientSide, Inquiry, RoundTotals, Segment, SegmentReply, Turn
-from fedsweep.client.modules import ModuleSlot
+from fedsweep.client.messages import ClientSide, ClientTask, Question, RoundTotals, Segment, SegmentReply
+from fedsweep.client.modules import BoundModule
 from fedsweep.client.shards import ClientTests, Shard, TrainingData
 from fedsweep.components.base import Published
 from fedsweep.errors import ClientJobError, FedsweepError, InvariantError
@@ -107,7 +107,7 @@ class Worker:
         # On a GPU the data set lies there once; a client's samples are gathered there.
         self._images = data.images if side.device == "cpu" else torch.tensor(data.images, device=side.device)
         self._template = model
-        self._full_slot = ModuleSlot(model, layout, side.device)
+        self._full_slot = BoundModule(model, layout, side.device)
         self._rounds: dict[int, LocalRound] = {}
         self._attended: set[int] = set()
         self._round = (0, 0)
@@ -122,9 +122,9 @@ class Worker:
         """Go through a segment.
 
         Args:
-            segment: What to do; turns and jobs of clients on other workers are passed over.
+            segment: What to do; tasks and jobs of clients on other workers are passed over.
             anchor: The server's model [V] at the segment's first point; stays as it is.
-            memories: What the clients whose turn begins remember.
+            memories: What the clients whose task begins remember.
 
         Raises:
             ClientJobError: A client's work failed.
@@ -133,104 +133,92 @@ class Worker:
             # A round that was given up, by whomever, is begun from its start: nothing of it may be gone on with.
             self._rounds, self._attended = {}, set()
             self._round = (segment.round, segment.attempt)
-        turns = {turn.client: turn for turn in segment.turns if self._mine(segment, turn.client)}
-        for client in turns:
+        tasks = {task.client: task for task in segment.tasks}
+        for client in tasks:
             self._rounds.pop(client, None)  # what an unfinished try of the round left
         probes = tuple(p for p in segment.probes if segment.closes or p.when != "round_end")
         folded = len(segment.points) > 1
         home = self._side.device if self._exchange.on_device else "cpu"
         # A copy, since the exchange writes each mean into it: a round begun anew starts from the caller's anchor.
         current = anchor.to(home, copy=True) if folded else anchor
-        version = segment.version
         for number, point in enumerate(segment.points):
-            self._start_jobs(segment, point, turns, current, version, memories)
-            # An attendee that has none here delivers work of an earlier round, which the server takes from its memory.
-            due = [k for k in point.attend if self._mine(segment, k) and k in self._rounds]
-            taken = self._taken_together(due)
+            self._start_jobs(segment, point, tasks, current, segment.version + number, memories)
+            # An attendee that has none here is another worker's, or delivers work of an earlier round, which the server
+            # takes from its memory.
+            due = [k for k in point.attend if k in self._rounds]
+            taken = self._taken_together(due) if self._lanes is not None else {}
             for client in due:
                 with self._guarded(segment, client):
                     self._rounds[client].advance(probes, taken.get(client))
             self._attended.update(due)
             if number < len(segment.points) - 1:
                 # The exchange takes part in every process, also where no attendee is: all wait for the same mean.
-                own = {k: self._rounds[k].vector.to(home) for k in due}
+                own = {k: self._rounds[k].model.vector.to(home) for k in due}
                 self._exchange.mean(own, point.attend, segment.weights[number], current, workers=segment.workers)
-                version += 1
         # All workers have the same mean by now; one of them hands it over.
         return self._answer(segment, due, current.cpu() if folded and self.index == 0 else None)
 
     def _taken_together(self, clients: Sequence[int]) -> Mapping[int, Taken]:
         """The clients' steps that are due, as far as they can be taken in lanes."""
-        if self._lanes is None:
-            return {}
+        assert self._lanes is not None
         return self._lanes.take([lane for k in clients if (lane := self._rounds[k].lane()) is not None])
-
-    def _mine(self, segment: Segment, client: int) -> bool:
-        return segment.workers.get(client, 0) == self.index
 
     def _start_jobs(
         self,
         segment: Segment,
         point: SyncPoint,
-        turns: Mapping[int, Turn],
+        tasks: Mapping[int, ClientTask],
         current: Tensor,
         version: int,
         memories: Mapping[int, State],
     ) -> None:
         for job in point.start:
             client = job.client
-            if not self._mine(segment, client):
+            if segment.workers.get(client, 0) != self.index:
                 continue
-            if client not in self._rounds:
-                if client not in turns:
-                    raise InvariantError(f"client {client} has a job in round {segment.round} but no turn")
-                with self._guarded(segment, client):
-                    self._open(segment, turns[client], memories.get(client))
-            local = self._rounds[client]
-            broadcast = segment.broadcasts.get(client, {}) | self._given(segment.published, local.submodel)
-            # It goes on: what has reached the server is no longer all that it did.
-            self._attended.discard(client)
-            anchor = None if job.resume else current
             with self._guarded(segment, client):
+                if client not in self._rounds:
+                    if client not in tasks:
+                        raise InvariantError(f"client {client} has a job in round {segment.round} but no task")
+                    task, rate, memory = tasks[client], segment.learning_rate, memories.get(client)
+                    self._rounds[client] = self._local_round(
+                        task, round=segment.round, learning_rate=rate, memory=memory
+                    )
+                local = self._rounds[client]
+                # It goes on: what has reached the server is no longer all that it did.
+                self._attended.discard(client)
+                anchor = None if job.resume else current
+                broadcast = self._cut(segment.published, local.model.submodel) if segment.published else {}
                 local.begin(job, anchor, version=version, broadcast=broadcast, probes=segment.probes)
 
-    def _given(self, contents: Mapping[str, Published], submodel: SubModel) -> Payload:
+    def _cut(self, contents: Mapping[str, Published], submodel: SubModel) -> Payload:
         """What is published, as a client with this part of the model has it; views where nothing is cut."""
-        given: Payload = {}
+        payload: Payload = {}
         for name, content in contents.items():
             if content.like is None:
-                given[name] = content.value
+                payload[name] = content.value
                 continue
             part, values = submodel.layout(self._layout), content.value
             if submodel != FULL_MODEL:
                 whole = self._layout.padded(values)
-                held = submodel.embed(submodel.extract(whole, self._layout), self._layout)
+                covered = submodel.embed(submodel.extract(whole, self._layout), self._layout)
                 # What the part does not hold is zero: the ledger counts the part's values alone, no others may arrive.
-                travels = whole if held.cover is None else held.vector.masked_fill(~held.cover, 0.0)
+                travels = whole if covered.cover is None else covered.vector.masked_fill(~covered.cover, 0.0)
                 values = submodel.extract(travels, self._layout)
-            given |= {f"{name}/{param}": value for param, value in part.params(values).items()}
-        return given
-
-    def _open(self, segment: Segment, turn: Turn, memory: State) -> None:
-        self._rounds[turn.client] = self._local_round(
-            turn, round=segment.round, learning_rate=segment.learning_rate, memory=memory
-        )
+            payload |= {f"{name}/{param}": value for param, value in part.params(values).items()}
+        return payload
 
     def _local_round(
-        self, turn: Turn, *, round: int, learning_rate: float, memory: State, tests: Shard | None = None
+        self, task: ClientTask, *, round: int, learning_rate: float, memory: State, tests: Shard | None = None
     ) -> LocalRound:
-        classes = turn.work.classes
-        visits = turn.work.steps * turn.work.batch_size
-        shard = self._shard(
-            self._images, self._data.labels, self._side.indices[turn.client], classes, num_visits=visits
-        )
+        work, indices, labels = task.work, self._side.indices[task.client], self._data.labels
         return LocalRound(
             self._side,
-            turn,
+            task,
             round=round,
             learning_rate=learning_rate,
-            slot=self._slot(turn.submodel),
-            shard=shard,
+            slot=self._full_slot if task.submodel is FULL_MODEL else self._slot(task.submodel),
+            shard=self._shard(self._images, labels, indices, work.classes, num_visits=work.steps * work.batch_size),
             full=self._layout,
             memory=memory,
             num_classes=self._data.num_classes,
@@ -257,22 +245,23 @@ class Worker:
             num_visits=num_visits,
         )
 
-    def _slot(self, submodel: SubModel) -> ModuleSlot:
+    def _slot(self, submodel: SubModel) -> BoundModule:
         if submodel == FULL_MODEL:
             return self._full_slot
         module = submodel.build(self._template)
         if module is self._template:
             return self._full_slot  # a second slot would take the module's gradients away from the first
-        return ModuleSlot(module, submodel.layout(self._layout), self._side.device)
+        return BoundModule(module, submodel.layout(self._layout), self._side.device)
 
     def _answer(self, segment: Segment, due: Sequence[int], aggregate: Tensor | None) -> SegmentReply:
-        replies = tuple(self._rounds[client].reply(leaves=segment.closes) for client in due)
+        # Ascending by client, so that sums over them come out the same however the clients lie.
+        replies = tuple(self._rounds[client].reply(leaves=segment.closes) for client in sorted(due))
         totals: dict[int, RoundTotals] = {}
         kept: dict[int, State] = {}
         if segment.closes:
             # Steps that no sync point of the round waited for.
-            together = self._taken_together(sorted(self._rounds))
-            for client, local in self._rounds.items():
+            together = self._taken_together(sorted(self._rounds)) if self._lanes is not None else {}
+            for client, local in sorted(self._rounds.items()):
                 with self._guarded(segment, client):
                     if client in together:
                         local.advance(taken=together[client])
@@ -292,30 +281,30 @@ class Worker:
             raise
         except Exception as error:
             local = self._rounds.get(client)
-            step = 0 if local is None else local.step_reached
+            step = 0 if local is None else local.steps.reached
             raise client_error(error, client=client, round=segment.round, step=step) from error
 
-    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, State]) -> dict[int, Payload]:
+    def measure(self, question: Question, vector: Tensor, memories: Mapping[int, State]) -> dict[int, Payload]:
         """What clients measure at the server's model [V], which stays as it is; no term is asked."""
         answers: dict[int, Payload] = {}
-        for client in inquiry.clients:
-            classes = inquiry.classes.get(client)
+        for client in question.clients:
+            classes = question.classes.get(client)
             size = len(self._side.indices[client])
             work = ClientWork(steps=0, batch_size=1, whole_batches=False, num_samples=size, classes=classes)
-            turn = Turn(client=client, work=work, submodel=FULL_MODEL)
+            task = ClientTask(client=client, work=work, submodel=FULL_MODEL)
             tests = None
             if self._tests is not None:
                 own = self._tests.indices[client]
                 tests = self._shard(self._tests.images, self._tests.labels, own, classes)
             memory = memories.get(client)
-            local = self._local_round(turn, round=inquiry.round, learning_rate=0.0, memory=memory, tests=tests)
-            asked = [probe for probe in inquiry.probes if probe.asks(client)]
+            local = self._local_round(task, round=question.round, learning_rate=0.0, memory=memory, tests=tests)
+            asked = [probe for probe in question.probes if probe.asks(client)]
             try:
                 answers[client] = local.measured_at(vector, asked)
             except (FedsweepError, MemoryError):
                 raise
             except Exception as error:
-                raise client_error(error, client=client, round=inquiry.round, step=0) from error
+                raise client_error(error, client=client, round=question.round, step=0) from error
         return answers
 
 

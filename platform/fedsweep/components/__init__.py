@@ -20,7 +20,7 @@ from fedsweep.components.local import (
     NOBODY,
     ClientFacts,
     CrossEntropy,
-    Frozen,
+    FrozenModel,
     LocalSolver,
     LocalStep,
     LocalTerm,
@@ -28,6 +28,7 @@ from fedsweep.components.local import (
     Memory,
     Objective,
     OptimizerSteps,
+    Passes,
 )
 from fedsweep.components.planning import (
     FixedInterval,
@@ -85,7 +86,7 @@ __all__ = [
     "Evaluation",
     "FixedInterval",
     "FlatLayout",
-    "Frozen",
+    "FrozenModel",
     "FullModel",
     "GlobalModel",
     "LocalClient",
@@ -101,6 +102,7 @@ __all__ = [
     "Pacing",
     "ParamTree",
     "PartOfModel",
+    "Passes",
     "Payload",
     "Probe",
     "Published",

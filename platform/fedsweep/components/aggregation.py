@@ -6,16 +6,32 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedsweep.components.base import ServerComponent
+from fedsweep.errors import InvariantError
+from fedsweep.guard import Call, finite_vector, pair, returns
 from fedsweep.records import ClientUpdate, State, SyncContext
 from fedsweep.trees import coverage_mean
 
 When = Literal["always", "round_end"]
+
+
+def _weights(answer: Any, call: Call) -> None:
+    """Weights as the class declares them: a wrong sum shifts the model in silence, a NaN is found rounds later."""
+    if not isinstance(answer, Tensor):
+        raise call.wrong("a tensor of weights, and its state", answer)
+    count, sums_to_one = len(call.like), call.component.sums_to_one  # type: ignore[attr-defined]
+    fits = answer.shape == (count,) and bool(torch.isfinite(answer).all()) and float(answer.min()) >= 0
+    if not fits or (sums_to_one and abs(float(answer.sum()) - 1) > 1e-6):
+        rule = " that sum to 1" if sums_to_one else ""
+        raise InvariantError(
+            f"{type(call.component).__name__} must give {count} non-negative weights{rule},"
+            f" but gave {answer.tolist()} {call.when}"
+        )
 
 
 class Weighting(ServerComponent):
@@ -38,6 +54,7 @@ class Weighting(ServerComponent):
     needs_effective_steps: ClassVar[bool] = False
 
     @abstractmethod
+    @returns(pair("weights [{n}], state", _weights))
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         """Weights [M] in float64, non-negative, that sum to 1 unless the class says otherwise; the new state.
 
@@ -81,6 +98,7 @@ class ServerUpdate(ServerComponent):
     plain_mean: ClassVar[bool] = False
 
     @abstractmethod
+    @returns(pair("vector [{n}], state", finite_vector))
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
     ) -> tuple[Tensor, State]:
@@ -156,6 +174,7 @@ class Refinement(ServerComponent):
     when: ClassVar[When] = "round_end"
 
     @abstractmethod
+    @returns(pair("vector [{n}], state", finite_vector))
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:

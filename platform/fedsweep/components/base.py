@@ -10,12 +10,13 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
 
 from fedsweep.components.probes import Probe
+from fedsweep.guard import Call, items, named, new_state, returns
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, ServerContext, State, SyncContext
 
 
@@ -48,6 +49,14 @@ class Published:
     like: Literal["params"] | None = None
 
 
+def _a_report(answer: Any, call: Call) -> None:
+    if not isinstance(answer, ComponentReport):
+        raise call.wrong("a ComponentReport", answer)
+    for name, value in answer.metrics.items():
+        if not isinstance(value, int | float | np.number):
+            raise call.wrong(f"numbers as metrics ({name!r})", value)
+
+
 class ServerComponent(ABC):
     """Base of every server-side component.
 
@@ -68,8 +77,8 @@ class ServerComponent(ABC):
     @classmethod
     def has_own(cls, *hooks: str) -> bool:
         """Whether the component's class brings one of these optional hooks with it, whatever it comes to in a round."""
-        # Against this class, not the parent: a hook that a component has from another one is asked all the same.
-        return any(getattr(cls, hook) is not getattr(ServerComponent, hook) for hook in hooks)
+        # Against the seam, not the parent: a hook that a component has from another one is asked all the same.
+        return any(getattr(cls, hook) is not _of_the_seam(cls, hook) for hook in hooks)
 
     def registration(self) -> tuple[str, ...]:
         """Names of what clients send once before round 1 for this component (``"label_counts"``)."""
@@ -79,33 +88,35 @@ class ServerComponent(ABC):
         """The state before round 1."""
         return {}
 
+    @returns(items(Probe))
     def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:
         """One-off exchange before round 1: what every client measures at the initial model."""
         return ()
 
+    @returns(new_state)
     def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
         """The state after every client has answered this component's set-up probes."""
         return state
 
-    def broadcast(self, state: State, client: int) -> Payload:
-        """What travels to a client beside the model; metered at each start from the server's model."""
-        return {}
-
+    @returns(named(Published))
     def publish(self, state: State) -> Mapping[str, Published]:
         """What clients get once and keep until it changes; metered once per client and version.
 
-        Clients find it beside the broadcast, under its name, or ``"<name>/<param>"`` where it lies like the params.
+        Clients find it under its name, or under ``"<name>/<param>"`` where it lies like the params.
         """
         return {}
 
+    @returns(items(Probe))
     def probes(self, state: State, round: int) -> tuple[Probe, ...]:
         """Extra measurements that this round's clients make."""
         return ()
 
+    @returns(new_state)
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
         """The state after a sync point."""
         return state
 
+    @returns(new_state)
     def observe(self, state: State, record: RoundRecord) -> State:
         """The state after a round."""
         return state
@@ -118,6 +129,12 @@ class ServerComponent(ABC):
         """Why the component did nothing in the run that ends so, in a sentence; empty where it did."""
         return ""
 
+    @returns(_a_report)
     def report(self, state: State) -> ComponentReport:
         """What is to be seen after a round."""
         return ComponentReport()
+
+
+def _of_the_seam(kind: type, hook: str) -> object:
+    """The hook as the seam's abstract base has it: the first class that knows it."""
+    return next(vars(base)[hook] for base in reversed(kind.__mro__) if hook in vars(base))

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedsweep.guard import named, returns
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 
@@ -35,6 +36,7 @@ class Codec(ABC):
         return False
 
     @abstractmethod
+    @returns(named(Tensor))
     def encode(self, move: Tensor, stream: Stream) -> Payload:
         """The message.
 

@@ -5,18 +5,26 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
 from fedsweep.components.base import ServerComponent
 from fedsweep.components.probes import ClientTest
+from fedsweep.guard import Call, returns
 from fedsweep.records import ClientUpdate, State
+
+
+def _logits(answer: Any, call: Call) -> None:
+    if not isinstance(answer, Tensor) or answer.ndim != 2 or len(answer) != len(call.like):
+        raise call.wrong(f"logits [{len(call.like)}, classes]", answer)
 
 
 class Evaluation(ServerComponent):
     """Predicts for test inputs."""
 
     @abstractmethod
+    @returns(_logits)
     def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
         """Logits [B, C] for inputs [B, ...].
 

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsweep.guard import optional, pair, params_tree, returns, scalar, term_finish, term_memory
 from fedsweep.models.functional import features_with, logits_with
 from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
@@ -70,7 +71,7 @@ class ClientFacts:
 NOBODY = ClientFacts()
 
 
-def twin(model: nn.Module) -> nn.Module:
+def eval_copy(model: nn.Module) -> nn.Module:
     """A copy of a client's module in evaluation mode, to be asked under any values.
 
     The client's own module can't be asked: in training mode a forward pass would move its batch norms' statistics and
@@ -79,11 +80,11 @@ def twin(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
-class Frozen:
+class FrozenModel:
     """A model under given values; gradients reach the inputs, not the values.
 
     Args:
-        model: The module to ask with, a :func:`twin`.
+        model: The module to ask with, a :func:`eval_copy`.
         values: Params by name, and float buffers.
 
     Raises:
@@ -140,7 +141,9 @@ class LocalStep:
     learning_rate: float
     whole: nn.Module | None = None
     client: ClientFacts = NOBODY
-    _twin: Callable[[], nn.Module] | None = None
+    _eval_copy: Callable[[], nn.Module] | None = None
+    # Cuts a memory to the part that the step trains; None: it trains all.
+    _cut: Callable[[Memory], Memory] | None = None
     _features: Tensor | None = None
     _logits: Tensor | None = None
     _whole_logits: Tensor | None = None
@@ -182,15 +185,15 @@ class LocalStep:
         head: Callable[[Tensor], Tensor] = self.model.head  # type: ignore[assignment]
         return head(features)
 
-    def frozen(self, values: ParamTree) -> Frozen:
+    def frozen(self, values: ParamTree) -> FrozenModel:
         """A model that is only asked, in evaluation mode: ``step.frozen(step.anchor).logits(inputs)``.
 
         Args:
             values: All params by name, and the float buffers; buffers that are not given are the live ones.
         """
-        if self._twin is None:
-            self._twin = functools.cache(functools.partial(twin, self.model))
-        return Frozen(self._twin(), dict(self.model.named_buffers()) | values)
+        if self._eval_copy is None:
+            self._eval_copy = functools.cache(functools.partial(eval_copy, self.model))
+        return FrozenModel(self._eval_copy(), dict(self.model.named_buffers()) | values)
 
     def forward_with(self, params: ParamTree, inputs: Tensor) -> Tensor:
         """Logits of inputs under given, frozen params: of :meth:`frozen`."""
@@ -243,6 +246,7 @@ class Objective(ABC):
         return 3
 
     @abstractmethod
+    @returns(scalar)
     def loss(self, step: LocalStep) -> Tensor:
         """A differentiable scalar, the mean over the batch."""
 
@@ -255,6 +259,19 @@ class CrossEntropy(Objective):
 
     def loss(self, step: LocalStep) -> Tensor:
         return F.cross_entropy(step.logits, step.targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """What a term costs beside the plain step, in forward passes of one sample.
+
+    Attributes:
+        step: For each sample of a step; 1 for a teacher that is asked.
+        job: For each of the client's samples, once in every job: work outside the steps.
+    """
+
+    step: float = 0
+    job: float = 0
 
 
 class LocalTerm(ABC):
@@ -290,45 +307,41 @@ class LocalTerm(ABC):
         """Whether the term does something in one of these hooks."""
         return any(getattr(cls, hook) is not getattr(LocalTerm, hook) for hook in hooks)
 
-    @property
-    def passes(self) -> float:
-        """What the term adds to a step's cost, in forward passes per sample; 1 for a teacher that is asked."""
-        return 0
-
-    def passes_in(self, batch_size: int, num_classes: int) -> float:
-        """The same where it depends on them: a term with inputs of its own, one for each class, say.
+    def passes(self, batch_size: int, num_classes: int) -> Passes:
+        """What the term adds to the cost of a client's work.
 
         Args:
-            batch_size: Samples of a step.
+            batch_size: Samples of a step: a term with inputs of its own, one for each class, say, depends on it.
             num_classes: C.
         """
-        return self.passes
+        return Passes()
 
-    @property
-    def job_passes(self) -> float:
-        """What the work outside the steps costs in each job, in forward passes of all the client's samples."""
-        return 0
-
+    @returns(term_memory)
     def init(self, params: ParamTree) -> Memory:
         """The client's memory before its first job."""
         return {}
 
+    @returns(pair("memory, params or None", term_memory, params_tree))
     def prepare(self, memory: Memory, anchor: ParamTree) -> tuple[Memory, ParamTree | None]:
         """At a job's start; may return params that replace the starting ones."""
         return memory, None
 
+    @returns(optional(scalar))
     def loss(self, step: LocalStep) -> Tensor | None:
         """A differentiable scalar that is added to the objective."""
         return None
 
+    @returns(params_tree)
     def gradient(self, step: LocalStep) -> ParamTree | None:
         """A gradient that is added after the backward pass, before clipping."""
         return None
 
+    @returns(pair("memory, params or None", term_memory, params_tree))
     def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
         """After an optimiser step; may return params that replace the present ones."""
         return step.memory, None
 
+    @returns(term_finish)
     def finish(
         self, memory: Memory, work: LocalWork
     ) -> tuple[Memory, Payload] | tuple[Memory, Payload, ParamTree | None]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedsweep.components.base import ServerComponent
 from fedsweep.errors import ConfigError
+from fedsweep.guard import finite_vector, items, named, pair, returns
 from fedsweep.records import ClientUpdate, LocalJob, RoundContext, State, SyncContext, SyncPoint
 from fedsweep.submodel import FULL_MODEL, SubModel
 
@@ -27,6 +28,7 @@ class Selection(ServerComponent):
     """Chooses the cohort among the clients that are there."""
 
     @abstractmethod
+    @returns(pair("a tuple of client ids, state", items(int, np.integer)))
     def choose(self, state: State, context: RoundContext) -> tuple[tuple[int, ...], State]:
         """The cohort, of ``context.available``, and the new state.
 
@@ -62,10 +64,12 @@ class SubModelPolicy(ServerComponent):
         return False
 
     @abstractmethod
+    @returns(pair("sub-models by client, state", named(SubModel)))
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
         """Each cohort member's sub-model, and the new state."""
 
-    def settle(
+    @returns(pair("vector [{n}], state", finite_vector))
+    def after_aggregate(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
         """The server's next model [V] as the policy leaves it, and the new state: after all refinements.
@@ -100,6 +104,7 @@ class Pacing(ServerComponent):
     sends_at_once: ClassVar[bool] = False
 
     @abstractmethod
+    @returns(pair("sync points, state", items(SyncPoint)))
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
         """The round's sync points in order, and the new state.
 

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from fedsweep.guard import named, returns
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 from fedsweep.trees import ParamTree
@@ -84,6 +85,7 @@ class Probe(ABC):
         return 0
 
     @abstractmethod
+    @returns(named(Tensor))
     def measure(self, client: LocalClient) -> Payload:
         """The measurement; never changes what it is given."""
 

@@ -346,7 +346,7 @@ class RunSession:
         self._folder.write_scenario(self._trace.to_json())
 
     def _write_pictures(self, state: RunState) -> None:
-        for seam, component in self._experiment.method.server_components():
+        for seam, component in self._experiment.method.server_components:
             write_pictures(self._settings.folder, component.report(state.components[seam]).pictures)
 
     def _budget_values(self) -> list[float] | None:

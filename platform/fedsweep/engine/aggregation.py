@@ -1,4 +1,4 @@
-"""What the server does at a sync point: weigh, update, refine, learn."""
+"""What the server has of each client at a sync point, and what it does with it: weigh, update, refine, learn."""
 
 from __future__ import annotations
 
@@ -6,14 +6,80 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from fedsweep.errors import InvariantError
-from fedsweep.guard import new_state, pair, vector_and_state, wrong
+from fedsweep.client.coding import decoded_model
+from fedsweep.client.messages import Progress, Reply
+from fedsweep.components.base import ServerComponent
+from fedsweep.engine.cost import CostModel
+from fedsweep.guard import ask
 from fedsweep.method import FederatedMethod
 from fedsweep.records import ClientUpdate, State, SyncContext
 from fedsweep.streams import stream
+from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.trees import FlatLayout
+
+
+def client_update(
+    reply: Reply,
+    *,
+    num_samples: int,
+    learning_rate: float,
+    layout: FlatLayout,
+    submodel: SubModel = FULL_MODEL,
+) -> ClientUpdate:
+    """Make a client's update from its answer; a progress without steps: it has yet to work, or was idle.
+
+    Args:
+        reply: What it sent, or stands for.
+        num_samples: Samples that it holds in this round.
+        learning_rate: The rate of its steps.
+        layout: The full model's.
+        submodel: What part of the model it has.
+    """
+    progress = reply.progress
+    return ClientUpdate(
+        client=reply.client,
+        vector=reply.vector,
+        layout=submodel.layout(layout),
+        submodel=submodel,
+        anchor_version=progress.anchor_version,
+        num_samples=num_samples,
+        steps=progress.steps,
+        effective_steps=progress.effective_steps,
+        learning_rate=learning_rate,
+        samples_since_anchor=progress.samples,
+        classes_since_anchor=progress.classes,
+        train_loss=progress.loss_sum / progress.steps if progress.steps else float("nan"),
+        extras=reply.extras,
+    )
+
+
+def model_alone(vector: Tensor, layout: FlatLayout) -> ClientUpdate:
+    """Make an update of which no more than the model is known."""
+    reply = Reply(client=0, vector=vector, progress=Progress())
+    return client_update(reply, num_samples=0, learning_rate=0.0, layout=layout)
+
+
+def decoded(reply: Reply, submodel: SubModel, *, costs: CostModel, anchors: Mapping[int, Tensor]) -> Reply:
+    """Put a model in full where the codec made something else of it."""
+    assert reply.encoded is not None
+    # On the model that its client started from, which the server may have left behind since.
+    vector = decoded_model(
+        costs.codec,
+        reply.encoded,
+        rest=reply.vector,
+        anchor=submodel.extract(anchors[reply.progress.anchor_version], costs.layout),
+        travels=costs.travelling(submodel),
+    )
+    return replace(reply, vector=vector)
+
+
+def visible(updates: Sequence[ClientUpdate], component: ServerComponent) -> list[ClientUpdate]:
+    """The updates as a component may see them: without vectors where it said that it needs none."""
+    # Who did not say that it reads models can't: a folded round has none, and bits may not depend on folding.
+    hidden = not component.needs_updates
+    return [replace(u, vector=None) if hidden and u.vector is not None else u for u in updates]
 
 
 class Aggregator:
@@ -26,22 +92,13 @@ class Aggregator:
 
     def __init__(self, method: FederatedMethod, seed: int) -> None:
         self._method, self._seed = method, seed
+        self._has_after_aggregate = method.submodels.has_own("after_aggregate")
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         """Checked weights [M] of a sync point's attendees, and the weighting's new state."""
-        weighting, when = self._method.weighting, f"in round {sync.round}"
-        given = weighting.weigh(state, updates, self._for("weighting", sync))
-        weights, state = pair(given, weighting, "weigh", must=f"weights [{len(updates)}], state", when=when)
-        if not isinstance(weights, Tensor):
-            raise wrong(weighting, "weigh", must="a tensor of weights, and its state", given=weights, when=when)
-        # Checked here for every weighting: a wrong sum shifts the model in silence, and a NaN is found rounds later.
-        fits = weights.shape == (len(updates),) and bool(torch.isfinite(weights).all()) and float(weights.min()) >= 0
-        if not fits or (weighting.sums_to_one and abs(float(weights.sum()) - 1) > 1e-6):
-            rule = " that sum to 1" if weighting.sums_to_one else ""
-            raise InvariantError(
-                f"{type(weighting).__name__} must give {len(updates)} non-negative weights{rule},"
-                f" but gave {weights.tolist()} in round {sync.round}"
-            )
+        weighting = self._method.weighting
+        attendees, own = visible(updates, weighting), self._for("weighting", sync)
+        weights, state = ask(weighting, "weigh", state, attendees, own, like=attendees, when=f"in round {sync.round}")
         return weights, state
 
     def aggregate(
@@ -66,40 +123,34 @@ class Aggregator:
             The server's next vector [V], the weights [M], the new states.
         """
         method, states = self._method, dict(components)
-        seen = {needs: [self.shown(u, needs=needs) for u in updates] for needs in (True, False)}
-        weights, states["weighting"] = self.weigh(states["weighting"], seen[method.weighting.needs_updates], sync)
-        when = f"in round {sync.round}"
-        given = method.server_update.apply(states["server_update"], updates, weights, self._for("server_update", sync))
-        # Each model as it comes: before anybody learns from it and a checkpoint keeps it.
-        vector, states["server_update"] = vector_and_state(given, sync.vector, method.server_update, "apply", when=when)
+        # Each model is checked as it comes: before anybody learns from it and a checkpoint keeps it.
+        checked = functools.partial(ask, like=sync.vector, when=f"in round {sync.round}")
+        weights, states["weighting"] = self.weigh(states["weighting"], updates, sync)
+        own = self._for("server_update", sync)
+        vector, states["server_update"] = checked(
+            method.server_update, "apply", states["server_update"], updates, weights, own
+        )
         # In the method's order, each on what the one before it made: the order is part of the method.
         for number, refinement in enumerate(method.refinements):
             if refinement.when == "round_end" and not sync.ends_round:
                 continue
             seam = f"refinement{number}"
             call = f"{seam}@{sync.index}"  # of several calls in a round each finds what it kept itself
-            own = self._for(seam, sync)
-            own = replace(own, checkpoint=functools.partial(keep, call), resumed=resumed.get(call))
-            given = refinement.refine(states[seam], vector, [*seen[refinement.needs_updates]], own)
-            vector, states[seam] = vector_and_state(given, sync.vector, refinement, "refine", when=when, before=vector)
-        shown = [*seen[method.submodels.needs_updates]]
-        given = method.submodels.settle(states["submodels"], vector, shown, self._for("submodels", sync))
-        vector, states["submodels"] = vector_and_state(
-            given, sync.vector, method.submodels, "settle", when=when, before=vector
-        )
+            own = replace(self._for(seam, sync), checkpoint=functools.partial(keep, call), resumed=resumed.get(call))
+            vector, states[seam] = checked(
+                refinement, "refine", states[seam], vector, visible(updates, refinement), own
+            )
+        if self._has_after_aggregate:
+            seen, own = visible(updates, method.submodels), self._for("submodels", sync)
+            vector, states["submodels"] = checked(
+                method.submodels, "after_aggregate", states["submodels"], vector, seen, own
+            )
         # Last, so that each component learns of the model that the next round starts from.
         after = replace(sync, vector=vector)
-        for seam, component in method.server_components():
-            if component.has_own("learn"):
-                learnt = component.learn(states[seam], [*seen[component.needs_updates]], self._for(seam, after))
-                states[seam] = new_state(learnt, states[seam], component, "learn", when=when)
+        for seam, component in method.having["learn"]:
+            seen, own = visible(updates, component), self._for(seam, after)
+            states[seam] = checked(component, "learn", states[seam], seen, own)
         return vector, weights, states
-
-    @staticmethod
-    def shown(update: ClientUpdate, *, needs: bool) -> ClientUpdate:
-        """The update as a component may see it: without the vector where it said it needs none."""
-        # Who did not say that it reads models can't: a folded round has none, and bits may not depend on folding.
-        return update if needs or update.vector is None else replace(update, vector=None)
 
     def _for(self, seam: str, sync: SyncContext) -> SyncContext:
         """The sync point as a component sees it: with random numbers that no other component has."""

@@ -1,18 +1,19 @@
-"""What a sub-model costs: MACs, FLOPs, and what a message that carries it counts."""
+"""Costs: a sub-model's MACs and FLOPs, what a message that carries it counts, and a round's charges."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping
+from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor
 
 from fedsweep.client.coding import travelling
-from fedsweep.engine.ledger import Size, payload_sizes, whole_values
+from fedsweep.components.base import Published
+from fedsweep.engine.ledger import Ledger, Size, Versions, payload_sizes, whole_values
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.guard import check_named
+from fedsweep.guard import ask
 from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
 from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
@@ -28,7 +29,7 @@ class CostModel:
     Attributes:
         model: A template of the full model.
         layout: How the full model lies in its vector.
-        job_passes: Forward passes of all its samples that a client's work outside the steps takes in each job.
+        job_passes: Forward passes of each of its samples that a client's work outside the steps takes in each job.
         codec: The method's.
     """
 
@@ -40,8 +41,8 @@ class CostModel:
         self._sizes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
         batch = experiment.training.batch_size
         self._batch = batch if isinstance(batch, int) else batch[1]
-        self._passes = partial(experiment.method.passes, num_classes=experiment.world.data.num_classes)
-        self.job_passes = experiment.method.job_passes
+        self._passes = cache(partial(experiment.method.passes, num_classes=experiment.world.data.num_classes))
+        self.job_passes = self._passes(self._batch).job
         self._macs: dict[tuple[str, bool], int] = {}
         self.codec = experiment.method.codec
         self._noise: dict[int, Payload] = {}
@@ -92,7 +93,7 @@ class CostModel:
             probed: Forward passes of one sample that its measurements take.
         """
         macs = self.macs(submodel)
-        passes = self._passes(self._batch if work is None else work.samples_in(1))
+        passes = self._passes(self._batch if work is None else work.samples_in(1)).step
         return training_flops(macs, samples, passes=passes) + training_flops(macs, probed, passes=1)
 
     def forward_flops(self, submodel: SubModel) -> int:
@@ -104,7 +105,7 @@ class CostModel:
 
         Source: FedDHAD's column "MLPs", which leaves open what a teacher counts.
         """
-        return self.macs(submodel, count_batch_norm=True) * self._passes(self._batch) / PASSES_OF_A_STEP
+        return self.macs(submodel, count_batch_norm=True) * self._passes(self._batch).step / PASSES_OF_A_STEP
 
     def sizes(self, submodel: SubModel, direction: Direction) -> Mapping[str, Size]:
         """What a message that carries the sub-model counts, by kind, without the masks that come with it once a round.
@@ -118,9 +119,7 @@ class CostModel:
             # Keyed by the length alone: a plan costs the same with every seed, and in every round.
             source = Stream(("codec", size))
             noise = torch.randn(size, generator=source.torch(), dtype=self.layout.dtype)
-            message = self.codec.encode(noise, source)
-            check_named(message, Tensor, self.codec, "encode", when="for a plan")
-            self._noise[size] = message
+            self._noise[size] = ask(self.codec, "encode", noise, source, when="for a plan")
         return self.encoded(submodel, self._noise[size])
 
     def encoded(self, submodel: SubModel, message: Payload) -> Mapping[str, Size]:
@@ -140,6 +139,56 @@ class CostModel:
     def num_bytes(self, submodel: SubModel, direction: Direction) -> int:
         """Bytes of that message in total."""
         return sum(size.num_bytes for size in self.sizes(submodel, direction).values())
+
+
+class Charges:
+    """Charges what travels in a round to its ledger.
+
+    Args:
+        costs: The sub-models' costs.
+        submodel: Gives what part of the model a client trains.
+        published: Which versions of published content clients have.
+
+    Attributes:
+        ledger: What travelled.
+        published: The versions where that changed.
+    """
+
+    def __init__(
+        self, costs: CostModel, submodel: Callable[[int], SubModel], published: Mapping[int, Mapping[str, str]]
+    ) -> None:
+        self._costs, self._submodel, self._published = costs, submodel, published
+        self.ledger = Ledger()
+        self.published: dict[int, dict[str, str]] = {}
+        self._masked: set[int] = set()  # clients that have got their sub-model's masks, which travel once a round
+
+    @cached_property
+    def _versions(self) -> Versions:
+        return Versions()
+
+    def download(self, client: int, contents: Mapping[str, Published]) -> None:
+        """Charge the model, its masks and what is published, of this what the client has not got yet."""
+        submodel = self._submodel(client)
+        self.ledger.message(client, "down", self._costs.sizes(submodel, "down"))
+        if client not in self._masked:
+            self.ledger.message(client, "down", {"mask": Size(0, submodel.index_bytes())})
+            self._masked.add(client)
+        has = self.published.get(client, self._published.get(client, {}))
+        if not contents and not has:
+            return
+        versions = {}
+        for name, content in contents.items():
+            versions[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
+            if has.get(name) != versions[name]:
+                size = self._costs.sizes(submodel, "down")["params"].values if content.like else content.value.numel()
+                self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
+        self.published[client] = versions
+
+    def upload(self, client: int, encoded: Payload | None = None) -> None:
+        """Charge the client's model, or what a codec made of it."""
+        submodel, costs = self._submodel(client), self._costs
+        sent = costs.sizes(submodel, "up") if encoded is None else costs.encoded(submodel, encoded)
+        self.ledger.message(client, "up", sent)
 
 
 def registration_sizes(experiment: Experiment) -> Mapping[Direction, int]:

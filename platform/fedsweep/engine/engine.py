@@ -14,28 +14,28 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
-from fedsweep.client.messages import Inquiry
-from fedsweep.components.probes import Probe
-from fedsweep.engine.aggregation import Aggregator
+from fedsweep.client.messages import Question
+from fedsweep.components.probes import ClientTest, Probe
+from fedsweep.engine.aggregation import Aggregator, visible
 from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.evaluator import Evaluator
 from fedsweep.engine.ledger import Ledger, whole_values
-from fedsweep.engine.plan import Planner, RoundPlan
-from fedsweep.engine.round import Round, RoundTools
-from fedsweep.engine.row import RowMaker
-from fedsweep.engine.state import RunState
-from fedsweep.engine.who_pays import (
+from fedsweep.engine.per_client import (
     client_accuracies,
     own_accuracies,
-    own_models_inquiry,
+    own_models_question,
     present_counts,
     spread,
     untested,
 )
+from fedsweep.engine.plan import Planner
+from fedsweep.engine.round import Round, RoundTools
+from fedsweep.engine.row import RowMaker
+from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError, RunError, WorkerLost
 from fedsweep.experiment.experiment import Experiment, server_context
 from fedsweep.fleet.fleet import Fleet
-from fedsweep.guard import check_items, guarded, new_state
+from fedsweep.guard import ask, guarded
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, State, best_of
 from fedsweep.trees import load_vector
 
@@ -55,6 +55,7 @@ class Engine:
         on_working: Called with lines on how far a component's long work is.
 
     Attributes:
+        tools: What rounds are played with.
         notes: What workers had to say, once each.
     """
 
@@ -74,7 +75,7 @@ class Engine:
         self.costs = CostModel(experiment)
         self.layout = self.costs.layout
         self.planner = Planner(experiment, self.costs)
-        self._tools = RoundTools(
+        self.tools = RoundTools(
             experiment=experiment,
             fleet=fleet,
             aggregator=Aggregator(experiment.method, experiment.seed),
@@ -86,6 +87,7 @@ class Engine:
             note=self._note,
             working=on_working,
         )
+        self._client_test = experiment.method.evaluation.client_test()
         self._rows = RowMaker(experiment, self.costs)
         world = experiment.world
         self._test = Evaluator(experiment, world.test_images, world.test_labels)
@@ -106,14 +108,13 @@ class Engine:
         vector = self.experiment.initial_vector.clone()
         components: dict[str, State] = {}
         ledger = Ledger()
-        for seam, component in self.experiment.method.server_components():
+        for seam, component in self.experiment.method.server_components:
             context = server_context(self.experiment, seam)
             state = self.experiment.initial_states[seam]
-            probes = component.setup(state, context)
+            probes = ask(component, "setup", state, context, when="before round 1")
             if probes:
-                check_items(probes, Probe, component, "setup", when="before round 1")
-                done = component.setup_done(state, self._ask(probes, vector, ledger), context)
-                state = new_state(done, state, component, "setup_done", when="before round 1")
+                answers = self._measured(probes, vector, ledger)
+                state = ask(component, "setup_done", state, answers, context, when="before round 1")
             components[seam] = state
         self._show_start(vector, components)
         has_devices = self.experiment.world.profiles[0].device is not None
@@ -127,17 +128,17 @@ class Engine:
 
     def _show_start(self, vector: Tensor, components: dict[str, State]) -> None:
         """Let components that ask for it see how good the initial model is."""
-        asking = {seam: c for seam, c in self.experiment.method.server_components() if c.observes_start}
+        asking = {seam: c for seam, c in self.experiment.method.server_components if c.observes_start}
         if asking:
             start = RoundRecord(round=0, timestamp_ms=int(time.time() * 1000), lr=self.experiment.training.schedule(1))
             record = self._tested(start, vector, components["evaluation"], ())
             for seam, component in asking.items():
-                components[seam] = component.observe(components[seam], record)
+                components[seam] = ask(component, "observe", components[seam], record, when="before round 1")
 
-    def _ask(self, probes: tuple[Probe, ...], vector: Tensor, ledger: Ledger) -> Mapping[int, Payload]:
+    def _measured(self, probes: tuple[Probe, ...], vector: Tensor, ledger: Ledger) -> Mapping[int, Payload]:
         everybody = (profile.client for profile in self.experiment.world.profiles)
         asked = tuple(client for client in everybody if any(probe.asks(client) for probe in probes))
-        answers = self.fleet.measure(Inquiry(clients=asked, probes=probes), vector, {})
+        answers = self.fleet.measure(Question(clients=asked, probes=probes), vector, {})
         sent = whole_values({"params": self.layout.num_params, "buffers": self.layout.num_buffers})
         for client, tensors in answers.items():
             # One model, however many probes look at it.
@@ -181,8 +182,9 @@ class Engine:
             limit = stop.passed_by(state.total_bytes + plan.num_bytes, plan.clock)
             if limit is not None:
                 return state, limit
-            # Send, train, aggregate.
-            round = self.played(plan, state)
+            # Send, train, aggregate. Where a worker is lost the whole round, not its clients alone: the others' models
+            # have moved on meanwhile.
+            round = self._repaired(state.round + 1, lambda attempt: Round(plan, state, self.tools, attempt).play())
             # Payloads are known only now; a round that passes a limit with them never was.
             limit = stop.passed_by(state.total_bytes + round.ledger.total_bytes, plan.clock)
             if limit is not None:
@@ -190,13 +192,8 @@ class Engine:
             # Record: test the model, make the row, tell the components.
             return self._recorded(round, time.perf_counter() - began), None
 
-    def played(self, plan: RoundPlan, state: RunState) -> Round:
-        """A round by its plan, begun anew each time a worker is lost."""
-        # The whole round, not the lost worker's clients alone: the others' models have moved on meanwhile.
-        return self._tried(plan.context.round, lambda attempt: Round(plan, state, self._tools, attempt).play())
-
-    def _tried(self, round: int, work: Callable[[int], _Done]) -> _Done:
-        """What workers do, begun anew each time one of them is lost."""
+    def _repaired(self, round: int, work: Callable[[int], _Done]) -> _Done:
+        """Have workers do something, from its start each time one of them was lost and is replaced."""
         for attempt in range(_MAX_ATTEMPTS):
             try:
                 return work(attempt)
@@ -208,13 +205,13 @@ class Engine:
     def _recorded(self, round: Round, wall_time_s: float) -> RunState:
         record = self._rows.row(round, wall_time_s=wall_time_s)
         record = self._tested(record, round.vector, round.components["evaluation"], round.updates)
-        if self._due(record.round):
-            record = self._own_models_tested(record, round)
-        record = replace(record, best_accuracy=best_of(_best_accuracy(round.state.records), record.test_accuracy))
-        for seam, component in self.experiment.method.server_components():
-            seen = component.observe(round.components[seam], record)
+        if self._client_test is not None and self._due(record.round):
+            record = self._own_models_tested(record, round, self._client_test)
+        best = [past.best_accuracy for past in round.state.records[-1:]]
+        record = replace(record, best_accuracy=best_of(*best, record.test_accuracy))
+        for seam, component in self.experiment.method.having["observe"]:
             when = f"in round {record.round}"
-            round.components[seam] = new_state(seen, round.components[seam], component, "observe", when=when)
+            round.components[seam] = ask(component, "observe", round.components[seam], record, when=when)
         return round.state_after(record)
 
     def _tested(
@@ -226,7 +223,7 @@ class Engine:
         began = time.perf_counter()
         load_vector(self._model, self.layout, vector)
         evaluation = self.experiment.method.evaluation
-        shown = [Aggregator.shown(u, needs=evaluation.needs_updates) for u in updates]
+        shown = visible(updates, evaluation)
         found = self._test.test(evaluation, state, self._model, shown)
         validation = None
         if self._validation is not None:
@@ -249,7 +246,8 @@ class Engine:
         if not state.records or self._due(state.round):
             return state
         *before, last = state.records
-        return replace(state, records=(*before, replace(untested(last), best_accuracy=_best_accuracy(before))))
+        best = before[-1].best_accuracy if before else None
+        return replace(state, records=(*before, replace(untested(last), best_accuracy=best)))
 
     def _due(self, round: int) -> bool:
         return round % self.experiment.evaluate_every == 0 or round == self.experiment.training.rounds
@@ -261,15 +259,12 @@ class Engine:
         figures |= spread("client_accuracy", client_accuracies(accuracies, present_NC))
         return _with_figures(replace(record, class_accuracies=accuracies), figures)
 
-    def _own_models_tested(self, record: RoundRecord, round: Round) -> RoundRecord:
-        """The row with how good the models are that clients themselves would use, where they have such models."""
-        test = self.experiment.method.evaluation.client_test()
-        if test is None:
-            return record
+    def _own_models_tested(self, record: RoundRecord, round: Round, test: ClientTest) -> RoundRecord:
+        """The row with how good the models are that clients themselves would use."""
         began = time.perf_counter()
-        inquiry = own_models_inquiry(self.experiment, test, record.round)
-        answers = self._tried(record.round, lambda _: self.fleet.measure(inquiry, round.vector, round.remembered))
-        accuracies, _ = own_accuracies(answers, inquiry.clients)
+        question = own_models_question(self.experiment, test, record.round)
+        answers = self._repaired(record.round, lambda _: self.fleet.measure(question, round.vector, round.remembered))
+        accuracies, _ = own_accuracies(answers, question.clients)
         seconds = record.eval_time_s + time.perf_counter() - began
         record = replace(record, personal_accuracies=tuple(accuracies.tolist()), eval_time_s=seconds)
         return _with_figures(record, spread("personal_accuracy", accuracies))
@@ -279,7 +274,3 @@ def _with_figures(record: RoundRecord, figures: Mapping[str, float]) -> RoundRec
     if clash := sorted(figures.keys() & record.extra.keys()):
         raise InvariantError(f"a component reports {', '.join(clash)}, which is an evaluation's figure; rename it")
     return replace(record, extra={**record.extra, **figures})
-
-
-def _best_accuracy(records: Sequence[RoundRecord]) -> float | None:
-    return records[-1].best_accuracy if records else None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedsweep.components.evaluation import Evaluation
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.guard import wrong
+from fedsweep.guard import ask
 from fedsweep.records import ClientUpdate, State
 
 # Test sets of up to this many bytes are transformed once.
@@ -97,10 +97,8 @@ class Evaluator:
             for number, start in enumerate(range(0, len(self._labels), self._batch_size)):
                 inputs = self._ready[number] if self._ready is not None else self._inputs(start)
                 targets = self._labels[start : start + self._batch_size].to(self._device)
-                logits = evaluation.predict(state, model, updates, inputs)
-                if not start and (not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(targets)):
-                    must = f"logits [{len(targets)}, classes]"
-                    raise wrong(evaluation, "predict", must=must, given=logits, when="at a test of the model")
+                when = "at a test of the model"
+                logits = ask(evaluation, "predict", state, model, updates, inputs, like=targets, when=when)
                 predicted.append(logits.argmax(1).cpu())
                 # Sample by sample: a mean of the batches' means would overrate a last, smaller batch.
                 loss += float(F.cross_entropy(logits, targets, reduction="none").to(torch.float64).sum())

@@ -12,11 +12,12 @@ from typing import Any, Literal
 from torch import nn
 
 from fedsweep.client.lanes.grouping import alone, why_alone
-from fedsweep.client.messages import LaneSettings, Tally
+from fedsweep.client.messages import LaneSettings, Progress
 from fedsweep.engine.clock import Prices
 from fedsweep.engine.cost import CostModel, registration_bytes
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.plan import Planner, RoundPlan, alike
+from fedsweep.engine.round import Round
 from fedsweep.engine.row import RowMaker
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
@@ -153,7 +154,7 @@ def planned_rounds(experiment: Experiment, planner: Planner) -> Iterator[RoundPl
         plan = planner.plan(state)
         yield plan
         delivered = {k for point in plan.points for k in point.attend} | set(plan.lost)
-        held = {k: Tally() for k in sorted({*state.held, *steps_by_client(plan)} - delivered)}
+        held = {k: Progress() for k in sorted({*state.held, *steps_by_client(plan)} - delivered)}
         state = replace(
             state, round=state.round + 1, components=plan.components, clock=plan.clock, ready=plan.ready, held=held
         )
@@ -270,7 +271,7 @@ def foreseen(experiment: Experiment, plans: Sequence[RoundPlan]) -> list[str]:
     """What the user should know before a run, from its first plans: which parts of the method will do nothing."""
     said = []
     with guarded(when="before the run", raises=ConfigError):
-        for seam, component in experiment.method.server_components():
+        for seam, component in experiment.method.server_components:
             said.append(component.foresee(server_context(experiment, seam)))
     if experiment.method.pacing.syncs_inside and plans:
         inner = [point for plan in plans for point in plan.points[:-1]]
@@ -283,7 +284,7 @@ def foreseen(experiment: Experiment, plans: Sequence[RoundPlan]) -> list[str]:
 
 def happened(experiment: Experiment, state: RunState) -> list[str]:
     """What the user should know after a run: which parts of the method did nothing."""
-    seams = experiment.method.server_components()
+    seams = experiment.method.server_components
     with guarded(when="at the run's end"):
         said = [component.remark(state.components[seam]) for seam, component in seams]
     if experiment.method.pacing.syncs_inside and state.records:
@@ -325,5 +326,5 @@ def lanes_refused(experiment: Experiment) -> tuple[str, ...]:
     point = next(point for point in plan.points if point.start)
     jobs = tuple(replace(job, steps=1) for job in point.start[:2])
     once = replace(point, start=jobs, attend=tuple(sorted(job.client for job in jobs)), idle=(), discard=True)
-    engine.played(replace(plan, points=(once,)), state)
+    Round(replace(plan, points=(once,)), state, engine.tools).play()
     return tuple(dict.fromkeys([*found, *engine.notes]))

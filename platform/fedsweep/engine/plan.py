@@ -18,10 +18,11 @@ from fedsweep.engine.state import RunState
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.checks import nobody_drops_out
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.guard import check_items, check_named, pair, wrong
+from fedsweep.guard import ask, wrong
 from fedsweep.records import ClientWork, RoundContext, State, SyncPoint
-from fedsweep.streams import Stream, stream
+from fedsweep.streams import stream
 from fedsweep.submodel import FULL_MODEL, Direction, SubModel
+from fedsweep.world.availability import Availability
 from fedsweep.world.devices import fails
 
 
@@ -73,6 +74,23 @@ class RoundPlan:
         return self.context.submodels.get(client, FULL_MODEL)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """A planned round on the virtual clock.
+
+    Attributes:
+        end: Virtual seconds at its end; None without devices.
+        ready: When clients whose work goes on over that end will be done.
+        lost: Members of the cohort that drop out.
+        left: The sync points without these; None: as planned.
+    """
+
+    end: float | None = None
+    ready: Mapping[int, float] = field(default_factory=dict)
+    lost: Mapping[int, LostWork] = field(default_factory=dict)
+    left: tuple[SyncPoint, ...] | None = None
+
+
 class Planner:
     """Plans rounds from the run's state alone.
 
@@ -83,6 +101,9 @@ class Planner:
 
     def __init__(self, experiment: Experiment, costs: CostModel) -> None:
         self._experiment, self._costs = experiment, costs
+        self._everybody = tuple(range(len(experiment.world.profiles)))
+        self._most_selected = experiment.world.stragglers.num_selected(experiment.training.cohort_size)
+        self._num_samples = np.array([profile.num_samples for profile in experiment.world.profiles])
 
     def plan(self, state: RunState) -> RoundPlan:
         """The next round.
@@ -94,53 +115,40 @@ class Planner:
         components = dict(state.components)
         context, components["selection"] = self._cohort(state)
         method, when = self._experiment.method, f"in round {context.round}"
-        submodels, components["submodels"] = self._parts(components["submodels"], context)
-        context = replace(context, submodels=submodels)
+        seen = replace(context, stream=stream(self._experiment.seed, "submodels", context.round))
+        parts, components["submodels"] = ask(method.submodels, "assign", components["submodels"], seen, when=when)
+        context = replace(context, submodels=parts)
         prices = clock.Prices(
             costs=self._costs,
             seed=self._experiment.seed,
-            probes=method.probes(components, context.round),
+            probes=method.probes(components, context.round) if method.having["probes"] else (),
             sends_at_once=method.pacing.sends_at_once,
         )
-        durations = clock.durations(context, prices)
-        # Before pacing, which may decide by them who is waited for.
-        context = replace(context, durations=durations, stream=self._seam("pacing", context.round))
+        context = replace(context, stream=stream(self._experiment.seed, "pacing", context.round))
+        if state.clock is not None:
+            # Before pacing, which may decide by them who is waited for.
+            context = replace(context, durations=clock.durations(context, prices))
         points: tuple[SyncPoint, ...] = ()
         if context.cohort or context.in_flight:
-            given: object = method.pacing.plan(components["pacing"], context)
-            points, components["pacing"] = pair(given, method.pacing, "plan", must="sync points, state", when=when)
-            check_items(points, SyncPoint, method.pacing, "plan", when=when)
+            points, components["pacing"] = ask(method.pacing, "plan", components["pacing"], context, when=when)
         if method.pacing.draws_candidates:
             context = _of_those_who_work(context, points)
         self._check(points, context)
-        end, ready = (None, {}) if state.clock is None else clock.round_end(points, context, prices)
-        closing = self._closing(points, context, prices)
-        if closing is not None:
-            points, end = self._closed(points, context, closing, prices)
-        lost = {} if closing is None else closing.lost
+        timing = Timing() if state.clock is None else self._timed(points, context, prices)
+        points, lost = points if timing.left is None else timing.left, timing.lost
         models, index_bytes = self._traffic(points, context, lost=lost)
         return RoundPlan(
             context=context,
             points=points,
             components=components,
-            clock=end,
+            clock=timing.end,
             values=models.values,
             num_bytes=models.num_bytes + index_bytes,
             index_bytes=index_bytes,
             lost=lost,
-            ready=ready,
+            ready=timing.ready,
             probes=prices.probes,
         )
-
-    def _parts(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
-        policy, when = self._experiment.method.submodels, f"in round {context.round}"
-        given: object = policy.assign(state, replace(context, stream=self._seam("submodels", context.round)))
-        parts, state = pair(given, policy, "assign", must="sub-models by client, state", when=when)
-        check_named(parts, SubModel, policy, "assign", when=when)
-        return parts, state
-
-    def _seam(self, name: str, round: int) -> Stream:
-        return stream(self._experiment.seed, name, round)
 
     def meeting(self, state: RunState) -> RoundContext:
         """The next round as far as it is known once its cohort is chosen: who works, and how much."""
@@ -150,8 +158,8 @@ class Planner:
         experiment, round = self._experiment, state.round + 1
         world, method = experiment.world, experiment.method
         classes, chooser = experiment.classes(round), state.components["selection"]
-        samples = self._samples(classes)
-        present = self._present(state, round)
+        samples = self._samples(classes) if classes else self._num_samples
+        present = self._everybody if world.availability is None else self._present(world.availability, state, round)
         # Under drift a client may be there and have no sample of its classes.
         available = tuple(k for k in present if samples[k])
         context = RoundContext(
@@ -159,23 +167,19 @@ class Planner:
             available=available,
             present=present,
             classes=classes,
-            cohort_size=min(world.stragglers.num_selected(experiment.training.cohort_size), len(available)),
+            cohort_size=min(self._most_selected, len(available)),
             profiles=world.profiles,
             in_flight=tuple(sorted(state.held)),
             clock=state.clock or 0.0,
             ready=state.ready,
             num_values=self._costs.layout.num_values,
             budgets=world.budgets,
-            params=self._costs.layout.params(state.vector),
             model=self._costs.model,
-            stream=self._seam("selection", round),
+            stream=stream(experiment.seed, "selection", round),
         )
         cohort: tuple[int, ...] = ()
         if available:
-            given = method.selection.choose(chooser, context)
-            must = "a tuple of client ids, state"
-            cohort, chooser = pair(given, method.selection, "choose", must=must, when=f"in round {round}")
-            check_items(cohort, (int, np.integer), method.selection, "choose", when=f"in round {round}")
+            cohort, chooser = ask(method.selection, "choose", chooser, context, when=f"in round {round}")
         if not set(cohort) <= set(available) or len(set(cohort)) < len(cohort):
             raise InvariantError(f"selection must give available clients, each once, but gave {cohort}")
         # Ascending from here on, for the order of all sums; `drawn` has the order in which they were chosen.
@@ -184,15 +188,11 @@ class Planner:
 
     def _samples(self, classes: Mapping[int, tuple[int, ...]]) -> np.ndarray:
         profiles = self._experiment.world.profiles
-        if not classes:
-            return np.array([p.num_samples for p in profiles])
         return np.array([int(p.label_counts[list(classes[p.client])].sum()) for p in profiles])
 
-    def _present(self, state: RunState, round: int) -> tuple[int, ...]:
+    def _present(self, availability: Availability, state: RunState, round: int) -> tuple[int, ...]:
         world, seed = self._experiment.world, self._experiment.seed
-        if world.availability is None:
-            return tuple(range(len(world.profiles)))
-        present = world.availability.draw(
+        present = availability.draw(
             round,
             capabilities=np.array([p.capability for p in world.profiles]),
             history=dict(state.accuracies),
@@ -200,7 +200,7 @@ class Planner:
         )
         if not isinstance(present, tuple) or not set(present) <= set(range(len(world.profiles))):
             must = f"a tuple of client ids from 0 to {len(world.profiles) - 1}"
-            raise wrong(world.availability, "draw", must=must, given=present, when=f"in round {round}")
+            raise wrong(availability, "draw", must=must, answer=present, when=f"in round {round}")
         return present
 
     def _work(self, client: int, samples: int, classes: tuple[int, ...] | None) -> ClientWork:
@@ -208,6 +208,14 @@ class Planner:
         return ClientWork(steps=steps, batch_size=batch, whole_batches=whole, num_samples=samples, classes=classes)
 
     # -- cost ----------------------------------------------------------------------------------------------------
+
+    def _timed(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: clock.Prices) -> Timing:
+        end, ready = clock.round_end(points, context, prices)
+        closing = self._closing(points, context, prices)
+        if closing is None:
+            return Timing(end=end, ready=ready)
+        left, end = self._closed(points, context, closing, prices)
+        return Timing(end=end, ready=ready, lost=closing.lost, left=left)
 
     def _closing(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: clock.Prices) -> Closing | None:
         """Who drops out of the round, and when it ends; None where everybody is always waited for.
@@ -268,7 +276,17 @@ class Planner:
         for point, times in alike(points):
             # What a second one in a row finds, all others after it find, too.
             for _ in range(min(times, 2)):
-                self._check_starts(point, context, steps=steps, out=out)
+                for job in point.start:
+                    if job.client not in context.work:
+                        raise InvariantError(f"pacing gave client {job.client} a job, but it is not of the cohort")
+                    if job.client in out:
+                        raise InvariantError(f"pacing gave client {job.client} a job while it is at another")
+                    if job.resume and job.client not in steps and job.client not in context.in_flight:
+                        raise InvariantError(
+                            f"pacing lets client {job.client} resume, but it has nothing to go on from"
+                        )
+                    steps[job.client] = steps.get(job.client, 0) + job.steps
+                    out.add(job.client)
                 absent = [client for client in point.attend if client not in out and client not in unsent]
                 if absent:
                     raise InvariantError(
@@ -282,18 +300,6 @@ class Planner:
                 raise InvariantError(
                     f"pacing gave client {client} {taken} local steps, but it has {context.work[client].steps}"
                 )
-
-    @staticmethod
-    def _check_starts(point: SyncPoint, context: RoundContext, *, steps: dict[int, int], out: set[int]) -> None:
-        for job in point.start:
-            if job.client not in context.work:
-                raise InvariantError(f"pacing gave client {job.client} a job, but it is not of the cohort")
-            if job.client in out:
-                raise InvariantError(f"pacing gave client {job.client} a job while it is at another")
-            if job.resume and job.client not in steps and job.client not in context.in_flight:
-                raise InvariantError(f"pacing lets client {job.client} resume, but it has nothing to go on from")
-            steps[job.client] = steps.get(job.client, 0) + job.steps
-            out.add(job.client)
 
 
 def _of_those_who_work(context: RoundContext, points: tuple[SyncPoint, ...]) -> RoundContext:

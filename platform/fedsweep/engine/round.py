@@ -7,20 +7,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from fedsweep.client.messages import Handle, RoundTotals, Segment, SegmentReply, Turn
+from fedsweep.client.messages import ClientTask, Handle, Progress, Reply, RoundTotals, Segment, SegmentReply
 from fedsweep.components.base import Published
-from fedsweep.engine.aggregation import Aggregator
-from fedsweep.engine.cost import CostModel
-from fedsweep.engine.ledger import Ledger, Size, Versions
+from fedsweep.components.probes import Probe
+from fedsweep.engine.aggregation import Aggregator, client_update, decoded
+from fedsweep.engine.cost import Charges, CostModel
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.state import RunState
-from fedsweep.engine.updates import announced, answered, decoded, joined, kept
 from fedsweep.errors import InvariantError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet
-from fedsweep.records import ClientUpdate, Payload, RoundRecord, State, SyncContext, SyncPoint
+from fedsweep.guard import ask
+from fedsweep.records import ClientUpdate, RoundRecord, State, SyncContext, SyncPoint
+from fedsweep.submodel import FULL_MODEL
 from fedsweep.world.availability import HISTORY_EPOCHS
 
 
@@ -49,6 +52,11 @@ class RoundTools:
     working: Callable[[str], None] = lambda text: None
     note: Callable[[Sequence[str]], None] = lambda texts: None
 
+    @cached_property
+    def clients_remember(self) -> bool:
+        """Whether clients keep anything but work that is under way."""
+        return self.experiment.method.remembers or self.experiment.training.optimizer.keep == "persist"
+
 
 class Round:
     """One round of a run, from its plan to what the next one follows from.
@@ -63,6 +71,7 @@ class Round:
         attempt: How often it was begun before.
 
     Attributes:
+        learning_rate: The clients'.
         vector: The server's model [V].
         version: Its version.
         components: The components' states.
@@ -74,18 +83,20 @@ class Round:
         memories: What clients remember, where that changed.
         sync_points: Aggregations.
         anchors: The server's models of this round by version.
-        server_time_s, spent: Seconds that the server spent aggregating, and FLOPs of what components computed there.
+        server_time_s: Seconds that the server spent aggregating.
+        server_flops: FLOPs of what components computed there.
         attended: Clients whose work reached the server.
-        published: Which versions of published content clients have, where that changed.
     """
 
     def __init__(self, plan: RoundPlan, state: RunState, tools: RoundTools, attempt: int = 0) -> None:
         self.plan, self.state, self._tools, self._attempt = plan, state, tools, attempt
         self._method, self._fleet, self._costs = tools.experiment.method, tools.fleet, tools.costs
+        self.learning_rate = tools.experiment.training.schedule(plan.context.round)
         self.vector: Tensor = state.vector
         self.version = state.version
         self.components: dict[str, State] = dict(plan.components)  # a copy: another round may begin from the same plan
-        self.ledger = Ledger()
+        self._charges = Charges(self._costs, plan.submodel, state.published)
+        self.ledger = self._charges.ledger
         self.attendees: tuple[int, ...] = ()
         self.weights: tuple[float, ...] = ()
         self.updates: tuple[ClientUpdate, ...] = ()
@@ -93,13 +104,10 @@ class Round:
         self.memories: dict[int, Handle] = {}
         self.anchors: dict[int, Tensor] = {state.version: state.vector}
         self.sync_points, self.server_time_s = 0, 0.0
-        self.spent: list[float] = []
+        self.server_flops: list[float] = []
         self.attended: set[int] = set()
         self._passed = 0  # sync points gone through
         self._opened: set[int] = set()  # clients whose part in the round has begun
-        self.published: dict[int, dict[str, str]] = {}
-        self._versions = Versions()
-        self._masked: set[int] = set()  # clients that have got their sub-model's masks, which travel once a round
 
     def play(self) -> Round:
         """Send, train, aggregate, segment by segment; the round itself, for a chain.
@@ -107,15 +115,19 @@ class Round:
         Raises:
             WorkerLost: A worker was lost; the fleet can be repaired and the round begun anew.
         """
-        # No segment has a turn of theirs, so nothing else would count what they moved.
-        self._charge_lost()
-        for points in self._segments():
+        if self.plan.lost:
+            # No segment has a task of theirs, so nothing else would count what they moved.
+            self._charge_lost()
+        points_of_round = self.plan.points
+        folds = len(points_of_round) > 1 and self._folds()
+        for points in [points_of_round] if folds else [(point,) for point in points_of_round]:
             # Send: what each client that starts from the server's model is given.
             segment = self._segment(points)
-            self._charge_down(segment)
+            for job in (job for point in points for job in point.start if not job.resume):
+                self._charges.download(job.client, segment.published)
             # Train: on the workers, which also aggregate among themselves at all points but the last.
             known = self.state.memories
-            memories = {turn.client: known[turn.client] for turn in segment.turns if turn.client in known}
+            memories = {task.client: known[task.client] for task in segment.tasks if task.client in known}
             reply = self._fleet.play(segment, self.vector, memories)
             self._passed += len(points)
             # Aggregate: what came back, on the server.
@@ -136,7 +148,7 @@ class Round:
             if total.pass_accuracies:
                 accuracies[client] = (*accuracies.get(client, ()), *total.pass_accuracies)[-HISTORY_EPOCHS:]
         # Of earlier models only those are kept that somebody's unfinished work started from.
-        versions, anchors = {tally.anchor_version for tally in held.values()}, {**before.anchors, **self.anchors}
+        versions, anchors = {progress.anchor_version for progress in held.values()}, {**before.anchors, **self.anchors}
         return RunState(
             round=self.plan.context.round,
             version=self.version,
@@ -151,7 +163,7 @@ class Round:
             total_bytes=before.total_bytes + self.ledger.total_bytes,
             setup_bytes=before.setup_bytes,
             setup_traffic=before.setup_traffic,
-            published=dict(sorted({**before.published, **self.published}.items())),
+            published=dict(sorted({**before.published, **self._charges.published}.items())),
             wall_time_s=before.wall_time_s + record.wall_time_s + record.eval_time_s,
             records=(*before.records, record),
         )
@@ -160,51 +172,38 @@ class Round:
     def remembered(self) -> Mapping[int, Handle]:
         """What clients remember after the round."""
         # Work that was held, and is now delivered, is nobody's any more.
-        gone = self.totals.keys() | (set() if self._keeps else self.attended)
+        gone = self.totals.keys() | (set() if self._tools.clients_remember else self.attended)
         return {k: m for k, m in self.state.memories.items() if k not in gone} | self.memories
 
-    @property
-    def learning_rate(self) -> float:
-        """The round's rate."""
-        return self._tools.experiment.training.schedule(self.plan.context.round)
-
     # -- send ----------------------------------------------------------------------------------------------------
-
-    def _segments(self) -> list[tuple[SyncPoint, ...]]:
-        """The sync points in pieces that the workers go through without the server."""
-        points = self.plan.points
-        return [points] if self._folds() else [(point,) for point in points]
 
     def _folds(self) -> bool:
         """Whether the round is one segment, because nobody on the server would see a difference.
 
-        Method, plan and fleet have their say, and components that may exchange more than models must not this round.
+        Method, plan and fleet have their say, and nobody may be measured this round.
         """
         # The fleet last: on Ray its answer waits until the actors are there.
-        if not (self._method.folds and self.plan.folds and self._fleet.folds):
-            return False
-        return not self._method.exchanges or not (
-            self._method.probes(self.components, self.plan.context.round)
-            or any(self._broadcast(client) for client in self.plan.context.cohort)
-        )
+        return self._method.folds and self.plan.folds and not self._probes() and self._fleet.folds
+
+    def _probes(self) -> tuple[Probe, ...]:
+        """This round's measurements, as components see it by now."""
+        return self._method.probes(self.components, self.plan.context.round)
 
     def _segment(self, points: tuple[SyncPoint, ...]) -> Segment:
         context = self.plan.context
-        # A client has one turn a round, in the segment where it begins; in later ones its worker knows it.
+        # A client has one task a round, in the segment where it begins; in later ones its worker knows it.
         jobs = [job for point in points for job in point.start]
         starting = [k for k in dict.fromkeys(job.client for job in jobs) if k not in self._opened]
         resuming = {job.client for job in jobs if job.resume}
         self._opened.update(starting)
-        # Who goes on from its own model downloads nothing, and so no payload comes with it.
-        sent = sorted({job.client for job in jobs if not job.resume})
         return Segment(
             round=context.round,
             attempt=self._attempt,
             learning_rate=self.learning_rate,
             points=points,
-            weights=tuple(self._inner_weights(points[:-1])),
-            turns=tuple(
-                Turn(
+            weights=tuple(self._inner_weights(points[:-1])) if len(points) > 1 else (),
+            tasks=tuple(
+                ClientTask(
                     client=k,
                     work=context.work[k],
                     submodel=self.plan.submodel(k),
@@ -213,9 +212,8 @@ class Round:
                 for k in starting
             ),
             version=self.version,
-            broadcasts={k: payload for k in sent if (payload := self._broadcast(k))},
-            published=self._published(),
-            probes=self._method.probes(self.components, self.plan.context.round),
+            published=self._published() if self._method.having["publish"] else {},
+            probes=self._probes() if self._method.having["probes"] else (),
             closes=self._passed + len(points) == len(self.plan.points),
             workers=self._workers,
             remembers=self._remembers,
@@ -227,7 +225,8 @@ class Round:
         for index, point in enumerate(points):
             # Two-speed rounds have hundreds of points with two sets of attendees: weights are found once for each.
             if point.attend not in known:
-                updates = [self._announced(client) for client in point.attend]
+                # They have yet to work; the weights of such a point don't depend on models.
+                updates = [self._update(k, point, self._unworked(k, self.vector, self.version)) for k in point.attend]
                 sync = self._sync(index, ends_round=False)
                 weights, _ = self._tools.aggregator.weigh(self.components["weighting"], updates, sync)
                 known[point.attend] = tuple(weights.tolist())
@@ -240,12 +239,7 @@ class Round:
         for point in self.plan.points:
             last_seen |= {job.client: False for job in point.start}
             last_seen |= dict.fromkeys(point.attend, True)
-        return self._keeps or not all(last_seen.values())
-
-    @property
-    def _keeps(self) -> bool:
-        """Whether clients keep anything but work that is under way."""
-        return self._method.remembers or self._tools.experiment.training.optimizer.keep == "persist"
+        return self._tools.clients_remember or not all(last_seen.values())
 
     # Once a round: from segment to segment a client's work lies where it began.
     @cached_property
@@ -258,69 +252,38 @@ class Round:
                 syncs[client] += 1
         return self._fleet.place({k: (n, float(work[k].steps * work[k].batch_size)) for k, n in syncs.items()})
 
-    def _broadcast(self, client: int) -> Payload:
-        number = self.plan.context.round
-        found = joined(self._method, self.components, "broadcast", Tensor, client, round=number)
-        return {name: value.detach().cpu() for name, value in found.items()}
-
     def _published(self) -> dict[str, Published]:
-        return joined(self._method, self.components, "publish", Published, round=self.plan.context.round)
-
-    # -- what travels --------------------------------------------------------------------------------------------
+        published: dict[str, Published] = {}
+        for seam, component in self._method.having["publish"]:
+            when = f"in round {self.plan.context.round}"
+            contents = ask(component, "publish", self.components[seam], when=when)
+            if twice := published.keys() & contents.keys():
+                raise InvariantError(f"two components publish something called {min(twice)!r}")
+            published |= contents
+        return published
 
     def _charge_lost(self) -> None:
         """What clients that drop out move; their work is not done, since nobody would see it."""
         for client, work in self.plan.lost.items():
-            self._charge_download(client, self._broadcast(client))
-            self._charge_published(client, self._published())
+            self._charges.download(client, self._published())
+            # It forgets the round, and this with it.
+            self._charges.published.pop(client, None)
             if work.sends:
-                self._charge_upload(client)
-
-    def _charge_down(self, segment: Segment) -> None:
-        for point in segment.points:
-            for job in point.start:
-                if not job.resume:
-                    self._charge_download(job.client, segment.broadcasts.get(job.client, {}))
-                    self.published[job.client] = self._charge_published(job.client, segment.published)
-
-    def _charge_download(self, client: int, broadcast: Payload) -> None:
-        submodel = self.plan.submodel(client)
-        self.ledger.message(client, "down", self._costs.sizes(submodel, "down"))
-        if client not in self._masked:
-            self.ledger.message(client, "down", {"mask": Size(0, submodel.index_bytes())})
-            self._masked.add(client)
-        self.ledger.payload(client, "down", broadcast)
-
-    def _charge_published(self, client: int, contents: Mapping[str, Published]) -> dict[str, str]:
-        """Charge what the client has not got yet; returns what it then has, by name.
-
-        A client that drops out forgets the round, and this with it.
-        """
-        has = self.published.get(client, self.state.published.get(client, {}))
-        submodel, got = self.plan.submodel(client), {}
-        for name, content in contents.items():
-            got[name] = f"{self._versions.of(content.value)} {submodel.key() if content.like else ''}"
-            if has.get(name) != got[name]:
-                size = self._costs.sizes(submodel, "down")["params"].values if content.like else content.value.numel()
-                self.ledger.payload(client, "down", {name: content.value.flatten()[:size]})
-        return got
-
-    def _charge_upload(self, client: int, encoded: Payload | None = None) -> None:
-        submodel, costs = self.plan.submodel(client), self._costs
-        sent = costs.sizes(submodel, "up") if encoded is None else costs.encoded(submodel, encoded)
-        self.ledger.message(client, "up", sent)
+                self._charges.upload(client)
 
     # -- aggregate -----------------------------------------------------------------------------------------------
 
     def _receive(self, segment: Segment, reply: SegmentReply) -> None:
-        self._tools.note(reply.notes)
+        if reply.notes:
+            self._tools.note(reply.notes)
         encoded = {answer.client: answer.encoded for answer in reply.replies}
         for point in segment.points:
             for client in point.attend:
-                self._charge_upload(client, encoded.get(client))
+                self._charges.upload(client, encoded.get(client))
             self.attended.update(point.attend)
         for answer in reply.replies:
-            self.ledger.payload(answer.client, "up", answer.extras)
+            if answer.extras:
+                self.ledger.payload(answer.client, "up", answer.extras)
         # All points but the last were aggregated by the workers; each made a version of the model.
         folded = len(segment.points) - 1
         self.sync_points += folded
@@ -332,19 +295,8 @@ class Round:
 
     def _aggregate(self, point: SyncPoint, reply: SegmentReply) -> None:
         answers = {answer.client: answer for answer in reply.replies}
-        updates = []
         # Ascending by client: floating-point sums depend on their order, and who answers first is chance.
-        for client in sorted({*point.attend, *point.idle}):
-            if client in answers:
-                submodel = self.plan.submodel(client)
-                answer = decoded(answers[client], submodel, costs=self._costs, anchors=self.anchors)
-                updates.append(answered(self._announced(client), answer, submodel))
-            # Whoever is idle stands for the model that the round began with, as it would still have it.
-            elif client in point.idle:
-                idle = self._announced(client)
-                updates.append(replace(idle, vector=self.state.vector, anchor_version=self.state.version))
-            else:
-                updates.append(self._held_update(client))
+        updates = [self._update(k, point, answers.get(k)) for k in sorted({*point.attend, *point.idle})]
         sync = self._sync(self._passed - 1, ends_round=self._passed == len(self.plan.points))
         self.vector, weights, self.components = self._tools.aggregator.aggregate(
             self.components, updates, sync, keep=self._keep, resumed=self.state.partial
@@ -357,17 +309,40 @@ class Round:
         self.weights = tuple(weights.tolist())
         self.updates = tuple(updates)
 
-    def _announced(self, client: int) -> ClientUpdate:
-        work, layout = self.plan.context.work[client], self._costs.layout
-        return announced(client, work, layout=layout, version=self.version, learning_rate=self.learning_rate)
+    def _update(self, client: int, point: SyncPoint, reply: Reply | None) -> ClientUpdate:
+        """What the server has of a client: what it sent, what it was sent where it is idle, or what it kept."""
+        if reply is None and client not in point.idle:
+            return self._held_update(client)
+        submodel = self.plan.submodel(client) if reply is not None else FULL_MODEL
+        # Whoever is idle stands for the model that the round began with, as it would still have it.
+        reply = reply or self._unworked(client, self.state.vector, self.state.version)
+        if reply.encoded is not None:
+            reply = decoded(reply, submodel, costs=self._costs, anchors=self.anchors)
+        return client_update(
+            reply,
+            num_samples=self.plan.context.work[client].num_samples,
+            learning_rate=self.learning_rate,
+            layout=self._costs.layout,
+            submodel=submodel,
+        )
+
+    def _unworked(self, client: int, vector: Tensor, version: int) -> Reply:
+        """The answer of a client of the cohort that has not taken a step since it had this model [V]."""
+        work = self.plan.context.work[client]
+        progress = Progress(anchor_version=version, samples=work.num_samples, classes=work.classes)
+        return Reply(client=client, vector=vector, progress=progress)
 
     def _held_update(self, client: int) -> ClientUpdate:
+        """The update of a client that worked in earlier rounds only; it sends what it kept then."""
         if client not in self.state.held:
             raise InvariantError(f"client {client} attends a sync point, but it has neither a job nor earlier work")
-        memory = self._fleet.fetch(self.state.memories[client])
+        memory, progress = self._fleet.fetch(self.state.memories[client]), self.state.held[client]
+        # Copied: arrays from Ray's object store are read-only, and torch warns of tensors made of them.
+        vector = torch.from_numpy(np.array(memory["held"]))
         # Its last steps were in the round before, so the rate is that one's.
         rate = self._tools.experiment.training.schedule(self.state.round)
-        return kept(client, self.state.held[client], memory, layout=self._costs.layout, learning_rate=rate)
+        reply = Reply(client=client, vector=vector, progress=progress)
+        return client_update(reply, num_samples=progress.samples, learning_rate=rate, layout=self._costs.layout)
 
     def _sync(self, index: int, *, ends_round: bool) -> SyncContext:
         """A sync point of the round, by its number."""
@@ -388,7 +363,7 @@ class Round:
             model=tools.model,
             message=tools.message,
             working=tools.working,
-            spent=self.spent.append,
+            count_flops=self.server_flops.append,
             forward_flops=tools.costs.forward_flops,
             device=tools.experiment.server_device,
             proxy_data=proxy,

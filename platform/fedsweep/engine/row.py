@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from fedsweep.engine.cost import CostModel
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.round import Round
 from fedsweep.experiment.experiment import Experiment
-from fedsweep.guard import wrong
+from fedsweep.guard import ask
 from fedsweep.records import RoundRecord, State
 from fedsweep.world.label_stats import kl_divergence, population
 
@@ -31,6 +31,7 @@ class RowMaker:
         self._experiment, self._costs = experiment, costs
         self._counts_NC = np.stack([p.label_counts for p in experiment.world.profiles])
         self._population_C = population(self._counts_NC)
+        self._carries_work = experiment.method.pacing.carries_work()
 
     def row(self, round: Round, *, wall_time_s: float) -> RoundRecord:
         """The row of a round that is not evaluated yet."""
@@ -40,7 +41,10 @@ class RowMaker:
         steps = sum(total.steps for total in round.totals.values())
         loss_sum = sum(total.loss_sum for total in round.totals.values())
         lost_steps = {k: work.steps for k, work in plan.lost.items() if work.steps}
-        stale, spent = self._staleness(round), int(sum(round.spent))
+        # How often the server's model changed since each attendee received its own; less 1: the aggregation that took
+        # them in is no change that they missed.
+        stale = tuple(round.version - 1 - u.anchor_version for u in round.updates) if self._carries_work else None
+        server_flops = int(sum(round.server_flops))
         taken = {k: total.steps for k, total in round.totals.items()} | lost_steps
         trained = [*(k for k, total in round.totals.items() if total.steps), *lost_steps]
         return RoundRecord(
@@ -56,9 +60,9 @@ class RowMaker:
             bytes_up=ledger.bytes("up"),
             bytes_down=ledger.bytes("down"),
             total_bytes=round.state.total_bytes + ledger.total_bytes,
-            over_budget=self._over_budget(round),
+            over_budget=None if self._experiment.world.budgets is None else self._over_budget(round),
             local_steps=steps + sum(lost_steps.values()),
-            flops=self._flops(plan, round.totals, lost_steps) + spent,
+            flops=self._flops(plan, round.totals, lost_steps) + server_flops,
             fwd_macs_per_sample=self._macs(plan, trained),
             sim_time_s=plan.clock,
             wall_time_s=wall_time_s,
@@ -66,7 +70,9 @@ class RowMaker:
             aggregation_weights=round.weights,
             staleness=stale,
             present=None if self._experiment.world.availability is None else context.present,
-            extra=_further(reports, stale, spent),
+            extra={name: float(value) for report in reports for name, value in report.metrics.items()}
+            | ({"mean_staleness": sum(stale) / len(stale)} if stale else {})
+            | ({"server_flops": float(server_flops)} if server_flops else {}),
             traffic=ledger.traffic(taken),
             **self.group_figures(plan, round.components, cost=up + down),
         )
@@ -80,34 +86,15 @@ class RowMaker:
         high = next((group for group in known if group is not None), None)
         if high is not None and not plan.context.cohort:
             high = ()  # nobody was there to be planned for: the state still has an earlier round's group
-        ratio = self._comm_ratio(plan, cost)
-        return {"high_frequency": high, "kl_divergence": self._kl(high), "comm_cost": cost, "comm_ratio": ratio}
-
-    def _staleness(self, round: Round) -> tuple[int, ...] | None:
-        """How often the server's model changed since each attendee received its own."""
-        if not self._experiment.method.pacing.carries_work():
-            return None
-        # Less 1: the aggregation that took them in is no change that they missed.
-        return tuple(round.version - 1 - u.anchor_version for u in round.updates)
+        ratio, divergence = self._comm_ratio(plan, cost), self._kl(high) if high else None
+        return {"high_frequency": high, "kl_divergence": divergence, "comm_cost": cost, "comm_ratio": ratio}
 
     def _reports(self, components: Mapping[str, State]) -> list[ComponentReport]:
-        reports = []
-        for seam, component in self._experiment.method.server_components():
-            report = component.report(components[seam])
-            if not isinstance(report, ComponentReport):
-                raise wrong(component, "report", must="a ComponentReport", given=report, when="after a round")
-            for name, value in report.metrics.items():
-                found: object = value
-                if not isinstance(found, int | float | np.number):
-                    must = f"numbers as metrics ({name!r})"
-                    raise wrong(component, "report", must=must, given=value, when="after a round")
-            reports.append(report)
-        return reports
+        reporting = self._experiment.method.having["report"]
+        return [ask(component, "report", components[seam], when="after a round") for seam, component in reporting]
 
-    def _kl(self, group: tuple[int, ...] | None) -> float | None:
+    def _kl(self, group: tuple[int, ...]) -> float:
         """Divergence of the group's labels from the population's, in nats (DynamicFL, section 4)."""
-        if not group:
-            return None
         counts = self._counts_NC[list(group)].sum(axis=0)
         return float(kl_divergence(counts / counts.sum(), self._population_C))
 
@@ -131,23 +118,15 @@ class RowMaker:
 
     def _flops(self, plan: RoundPlan, totals: Mapping[int, RoundTotals], lost_steps: Mapping[int, int]) -> int:
         works = plan.context.work
-        did = {
-            k: self._costs.flops(plan.submodel(k), total.samples, work=works.get(k), probed=total.probed)
-            for k, total in totals.items()
-        }
-        lost = {k: works[k].samples_in(steps) for k, steps in lost_steps.items()}
-        did |= {k: self._costs.flops(plan.submodel(k), samples, work=works[k]) for k, samples in lost.items()}
-        return sum(did.values())
+        did = {k: (total.samples, total.probed) for k, total in totals.items()}
+        did |= {k: (works[k].samples_in(steps), 0.0) for k, steps in lost_steps.items()}
+        return sum(
+            self._costs.flops(plan.submodel(k), samples, work=works.get(k), probed=probed)
+            for k, (samples, probed) in did.items()
+        )
 
     def _macs(self, plan: RoundPlan, trained: list[int]) -> float | None:
         if not trained:
             return None
         macs = [self._costs.forward_macs(plan.submodel(k)) for k in trained]
         return sum(macs) / len(macs)
-
-
-def _further(reports: Sequence[ComponentReport], stale: Sequence[int] | None, spent: int) -> dict[str, float]:
-    """Figures that not every run has."""
-    figures = {name: float(value) for report in reports for name, value in report.metrics.items()}
-    figures |= {"mean_staleness": sum(stale) / len(stale)} if stale else {}
-    return figures | ({"server_flops": float(spent)} if spent else {})

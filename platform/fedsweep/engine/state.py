@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedsweep.client.messages import Handle, Tally
+from fedsweep.client.messages import Handle, Progress
 from fedsweep.records import RoundRecord, State, Traffic, late_field
 
 
@@ -41,7 +41,7 @@ class RunState:
     vector: Tensor
     components: Mapping[str, State]
     memories: Mapping[int, Handle] = field(default_factory=dict)
-    held: Mapping[int, Tally] = field(default_factory=dict)
+    held: Mapping[int, Progress] = field(default_factory=dict)
     anchors: Mapping[int, Tensor] = field(default_factory=dict)
     accuracies: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     clock: float | None = None

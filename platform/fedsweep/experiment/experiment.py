@@ -202,7 +202,7 @@ class Experiment:
         Raises:
             ConfigError: A component can't work in this world.
         """
-        components = self.method.server_components()
+        components = self.method.server_components
         return {seam: component.init(server_context(self, seam)) for seam, component in components}
 
     @cached_property
@@ -281,6 +281,8 @@ def client_side(experiment: Experiment) -> ClientSide:
         track_accuracy=experiment.world.availability is not None,
         codec=experiment.method.codec,
         lanes=experiment.lanes,
+        # What a job costs outside its steps does not depend on the size of a step.
+        job_passes=experiment.method.passes(1, experiment.world.data.num_classes).job,
     )
 
 

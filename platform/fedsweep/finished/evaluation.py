@@ -22,10 +22,10 @@ from fedsweep.components import Evaluation, GlobalModel
 from fedsweep.config.load import load_config
 from fedsweep.config.schema import Config
 from fedsweep.driver.run import one_thread
+from fedsweep.engine.aggregation import model_alone
 from fedsweep.engine.evaluator import Evaluator, Tested
+from fedsweep.engine.per_client import client_accuracies, own_accuracies, own_models_question, present_counts, spread
 from fedsweep.engine.state import RunState
-from fedsweep.engine.updates import model_alone
-from fedsweep.engine.who_pays import client_accuracies, own_accuracies, own_models_inquiry, present_counts, spread
 from fedsweep.errors import ConfigError, DataError, OutputError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.experiment import Experiment, server_context, transformed
@@ -294,9 +294,9 @@ class Subject:
         test = experiment.method.evaluation.client_test()
         if test is None or state is None:
             return None
-        inquiry = own_models_inquiry(experiment, test, self.round)
-        answers = LocalFleet(experiment).measure(inquiry, state.vector, state.memories)
-        return own_accuracies(answers, inquiry.clients)
+        question = own_models_question(experiment, test, self.round)
+        answers = LocalFleet(experiment).measure(question, state.vector, state.memories)
+        return own_accuracies(answers, question.clients)
 
 
 def open_subject(source: str | Path, *, model: str | Path | None, overrides: Sequence[str]) -> Subject:

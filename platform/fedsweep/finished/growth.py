@@ -91,7 +91,7 @@ def _differences(before: Experiment, after: Experiment, *, done: int) -> list[st
     for name, key in _SCENARIO.items():
         if getattr(before.world, name) != getattr(after.world, name):
             found.append(f"{key} goes by the number of rounds")
-    seams = dict(before.method.server_components())
+    seams = dict(before.method.server_components)
     for seam, state in before.initial_states.items():
         # By their bytes: they hold tensors, whose == is no yes or no.
         if to_bytes(state, root=seam) != to_bytes(after.initial_states[seam], root=seam):

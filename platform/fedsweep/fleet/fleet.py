@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedsweep.client.messages import Handle, Inquiry, Segment, SegmentReply
+from fedsweep.client.messages import Handle, Question, Segment, SegmentReply
 from fedsweep.client.shards import ClientTests
 from fedsweep.client.worker import Worker
 from fedsweep.experiment.experiment import Experiment, client_side
@@ -100,7 +100,7 @@ class Fleet(ABC):
         """
 
     @abstractmethod
-    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
+    def measure(self, question: Question, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
         """Ask clients, see :meth:`Worker.measure`; raises as :meth:`play`."""
 
     def ready(self) -> None:
@@ -196,7 +196,10 @@ class LocalFleet(Fleet):
         return True
 
     def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
-        return combine([self._worker.run(segment, anchor, memories)])
+        return self._worker.run(segment, anchor, memories)
 
-    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
-        return self._worker.measure(inquiry, vector, memories)
+    def place(self, loads: Mapping[int, tuple[int, float]]) -> dict[int, int]:
+        return dict.fromkeys(loads, 0)
+
+    def measure(self, question: Question, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
+        return self._worker.measure(question, vector, memories)

@@ -11,7 +11,7 @@ import numpy as np
 import ray
 import torch
 
-from fedsweep.client.messages import Inquiry, Segment
+from fedsweep.client.messages import Question, Segment
 from fedsweep.errors import ResourceError, RunError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Vectors, make_worker
@@ -106,10 +106,10 @@ class ClientActor:
         return (sent_answer(answer), *memories_out) if keepers else sent_answer(answer)  # as many as Ray was told of
 
     def measure(
-        self, inquiry: Inquiry, vector: np.ndarray, clients: Sequence[int], *memories: State
+        self, question: Question, vector: np.ndarray, clients: Sequence[int], *memories: State
     ) -> dict[int, dict[str, np.ndarray]]:
         """Ask clients; model and memories are given as to :meth:`run`."""
-        answers = self._worker.measure(inquiry, to_tensors(vector), dict(zip(clients, memories, strict=True)))
+        answers = self._worker.measure(question, to_tensors(vector), dict(zip(clients, memories, strict=True)))
         return to_arrays(answers)  # type: ignore[no-any-return]
 
 

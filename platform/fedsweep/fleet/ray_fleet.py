@@ -15,7 +15,7 @@ import ray
 from ray import exceptions as ray_errors
 from torch import Tensor
 
-from fedsweep.client.messages import Handle, Inquiry, Segment, SegmentReply
+from fedsweep.client.messages import Handle, Question, Segment, SegmentReply
 from fedsweep.errors import ClientJobError, FedsweepError, InputError, MemoryLost, ResourceError, RunError, WorkerLost
 from fedsweep.fleet.fleet import ExchangeInUse, Fleet, Vectors, combine
 from fedsweep.fleet.ray_client_actor import REMOTE_CLIENT_ACTOR
@@ -286,14 +286,14 @@ class RayFleet(Fleet):
             )
         return late
 
-    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
+    def measure(self, question: Question, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
         self.ready()
         vector_ref, refs = ray.put(vector.numpy()), {}
         for index, actor in self._actors.items():
-            share = inquiry.clients[index :: self._num_actors]
+            share = question.clients[index :: self._num_actors]
             remembering = [client for client in share if client in memories]
             remembered = [memories[client] for client in remembering]
-            refs[index] = actor.measure.remote(inquiry.of(share), vector_ref, remembering, *remembered)
+            refs[index] = actor.measure.remote(question.of(share), vector_ref, remembering, *remembered)
         merged: dict[int, Payload] = {}
 
         self._wait(refs, receive=lambda index, answers: merged.update(to_tensors(answers)))

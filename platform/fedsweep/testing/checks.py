@@ -52,7 +52,7 @@ def bytes_are_the_cards(subject: Subject) -> None:
     # A forecast is as good as the first plan: what a policy learns on the way it can't know.
     method = subject.method
     learns = method.submodels.has_own("learn", "observe") or method.pacing.has_own("observe")
-    steady = not learns and type(method.submodels).settle is SubModelPolicy.settle
+    steady = not learns and type(method.submodels).after_aggregate is SubModelPolicy.after_aggregate
     if steady and told.total_bytes != state.total_bytes:
         raise AssertionError(f"--dry-run says {told.total_bytes} bytes, but the run sent {state.total_bytes}")
     once = engine.registration_bytes + (state.setup_bytes or 0)
@@ -179,7 +179,10 @@ def parts_are_cut_and_put_back(subject: Subject) -> None:
         for update in played.updates:
             cut += update.submodel != FULL_MODEL
             held |= _checked(update.submodel, state.vector, engine.layout)
-        settles = type(subject.method.submodels).settle is not SubModelPolicy.settle or subject.method.refinements
+        settles = (
+            type(subject.method.submodels).after_aggregate is not SubModelPolicy.after_aggregate
+            or subject.method.refinements
+        )
         plain = subject.method.server_update.plain_mean and not settles
         if plain and not torch.equal(after.vector[~held], state.vector[~held]):
             raise AssertionError("values that no client held have moved")

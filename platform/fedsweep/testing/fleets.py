@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fedsweep.client.messages import Handle, Inquiry, Segment, SegmentReply
+from fedsweep.client.messages import Handle, Question, Segment, SegmentReply
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import Fleet, LocalFleet, combine, make_worker
 from fedsweep.models.cost import BYTES_PER_VALUE
@@ -50,10 +50,10 @@ class SplitFleet(Fleet):
         found = combine(answers)
         return replace(found, replies=found.replies[::-1])
 
-    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
+    def measure(self, question: Question, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
         found: dict[int, Payload] = {}
-        for k in reversed(inquiry.clients):
-            found |= self._workers[k % 3].measure(inquiry.of((k,)), vector, memories)
+        for k in reversed(question.clients):
+            found |= self._workers[k % 3].measure(question.of((k,)), vector, memories)
         return dict(sorted(found.items()))
 
 
@@ -106,13 +106,13 @@ class MeasuringFleet(LocalFleet):
         self.up = self.down = self.setup = 0
 
     def play(self, segment: Segment, anchor: Tensor, memories: Mapping[int, Handle]) -> SegmentReply:
-        parts = {turn.client: turn.submodel for turn in segment.turns}
-        self.down += sum(turn.submodel.index_bytes() for turn in segment.turns if turn.held is None)
+        parts = {task.client: task.submodel for task in segment.tasks}
+        self.down += sum(task.submodel.index_bytes() for task in segment.tasks if task.held is None)
         for point in segment.points:
             for client in (job.client for job in point.start if not job.resume):
                 part = parts.get(client, FULL_MODEL)
                 self.down += self._alive(part, part.extract(anchor, self._layout))
-                self.down += _bytes(segment.broadcasts.get(client, {})) + self._published(segment, client, part)
+                self.down += self._published(segment, client, part)
         reply = super().play(segment, anchor, memories)
         self.up += sum(BYTES_PER_VALUE * self._layout.num_values * len(p.attend) for p in segment.points[:-1])
         answered = set()
@@ -127,11 +127,11 @@ class MeasuringFleet(LocalFleet):
         self.up += BYTES_PER_VALUE * self._layout.num_values * len(set(segment.points[-1].attend) - answered)
         return reply
 
-    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
-        answers = super().measure(inquiry, vector, memories)
-        if inquiry.round:
+    def measure(self, question: Question, vector: Tensor, memories: Mapping[int, Handle]) -> Mapping[int, Payload]:
+        answers = super().measure(question, vector, memories)
+        if question.round:
             return answers  # a test, which is no part of the run
-        if any(probe.reads_model for probe in inquiry.probes):
+        if any(probe.reads_model for probe in question.probes):
             model = self._layout.num_params + self._layout.num_buffers
             self.setup += BYTES_PER_VALUE * model * len(answers)
         self.setup += sum(map(_bytes, answers.values()))

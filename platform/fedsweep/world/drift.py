@@ -137,7 +137,7 @@ def round_classes(drift: Drift, *, seed: int, num_clients: int, round: int) -> d
     for k, classes in sets.items():
         if not isinstance(classes, tuple) or not all(isinstance(c, int | np.integer) for c in classes):
             raise wrong(
-                drift, "class_set", must="a tuple of classes", given=classes, when=f"for client {k} in round {round}"
+                drift, "class_set", must="a tuple of classes", answer=classes, when=f"for client {k} in round {round}"
             )
     return sets
 

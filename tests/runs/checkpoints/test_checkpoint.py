@@ -16,7 +16,7 @@ import torch
 
 from fedsweep.algorithms.dynamicfl.two_speed import dynamicfl
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.client.messages import Tally
+from fedsweep.client.messages import Progress
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.engine.engine import Engine
 from fedsweep.engine.state import RunState
@@ -92,7 +92,7 @@ def state_of(round: int, **changes: Any) -> RunState:
         vector=torch.tensor([1.0, -0.0, math.pi, round], dtype=torch.float32),
         components={"pacing": {"group": [1, 2]}, "weighting": None, "refinement0": ({3: torch.ones(2)}, np.float32(2))},
         memories={4: {"terms": {"a": torch.zeros(2)}}, 0: {"optimizer": {"momentum": np.full(3, float(round))}}},
-        held={4: Tally(anchor_version=6, steps=2, effective_steps=1.9, loss_sum=0.5, samples=9, classes=(0, 3))},
+        held={4: Progress(anchor_version=6, steps=2, effective_steps=1.9, loss_sum=0.5, samples=9, classes=(0, 3))},
         anchors={6: torch.arange(4.0)},
         accuracies={0: (0.5, 1.0)},
         clock=12.5,
@@ -109,7 +109,7 @@ def bits(state: RunState) -> bytes:
     parts = {
         entry.name: getattr(state, entry.name) for entry in fields(RunState) if entry.name not in ("held", "records")
     }
-    held = {client: vars(tally) for client, tally in state.held.items()}
+    held = {client: vars(progress) for client, progress in state.held.items()}
     return to_bytes({**parts, "held": held, "records": tuple(vars(record) for record in state.records)})
 
 

@@ -16,18 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fedsweep.client.shards import seed_draws
 from fedsweep.trees import ParamTree
 
 # Those that multiply what they are given; any other random operation is refused by vmap.
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
-
-
-def seed_draws(seed: int, device: str) -> None:
-    """Key what a network draws in its next forward pass: dropout takes no generator, but draws from the global one."""
-    # Directly, since torch.manual_seed costs as much as a small step.
-    torch.default_generator.manual_seed(seed)
-    if device != "cpu":
-        torch.cuda.manual_seed(seed)
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_pad
     """
     if not side.solver.plain:
         return f"the method's solver ({type(side.solver).__name__}) takes steps of a kind of its own"
-    if type(submodel).at_step is not SubModel.at_step:
+    if submodel.step_parts is not None:
         return f"what a client trains ({type(submodel).__name__}) changes from step to step"
     if submodel.scales_steps:
         return f"what a client trains ({type(submodel).__name__}) scales its steps value by value"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedsweep.client.modules import ModuleSlot
+from fedsweep.client.modules import BoundModule
 from fedsweep.client.optimizer import ClientOptimizer
 from fedsweep.components.local import ClientFacts, Memory
 from fedsweep.records import Payload
@@ -40,7 +40,7 @@ class Lane:
     """
 
     facts: ClientFacts
-    slot: ModuleSlot
+    slot: BoundModule
     vector: Tensor
     optimizer: ClientOptimizer
     anchor: Tensor | None

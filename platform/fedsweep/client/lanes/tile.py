@@ -82,9 +82,9 @@ class Tile:
         self._facts = {name: self._zeros(*value.shape, dtype=value.dtype) for name, value in _facts(pattern).items()}
         self._active = torch.ones(width, dtype=torch.bool, device=self._device)
         self._asking = _Asking(pattern.slot.module)
-        self._twin = pattern.slot.twin if any(term.has_own("loss") for term in side.terms) else None
-        if self._twin is not None:
-            self._twin()  # made now: in a lane the module has no values that could be copied
+        self._eval_copy = pattern.slot.eval_copy if any(term.has_own("loss") for term in side.terms) else None
+        if self._eval_copy is not None:
+            self._eval_copy()  # made now: in a lane the module has no values that could be copied
         # Of a full batch, which the first one need not be; on a copy, since batch norm's statistics move in it.
         full = inputs[:1].expand(pattern.batch_size, *inputs.shape[1:])
         shapes = drawn_shapes(pattern.slot.module, layout.model(pattern.vector.clone()), full)
@@ -296,7 +296,7 @@ class Tile:
             position=seen["facts"]["position"],
             learning_rate=cast(float, self._optimizer.rate),
             client=cast(ClientFacts, _Seen("what the client knows of itself", **seen["facts"])),
-            _twin=self._twin,
+            _eval_copy=self._eval_copy,
         )
         return step
 

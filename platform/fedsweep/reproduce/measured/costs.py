@@ -101,7 +101,7 @@ def _costs_cell(table: TableFile, group: Sequence[Cell]) -> GridCell:
 def why_unknown(experiment: Experiment) -> str | None:
     """Why a run's costs cannot be told from its plan, or None where they can."""
     method, world, stop = experiment.method, experiment.world, experiment.training.stop
-    for seam, component in method.server_components():
+    for seam, component in method.server_components:
         if seam in _PLANNING_SEAMS and component.has_own("learn", "observe"):
             return f"its {seam} ({type(component).__name__}) learns from the clients' work"
         context = server_context(experiment, seam)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from fedsweep.engine.cost import registration_sizes
+from fedsweep.engine.per_client import client_accuracies, present_counts
 from fedsweep.engine.state import RunState
-from fedsweep.engine.who_pays import client_accuracies, present_counts
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import RoundRecord, Traffic
 from fedsweep.runs.run_folder import CLIENT_ACCURACY, TRAFFIC, RunFolder

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.algorithms.fedavg import fedavg
-from fedsweep.client.messages import Inquiry
+from fedsweep.client.messages import Question
 from fedsweep.components import (
     ClientTest,
     ClientUpdate,
@@ -26,7 +26,7 @@ from fedsweep.components import (
     Payload,
 )
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.who_pays import client_accuracies, spread
+from fedsweep.engine.per_client import client_accuracies, spread
 from fedsweep.errors import WorkerLost
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
@@ -78,7 +78,7 @@ def test_the_worst_and_the_best_tenth_are_rounded_up() -> None:
     assert spread("x", np.array([math.nan])) == {}
 
 
-def test_asking_who_pays_changes_nothing_else() -> None:
+def test_accuracies_by_client_change_nothing_else() -> None:
     asked = uneven(fedavg())
     one, other = (run_rounds(local_engine(replace(asked, evaluate_per_client=on))) for on in (True, False))
     assert torch.equal(one.vector, other.vector)
@@ -182,11 +182,11 @@ class Losing(LocalFleet):
 
     asked = 0
 
-    def measure(self, inquiry: Inquiry, vector: Tensor, memories: Any) -> Any:
+    def measure(self, question: Question, vector: Tensor, memories: Any) -> Any:
         self.asked += 1
         if self.asked == 1:
             raise WorkerLost("a worker of the test is gone")
-        return super().measure(inquiry, vector, memories)
+        return super().measure(question, vector, memories)
 
 
 def test_a_worker_that_is_lost_in_a_test_changes_nothing() -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedsweep.client.messages import Inquiry
+from fedsweep.client.messages import Question
 from fedsweep.components.probes import ClientTest
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.records import Payload, RoundRecord
@@ -65,10 +65,10 @@ def spread(name: str, values: np.ndarray) -> dict[str, float]:
     }
 
 
-def own_models_inquiry(experiment: Experiment, test: ClientTest, round: int) -> Inquiry:
+def own_models_question(experiment: Experiment, test: ClientTest, round: int) -> Question:
     """Asks every client how good the model is that it would use itself; under drift, with the round's classes."""
     clients = tuple(profile.client for profile in experiment.world.profiles)
-    return Inquiry(clients=clients, probes=(test,), round=round, classes=experiment.classes(round))
+    return Question(clients=clients, probes=(test,), round=round, classes=experiment.classes(round))
 
 
 def own_accuracies(answers: Mapping[int, Payload], clients: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

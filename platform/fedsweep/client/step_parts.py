@@ -1,0 +1,165 @@
+"""Local steps that train parts of what a client has: each part as big as it is, with the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsweep.client.memories import cut_memory
+from fedsweep.client.modules import BoundModule, ClientModel
+from fedsweep.client.steps import Steps
+from fedsweep.components.local import LocalStep
+from fedsweep.records import Payload
+from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep.trees import FlatLayout, ParamTree
+
+
+class PartSteps(Steps):
+    """Takes a client's local steps, each on the part that the client's sub-model names for it; arguments as before."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._at: Sequence[SubModel] = self._model.submodel.step_parts or ()
+        self._known: dict[str, StepPart] = {}
+        self._is_bare = False  # a part's gradient has a way to go before it is the client's
+
+    def _shown(self, position: int, inputs: Tensor, targets: Tensor) -> LocalStep:
+        step = super()._shown(position, inputs, targets)
+        part = self._part_of(position)
+        if part is not None:
+            step.whole, step.model = step.model, part.module()
+            step.params, step._eval_copy, step._cut = part.params, part.slot.eval_copy, part.memory
+            step.anchor = step.anchor if self._model.anchor is None else part.tree(self._model.anchor)
+            step.broadcast = part.broadcast(step.broadcast)
+        return step
+
+    def _part_of(self, position: int) -> StepPart | None:
+        """The part that a step trains; None: all that the client has."""
+        if self._at[position] == FULL_MODEL:
+            return None
+        key = self._at[position].key()
+        if key not in self._known:
+            self._known[key] = StepPart(self._at[position], self._model)
+        return self._known[key]
+
+    def _moved(self, step: LocalStep) -> Tensor:
+        part = self._part_of(step.position)
+        if part is None:
+            return super()._moved(step)
+        solver = self._side.solver
+        # What a step may change without a gradient stays as it was outside the part, unless the loss read it there.
+        restless = self._optimizer.restless(plain=solver.plain)
+        before = [value.clone() for value in restless]
+        loss: Tensor = solver.step(self._optimizer.as_torch, lambda: self._part_gradient(step, part))
+        if step._whole_logits is None:
+            part.undo_elsewhere(restless, before)
+        part.keep_buffers(self._model.vector)
+        # Terms work on all that the client has once the step is done.
+        step.params, step.anchor, step.broadcast = self._model.params, self._model.anchor_tree, self.broadcast
+        step._eval_copy, step._cut = self._model.slot.eval_copy, None
+        return loss
+
+    def _part_gradient(self, step: LocalStep, part: StepPart) -> Tensor:
+        self._model.slot.gradient.zero_()
+        part.load(self._model.vector)
+        loss = self._loss(step)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._add_terms(step, part.gradients)
+        part.add_gradient(self._model.slot.gradient)
+        self._optimizer.scale_and_clip()
+        return loss.detach()
+
+
+class StepPart:
+    """A part of a client's part, as big as it is.
+
+    Args:
+        part: It, as a part of the client's own model.
+        model: The client's own model.
+
+    Attributes:
+        slot: A module of its size.
+        params: The part's parameters by name.
+        gradients: Their gradients.
+    """
+
+    def __init__(self, part: SubModel, model: ClientModel) -> None:
+        self._part, self._whole = part, model.layout
+        device = str(model.vector.device)
+        layout = part.layout(model.layout)
+        self.slot = BoundModule(part.build(model.slot.module), layout, device)
+        self._vector = torch.zeros(layout.num_values, dtype=layout.dtype, device=device)
+        cover = part.embed(self._vector, model.layout).cover
+        self._cover = None if cover is None else cover.to(device)
+        self._places = _places(part, model.layout, device)
+        self._views = list(layout.views(self._vector).values())
+        self.params, self.gradients = layout.params(self._vector), layout.params(self.slot.gradient)
+
+    def module(self) -> nn.Module:
+        """The module in training mode, with the part's values."""
+        module = self.slot.bind(self._views)
+        return module if module.training else module.train()
+
+    def load(self, vector: Tensor) -> None:
+        """Take the values from the client's own vector; the gradient starts at zero."""
+        # At every step, so by index wherever extracting is no more than a choice of values.
+        if self._places is None:
+            self._vector.copy_(self._part.extract(vector, self._whole))
+        else:
+            torch.index_select(vector, 0, self._places, out=self._vector)
+        self.slot.gradient.zero_()
+
+    def tree(self, vector: Tensor) -> ParamTree:
+        """The part's params and float buffers of a vector like the client's own."""
+        return self.slot.layout.model(self._part.extract(vector, self._whole))
+
+    def memory(self, memory: Any) -> Any:
+        """A term's memory as the part sees it."""
+        return cut_memory(memory, self._part, self._whole)
+
+    def broadcast(self, payload: Payload) -> Payload:
+        """What the server sent as the part sees it: what lies like the params (``"<name>/<param>"``) is cut."""
+        trees: dict[str, ParamTree] = {}
+        for name, value in payload.items():
+            content, _, param = name.partition("/")
+            trees.setdefault(content if param else "", {})[param or name] = value
+        cut = {content: self.memory(tree) if content else tree for content, tree in trees.items()}
+        joined = ((f"{c}/{name}" if c else name, value) for c, tree in cut.items() for name, value in tree.items())
+        return dict(joined)
+
+    def add_gradient(self, gradient: Tensor) -> None:
+        """Add the part's gradient to the client's own [P]."""
+        if self._places is not None:
+            # No place comes twice, so the bits do not depend on the order in which a GPU adds.
+            gradient.scatter_add_(0, self._places[: self.slot.layout.num_params], self.slot.gradient)
+            return
+        padded = self.slot.layout.padded(self.slot.gradient)
+        grown = self._part.embed(padded, self._whole).vector[: self._whole.num_params]
+        gradient.add_(grown.to(gradient.device))
+
+    def keep_buffers(self, vector: Tensor) -> None:
+        """Put the part's buffers, which a forward pass may change, into the client's own vector."""
+        own = slice(self._whole.num_params, self._whole.num_params + self._whole.num_buffers)
+        if self._whole.num_buffers:
+            grown = self._part.embed(self._vector, self._whole).vector[own].to(vector.device)
+            vector[own] = grown if self._cover is None else torch.where(self._cover[own], grown, vector[own])
+
+    def undo_elsewhere(self, values: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+        """Put what the part does not hold of values with one entry per parameter [P] back to what it was."""
+        if self._cover is not None:
+            held = self._cover[: self._whole.num_params]
+            for value, old in zip(values, before, strict=True):
+                torch.where(held, value, old, out=value)
+
+
+def _places(part: SubModel, whole: FlatLayout, device: str) -> Tensor | None:
+    """Where the part's values lie in the client's own vector; None where the part is no choice of values."""
+    # Each value is its own place: what extracting makes of them says where the part's values come from.
+    numbers = torch.arange(whole.num_values)
+    places = part.extract(numbers, whole)
+    cover = part.embed(places, whole).cover
+    chosen = numbers if cover is None else numbers[cover]
+    return places.to(device) if torch.equal(places.sort().values, chosen) else None
