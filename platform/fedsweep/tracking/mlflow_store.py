@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 NO_TRACKING = "none"
 ARTIFACTS = "mlartifacts"
 PATIENCE_S = 3.0
-# An answer of a server; thousands of runs with all of their tags are shorter.
-_MOST_ANSWER_BYTES = 64 * 2**20
+_MOST_ANSWER_BYTES = 64 * 2**20  # thousands of runs with all of their tags are shorter
 _CREATION_S = 120.0  # a fresh file takes 2 s; several processes may wait for one another
 _SQLITE = "sqlite:///"
 _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
@@ -97,7 +96,7 @@ def resolve_uri(uri: str | None, *, out: Path) -> str | None:
     if scheme in ("", "file"):
         raise ConfigError(_FILE_STORE.format(uri=uri))
     kinds = ", ".join(("sqlite", *_PORTS, "http", "https", *OWN_STORES))
-    raise ConfigError(f"tracking.uri: {uri!r} is of no known kind (known: {kinds}; null; none)")
+    raise ConfigError(f"tracking.uri: {redacted(uri)!r} is of no known kind (known: {kinds}; null; none)")
 
 
 def sqlite_uri(path: Path) -> str:
@@ -162,7 +161,7 @@ def _check(uri: str, experiment: str | None) -> None:
             raise _unusable(uri, error) from error
     if found is not None and found.lifecycle_stage != "active":
         raise ResourceError(
-            f"tracking.experiment: {experiment!r} is deleted in {uri}; restore it (mlflow experiments restore"
+            f"tracking.experiment: {experiment!r} is deleted in {redacted(uri)}; restore it (mlflow experiments restore"
             f" --experiment-id {found.experiment_id}) or choose another name"
         )
 
@@ -310,7 +309,7 @@ def _take_answer(response: Any, *_: Any, stream: bool = False, **__: Any) -> Non
 
 def _unusable(uri: str, error: Exception) -> ResourceError:
     way_out = "set tracking.uri to another store, or to none"
-    return ResourceError(f"tracking.uri: the store {uri} cannot be used: {reason_of(error)}; {way_out}")
+    return ResourceError(f"tracking.uri: the store {redacted(uri)} cannot be used: {reason_of(error)}; {way_out}")
 
 
 def _probe_sqlite(path: Path, patience_s: float) -> None:
