@@ -29,7 +29,8 @@ _MOST_DRIFT_CLASSES = 32
 # Characters of all charts of clients on a page.
 _BUDGET = 1_500_000
 _HIGH = len(Part)  # beside the parts, a state of its own
-_STATES = [*PART_LOOKS.values(), ("in the high-frequency group", GROUP_LOOKS[HIGH][1])]
+_GROUP = "in the high-frequency group"
+_STATES = [*PART_LOOKS.values(), (_GROUP, GROUP_LOOKS[HIGH][1])]
 _FULL = PART_LOOKS[Part.AGGREGATED][1]
 _SHADES = [(0.0, "#FFFFFF"), (1.0, _FULL)]
 # Of a round's labels: half of the rounds lie within the thick bar, eight in ten within the thin one.
@@ -130,10 +131,10 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
     """
     cohorts, groups = list(run.column("cohort")), list(run.column("high_frequency"))
     present, attendees = list(run.column("present")), list(run.column("attendees"))
-    seen = [client for cohort in cohorts for client in cohort or () if 0 <= client < _LARGEST_ID]
-    if not seen:
+    largest = max((c for cohort in cohorts for c in cohort or () if 0 <= c < _LARGEST_ID), default=None)
+    if largest is None:
         return []
-    count = num_clients if num_clients is not None else max(seen) + 1
+    count = num_clients or largest + 1
     per_client, per_round = -(-count // _MOST_CLIENTS), -(-len(cohorts) // _MOST_ROUNDS)
     shape = (-(-count // per_client), -(-len(cohorts) // per_round))
 
@@ -144,23 +145,21 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
             np.add.at(sums[:, place // per_round], known, 1)
         return np.minimum(1, sums / (per_client * per_round))
 
-    layers = {"in the cohort": shares(cohorts)}
-    hint = ""
+    layers, hint = {"in the cohort": shares(cohorts)}, ""
     if any(there is not None for there in present):
         layers["there"] = shares(present)
     if attendees and any(list(a or ()) != list(b or ()) for a, b in zip(attendees, cohorts, strict=True)):
         layers["aggregated"] = shares(attendees)
         hint = f"{sum(map(bool, attendees))} of {len(cohorts)} rounds aggregated."
     if any(groups):
-        layers["in the high-frequency group"] = shares(groups)
+        layers[_GROUP] = shares(groups)
     axes: dict[str, Any] = {
         "x": ids("round", len(cohorts), per_round, first=run.column("round")[0]),
         "y": ids("client", count, per_client),
     }
     if per_client == per_round == 1:
-        states_NR = parts_of(cohorts, attendees or cohorts, present, num_clients=count)
-        states_NR[layers.get("in the high-frequency group", np.zeros(shape)) > 0] = _HIGH
-        return [_state_chart(states_NR, axes=axes, hint=hint)]
+        parts_NR = parts_of(cohorts, attendees or cohorts, present, num_clients=count)
+        return [_state_chart(parts_NR, layers.get(_GROUP), axes=axes, hint=hint)]
     return [
         map_chart(
             np.rint(100 * cells).astype(int).tolist(),
@@ -174,7 +173,9 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
     ]
 
 
-def _state_chart(states_NR: np.ndarray, *, axes: Mapping[str, Any], hint: str) -> Chart:
+def _state_chart(states_NR: np.ndarray, high_NR: np.ndarray | None, *, axes: Mapping[str, Any], hint: str) -> Chart:
+    if high_NR is not None:
+        states_NR = np.where(high_NR > 0, _HIGH, states_NR)
     steps = [(end / len(_STATES), colour) for state, (_, colour) in enumerate(_STATES) for end in (state, state + 1)]
     return map_chart(
         states_NR.tolist(),
