@@ -131,10 +131,10 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
     """
     cohorts, groups = list(run.column("cohort")), list(run.column("high_frequency"))
     present, attendees = list(run.column("present")), list(run.column("attendees"))
-    seen = [client for cohort in cohorts for client in cohort or () if 0 <= client < _LARGEST_ID]
-    if not seen:
+    largest = max((c for cohort in cohorts for c in cohort or () if 0 <= c < _LARGEST_ID), default=None)
+    if largest is None:
         return []
-    count = num_clients if num_clients is not None else max(seen) + 1
+    count = num_clients or largest + 1
     per_client, per_round = -(-count // _MOST_CLIENTS), -(-len(cohorts) // _MOST_ROUNDS)
     shape = (-(-count // per_client), -(-len(cohorts) // per_round))
 
@@ -145,8 +145,7 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
             np.add.at(sums[:, place // per_round], known, 1)
         return np.minimum(1, sums / (per_client * per_round))
 
-    layers = {"in the cohort": shares(cohorts)}
-    hint = ""
+    layers, hint = {"in the cohort": shares(cohorts)}, ""
     if any(there is not None for there in present):
         layers["there"] = shares(present)
     if attendees and any(list(a or ()) != list(b or ()) for a, b in zip(attendees, cohorts, strict=True)):
@@ -159,8 +158,8 @@ def participation_charts(run: RunView, num_clients: int | None) -> list[Chart]:
         "y": ids("client", count, per_client),
     }
     if per_client == per_round == 1:
-        states_NR = parts_of(cohorts, attendees or cohorts, present, num_clients=count)
-        return [_state_chart(states_NR, layers.get(_GROUP), axes=axes, hint=hint)]
+        parts_NR = parts_of(cohorts, attendees or cohorts, present, num_clients=count)
+        return [_state_chart(parts_NR, layers.get(_GROUP), axes=axes, hint=hint)]
     return [
         map_chart(
             np.rint(100 * cells).astype(int).tolist(),
