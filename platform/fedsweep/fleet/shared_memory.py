@@ -103,11 +103,11 @@ class SharedMemoryExchange(Exchange):
 
     def _barrier(self) -> None:
         self._counter += 1
-        token = _TOKEN.pack(self._counter)
+        own_token = _TOKEN.pack(self._counter)
         try:
             for descriptor in self._writers:
                 # Eight bytes go whole or not at all, and nobody is more than one barrier ahead: the pipe can't be full.
-                os.write(descriptor, token)
+                os.write(descriptor, own_token)
         except BrokenPipeError as error:
             raise WorkerLost("another client actor is gone") from error
         deadline = time.monotonic() + self._timeout_s
