@@ -26,7 +26,7 @@ USERS_PAGES = [name for name in NAMES if name not in ("CONTRIBUTING.md", "CHANGE
 PROMISED = {"fedsweep", "fedsweep.components", "fedsweep.testing"}
 # Names of entry points, and of a tracked run's tags.
 NO_MODULES = {
-    *("datasets", "methods", "observers", "partitions", "schedules", "transforms"),
+    *("datasets", "figures", "measures", "methods", "observers", "partitions", "schedules", "transforms"),
     *("dataset", "kind", "method", "seed", "setting"),
 }
 BASES = [

@@ -411,7 +411,7 @@ def test_the_setting_has_data_network_rounds_and_seeds_of_what_was_run() -> None
             scenario={"dataset": "digits"}, model={"name": "mlp"}, training={"rounds": rounds}
         )
     said = scene.setting_of_runs(runs, scale="smoke", is_papers=False)
-    assert said == "scale smoke: digits; mlp; 3 to 8 rounds; seeds 0, 1"
+    assert said == "scale smoke: digits; mlp; 3 to 8 rounds; seeds 0, 1; not the setting of scale full"
 
 
 def test_panels_are_called_by_what_was_run(drawn: list[Figure], tmp_path: Path) -> None:

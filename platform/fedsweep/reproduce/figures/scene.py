@@ -143,7 +143,7 @@ def setting_of_runs(runs: Sequence[RunView], *, scale: str, is_papers: bool) -> 
     Args:
         runs: The runs.
         scale: ``smoke``, ``small`` or ``full``.
-        is_papers: Whether there is a paper whose setting this is not.
+        is_papers: Whether there are figures of a paper whose setting this is not.
     """
 
     def listed(section: str, key: str) -> list[Any]:
@@ -154,7 +154,8 @@ def setting_of_runs(runs: Sequence[RunView], *, scale: str, is_papers: bool) -> 
     parts = [", ".join(map(str, listed("scenario", "dataset"))), ", ".join(map(str, listed("model", "name")))]
     parts += [f"{' to '.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds"] if rounds else []
     parts += [f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"] if seeds else []
-    return f"scale {scale}: {'; '.join(filter(None, parts))}" + ("; not the paper's setting" if is_papers else "")
+    other = "the paper's setting" if is_papers else "the setting of scale full"
+    return f"scale {scale}: {'; '.join(filter(None, parts))}; not {other}"
 
 
 def scene_of(figure: FigureSpec, grid: Grid, views: Mapping[Cell, RunView | str]) -> Scene:
