@@ -1,3 +1,4 @@
+#USED Positive,PositiveShare
 """AFD, adaptive federated dropout: sub-models that made a client's loss fall are kept, others are drawn by scores.
 
 Source: Bouacida et al. (2021): Adaptive federated dropout: improving communication efficiency and generalization for
@@ -56,14 +57,10 @@ class ScoredUnits(SubModelPolicy):
     and compressed uplink are left out.
     """
 
-    keep: float = 0.75
+    keep: PositiveShare = 0.75
     scores: ScoreMaps = "client"
     accumulate: bool = False
-    score_floor: float = 0.01
-
-    def __post_init__(self) -> None:
-        share(keep=self.keep)
-        positive(score_floor=self.score_floor)
+    score_floor: Positive = 0.01
 
     def init(self, context: ServerContext) -> State:
         """No losses and no scores yet.

@@ -1,3 +1,4 @@
+#USED Count,NotNegative,Positive
 """AugFL: clients learn a model that adapts in one step, by inexact ADMM; the server adds what a model of its own knows.
 
 Source: Yue et al. (2025): AugFL: Augmenting federated learning with pretrained models. arXiv 2503.02154.
@@ -140,16 +141,11 @@ class Transfer(Refinement):
     there, the server still moves by one of N shares: what they send is weighed by their share of all samples, too.
     """
 
-    penalty: float = 0.7
-    transfer: float = 1.0
-    temperature: float = 4.0
-    server_batch: int = 128
-    teacher_steps: int = 500
-
-    def __post_init__(self) -> None:
-        not_negative(transfer=self.transfer)
-        positive(penalty=self.penalty, temperature=self.temperature)
-        at_least(1, server_batch=self.server_batch, teacher_steps=self.teacher_steps)
+    penalty: Positive = 0.7
+    transfer: NotNegative = 1.0
+    temperature: Positive = 4.0
+    server_batch: Count = 128
+    teacher_steps: Count = 500
 
     def init(self, context: ServerContext) -> State:
         """No teacher yet.
@@ -268,7 +264,7 @@ class Adapted(Evaluation):
     )
 )
 @takes(Transfer)
-def augfl(*, adaptation_rate: float = 0.05, **parameters: Any) -> FederatedMethod:
+def augfl(*, adaptation_rate: NotNegative = 0.05, **parameters: Any) -> FederatedMethod:
     """Clients take one step of inexact ADMM a round towards a model that adapts well; the server pulls to a teacher.
 
     ``test_accuracy`` is the server's model's, ``personal_accuracy`` that after one step on each client's own samples.
@@ -277,7 +273,6 @@ def augfl(*, adaptation_rate: float = 0.05, **parameters: Any) -> FederatedMetho
     Args:
         adaptation_rate: Of the step that adapts, at least 0; 0: no adaptation.
     """
-    not_negative(adaptation_rate=adaptation_rate)
     transfer = Transfer(**parameters)
     return FederatedMethod(
         name="augfl",

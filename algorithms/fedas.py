@@ -1,3 +1,4 @@
+#USED Count,CountOrZero,Positive
 """FedAS: clients keep their heads, align the body that they receive with their last, and count by Fisher information.
 
 Source: Yang, Huang, Ye (2024): FedAS: Bridging inconsistency in personalized federated learning. CVPR.
@@ -179,9 +180,9 @@ class ByFisher(Weighting):
 )
 def fedas(
     *,
-    align_epochs: int = 1,
-    align_rate: float = 0.01,
-    align_batch: int = 16,
+    align_epochs: CountOrZero = 1,
+    align_rate: Positive = 0.01,
+    align_batch: Count = 16,
     weights: Literal["fisher", "samples"] = "fisher",
     fisher: Fisher = "batch",
     head: Head = "local",
@@ -200,9 +201,6 @@ def fedas(
         head: ``local``: heads do not travel, and the server's stays the initial one; ``averaged``: clients keep theirs,
             but send them for the server's model; ``shared``: clients go on with the server's head.
     """
-    at_least(0, align_epochs=align_epochs)
-    at_least(1, align_batch=align_batch)
-    positive(align_rate=align_rate)
     return FederatedMethod(
         name="fedas",
         source="Yang, Huang, Ye (2024), FedAS: Bridging inconsistency in personalized federated learning, CVPR",

@@ -1,3 +1,4 @@
+#USED NotNegative
 """FedAsync: nobody waits; each model that arrives is mixed into the server's, the less the staler it is.
 
 Source: Xie, Koyejo, Gupta (2019): Asynchronous federated optimization. arXiv:1903.03934.
@@ -40,6 +41,7 @@ class Mixing(Weighting):
     discount: Discount
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.mixing <= 1:
             raise ConfigError(f"method.mixing must lie between 0 and 1, but got {self.mixing}")
 
@@ -55,7 +57,7 @@ def fedasync(
     exponent: float = 0.5,
     slope: float = 10.0,
     grace: float = 4.0,
-    mu: float = 0.005,
+    mu: NotNegative = 0.005,
     concurrency: int | None = None,
 ) -> FederatedMethod:
     """The server mixes in each client's model when it arrives; a round is one arrival.
@@ -70,7 +72,6 @@ def fedasync(
         mu: Strength of a pull to the model that the client received, as in fedprox; 0: none.
         concurrency: Clients at work at a time; null: training.cohort_size.
     """
-    not_negative(mu=mu)
     discount = Discount(kind=staleness, exponent=exponent, slope=slope, grace=grace)
     return FederatedMethod(
         name="fedasync",

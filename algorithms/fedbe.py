@@ -1,3 +1,4 @@
+#USED Count,CountOrZero,NotNegative,Positive
 """FedBE: the server distils a Bayesian ensemble, models drawn around the clients', into their average.
 
 Source: Chen, Chao (2021): FedBE: making Bayesian model ensemble applicable to federated learning. ICLR. Algorithm 1.
@@ -58,26 +59,24 @@ class BayesianEnsemble(Refinement):
 
     needs_updates: ClassVar[bool] = True
     posterior: Posterior = "gaussian"
-    samples: int = 10
-    spread: float = 1.0
+    samples: CountOrZero = 10
+    spread: NotNegative = 1.0
     with_average: bool = True
     with_clients: bool = True
-    sharpening: float = 0.5
-    epochs: int = 20
-    learning_rate: float = 1e-3
+    sharpening: Positive = 0.5
+    epochs: Count = 20
+    learning_rate: Positive = 1e-3
     momentum: float = 0.9
-    weight_decay: float = 1e-5
-    batch_size: int = 128
+    weight_decay: NotNegative = 1e-5
+    batch_size: Count = 128
     average_from: float = 0.32
-    average_every: int = 25
+    average_every: Count = 25
     batch_norm: BatchNorm = "proxy"
 
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs, batch_size=self.batch_size, average_every=self.average_every)
-        positive(sharpening=self.sharpening, learning_rate=self.learning_rate)
+        super().__post_init__()
         if self.posterior == "dirichlet":
             positive(spread=self.spread)
-        not_negative(samples=self.samples, spread=self.spread, weight_decay=self.weight_decay)
         if not 0 <= self.momentum < 1 or not 0 <= self.average_from <= 1:
             raise ConfigError(
                 "method.momentum must be at least 0 and below 1 and method.average_from from 0 to 1, but got"

@@ -1,3 +1,4 @@
+#USED Positive
 """FedBuff: nobody waits; the server moves once its buffer holds enough of the clients' moves.
 
 Source: Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba (2022): Federated learning with buffered asynchronous
@@ -36,11 +37,8 @@ class BufferedMoves(Weighting):
     sums_to_one: ClassVar[bool] = False
     from_anchor: ClassVar[bool] = True
 
-    server_learning_rate: float
+    server_learning_rate: Positive
     discount: Discount
-
-    def __post_init__(self) -> None:
-        positive(server_learning_rate=self.server_learning_rate)
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         share = self.server_learning_rate / len(updates)

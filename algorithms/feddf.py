@@ -1,3 +1,4 @@
+#USED Count
 """FedDF: the server distils the ensemble of the clients' models into their average, on data without labels.
 
 Source: Lin, Kong, Stich, Jaggi (2020): Ensemble distillation for robust model fusion in federated learning. NeurIPS.
@@ -51,18 +52,18 @@ class Distilled(Refinement):
     """
 
     needs_updates: ClassVar[bool] = True
-    steps: int = 10_000
-    patience: int = 1_000
-    check_every: int = 100
+    steps: Count = 10_000
+    patience: Count = 1_000
+    check_every: Count = 100
     learning_rate: float = 1e-3
-    batch_size: int = 128
+    batch_size: Count = 128
     temperature: float = 1.0
     clip_norm: float = 5.0
     keep: Keep | None = None
     batch_norm: BatchNorm = "proxy"
 
     def __post_init__(self) -> None:
-        at_least(1, steps=self.steps, patience=self.patience, check_every=self.check_every, batch_size=self.batch_size)
+        super().__post_init__()
         for name in ("learning_rate", "temperature", "clip_norm"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"method.{name} must be above 0, but got {getattr(self, name)}")

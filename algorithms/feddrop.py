@@ -1,3 +1,4 @@
+#USED BelowOne
 """FedDrop: each device trains with its own dropout of hidden neurons, which it neither gets nor sends.
 
 Source: Wen, Jeon, Huang (2022): Federated dropout - a simple approach for enabling federated learning on resource
@@ -114,11 +115,11 @@ class DroppedNeurons(SubModelPolicy):
     would lose all its neurons keeps its first.
     """
 
-    rate: float
+    rate: BelowOne
     budget_s: float | None = None
 
     def __post_init__(self) -> None:
-        below_one(rate=self.rate)
+        super().__post_init__()
         if self.budget_s is not None and not 0 < self.budget_s < float("inf"):
             raise ConfigError(f"method.budget_s must be a number of seconds above 0, but got {self.budget_s}")
 

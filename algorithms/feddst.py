@@ -1,3 +1,4 @@
+#USED BelowOne
 """FedDST: sparse networks whose clients move their weights to where the gradient is large.
 
 Source: Bibikar et al. (2022): Federated dynamic sparse training: computing less, communicating less, yet learning
@@ -159,15 +160,15 @@ class MovingMask(MaskPolicy):
     zero, so they stay where others were dropped by all; of these, those that most clients grew.
     """
 
-    sparsity: float = 0.8
+    sparsity: BelowOne = 0.8
     saves_work: bool = False
-    moved: float = 0.01
+    moved: BelowOne = 0.01
     distribution: Distribution = "erk"
     every: int = 15
     until: int | None = None
 
     def __post_init__(self) -> None:
-        below_one(sparsity=self.sparsity, moved=self.moved)
+        super().__post_init__()
         if self.every < 1 or (self.until is not None and self.until < 1):
             raise ConfigError(
                 f"method.every and method.until must be at least 1, but got {self.every} and {self.until}"

@@ -1,3 +1,4 @@
+#USED NotNegative
 """FedDyn: a penalty that moves with each client's past makes the clients' optima meet at that of their mean.
 
 Source: Acar et al. (2021): Federated learning based on dynamic regularization. ICLR. Algorithm 1.
@@ -142,7 +143,7 @@ class MeanOfModels(Evaluation):
 @with_card(Card(limits=(Limit(given={"strength": 0.0}),), live=("feddyn_offset_norm",)))
 def feddyn(
     *,
-    strength: float = 0.1,
+    strength: NotNegative = 0.1,
     penalty: Literal["dynamic", "none"] = "dynamic",
     weighting: Literal["uniform", "size"] = "uniform",
     tested: Literal["server", Of] = "server",
@@ -156,7 +157,6 @@ def feddyn(
             by samples, for which clients of many samples have a weaker penalty.
         tested: server; or the mean of the round's clients' (active) or of all clients' last models (all: the authors).
     """
-    not_negative(strength=strength)
     if weighting == "size" and penalty == "none":
         raise ConfigError(
             "method.weighting=size changes the clients' penalty, but method.penalty is none; leave out one of them"

@@ -1,3 +1,4 @@
+#USED PositiveShare
 """Federated Dropout: each client trains a smaller network, of a fixed number of units that are drawn at random.
 
 Source: Caldas et al. (2018): Expanding the reach of federated learning by reducing client resource requirements.
@@ -40,11 +41,8 @@ class RandomUnits(SubModelPolicy):
     Reading: units that residual additions tie together are one group with one draw, so that sums add like to like.
     """
 
-    keep: float
+    keep: PositiveShare
     shared: bool = False
-
-    def __post_init__(self) -> None:
-        share(keep=self.keep)
 
     def init(self, context: ServerContext) -> State:
         """Nothing to remember.

@@ -1,3 +1,4 @@
+#USED Count,Ge,NotNegative,Positive,PositiveShare
 """FedGen: the server learns a generator of features from the clients' heads, and sends it to the clients.
 
 Source: Zhu, Hong, Zhou (2021): Data-free knowledge distillation for heterogeneous federated learning. ICML.
@@ -54,15 +55,15 @@ class GeneratedLatents(LocalTerm):
 
     needs_anchor: ClassVar[bool] = False
     in_lanes: ClassVar[bool] = False
-    strength: float
-    consistency: float
+    strength: NotNegative
+    consistency: NotNegative
     decay: float
     noise_width: int
     own_classes: bool = False
     name: str = "fedgen"
 
     def __post_init__(self) -> None:
-        not_negative(strength=self.strength, consistency=self.consistency)
+        super().__post_init__()
         share(strength_decay=self.decay)
 
     def loss(self, step: LocalStep) -> Tensor | None:
@@ -120,21 +121,14 @@ class LatentGenerator(Refinement):
     needs_updates: ClassVar[bool] = True
     teacher: Teacher = "clients"
     variant: Variant = "authors"
-    noise_width: int = 32
-    hidden_width: int = 256
-    generator_steps: int = 50
-    generator_batch: int = 32
-    generator_learning_rate: float = 3e-4
-    generator_decay: float = 0.98
-    generator_weight_decay: float = 1e-2
-    diversity: float = 1.0
-
-    def __post_init__(self) -> None:
-        not_negative(generator_weight_decay=self.generator_weight_decay, diversity=self.diversity)
-        share(generator_decay=self.generator_decay)
-        positive(generator_learning_rate=self.generator_learning_rate)
-        at_least(1, noise_width=self.noise_width, hidden_width=self.hidden_width, generator_steps=self.generator_steps)
-        at_least(2, generator_batch=self.generator_batch)  # batch norm needs two
+    noise_width: Count = 32
+    hidden_width: Count = 256
+    generator_steps: Count = 50
+    generator_batch: Annotated[int, Ge(2)] = 32
+    generator_learning_rate: Positive = 3e-4
+    generator_decay: PositiveShare = 0.98
+    generator_weight_decay: NotNegative = 1e-2
+    diversity: NotNegative = 1.0
 
     @property
     def needs_whole_models(self) -> bool:

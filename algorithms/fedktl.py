@@ -1,3 +1,4 @@
+#USED Count,Ge,NotNegative,Positive
 """FedKTL: no model travels; clients send prototypes, and get images that a decoder on the server makes of them.
 
 Source: Zhang, Liu, Hua, Cao (2024): An upload-efficient scheme for transferring knowledge from a server-side
@@ -87,12 +88,8 @@ class ArcFace(Objective):
         scale: Of its cosines, above 0. The paper's is 64, likewise.
     """
 
-    margin: float = 0.5
-    scale: float = 8.0
-
-    def __post_init__(self) -> None:
-        not_negative(margin=self.margin)
-        positive(scale=self.scale)
+    margin: NotNegative = 0.5
+    scale: Positive = 8.0
 
     def loss(self, step: LocalStep) -> Tensor:
         found = cosines(step.logits, step.broadcast[_ETF])
@@ -111,10 +108,7 @@ class Knowledge(KeepsModel):
     """
 
     name: str = _TERM
-    strength: float = 5.0
-
-    def __post_init__(self) -> None:
-        not_negative(strength=self.strength)
+    strength: NotNegative = 5.0
 
     def passes_in(self, batch_size: int, num_classes: int) -> float:
         # A step reads as many images as it has samples, but there is one a class.
@@ -197,16 +191,10 @@ class LatentAlignment(Refinement):
     """
 
     decoder: SmallDecoder
-    alignment: float = 1.0
-    server_epochs: int = 100
-    server_rate: float = 0.01
-    server_batch: int = 100
-
-    def __post_init__(self) -> None:
-        not_negative(alignment=self.alignment)
-        positive(server_rate=self.server_rate)
-        at_least(1, server_epochs=self.server_epochs)
-        at_least(2, server_batch=self.server_batch)
+    alignment: NotNegative = 1.0
+    server_epochs: Count = 100
+    server_rate: Positive = 0.01
+    server_batch: Annotated[int, Ge(2)] = 100
 
     def registration(self) -> tuple[str, ...]:
         return ("label_counts",)

@@ -1,3 +1,4 @@
+#USED BelowOne
 """FedMix and NaiveMix: clients mix their samples with averages of all clients' samples.
 
 Source: Yoon, Shin, Hwang, Yang (2021): FedMix: approximation of Mixup under mean augmented federated learning. ICLR.
@@ -66,6 +67,7 @@ class MeanBank(Refinement):
     group_size: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.group_size is not None and self.group_size < 2:
             raise ConfigError(
                 f"method.group_size must be at least 2, but got {self.group_size}: an average of one sample is the"
@@ -122,11 +124,8 @@ class MixedLoss(Objective):
     """
 
     in_lanes: ClassVar[bool] = False
-    strength: float = 0.05
+    strength: BelowOne = 0.05
     mixup: Mixup = "taylor"
-
-    def __post_init__(self) -> None:
-        below_one(strength=self.strength)
 
     @property
     def passes(self) -> float:

@@ -1,3 +1,4 @@
+#USED BelowOne,Positive
 """FedAvgM, FedAdagrad, FedAdam and FedYogi: the clients' mean move is a gradient for an optimiser on the server.
 
 Source: Hsu, Qi, Brown (2019): Measuring the effects of non-identical data distribution for federated visual
@@ -51,14 +52,10 @@ class AdaptiveServer(ServerUpdate):
 
     needs_updates: ClassVar[bool] = True
     rule: Rule
-    server_learning_rate: float = 0.1
-    momentum: float = 0.9
-    second_momentum: float = 0.99
-    adaptivity: float = 1e-3
-
-    def __post_init__(self) -> None:
-        positive(server_learning_rate=self.server_learning_rate, adaptivity=self.adaptivity)
-        below_one(momentum=self.momentum, second_momentum=self.second_momentum)
+    server_learning_rate: Positive = 0.1
+    momentum: BelowOne = 0.9
+    second_momentum: BelowOne = 0.99
+    adaptivity: Positive = 1e-3
 
     def init(self, context: ServerContext) -> State:
         """First moment 0, second moment adaptivity squared."""

@@ -1,3 +1,4 @@
+#USED NotNegative
 """FedProx: a proximal term that keeps clients near the model they received.
 
 Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith (2020): Federated optimization in heterogeneous networks. MLSys.
@@ -42,14 +43,13 @@ class Proximal(LocalTerm):
         golden_given={"mu": 1.0},
     )
 )
-def fedprox(*, mu: float = 0.01, penalty: Literal["half", "full"] = "half") -> FederatedMethod:
+def fedprox(*, mu: NotNegative = 0.01, penalty: Literal["half", "full"] = "half") -> FederatedMethod:
     """FedAvg with a proximal term on the clients.
 
     Args:
         mu: Strength of the term, at least 0; 0 is FedAvg bit for bit. 0.01 is DynamicFL's choice.
         penalty: half: mu / 2 times the squared distance (the paper); full: mu times (DynaFed's program).
     """
-    not_negative(mu=mu)
     return FederatedMethod(
         name="fedprox",
         source="Li et al. (2020), Federated optimization in heterogeneous networks",

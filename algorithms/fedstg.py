@@ -69,6 +69,7 @@ class SamplesSpeedRarity(Weighting):
     rarity_cap: float = 1.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.counted not in ("trained", "all"):
             raise ConfigError(f"counted must be 'trained' or 'all', but got {self.counted!r}")
         if not 0 <= self.rarity_strength < math.inf:
@@ -150,6 +151,7 @@ class StagnationAware(Pacing):
     patience: int = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, value, low in (
             ("reduced_interval", self.reduced_interval, 2),
             ("first_rounds", self.first_rounds, 0),

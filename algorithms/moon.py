@@ -1,3 +1,4 @@
+#USED NotNegative,Positive
 """MOON: a contrast of features pulls a client towards the model that it received and away from its own last one.
 
 Source: Li, He, Song (2021): Model-contrastive federated learning. CVPR. Algorithm 1.
@@ -41,13 +42,9 @@ class Contrastive(LocalTerm):
     """
 
     stateful: ClassVar[bool] = True
-    strength: float = 1.0
-    temperature: float = 0.5
+    strength: NotNegative = 1.0
+    temperature: Positive = 0.5
     name: str = "moon"
-
-    def __post_init__(self) -> None:
-        not_negative(strength=self.strength)
-        positive(temperature=self.temperature)
 
     @property
     def passes(self) -> float:

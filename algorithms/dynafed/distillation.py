@@ -1,3 +1,4 @@
+#USED Count,CountOrZero,NotNegative
 """DynaFed: the server learns synthetic data from the global models' trajectory, and fine-tunes each aggregate on it.
 
 Clients are those of FedAvg and see nothing new; nothing more travels. Up to the synthesis the run is FedAvg bit for
@@ -83,24 +84,21 @@ class TrajectoryDistillation(Refinement):
     """
 
     snapshots: int
-    images_per_class: int
+    images_per_class: Count
     synthesis: Synthesis
-    finetune_epochs: int
-    finetune_learning_rate: float
-    finetune_batch: int = 256
+    finetune_epochs: CountOrZero
+    finetune_learning_rate: NotNegative
+    finetune_batch: Count = 256
     real_reference: RealReference = "none"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.snapshots <= self.synthesis.horizon_rounds:
             raise ConfigError(
                 "method.snapshots must exceed method.horizon_rounds, but got"
                 f" snapshots={self.snapshots}, horizon_rounds={self.synthesis.horizon_rounds}; keep more snapshots or"
                 " look less far ahead"
             )
-        at_least(1, images_per_class=self.images_per_class)
-        at_least(0, finetune_epochs=self.finetune_epochs)
-        at_least(1, finetune_batch=self.finetune_batch)
-        not_negative(finetune_learning_rate=self.finetune_learning_rate)
         if self.real_reference not in _REFERENCES:
             raise ConfigError(
                 f"method.real_reference must be one of {', '.join(_REFERENCES)}, but got {self.real_reference!r}"

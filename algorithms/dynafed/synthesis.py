@@ -1,3 +1,4 @@
+#USED Count,CountOrZero,NotNegative,Positive
 """Learning a synthetic set from a trajectory of models, in a form that can stop anywhere and go on to the same bits.
 
 Every iteration draws from a stream of its own, so what has to be kept is the set, its optimisers' moments and the
@@ -69,29 +70,24 @@ class Synthesis:
         checkpoint_seconds: Least time between two checkpoints of an unfinished synthesis.
     """
 
-    horizon_rounds: int
-    inner_steps: int
-    iterations: int
-    image_learning_rate: float
-    label_learning_rate: float
-    inner_rate: float
-    inner_rate_learning_rate: float
+    horizon_rounds: Count
+    inner_steps: Count
+    iterations: Count
+    image_learning_rate: Positive
+    label_learning_rate: Positive
+    inner_rate: Positive
+    inner_rate_learning_rate: NotNegative
     average_target: bool = True
-    last_start: int = 50
+    last_start: CountOrZero = 50
     synthesis_batch: int | None = None
     augment: bool
-    memory_limit_mb: float = 4096.0
-    checkpoint_seconds: float = 60.0
+    memory_limit_mb: Positive = 4096.0
+    checkpoint_seconds: NotNegative = 60.0
 
     def __post_init__(self) -> None:
-        at_least(1, horizon_rounds=self.horizon_rounds, inner_steps=self.inner_steps, iterations=self.iterations)
-        at_least(0, last_start=self.last_start)
+        super().__post_init__()
         if self.synthesis_batch is not None and self.synthesis_batch < 1:
             raise ConfigError(f"method.synthesis_batch must be at least 1 or null, but got {self.synthesis_batch}")
-        positive(image_learning_rate=self.image_learning_rate, label_learning_rate=self.label_learning_rate)
-        positive(inner_rate=self.inner_rate, memory_limit_mb=self.memory_limit_mb)
-        not_negative(inner_rate_learning_rate=self.inner_rate_learning_rate)
-        not_negative(checkpoint_seconds=self.checkpoint_seconds)
 
 
 def picture_name(iteration: int) -> str:

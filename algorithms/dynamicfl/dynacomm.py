@@ -108,6 +108,7 @@ class DynaComm(GroupChooser):
     orders: int = 10
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.orders < 1:
             raise ConfigError(f"orders must be at least 1, but got {self.orders}")
 

@@ -67,6 +67,7 @@ class ExactGroup(GroupChooser):
     orders: int = 10
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.orders < 1 or (self.max_pairs is not None and self.max_pairs < 1):
             raise ConfigError(
                 f"orders and max_pairs must be at least 1, but got orders={self.orders}, max_pairs={self.max_pairs}"

@@ -39,6 +39,7 @@ class ExhaustiveGroup(GroupChooser):
     max_subsets: int = 4_000_000
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.max_subsets < 1:
             raise ConfigError(f"max_subsets must be at least 1, but got {self.max_subsets}")
 
@@ -100,6 +101,7 @@ class GeneticGroup(GroupChooser):
     mutation: float = 0.001
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.orders < 1 or self.generations < 1 or self.individuals < 2 or self.individuals % 2:
             raise ConfigError(
                 "orders and generations must be at least 1 and individuals an even number of at least 2, but got"

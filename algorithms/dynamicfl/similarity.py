@@ -97,6 +97,7 @@ class SimilarityGroup(GroupChooser):
     sketch_values: int = 256
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.orders < 1:
             raise ConfigError(f"orders must be at least 1, but got {self.orders}")
         if self.sketch_values < 1:

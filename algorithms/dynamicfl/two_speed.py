@@ -81,6 +81,7 @@ class TwoSpeed(Pacing):
     idle_clients: Literal["exclude", "authors"] = "exclude"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_sync_rule(self.sync_rule)
         if not 1 <= self.high <= self.low:
             raise ConfigError(

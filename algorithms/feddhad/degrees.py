@@ -1,3 +1,4 @@
+#USED Positive
 """Non-IID degrees of clients, the weights that follow from them, and how the global loss changes with these.
 
 The server has no data: the loss's gradient is put together from the clients' moves, asked of them, or taken on proxy
@@ -84,10 +85,7 @@ class JensenShannon(Weighting):
     degree of 0.
     """
 
-    floor: float = 1e-3
-
-    def __post_init__(self) -> None:
-        positive(floor=self.floor)
+    floor: Positive = 1e-3
 
     def registration(self) -> tuple[str, ...]:
         """Label counts."""

@@ -1,3 +1,4 @@
+#USED BelowOne,Count
 """FedAD: each device trains a smaller model, without units that do little, the smaller the slower the device.
 
 Units are scored by the devices, and a base rate is taken from the curvature of their losses. From the base rate follow
@@ -100,12 +101,12 @@ class AdaptiveDropout(SubModelPolicy):
     """
 
     base_rate: BaseRate = "hessian"
-    base_rate_cap: float = 0.5
+    base_rate_cap: BelowOne = 0.5
     device_rate: DeviceRate = "balanced"
     refresh: Refresh = "trigger"
-    check_every: int = 10
-    patience: int = 3
-    unit_rate_cap: float = 0.5
+    check_every: Count = 10
+    patience: Count = 3
+    unit_rate_cap: BelowOne = 0.5
     reference: Reference = "largest"
     softmax_over: SoftmaxOver = "kind"
     temperature: float = 1.0
@@ -113,7 +114,7 @@ class AdaptiveDropout(SubModelPolicy):
     scores: UnitScores = UnitScores()
 
     def __post_init__(self) -> None:
-        below_one(base_rate_cap=self.base_rate_cap, unit_rate_cap=self.unit_rate_cap)
+        super().__post_init__()
         if self.base_rate != "hessian" and not 0 <= self.base_rate <= self.base_rate_cap:
             raise ConfigError(
                 "0 <= base_rate <= base_rate_cap must hold, but got"
@@ -122,7 +123,6 @@ class AdaptiveDropout(SubModelPolicy):
         rounds = () if self.refresh == "trigger" else self.refresh
         if any(low >= high for low, high in pairwise((0, *rounds))):
             raise ConfigError(f"method.refresh must be rounds in ascending order from 1, but got {list(rounds)}")
-        at_least(1, check_every=self.check_every, patience=self.patience)
         if not self.temperature > 0:
             raise ConfigError(f"method.temperature must be above 0, but got {self.temperature}")
 

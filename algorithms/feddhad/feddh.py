@@ -1,3 +1,4 @@
+#USED NotNegative,Positive
 """FedDH, FedDHE and FedJS: clients whose labels are far from the population's count less.
 
 A client's weight is its number of samples over its non-IID degree ``D_k = v_k JS_k + b_k``, where JS_k is the
@@ -87,22 +88,20 @@ class NonIIDDegree(Weighting):
     needs_updates: ClassVar[bool] = True
 
     gradient: GradientSource = "deferred"
-    learning_rate_v: float = 1e-4
+    learning_rate_v: NotNegative = 1e-4
     decay_v: float = 0.999
-    learning_rate_b: float = 1e-4
+    learning_rate_b: NotNegative = 1e-4
     decay_b: float = 0.99
-    floor: float = 1e-3
+    floor: Positive = 1e-3
     estimate: Estimate = "counts"
-    sharpness: float = 1.0
+    sharpness: NotNegative = 1.0
     estimate_from: EstimateFrom = "reciprocal"
 
     def __post_init__(self) -> None:
-        positive(floor=self.floor)
-        not_negative(learning_rate_v=self.learning_rate_v, learning_rate_b=self.learning_rate_b)
+        super().__post_init__()
         for name, value in (("decay_v", self.decay_v), ("decay_b", self.decay_b)):
             if not 0 <= value <= 1:
                 raise ConfigError(f"method.{name} must be a number from 0 to 1, but got {value}")
-        not_negative(sharpness=self.sharpness)
 
     @property
     def _learns(self) -> bool:

@@ -1,3 +1,4 @@
+#USED NotNegative
 """Asynchrony on the virtual clock: clients work side by side, and the server takes what arrives.
 
 A round lasts until the server's next model: it ends with the arrival that fills the buffer. So the model does not
@@ -46,14 +47,14 @@ class Discount:
     """
 
     kind: Staleness = "polynomial"
-    exponent: float = 0.5
-    slope: float = 10.0
-    grace: float = 4.0
+    exponent: NotNegative = 0.5
+    slope: NotNegative = 10.0
+    grace: NotNegative = 4.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.kind not in STALENESS:
             raise ConfigError(f"method.staleness must be one of {', '.join(STALENESS)}, but got {self.kind!r}")
-        not_negative(exponent=self.exponent, slope=self.slope, grace=self.grace)
 
     def __call__(self, staleness_M: Tensor) -> Tensor:
         """The factors [M]."""
@@ -129,6 +130,7 @@ class Arrivals(Pacing):
     buffer_size: int | None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("concurrency", "buffer_size"):
             value = getattr(self, name)
             if value is not None and value < 1:

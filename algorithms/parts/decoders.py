@@ -1,3 +1,4 @@
+#USED Count,CountOrZero
 """Decoders on the server: from latent vectors to inputs, trained on whatever inputs the server has.
 
 Shape letters: B inputs, L latent width.
@@ -69,14 +70,10 @@ class SmallDecoder:
     Source: Kingma, Welling (2014): Auto-encoding variational Bayes. ICLR.
     """
 
-    latent_width: int = 64
-    decoder_steps: int = 1000
+    latent_width: Count = 64
+    decoder_steps: CountOrZero = 1000
     width: int = 32
     batch_size: int = 64
-
-    def __post_init__(self) -> None:
-        at_least(1, latent_width=self.latent_width)
-        at_least(0, decoder_steps=self.decoder_steps)
 
     def _module(self, like: Tensor, source: Stream) -> _Autoencoder:
         channels, height, width = (int(size) for size in like.shape[1:])

@@ -1,3 +1,4 @@
+#USED BelowOne,Positive
 """Server updates: a rate and a momentum of the server's own; completed models.
 
 Completed, what a client does not hold of the model counts with the server's value.
@@ -61,14 +62,12 @@ class ServerMomentum(ServerUpdate):
         return mean, {"velocity": velocity}
 
 
-def server_steps(*, momentum: float = 0.0, server_learning_rate: float = 1.0) -> ServerUpdate:
+def server_steps(*, momentum: BelowOne = 0.0, server_learning_rate: Positive = 1.0) -> ServerUpdate:
     """The plain mean where there is neither momentum nor another rate than 1, bit for bit; else the momentum update.
 
     Raises:
         ConfigError: A value is out of its range.
     """
-    below_one(momentum=momentum)
-    positive(server_learning_rate=server_learning_rate)
     if not momentum and server_learning_rate == 1:
         return Replace()
     return ServerMomentum(momentum=momentum, server_learning_rate=server_learning_rate)

@@ -49,6 +49,7 @@ class WidthTiers:
     assignment: Assignment = "even"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         fits = all(0 < width <= 1 for width in self.widths)
         if not self.widths or not fits or any(wide <= narrow for wide, narrow in pairwise(self.widths)):
             raise ConfigError(

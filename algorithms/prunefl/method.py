@@ -1,3 +1,4 @@
+#USED BelowOne,Count,Positive
 """PruneFL: a sparse network whose weights are chosen anew now and then, by what their gradients promise for their time.
 
 Source: Jiang et al. (2022): Model pruning enables efficient federated learning on edge devices. IEEE Transactions on
@@ -92,21 +93,15 @@ class ChosenMask(MaskPolicy):
     initial ones; weights that come back start from 0, where the gain is meant.
     """
 
-    sparsity: float = 0.8
+    sparsity: BelowOne = 0.8
     first_stage: FirstStage = "client"
-    first_learning_rate: float = 0.1
-    every: int = 50
-    share: float = 0.3
-    half_life: float = 10_000.0
+    first_learning_rate: Positive = 0.1
+    every: Count = 50
+    share: BelowOne = 0.3
+    half_life: Positive = 10_000.0
     times: Times = "equal"
-    fixed_time: float = 0.5
+    fixed_time: Positive = 0.5
     saves_work: bool = False
-
-    def __post_init__(self) -> None:
-        below_one(sparsity=self.sparsity)
-        positive(fixed_time=self.fixed_time, half_life=self.half_life, first_learning_rate=self.first_learning_rate)
-        below_one(share=self.share)
-        at_least(1, every=self.every)
 
     @property
     def choice(self) -> Choice:
