@@ -13,12 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, with_card
-from fedsweep.components.aggregation import Weighting, by_samples
-from fedsweep.components.base import ComponentReport
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep import Card, ConfigError, FederatedMethod, with_card
+from fedsweep.components import ClientUpdate, ComponentReport, ServerContext, State, SyncContext, Weighting, by_samples
 
 from .parts.ensembles import ensemble_logits
 

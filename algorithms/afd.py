@@ -1,4 +1,3 @@
-#USED Positive,PositiveShare
 """AFD, adaptive federated dropout: sub-models that made a client's loss fall are kept, others are drawn by scores.
 
 Source: Bouacida et al. (2021): Adaptive federated dropout: improving communication efficiency and generalization for
@@ -18,17 +17,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, parameters_of, takes, with_card
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.planning import SubModelPolicy
-from fedsweep.method import FederatedMethod
-from fedsweep.models.slicing import ordered_width
-from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
-from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    FULL_MODEL,
+    ClientUpdate,
+    ComponentReport,
+    Positive,
+    PositiveShare,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SubModelPolicy,
+    SyncContext,
+    UnitGroup,
+    ordered_width,
+    parameters_of,
+    takes,
+    unit_submodel,
+)
 
-from .parts.ranges import positive, share
 from .parts.server_updates import Aggregate, aggregation
 from .parts.unit_draws import drawn_of_each, unit_groups_of
 

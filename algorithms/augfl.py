@@ -1,4 +1,3 @@
-#USED Count,NotNegative,Positive
 """AugFL: clients learn a model that adapts in one step, by inexact ADMM; the server adds what a model of its own knows.
 
 Source: Yue et al. (2025): AugFL: Augmenting federated learning with pretrained models. arXiv 2503.02154.
@@ -18,23 +17,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.card import Card, takes, with_card
-from fedsweep.components.aggregation import Refinement, Uniform
-from fedsweep.components.base import ComponentReport, Published
-from fedsweep.components.evaluation import Evaluation
-from fedsweep.components.local import LocalStep, LocalTerm, Memory, Objective
-from fedsweep.components.probes import ClientTest, LocalClient
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod, MethodSettings
-from fedsweep.models.cost import PASSES_OF_A_STEP
-from fedsweep.models.functional import logits_with
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
-from fedsweep.submodel import FULL_MODEL
-from fedsweep.trees import ParamTree, load_vector
+from fedsweep import Card, ConfigError, FederatedMethod, MethodSettings, with_card
+from fedsweep.components import (
+    FULL_MODEL,
+    PASSES_OF_A_STEP,
+    ClientTest,
+    ClientUpdate,
+    ComponentReport,
+    Count,
+    Evaluation,
+    LocalClient,
+    LocalStep,
+    LocalTerm,
+    Memory,
+    NotNegative,
+    Objective,
+    ParamTree,
+    Positive,
+    Published,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    Uniform,
+    load_vector,
+    logits_with,
+    takes,
+)
 
 from .parts.distilling import Student, batches
 from .parts.ensembles import template
-from .parts.ranges import at_least, not_negative, positive
 
 _CLIENTS = "augfl_clients"
 

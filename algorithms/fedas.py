@@ -1,4 +1,3 @@
-#USED Count,CountOrZero,Positive
 """FedAS: clients keep their heads, align the body that they receive with their last, and count by Fisher information.
 
 Source: Yang, Huang, Ye (2024): FedAS: Bridging inconsistency in personalized federated learning. CVPR.
@@ -17,18 +16,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.aggregation import BySamples, Weighting, by_samples
-from fedsweep.components.local import Memory
-from fedsweep.components.planning import WholeModel
-from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.method import FederatedMethod
-from fedsweep.models.functional import features_with, head_names
-from fedsweep.records import ClientUpdate, Payload, State, SyncContext
-from fedsweep.trees import ParamTree
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    BySamples,
+    ClientUpdate,
+    Count,
+    CountOrZero,
+    LocalClient,
+    Memory,
+    ParamTree,
+    Payload,
+    Positive,
+    Probe,
+    State,
+    SyncContext,
+    Weighting,
+    WholeModel,
+    by_samples,
+    features_with,
+    head_names,
+)
 
 from .parts.own_models import KeepsModel, OwnModels, Travels, own_values
-from .parts.ranges import at_least, positive
 
 _TERM = "fedas"
 Head = Literal["local", "averaged", "shared"]

@@ -1,4 +1,3 @@
-#USED NotNegative
 """FedAsync: nobody waits; each model that arrives is mixed into the server's, the less the staler it is.
 
 Source: Xie, Koyejo, Gupta (2019): Asynchronous federated optimization. arXiv:1903.03934.
@@ -12,15 +11,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedsweep.card import Card, with_card
-from fedsweep.components.aggregation import Weighting
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, State, SyncContext
+from fedsweep import Card, ConfigError, FederatedMethod, with_card
+from fedsweep.components import ClientUpdate, NotNegative, State, SyncContext, Weighting
 
 from .fedprox import Proximal
 from .parts.arrivals import Arrivals, Discount, IdleClients, Staleness, staleness_of
-from .parts.ranges import not_negative
 
 
 @dataclass(frozen=True, kw_only=True)

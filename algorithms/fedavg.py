@@ -6,8 +6,7 @@ from decentralized data. AISTATS. Algorithm 1.
 
 from __future__ import annotations
 
-from fedsweep.card import Card, with_card
-from fedsweep.method import FederatedMethod, MethodSettings
+from fedsweep import Card, FederatedMethod, MethodSettings, with_card
 
 _SOURCE = "McMahan et al. (2017), Communication-efficient learning of deep networks from decentralized data"
 

@@ -1,4 +1,3 @@
-#USED Count,CountOrZero,NotNegative,Positive
 """FedBE: the server distils a Bayesian ensemble, models drawn around the clients', into their average.
 
 Source: Chen, Chao (2021): FedBE: making Bayesian model ensemble applicable to federated learning. ICLR. Algorithm 1.
@@ -14,17 +13,24 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.aggregation import Refinement, by_samples
-from fedsweep.components.base import ComponentReport
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
-from fedsweep.streams import Stream
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, Stream, with_card
+from fedsweep.components import (
+    ClientUpdate,
+    ComponentReport,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    by_samples,
+    takes,
+)
 
 from .parts.distilling import BatchNorm, Student, batches
 from .parts.ensembles import ensemble_logits, model_logits, server_inputs
-from .parts.ranges import at_least, not_negative, positive
 
 Posterior = Literal["gaussian", "authors", "dirichlet"]
 

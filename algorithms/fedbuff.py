@@ -1,4 +1,3 @@
-#USED Positive
 """FedBuff: nobody waits; the server moves once its buffer holds enough of the clients' moves.
 
 Source: Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba (2022): Federated learning with buffered asynchronous
@@ -13,13 +12,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedsweep.card import Card, with_card
-from fedsweep.components.aggregation import Weighting
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, State, SyncContext
+from fedsweep import Card, FederatedMethod, with_card
+from fedsweep.components import ClientUpdate, Positive, State, SyncContext, Weighting
 
 from .parts.arrivals import Arrivals, Discount, IdleClients, staleness_of
-from .parts.ranges import positive
 
 
 @dataclass(frozen=True, kw_only=True)

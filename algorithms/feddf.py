@@ -1,4 +1,3 @@
-#USED Count
 """FedDF: the server distils the ensemble of the clients' models into their average, on data without labels.
 
 Source: Lin, Kong, Stich, Jaggi (2020): Ensemble distillation for robust model fusion in federated learning. NeurIPS.
@@ -15,16 +14,20 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.aggregation import Refinement
-from fedsweep.components.base import ComponentReport
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    ClientUpdate,
+    ComponentReport,
+    Count,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    takes,
+)
 
 from .parts.distilling import BatchNorm, Student, batches, cosine_rate
 from .parts.ensembles import ensemble_logits, server_inputs
-from .parts.ranges import at_least
 
 Keep = Literal["best", "last"]
 

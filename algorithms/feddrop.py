@@ -1,4 +1,3 @@
-#USED BelowOne
 """FedDrop: each device trains with its own dropout of hidden neurons, which it neither gets nor sends.
 
 Source: Wen, Jeon, Huang (2022): Federated dropout - a simple approach for enabling federated learning on resource
@@ -16,22 +15,28 @@ from typing import cast
 import numpy as np
 from torch import nn
 
-from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.planning import SubModelPolicy
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.models.cost import BYTES_PER_VALUE, layer_costs, training_flops
-from fedsweep.models.network import Network
-from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.records import ClientWork, RoundContext, ServerContext, State
-from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.trees import FlatLayout
-from fedsweep.world.devices import DeviceProfile, client_time
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, Network, with_card
+from fedsweep.components import (
+    BYTES_PER_VALUE,
+    FULL_MODEL,
+    BelowOne,
+    ClientWork,
+    ComponentReport,
+    DeviceProfile,
+    FlatLayout,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SubModelPolicy,
+    UnitGroup,
+    client_time,
+    layer_costs,
+    training_flops,
+    unit_submodel,
+)
 
 from .feddhad.dropout_rates import drawn_units
-from .parts.ranges import below_one
 from .parts.server_updates import Aggregate, aggregation
 from .parts.unit_draws import unit_groups_of
 

@@ -1,4 +1,3 @@
-#USED BelowOne
 """FedDST: sparse networks whose clients move their weights to where the gradient is large.
 
 Source: Bibikar et al. (2022): Federated dynamic sparse training: computing less, communicating less, yet learning
@@ -17,14 +16,25 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.aggregation import ServerUpdate, mean_of_updates
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, Payload, RoundContext, ServerContext, State, SyncContext
-from fedsweep.submodel import ElementMask
-from fedsweep.trees import ParamTree
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    BelowOne,
+    ClientUpdate,
+    ElementMask,
+    LocalStep,
+    LocalTerm,
+    LocalWork,
+    Memory,
+    ParamTree,
+    Payload,
+    RoundContext,
+    ServerContext,
+    ServerUpdate,
+    State,
+    SyncContext,
+    mean_of_updates,
+    takes,
+)
 
 from .parts.element_masks import (
     Layers,
@@ -34,7 +44,6 @@ from .parts.element_masks import (
     largest,
     shared_out,
 )
-from .parts.ranges import below_one
 
 Distribution = Literal["erk", "uniform"]
 

@@ -1,4 +1,3 @@
-#USED NotNegative
 """FedDyn: a penalty that moves with each client's past makes the clients' optima meet at that of their mean.
 
 Source: Acar et al. (2021): Federated learning based on dynamic regularization. ICLR. Algorithm 1.
@@ -13,18 +12,28 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.aggregation import ServerUpdate, Uniform, mean_of_updates
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.evaluation import Evaluation, GlobalModel
-from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.models.functional import logits_with
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
-from fedsweep.trees import ParamTree
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    ClientFacts,
+    ClientUpdate,
+    ComponentReport,
+    Evaluation,
+    GlobalModel,
+    LocalStep,
+    LocalTerm,
+    LocalWork,
+    Memory,
+    NotNegative,
+    ParamTree,
+    ServerContext,
+    ServerUpdate,
+    State,
+    SyncContext,
+    Uniform,
+    logits_with,
+    mean_of_updates,
+)
 
-from .parts.ranges import not_negative
 from .parts.server_updates import in_whole
 
 Of = Literal["active", "all"]

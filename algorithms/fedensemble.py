@@ -12,12 +12,17 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.evaluation import Evaluation
-from fedsweep.method import FederatedMethod
-from fedsweep.models.functional import logits_with
-from fedsweep.records import ClientUpdate, RoundRecord, ServerContext, State, SyncContext
-from fedsweep.submodel import FULL_MODEL
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    FULL_MODEL,
+    ClientUpdate,
+    Evaluation,
+    RoundRecord,
+    ServerContext,
+    State,
+    SyncContext,
+    logits_with,
+)
 
 from .parts.ensembles import upload_logits
 

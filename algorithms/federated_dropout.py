@@ -1,4 +1,3 @@
-#USED PositiveShare
 """Federated Dropout: each client trains a smaller network, of a fixed number of units that are drawn at random.
 
 Source: Caldas et al. (2018): Expanding the reach of federated learning by reducing client resource requirements.
@@ -10,15 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
 
-from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.planning import SubModelPolicy
-from fedsweep.method import FederatedMethod
-from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.records import RoundContext, ServerContext, State
-from fedsweep.streams import Stream
-from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep import Card, FederatedMethod, Limit, Stream, with_card
+from fedsweep.components import (
+    FULL_MODEL,
+    PositiveShare,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SubModelPolicy,
+    unit_submodel,
+)
 
-from .parts.ranges import share
 from .parts.server_updates import Aggregate, aggregation
 from .parts.unit_draws import drawn_of_each, unit_groups_of
 

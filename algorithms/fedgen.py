@@ -1,4 +1,3 @@
-#USED Count,Ge,NotNegative,Positive,PositiveShare
 """FedGen: the server learns a generator of features from the clients' heads, and sends it to the clients.
 
 Source: Zhu, Hong, Zhou (2021): Data-free knowledge distillation for heterogeneous federated learning. ICML.
@@ -11,23 +10,35 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.aggregation import Refinement
-from fedsweep.components.base import ComponentReport, Published
-from fedsweep.components.local import LocalStep, LocalTerm
-from fedsweep.method import FederatedMethod
-from fedsweep.models.functional import head_names, head_with
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    ClientUpdate,
+    ComponentReport,
+    Count,
+    LocalStep,
+    LocalTerm,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    Published,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    head_names,
+    head_with,
+    takes,
+)
 
 from .parts.ensembles import template
 from .parts.features import diversity, drawn, generated, network_with_features, new_generator, step_flops
-from .parts.ranges import at_least, not_negative, positive, share
 
 Head = Callable[[Tensor], Tensor]
 Teacher = Literal["clients", "logits", "global"]

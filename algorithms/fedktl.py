@@ -1,4 +1,3 @@
-#USED Count,Ge,NotNegative,Positive
 """FedKTL: no model travels; clients send prototypes, and get images that a decoder on the server makes of them.
 
 Source: Zhang, Liu, Hua, Cao (2024): An upload-efficient scheme for transferring knowledge from a server-side
@@ -13,29 +12,44 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 
-from fedsweep.card import Card, parameters_of, takes, with_card
-from fedsweep.components.aggregation import Refinement
-from fedsweep.components.base import ComponentReport, Published
-from fedsweep.components.evaluation import Evaluation
-from fedsweep.components.local import LocalSolver, LocalStep, Memory, Objective
-from fedsweep.components.probes import ClientTest, LocalClient, Probe
-from fedsweep.method import FederatedMethod
-from fedsweep.models.cost import training_flops
-from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
-from fedsweep.streams import Stream
-from fedsweep.trees import ParamTree
+from fedsweep import Card, FederatedMethod, Stream, with_card
+from fedsweep.components import (
+    ClientTest,
+    ClientUpdate,
+    ComponentReport,
+    Count,
+    Evaluation,
+    LocalClient,
+    LocalSolver,
+    LocalStep,
+    Memory,
+    NotNegative,
+    Objective,
+    ParamTree,
+    Payload,
+    Positive,
+    Probe,
+    Published,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    parameters_of,
+    takes,
+    training_flops,
+)
 
 from .parts.decoders import SmallDecoder
 from .parts.ensembles import server_inputs
 from .parts.features import network_with_features
 from .parts.own_models import KeepsModel, OwnModelTest, Travels
-from .parts.ranges import at_least, not_negative, positive
 
 _TERM = "fedktl"
 _ETF, _WEIGHT, _BIAS, _IMAGES, _LATENTS = (f"{_TERM}_{n}" for n in ("etf", "weight", "bias", "images", "latents"))

@@ -1,4 +1,3 @@
-#USED BelowOne
 """FedMix and NaiveMix: clients mix their samples with averages of all clients' samples.
 
 Source: Yoon, Shin, Hwang, Yang (2021): FedMix: approximation of Mixup under mean augmented federated learning. ICLR.
@@ -16,16 +15,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, parameters_of, takes, with_card
-from fedsweep.components.aggregation import Refinement
-from fedsweep.components.base import Published
-from fedsweep.components.local import LocalStep, Objective
-from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
-
-from .parts.ranges import below_one
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    BelowOne,
+    ClientUpdate,
+    LocalClient,
+    LocalStep,
+    Objective,
+    Payload,
+    Probe,
+    Published,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    parameters_of,
+    takes,
+)
 
 Mixup = Literal["taylor", "naive"]
 

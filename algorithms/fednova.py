@@ -14,10 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.aggregation import Weighting, by_samples
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, State, SyncContext
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import ClientUpdate, State, SyncContext, Weighting, by_samples
 
 
 def normalised(shares_M: Tensor, updates: Sequence[ClientUpdate]) -> Tensor:

@@ -1,4 +1,3 @@
-#USED BelowOne,Positive
 """FedAvgM, FedAdagrad, FedAdam and FedYogi: the clients' mean move is a gradient for an optimiser on the server.
 
 Source: Hsu, Qi, Brown (2019): Measuring the effects of non-identical data distribution for federated visual
@@ -15,12 +14,19 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.aggregation import ServerUpdate, mean_of_updates
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    BelowOne,
+    ClientUpdate,
+    Positive,
+    ServerContext,
+    ServerUpdate,
+    State,
+    SyncContext,
+    mean_of_updates,
+    takes,
+)
 
-from .parts.ranges import below_one, positive
 from .parts.server_updates import server_steps
 
 _HSU = "Hsu et al. (2019), Measuring the effects of non-identical data distribution"

@@ -1,4 +1,3 @@
-#USED NotNegative
 """FedProx: a proximal term that keeps clients near the model they received.
 
 Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith (2020): Federated optimization in heterogeneous networks. MLSys.
@@ -9,12 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.local import LocalStep, LocalTerm
-from fedsweep.method import FederatedMethod
-from fedsweep.trees import ParamTree
-
-from .parts.ranges import not_negative
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import LocalStep, LocalTerm, NotNegative, ParamTree
 
 
 @dataclass(frozen=True, kw_only=True)

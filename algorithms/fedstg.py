@@ -21,21 +21,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, parameters_of, takes, with_card
-from fedsweep.components.aggregation import BySamples, Weighting
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.planning import OncePerRound, Pacing
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import (
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    BySamples,
     ClientUpdate,
+    ComponentReport,
     LocalJob,
+    OncePerRound,
+    Pacing,
     RoundContext,
     RoundRecord,
     ServerContext,
     State,
     SyncContext,
     SyncPoint,
+    Weighting,
+    parameters_of,
+    takes,
 )
 
 Unaggregated = Literal["continue", "discard"]

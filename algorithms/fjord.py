@@ -14,17 +14,25 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.card import with_card
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.local import CrossEntropy, LocalStep, Objective
-from fedsweep.components.planning import SubModelPolicy
-from fedsweep.method import FederatedMethod
-from fedsweep.models.slicing import ordered_kept, ordered_width
-from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.records import ClientWork, RoundContext, ServerContext, State
-from fedsweep.submodel import Covered, SubModel
-from fedsweep.trees import FlatLayout
+from fedsweep import FederatedMethod, with_card
+from fedsweep.components import (
+    ClientWork,
+    ComponentReport,
+    Covered,
+    CrossEntropy,
+    FlatLayout,
+    LocalStep,
+    Objective,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SubModelPolicy,
+    UnitGroup,
+    ordered_kept,
+    ordered_width,
+    unit_submodel,
+)
 
 from .parts.unit_draws import unit_groups_of
 from .parts.widths import (

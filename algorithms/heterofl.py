@@ -14,19 +14,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.card import with_card
-from fedsweep.components.aggregation import BySamples, Uniform
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.planning import SubModelPolicy
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.models.network import LinearHeadNetwork, Network
-from fedsweep.models.slicing import build_submodel_module, ordered_kept
-from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.records import RoundContext, ServerContext, State
-from fedsweep.submodel import FULL_MODEL, Covered, SubModel
-from fedsweep.trees import FlatLayout
+from fedsweep import ConfigError, FederatedMethod, Network, with_card
+from fedsweep.components import (
+    FULL_MODEL,
+    BySamples,
+    ComponentReport,
+    Covered,
+    FlatLayout,
+    LinearHeadNetwork,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SubModelPolicy,
+    Uniform,
+    UnitGroup,
+    build_submodel_module,
+    ordered_kept,
+    unit_submodel,
+)
 
 from .parts.unit_draws import has_norm, unit_groups_of, why_not_homogeneous
 from .parts.widths import WIDTHS_CARD, Assignment, StaticBatchNorm, WidthTiers, width_tiers

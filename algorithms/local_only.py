@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedsweep.card import Card, with_card
-from fedsweep.method import FederatedMethod
+from fedsweep import Card, FederatedMethod, with_card
 
 from .parts.own_models import KeepsModel, OwnModels, Travels
 

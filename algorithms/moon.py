@@ -1,4 +1,3 @@
-#USED NotNegative,Positive
 """MOON: a contrast of features pulls a client towards the model that it received and away from its own last one.
 
 Source: Li, He, Song (2021): Model-contrastive federated learning. CVPR. Algorithm 1.
@@ -14,15 +13,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.aggregation import Refinement
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
-from fedsweep.trees import ParamTree
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    ClientUpdate,
+    LocalStep,
+    LocalTerm,
+    LocalWork,
+    Memory,
+    NotNegative,
+    ParamTree,
+    Payload,
+    Positive,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    takes,
+)
 
 from .parts.features import network_with_features
-from .parts.ranges import not_negative, positive
 
 
 @dataclass(frozen=True, kw_only=True)

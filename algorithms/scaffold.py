@@ -12,13 +12,25 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, with_card
-from fedsweep.components.aggregation import BySamples, Refinement, Uniform, When
-from fedsweep.components.base import Published
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
-from fedsweep.trees import ParamTree, weighted_mean
+from fedsweep import Card, FederatedMethod, with_card
+from fedsweep.components import (
+    BySamples,
+    ClientUpdate,
+    LocalStep,
+    LocalTerm,
+    LocalWork,
+    Memory,
+    ParamTree,
+    Payload,
+    Published,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    Uniform,
+    When,
+    weighted_mean,
+)
 
 from .parts.server_updates import server_steps
 

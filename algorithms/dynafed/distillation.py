@@ -1,4 +1,3 @@
-#USED Count,CountOrZero,NotNegative
 """DynaFed: the server learns synthetic data from the global models' trajectory, and fine-tunes each aggregate on it.
 
 Clients are those of FedAvg and see nothing new; nothing more travels. Up to the synthesis the run is FedAvg bit for
@@ -18,17 +17,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, parameters_of, takes, with_card
-from fedsweep.components.aggregation import BySamples, Refinement, Uniform
-from fedsweep.components.base import ComponentReport
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.models.cost import PASSES_OF_A_STEP
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
-from fedsweep.submodel import FULL_MODEL
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    FULL_MODEL,
+    PASSES_OF_A_STEP,
+    BySamples,
+    ClientUpdate,
+    ComponentReport,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    Uniform,
+    parameters_of,
+    takes,
+)
 
 from ..parts.ensembles import template
-from ..parts.ranges import at_least, not_negative
 from .augmentation import augment as augmented
 from .synthesis import Synthesis, Synthesizer
 from .trajectory import forward_of, soft_cross_entropy

@@ -1,4 +1,3 @@
-#USED Count,CountOrZero,NotNegative,Positive
 """Learning a synthetic set from a trajectory of models, in a form that can stop anywhere and go on to the same bits.
 
 Every iteration draws from a stream of its own, so what has to be kept is the set, its optimisers' moments and the
@@ -16,12 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsweep.errors import ConfigError, RunError
-from fedsweep.records import State, SyncContext
-from fedsweep.streams import Stream
+from fedsweep import ConfigError, RunError, Stream
+from fedsweep.components import Count, CountOrZero, NotNegative, Positive, State, SyncContext
 
 from ..parts.ensembles import template
-from ..parts.ranges import at_least, not_negative, positive
 from .trajectory import (
     InnerLoop,
     Matched,

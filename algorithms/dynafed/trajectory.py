@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedsweep.streams import Stream
-from fedsweep.trees import FlatLayout
+from fedsweep import Stream
+from fedsweep.components import FlatLayout
 
 from .augmentation import augment
 

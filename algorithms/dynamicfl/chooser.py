@@ -11,10 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsweep.components.probes import Probe
-from fedsweep.errors import ConfigError
-from fedsweep.records import Payload
-from fedsweep.streams import Stream
+from fedsweep import ConfigError, Stream
+from fedsweep.components import Payload, Probe
 
 Floats = NDArray[np.float64]
 

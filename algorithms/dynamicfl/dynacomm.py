@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsweep.errors import ConfigError
+from fedsweep import ConfigError
 
 from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
 from .scores import TIE, Rows, Score, usable

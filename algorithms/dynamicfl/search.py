@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsweep.errors import ConfigError, ResourceError
+from fedsweep import ConfigError, ResourceError
 
 from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
 from .dynacomm import random_orders

@@ -15,10 +15,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.errors import ConfigError, InvariantError
-from fedsweep.records import Payload
-from fedsweep.streams import Stream
+from fedsweep import ConfigError, InvariantError, Stream
+from fedsweep.components import LocalClient, Payload, Probe
 
 from ..feddhad.degrees import loss_gradient
 from .chooser import Floats, GroupChooser, GroupProblem, sizes_of

@@ -14,15 +14,25 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.planning import FixedInterval, Pacing, check_sync_rule, cut_round, due_steps
-from fedsweep.components.probes import Probe
-from fedsweep.errors import ConfigError, unknown_name
-from fedsweep.method import FederatedMethod, MethodSettings
-from fedsweep.records import Payload, RoundContext, ServerContext, State, SyncPoint
-from fedsweep.world.budgets import BudgetPlan
-from fedsweep.world.label_stats import population
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, MethodSettings, with_card
+from fedsweep.components import (
+    BudgetPlan,
+    ComponentReport,
+    FixedInterval,
+    Pacing,
+    Payload,
+    Probe,
+    RoundContext,
+    ServerContext,
+    State,
+    SyncPoint,
+    check_sync_rule,
+    cut_round,
+    due_steps,
+    population,
+    takes,
+    unknown_name,
+)
 
 from .chooser import GroupChooser, GroupProblem, RandomGroup
 from .names import group_chooser

@@ -1,4 +1,3 @@
-#USED Positive
 """Non-IID degrees of clients, the weights that follow from them, and how the global loss changes with these.
 
 The server has no data: the loss's gradient is put together from the clients' moves, asked of them, or taken on proxy
@@ -20,13 +19,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.components.aggregation import Weighting
-from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
-from fedsweep.trees import ParamTree, coverage_mean
-from fedsweep.world.label_stats import js_divergence, population
+from fedsweep.components import (
+    ClientUpdate,
+    LocalClient,
+    ParamTree,
+    Payload,
+    Positive,
+    Probe,
+    ServerContext,
+    State,
+    SyncContext,
+    Weighting,
+    coverage_mean,
+    js_divergence,
+    population,
+)
 
-from ..parts.ranges import positive
 from ..parts.server_updates import in_whole
 
 # Samples per forward pass where a gradient over many samples is summed up.

@@ -13,9 +13,8 @@ from typing import Literal
 import numpy as np
 from torch import nn
 
-from fedsweep.errors import ConfigError
-from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import MultiplierIn
+from fedsweep import ConfigError
+from fedsweep.components import MultiplierIn, UnitGroup
 
 from ..parts.unit_draws import has_norm, why_not_homogeneous
 from .unit_scores import maskable_groups

@@ -1,4 +1,3 @@
-#USED BelowOne,Count
 """FedAD: each device trains a smaller model, without units that do little, the smaller the slower the device.
 
 Units are scored by the devices, and a base rate is taken from the curvature of their losses. From the base rate follow
@@ -21,21 +20,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, parameters_of, takes, with_card
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.planning import SubModelPolicy
-from fedsweep.components.probes import Probe
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.models.cost import BYTES_PER_VALUE, fwd_macs_per_sample, training_flops
-from fedsweep.models.network import Network
-from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
-from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.world.devices import client_time
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, Network, with_card
+from fedsweep.components import (
+    BYTES_PER_VALUE,
+    FULL_MODEL,
+    BelowOne,
+    ClientUpdate,
+    ComponentReport,
+    Count,
+    Probe,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SubModelPolicy,
+    SyncContext,
+    UnitGroup,
+    client_time,
+    fwd_macs_per_sample,
+    parameters_of,
+    takes,
+    training_flops,
+    unit_submodel,
+)
 
-from ..parts.ranges import at_least, below_one
 from ..parts.unit_draws import no_units
 from .curvature import CurvatureGap
 from .dropout_rates import (

@@ -1,4 +1,3 @@
-#USED NotNegative,Positive
 """FedDH, FedDHE and FedJS: clients whose labels are far from the population's count less.
 
 A client's weight is its number of samples over its non-IID degree ``D_k = v_k JS_k + b_k``, where JS_k is the
@@ -20,17 +19,23 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.aggregation import Weighting
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.probes import Probe
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.models.functional import logits_with
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
-from fedsweep.trees import ParamTree, coverage_mean
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    ClientUpdate,
+    ComponentReport,
+    NotNegative,
+    ParamTree,
+    Positive,
+    Probe,
+    ServerContext,
+    State,
+    SyncContext,
+    Weighting,
+    coverage_mean,
+    logits_with,
+    takes,
+)
 
-from ..parts.ranges import not_negative, positive
 from ..parts.server_updates import in_whole
 from .degrees import (
     GradientAtAnchor,

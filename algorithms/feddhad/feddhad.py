@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fedsweep.card import Card, Limit, card_of, parameters_of, takes, with_card
-from fedsweep.method import FederatedMethod, merge
+from fedsweep import Card, FederatedMethod, Limit, card_of, merge, with_card
+from fedsweep.components import parameters_of, takes
 
 from .fedad import fedad
 from .feddh import feddh

@@ -1,4 +1,3 @@
-#USED NotNegative
 """Asynchrony on the virtual clock: clients work side by side, and the server takes what arrives.
 
 A round lasts until the server's next model: it ends with the arrival that fills the buffer. So the model does not
@@ -16,11 +15,19 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.components.planning import Pacing, Selection
-from fedsweep.errors import ConfigError
-from fedsweep.records import ClientUpdate, LocalJob, RoundContext, ServerContext, State, SyncContext, SyncPoint
-
-from .ranges import not_negative
+from fedsweep import ConfigError
+from fedsweep.components import (
+    ClientUpdate,
+    LocalJob,
+    NotNegative,
+    Pacing,
+    RoundContext,
+    Selection,
+    ServerContext,
+    State,
+    SyncContext,
+    SyncPoint,
+)
 
 Staleness = Literal["constant", "hinge", "polynomial"]
 STALENESS: tuple[Staleness, ...] = ("constant", "hinge", "polynomial")

@@ -1,4 +1,3 @@
-#USED Count,CountOrZero
 """Decoders on the server: from latent vectors to inputs, trained on whatever inputs the server has.
 
 Shape letters: B inputs, L latent width.
@@ -15,12 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.models.cost import layer_costs, training_flops
-from fedsweep.records import SyncContext
-from fedsweep.streams import Stream
+from fedsweep import Stream
+from fedsweep.components import Count, CountOrZero, SyncContext, layer_costs, training_flops
 
 from .distilling import batches
-from .ranges import at_least
 
 Values = Mapping[str, Tensor]
 

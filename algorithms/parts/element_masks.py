@@ -15,13 +15,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.local import LocalStep, LocalTerm, Memory
-from fedsweep.components.planning import SubModelPolicy
-from fedsweep.errors import ConfigError
-from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
-from fedsweep.submodel import ElementMask, SubModel
-from fedsweep.trees import ParamTree
+from fedsweep import ConfigError
+from fedsweep.components import (
+    ClientUpdate,
+    ComponentReport,
+    ElementMask,
+    LocalStep,
+    LocalTerm,
+    Memory,
+    ParamTree,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SubModelPolicy,
+    SyncContext,
+)
 
 Layers = Mapping[str, tuple[int, int]]
 

@@ -1,4 +1,3 @@
-#USED BelowOne,Positive
 """Server updates: a rate and a momentum of the server's own; completed models.
 
 Completed, what a client does not hold of the model counts with the server's value.
@@ -13,12 +12,19 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.components.aggregation import Replace, ServerUpdate, mean_of_updates
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
-from fedsweep.submodel import Covered
-from fedsweep.trees import weighted_mean
-
-from .ranges import below_one, positive
+from fedsweep.components import (
+    BelowOne,
+    ClientUpdate,
+    Covered,
+    Positive,
+    Replace,
+    ServerContext,
+    ServerUpdate,
+    State,
+    SyncContext,
+    mean_of_updates,
+    weighted_mean,
+)
 
 Aggregate = Literal["masked", "complete"]
 

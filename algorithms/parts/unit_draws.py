@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from fedsweep.errors import ConfigError
-from fedsweep.models.unit_groups import UnitGroup
+from fedsweep import ConfigError
+from fedsweep.components import UnitGroup
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 # c f(x) = f(c x) for c > 0: behind these a factor is as good as before them.

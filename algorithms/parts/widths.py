@@ -12,15 +12,21 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedsweep.card import Card, Limit
-from fedsweep.components.aggregation import Refinement
-from fedsweep.components.base import ComponentReport
-from fedsweep.errors import ConfigError
-from fedsweep.models.slicing import ordered_kept
-from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.records import ClientProfile, ClientUpdate, RoundContext, ServerContext, State, SyncContext
-from fedsweep.submodel import SubModel
+from fedsweep import Card, ConfigError, Limit
+from fedsweep.components import (
+    ClientProfile,
+    ClientUpdate,
+    ComponentReport,
+    Refinement,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SyncContext,
+    UnitGroup,
+    ordered_kept,
+    unit_submodel,
+)
 
 from .distilling import Student
 from .ensembles import server_inputs

@@ -15,9 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedsweep.errors import ConfigError
-from fedsweep.models.cost import layer_costs
-from fedsweep.models.network import Network
+from fedsweep import ConfigError, Network
+from fedsweep.components import layer_costs
 
 from ..parts.element_masks import Layers, decided, largest, shared_out
 

@@ -15,10 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.errors import ConfigError
-from fedsweep.records import Payload
-from fedsweep.streams import Stream
+from fedsweep import ConfigError, Stream
+from fedsweep.components import LocalClient, Payload, Probe
 
 from ..parts.element_masks import decided, weight_layers
 from .choice import Choice

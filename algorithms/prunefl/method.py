@@ -1,4 +1,3 @@
-#USED BelowOne,Count,Positive
 """PruneFL: a sparse network whose weights are chosen anew now and then, by what their gradients promise for their time.
 
 Source: Jiang et al. (2022): Model pruning enables efficient federated learning on edge devices. IEEE Transactions on
@@ -16,16 +15,26 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.components.probes import Probe
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
-from fedsweep.trees import ParamTree
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    BelowOne,
+    ClientUpdate,
+    Count,
+    LocalStep,
+    LocalTerm,
+    LocalWork,
+    Memory,
+    ParamTree,
+    Payload,
+    Positive,
+    Probe,
+    ServerContext,
+    State,
+    SyncContext,
+    takes,
+)
 
 from ..parts.element_masks import Layers, MaskPolicy, StayZero, decided
-from ..parts.ranges import at_least, below_one, positive
 from .choice import Choice, Times
 from .first_stage import FirstMask, mask_by_training
 

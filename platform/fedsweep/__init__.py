@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedsweep.api import compare, report, run, sweep
-    from fedsweep.card import Card, Limit, with_card
+    from fedsweep.card import Card, Limit, card_of, with_card
     from fedsweep.driver.evaluation import Evaluated, evaluate
     from fedsweep.driver.observers import Observer
     from fedsweep.driver.saved_model import load_model
@@ -76,6 +76,7 @@ __all__ = [
     "TableRequest",
     "Transform",
     "__version__",
+    "card_of",
     "compare",
     "evaluate",
     "load",
@@ -95,7 +96,7 @@ _HOME = {
     name: module
     for module, names in {
         "fedsweep.api": ("compare", "report", "run", "sweep"),
-        "fedsweep.card": ("Card", "Limit", "with_card"),
+        "fedsweep.card": ("Card", "Limit", "card_of", "with_card"),
         "fedsweep.driver.evaluation": ("Evaluated", "evaluate"),
         "fedsweep.driver.observers": ("Observer",),
         "fedsweep.driver.saved_model": ("load_model",),

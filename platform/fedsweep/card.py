@@ -8,12 +8,8 @@ card.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
-import re
-import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, TypeVar

@@ -10,6 +10,7 @@ from fedsweep.components.aggregation import (
     ServerUpdate,
     Uniform,
     Weighting,
+    When,
     by_samples,
     mean_of_updates,
 )
@@ -42,10 +43,25 @@ from fedsweep.components.planning import (
     due_steps,
 )
 from fedsweep.components.probes import ClientTest, LocalClient, Probe
-from fedsweep.models.cost import layer_costs, training_flops
+from fedsweep.errors import unknown_name
+from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
 from fedsweep.models.functional import features_with, head_names, head_with, logits_with
+from fedsweep.models.network import LinearHeadNetwork
+from fedsweep.models.slicing import build_submodel_module, ordered_kept, ordered_width
 from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import unit_submodel
+from fedsweep.models.unit_submodel import MultiplierIn, unit_submodel
+from fedsweep.parameters.ranges import (
+    AtLeastOne,
+    BelowOne,
+    Checked,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    Share,
+)
+from fedsweep.parameters.signature import parameters_of, takes
 from fedsweep.records import (
     ClientProfile,
     ClientUpdate,
@@ -66,11 +82,16 @@ from fedsweep.world.devices import DeviceProfile, client_time
 from fedsweep.world.label_stats import js_divergence, kl_divergence, population
 
 __all__ = [
+    "BYTES_PER_VALUE",
     "FULL_MODEL",
     "NOBODY",
+    "PASSES_OF_A_STEP",
     "AsItIs",
+    "AtLeastOne",
+    "BelowOne",
     "BudgetPlan",
     "BySamples",
+    "Checked",
     "ClientFacts",
     "ClientProfile",
     "ClientTest",
@@ -78,6 +99,8 @@ __all__ = [
     "ClientWork",
     "Codec",
     "ComponentReport",
+    "Count",
+    "CountOrZero",
     "Covered",
     "CrossEntropy",
     "DeviceProfile",
@@ -88,6 +111,7 @@ __all__ = [
     "Frozen",
     "FullModel",
     "GlobalModel",
+    "LinearHeadNetwork",
     "LocalClient",
     "LocalJob",
     "LocalSolver",
@@ -95,6 +119,8 @@ __all__ = [
     "LocalTerm",
     "LocalWork",
     "Memory",
+    "MultiplierIn",
+    "NotNegative",
     "Objective",
     "OncePerRound",
     "OptimizerSteps",
@@ -102,6 +128,8 @@ __all__ = [
     "ParamTree",
     "PartOfModel",
     "Payload",
+    "Positive",
+    "PositiveShare",
     "Probe",
     "Published",
     "Refinement",
@@ -112,6 +140,7 @@ __all__ = [
     "ServerComponent",
     "ServerContext",
     "ServerUpdate",
+    "Share",
     "State",
     "SubModel",
     "SubModelPolicy",
@@ -121,7 +150,9 @@ __all__ = [
     "UniformSelection",
     "UnitGroup",
     "Weighting",
+    "When",
     "WholeModel",
+    "build_submodel_module",
     "by_samples",
     "check_sync_rule",
     "client_time",
@@ -129,6 +160,7 @@ __all__ = [
     "cut_round",
     "due_steps",
     "features_with",
+    "fwd_macs_per_sample",
     "head_names",
     "head_with",
     "js_divergence",
@@ -138,8 +170,13 @@ __all__ = [
     "load_vector",
     "logits_with",
     "mean_of_updates",
+    "ordered_kept",
+    "ordered_width",
+    "parameters_of",
     "population",
+    "takes",
     "training_flops",
     "unit_submodel",
+    "unknown_name",
     "weighted_mean",
 ]
