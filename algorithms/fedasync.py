@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedsweep import Card, ConfigError, FederatedMethod, with_card
-from fedsweep.components import ClientUpdate, NotNegative, State, SyncContext, Weighting
+from fedsweep import Card, FederatedMethod, with_card
+from fedsweep.components import ClientUpdate, NotNegative, Share, State, SyncContext, Weighting
 
 from .fedprox import Proximal
 from .parts.arrivals import Arrivals, Discount, IdleClients, Staleness, staleness_of
@@ -32,13 +32,8 @@ class Mixing(Weighting):
     # The rest, 1 - c, is the server's own model's.
     sums_to_one: ClassVar[bool] = False
 
-    mixing: float
+    mixing: Share
     discount: Discount
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.mixing <= 1:
-            raise ConfigError(f"method.mixing must lie between 0 and 1, but got {self.mixing}")
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         return self.mixing * self.discount(staleness_of(updates, sync)), state
@@ -47,13 +42,13 @@ class Mixing(Weighting):
 @with_card(Card(needs=("devices",), live=("mean_staleness",)))
 def fedasync(
     *,
-    mixing: float = 0.6,
+    mixing: Share = 0.6,
     staleness: Staleness = "polynomial",
-    exponent: float = 0.5,
-    slope: float = 10.0,
-    grace: float = 4.0,
+    exponent: NotNegative = 0.5,
+    slope: NotNegative = 10.0,
+    grace: NotNegative = 4.0,
     mu: NotNegative = 0.005,
-    concurrency: int | None = None,
+    concurrency: Count | None = None,
 ) -> FederatedMethod:
     """The server mixes in each client's model when it arrives; a round is one arrival.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedsweep import Card, ConfigError, FederatedMethod, Limit, Stream, with_card
 from fedsweep.components import (
+    BelowOne,
     ClientUpdate,
     ComponentReport,
     Count,
@@ -23,6 +24,7 @@ from fedsweep.components import (
     Positive,
     Refinement,
     ServerContext,
+    Share,
     State,
     SyncContext,
     by_samples,
@@ -72,22 +74,17 @@ class BayesianEnsemble(Refinement):
     sharpening: Positive = 0.5
     epochs: Count = 20
     learning_rate: Positive = 1e-3
-    momentum: float = 0.9
+    momentum: BelowOne = 0.9
     weight_decay: NotNegative = 1e-5
     batch_size: Count = 128
-    average_from: float = 0.32
+    average_from: Share = 0.32
     average_every: Count = 25
     batch_norm: BatchNorm = "proxy"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.posterior == "dirichlet":
-            positive(spread=self.spread)
-        if not 0 <= self.momentum < 1 or not 0 <= self.average_from <= 1:
-            raise ConfigError(
-                "method.momentum must be at least 0 and below 1 and method.average_from from 0 to 1, but got"
-                f" {self.momentum} and {self.average_from}"
-            )
+        if self.posterior == "dirichlet" and not self.spread:
+            raise ConfigError("method.spread must be a number > 0 with posterior dirichlet, but got 0")
         if not (self.samples or self.with_average or self.with_clients):
             raise ConfigError("fedbe needs teachers; set method.samples, method.with_average or method.with_clients")
 

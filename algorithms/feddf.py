@@ -19,6 +19,7 @@ from fedsweep.components import (
     ClientUpdate,
     ComponentReport,
     Count,
+    Positive,
     Refinement,
     ServerContext,
     State,
@@ -58,18 +59,12 @@ class Distilled(Refinement):
     steps: Count = 10_000
     patience: Count = 1_000
     check_every: Count = 100
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     batch_size: Count = 128
-    temperature: float = 1.0
-    clip_norm: float = 5.0
+    temperature: Positive = 1.0
+    clip_norm: Positive = 5.0
     keep: Keep | None = None
     batch_norm: BatchNorm = "proxy"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("learning_rate", "temperature", "clip_norm"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"method.{name} must be above 0, but got {getattr(self, name)}")
 
     def init(self, context: ServerContext) -> State:
         """Nothing distilled yet.

@@ -24,6 +24,7 @@ from fedsweep.components import (
     ComponentReport,
     DeviceProfile,
     FlatLayout,
+    Positive,
     RoundContext,
     ServerContext,
     State,
@@ -121,12 +122,7 @@ class DroppedNeurons(SubModelPolicy):
     """
 
     rate: BelowOne
-    budget_s: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.budget_s is not None and not 0 < self.budget_s < float("inf"):
-            raise ConfigError(f"method.budget_s must be a number of seconds above 0, but got {self.budget_s}")
+    budget_s: Positive | None = None
 
     def init(self, context: ServerContext) -> State:
         """What the network costs by the share that is kept.

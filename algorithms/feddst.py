@@ -16,10 +16,11 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor
 
-from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep import Card, FederatedMethod, Limit, with_card
 from fedsweep.components import (
     BelowOne,
     ClientUpdate,
+    Count,
     ElementMask,
     LocalStep,
     LocalTerm,
@@ -173,15 +174,8 @@ class MovingMask(MaskPolicy):
     saves_work: bool = False
     moved: BelowOne = 0.01
     distribution: Distribution = "erk"
-    every: int = 15
-    until: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.every < 1 or (self.until is not None and self.until < 1):
-            raise ConfigError(
-                f"method.every and method.until must be at least 1, but got {self.every} and {self.until}"
-            )
+    every: Count = 15
+    until: Count | None = None
 
     def first_mask(self, context: ServerContext, layers: Layers) -> Tensor:
         shapes = [context.layout.params(context.vector)[name].shape for name in layers]

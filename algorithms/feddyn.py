@@ -51,7 +51,7 @@ class DynamicRegularizer(LocalTerm):
     """
 
     stateful: ClassVar[bool] = True
-    strength: float
+    strength: Positive
     name: str = "feddyn"
 
     def init(self, params: ParamTree) -> Memory:

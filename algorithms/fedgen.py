@@ -68,14 +68,10 @@ class GeneratedLatents(LocalTerm):
     in_lanes: ClassVar[bool] = False
     strength: NotNegative
     consistency: NotNegative
-    decay: float
+    decay: PositiveShare
     noise_width: int
     own_classes: bool = False
     name: str = "fedgen"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        share(strength_decay=self.decay)
 
     def loss(self, step: LocalStep) -> Tensor | None:
         if "generator/mean" not in step.broadcast:

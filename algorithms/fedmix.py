@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor
 
 from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
@@ -70,15 +71,7 @@ class MeanBank(Refinement):
     Source: Yoon et al. (2021), Algorithm 1. Reading: a client's own averages are among those that it gets.
     """
 
-    group_size: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.group_size is not None and self.group_size < 2:
-            raise ConfigError(
-                f"method.group_size must be at least 2, but got {self.group_size}: an average of one sample is the"
-                " sample itself"
-            )
+    group_size: Annotated[int, Ge(2)] | None = None
 
     def init(self, context: ServerContext) -> State:
         """No averages yet.

@@ -88,7 +88,7 @@ class AdaptiveServer(ServerUpdate):
 
 
 @with_card(Card(limits=(Limit(given={"momentum": 0.0}),)))
-def fedavgm(*, momentum: float = 0.9, server_learning_rate: float = 1.0) -> FederatedMethod:
+def fedavgm(*, momentum: BelowOne = 0.9, server_learning_rate: Positive = 1.0) -> FederatedMethod:
     """FedAvg with momentum on the server.
 
     Args:
@@ -102,7 +102,7 @@ def fedavgm(*, momentum: float = 0.9, server_learning_rate: float = 1.0) -> Fede
 
 @with_card(Card(limits=(Limit(given=_PLAIN_RATE, tolerance=1e-6),)))
 def fedadagrad(
-    *, server_learning_rate: float = 0.1, momentum: float = 0.0, adaptivity: float = 1e-3
+    *, server_learning_rate: Positive = 0.1, momentum: BelowOne = 0.0, adaptivity: Positive = 1e-3
 ) -> FederatedMethod:
     """FedAvg with Adagrad on the server.
 

@@ -23,7 +23,7 @@ class Proximal(LocalTerm):
     to the gradient before clipping and momentum.
     """
 
-    mu: float
+    mu: NotNegative
     name: str = "proximal"
 
     def gradient(self, step: LocalStep) -> ParamTree:

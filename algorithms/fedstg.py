@@ -23,10 +23,14 @@ from torch import Tensor
 
 from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
 from fedsweep.components import (
+    AtLeastOne,
     BySamples,
     ClientUpdate,
     ComponentReport,
+    Count,
+    CountOrZero,
     LocalJob,
+    NotNegative,
     OncePerRound,
     Pacing,
     RoundContext,
@@ -67,17 +71,8 @@ class SamplesSpeedRarity(Weighting):
     """
 
     counted: Counted = "trained"
-    rarity_strength: float = 0.25
-    rarity_cap: float = 1.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.counted not in ("trained", "all"):
-            raise ConfigError(f"counted must be 'trained' or 'all', but got {self.counted!r}")
-        if not 0 <= self.rarity_strength < math.inf:
-            raise ConfigError(f"rarity_strength must be a number of at least 0, but got {self.rarity_strength}")
-        if not 1 <= self.rarity_cap < math.inf:
-            raise ConfigError(f"rarity_cap must be a number of at least 1, but got {self.rarity_cap}")
+    rarity_strength: NotNegative = 0.25
+    rarity_cap: AtLeastOne = 1.5
 
     def registration(self) -> tuple[str, ...]:
         """Label counts: without drift they tell a client's classes."""
@@ -146,25 +141,11 @@ class StagnationAware(Pacing):
 
     observes_start: ClassVar[bool] = True
 
-    reduced_interval: int = 2
+    reduced_interval: Count = 2
     unaggregated: Unaggregated = "continue"
     decide_on: DecideOn = "validation"
-    first_rounds: int = 4
-    patience: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, value, low in (
-            ("reduced_interval", self.reduced_interval, 2),
-            ("first_rounds", self.first_rounds, 0),
-            ("patience", self.patience, 1),
-        ):
-            if value < low:
-                raise ConfigError(f"{name} must be at least {low}, but got {value}")
-        if self.unaggregated not in ("continue", "discard"):
-            raise ConfigError(f"unaggregated must be 'continue' or 'discard', but got {self.unaggregated!r}")
-        if self.decide_on not in ("validation", "test"):
-            raise ConfigError(f"decide_on must be 'validation' or 'test', but got {self.decide_on!r}")
+    first_rounds: CountOrZero = 4
+    patience: Count = 2
 
     def carries_work(self) -> bool:
         """With ``unaggregated="continue"``."""
@@ -240,10 +221,6 @@ def fedstg(*, weights: Weights = "rarity", **parameters: Any) -> FederatedMethod
         weights: How clients are averaged: rarity, by samples, speed and class rarity; or size, by samples alone as
             FedAvg does, which leaves the weights to another method that it is merged with.
     """
-    if parameters["reduced_interval"] < 1:
-        raise ConfigError(f"method.reduced_interval must be at least 1 round, but got {parameters['reduced_interval']}")
-    if weights not in ("rarity", "size"):
-        raise ConfigError(f"method.weights must be 'rarity' or 'size', but got {weights!r}")
     by_rarity = SamplesSpeedRarity(**parameters_of(SamplesSpeedRarity, parameters))
     own = parameters_of(StagnationAware, parameters)
     return FederatedMethod(

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsweep import ConfigError, RunError, Stream
-from fedsweep.components import Count, CountOrZero, NotNegative, Positive, State, SyncContext
+from fedsweep import RunError, Stream
+from fedsweep.components import Checked, Count, CountOrZero, NotNegative, Positive, State, SyncContext
 
 from ..parts.ensembles import template
 from .trajectory import (
@@ -47,7 +47,7 @@ _MOST_SHOWN = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synthesis:
+class Synthesis(Checked):
     """How a synthetic set is learned.
 
     Attributes:
@@ -76,15 +76,10 @@ class Synthesis:
     inner_rate_learning_rate: NotNegative
     average_target: bool = True
     last_start: CountOrZero = 50
-    synthesis_batch: int | None = None
+    synthesis_batch: Count | None = None
     augment: bool
     memory_limit_mb: Positive = 4096.0
     checkpoint_seconds: NotNegative = 60.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.synthesis_batch is not None and self.synthesis_batch < 1:
-            raise ConfigError(f"method.synthesis_batch must be at least 1 or null, but got {self.synthesis_batch}")
 
 
 def picture_name(iteration: int) -> str:

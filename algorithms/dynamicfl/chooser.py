@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep import ConfigError, Stream
-from fedsweep.components import Payload, Probe
+from fedsweep.components import Checked, Payload, Probe
 
 Floats = NDArray[np.float64]
 
@@ -43,7 +43,7 @@ class GroupProblem:
     population_D: Floats | None = None
 
 
-class GroupChooser(ABC):
+class GroupChooser(Checked, ABC):
     """Chooses the high-frequency group. A concrete chooser is a frozen dataclass."""
 
     @abstractmethod

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedsweep import ConfigError, InvariantError, Stream
-from fedsweep.components import LocalClient, Payload, Probe
+from fedsweep.components import Count, LocalClient, Payload, Probe
 
 from ..feddhad.degrees import loss_gradient
 from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
@@ -91,15 +91,8 @@ class SimilarityGroup(GroupChooser):
         that clients take later differ by the model, too; so they are asked for once, at the initial one.
     """
 
-    orders: int = 10
-    sketch_values: int = 256
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.orders < 1:
-            raise ConfigError(f"orders must be at least 1, but got {self.orders}")
-        if self.sketch_values < 1:
-            raise ConfigError(f"method.sketch_values must be at least 1, but got {self.sketch_values}")
+    orders: Count = 10
+    sketch_values: Count = 256
 
     def reads_labels(self) -> bool:
         """No."""

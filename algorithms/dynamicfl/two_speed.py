@@ -18,6 +18,7 @@ from fedsweep import Card, ConfigError, FederatedMethod, Limit, MethodSettings, 
 from fedsweep.components import (
     BudgetPlan,
     ComponentReport,
+    Count,
     FixedInterval,
     Pacing,
     Payload,
@@ -26,7 +27,7 @@ from fedsweep.components import (
     ServerContext,
     State,
     SyncPoint,
-    check_sync_rule,
+    SyncRule,
     cut_round,
     due_steps,
     population,
@@ -40,7 +41,6 @@ from .names import group_chooser
 _SOURCE = "DynamicFL (2024), Federated learning with dynamic communication resource allocation"
 
 LEVELS = {"a": 1, "b": 4, "c": 16, "d": 32, "e": 64, "f": 128, "g": 256}
-SyncRule = Literal["authors", "paper"]
 
 
 def interval_of(level: str | int, *, key: str) -> int:
@@ -85,23 +85,18 @@ class TwoSpeed(Pacing):
     high: int
     low: int
     group: GroupChooser
-    group_size: int | None = None
+    group_size: Count | None = None
     high_only: bool = False
     sync_rule: SyncRule = "authors"
     idle_clients: Literal["exclude", "authors"] = "exclude"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sync_rule(self.sync_rule)
         if not 1 <= self.high <= self.low:
             raise ConfigError(
                 f"1 <= high_interval <= low_interval must hold, but got high_interval={self.high},"
                 f" low_interval={self.low}; swap them"
             )
-        if self.idle_clients not in ("exclude", "authors"):
-            raise ConfigError(f"idle_clients must be 'exclude' or 'authors', but got {self.idle_clients!r}")
-        if self.group_size is not None and self.group_size < 1:
-            raise ConfigError(f"method.group_size must be at least 1 client or null, but got {self.group_size}")
 
     def registration(self) -> tuple[str, ...]:
         """Label counts, where the group is chosen by them."""

@@ -28,6 +28,7 @@ from fedsweep.components import (
     ClientUpdate,
     ComponentReport,
     Count,
+    Positive,
     Probe,
     RoundContext,
     ServerContext,
@@ -117,7 +118,7 @@ class AdaptiveDropout(SubModelPolicy):
     unit_rate_cap: BelowOne = 0.5
     reference: Reference = "largest"
     softmax_over: SoftmaxOver = "kind"
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     multiplier: Multiplier = "auto"
     scores: UnitScores = UnitScores()
 
@@ -131,8 +132,6 @@ class AdaptiveDropout(SubModelPolicy):
         rounds = () if self.refresh == "trigger" else self.refresh
         if any(low >= high for low, high in pairwise((0, *rounds))):
             raise ConfigError(f"method.refresh must be rounds in ascending order from 1, but got {list(rounds)}")
-        if not self.temperature > 0:
-            raise ConfigError(f"method.temperature must be above 0, but got {self.temperature}")
 
     @property
     def scales_steps(self) -> bool:

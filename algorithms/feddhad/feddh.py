@@ -28,6 +28,7 @@ from fedsweep.components import (
     Positive,
     Probe,
     ServerContext,
+    Share,
     State,
     SyncContext,
     Weighting,
@@ -94,19 +95,13 @@ class NonIIDDegree(Weighting):
 
     gradient: GradientSource = "deferred"
     learning_rate_v: NotNegative = 1e-4
-    decay_v: float = 0.999
+    decay_v: Share = 0.999
     learning_rate_b: NotNegative = 1e-4
-    decay_b: float = 0.99
+    decay_b: Share = 0.99
     floor: Positive = 1e-3
     estimate: Estimate = "counts"
     sharpness: NotNegative = 1.0
     estimate_from: EstimateFrom = "reciprocal"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, value in (("decay_v", self.decay_v), ("decay_b", self.decay_b)):
-            if not 0 <= value <= 1:
-                raise ConfigError(f"method.{name} must be a number from 0 to 1, but got {value}")
 
     @property
     def _learns(self) -> bool:

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from fedsweep import ConfigError
 from fedsweep.components import (
+    Checked,
     ClientUpdate,
+    Count,
     LocalJob,
     NotNegative,
     Pacing,
@@ -39,7 +41,7 @@ def staleness_of(updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Discount:
+class Discount(Checked):
     """What an update counts by its staleness s; 1 for a fresh one.
 
     Attributes:
@@ -57,11 +59,6 @@ class Discount:
     exponent: NotNegative = 0.5
     slope: NotNegative = 10.0
     grace: NotNegative = 4.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kind not in STALENESS:
-            raise ConfigError(f"method.staleness must be one of {', '.join(STALENESS)}, but got {self.kind!r}")
 
     def __call__(self, staleness_M: Tensor) -> Tensor:
         """The factors [M]."""
@@ -133,15 +130,8 @@ class Arrivals(Pacing):
     draws_candidates: ClassVar[bool] = True
     sends_at_once: ClassVar[bool] = True
 
-    concurrency: int | None
-    buffer_size: int | None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("concurrency", "buffer_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"method.{name} must be at least 1 client, but got {value}")
+    concurrency: Count | None
+    buffer_size: Count | None
 
     def carries_work(self) -> bool:
         """Always: an update that is under way waits for a later round."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep import Stream
-from fedsweep.components import Count, CountOrZero, SyncContext, layer_costs, training_flops
+from fedsweep.components import Checked, Count, CountOrZero, SyncContext, layer_costs, training_flops
 
 from .distilling import batches
 
@@ -55,7 +55,7 @@ class _Autoencoder(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallDecoder:
+class SmallDecoder(Checked):
     """The decoder half of a small convolutional variational autoencoder; its latents are standard normal.
 
     Attributes:

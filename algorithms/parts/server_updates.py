@@ -52,8 +52,8 @@ class ServerMomentum(ServerUpdate):
     """
 
     needs_updates: ClassVar[bool] = True
-    momentum: float
-    server_learning_rate: float = 1.0
+    momentum: BelowOne
+    server_learning_rate: Positive = 1.0
 
     def init(self, context: ServerContext) -> State:
         """No velocity yet; only parameters have one."""
@@ -68,7 +68,7 @@ class ServerMomentum(ServerUpdate):
         return mean, {"velocity": velocity}
 
 
-def server_steps(*, momentum: BelowOne = 0.0, server_learning_rate: Positive = 1.0) -> ServerUpdate:
+def server_steps(*, momentum: float = 0.0, server_learning_rate: float = 1.0) -> ServerUpdate:
     """The plain mean where there is neither momentum nor another rate than 1, bit for bit; else the momentum update.
 
     Raises:

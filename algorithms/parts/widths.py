@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedsweep import Card, ConfigError, Limit
 from fedsweep.components import (
+    Checked,
     ClientProfile,
     ClientUpdate,
     ComponentReport,
@@ -42,7 +43,7 @@ WIDTHS_CARD = Card(
 
 
 @dataclass(frozen=True, kw_only=True)
-class WidthTiers:
+class WidthTiers(Checked):
     """The clients' widths.
 
     Attributes:

@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsweep.components.probes import Probe
+from fedsweep.parameters.ranges import Checked
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, ServerContext, State, SyncContext
 
 
@@ -48,7 +49,7 @@ class Published:
     like: Literal["params"] | None = None
 
 
-class ServerComponent(ABC):
+class ServerComponent(Checked, ABC):
     """Base of every server-side component.
 
     Class attributes:

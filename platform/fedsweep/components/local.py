@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.models.functional import features_with, logits_with
+from fedsweep.parameters.ranges import Checked
 from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -224,7 +225,7 @@ class LocalWork:
     client: ClientFacts = NOBODY
 
 
-class Objective(ABC):
+class Objective(Checked, ABC):
     """What a client minimises.
 
     Class attributes:
@@ -257,7 +258,7 @@ class CrossEntropy(Objective):
         return F.cross_entropy(step.logits, step.targets)
 
 
-class LocalTerm(ABC):
+class LocalTerm(Checked, ABC):
     """Something that is added to the objective, with a memory of its own.
 
     Class attributes:
@@ -336,7 +337,7 @@ class LocalTerm(ABC):
         return memory, {}
 
 
-class LocalSolver(ABC):
+class LocalSolver(Checked, ABC):
     """Takes one local step at a time.
 
     Class attributes:

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from fedsweep.parameters.ranges import Checked
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 from fedsweep.trees import ParamTree
@@ -56,7 +57,7 @@ class LocalClient:
     test_targets: Tensor | None = None
 
 
-class Probe(ABC):
+class Probe(Checked, ABC):
     """An extra measurement.
 
     Class attributes:

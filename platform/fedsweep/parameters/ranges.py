@@ -1,7 +1,7 @@
 """Ranges of parameters, declared once: on the annotation.
 
-``mu: NotNegative = 0.01`` is read by a configuration's binder (as by pydantic, whose words for a range these are), shown
-by ``fedsweep show``, and checked by :class:`Checked` where somebody constructs the dataclass in Python.
+``mu: NotNegative = 0.01`` is read by a configuration's binder (by pydantic, in these words), shown by ``fedsweep
+show``, and checked by :class:`Checked` where somebody constructs the dataclass in Python.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 
 from fedsweep.errors import ConfigError
 
@@ -31,7 +31,13 @@ AtLeastOne = Annotated[float, Ge(1)]
 Count = Annotated[int, Ge(1)]
 CountOrZero = Annotated[int, Ge(0)]
 
-_SIGNS = ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt"))
+_SIGNS = (
+    (Ge, ">=", "ge"),
+    (Gt, ">", "gt"),
+    (Le, "<=", "le"),
+    (Lt, "<", "lt"),
+    (MultipleOf, "a multiple of", "multiple_of"),
+)
 _NOUNS: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 
 
@@ -118,9 +124,19 @@ def _rule(rules: Iterable[Any], kind: type) -> Any:
 
 
 def _holds(rule: Any, value: Any) -> bool:
-    checks = {Ge: lambda: value >= rule.ge, Gt: lambda: value > rule.gt, Le: lambda: value <= rule.le}
-    checks[Lt] = lambda: value < rule.lt
-    return bool(checks.get(type(rule), lambda: True)())
+    """Return whether a value is on the right side of a bound; other annotations bound nothing."""
+    match rule:
+        case Ge():
+            return bool(value >= rule.ge)
+        case Gt():
+            return bool(value > rule.gt)
+        case Le():
+            return bool(value <= rule.le)
+        case Lt():
+            return bool(value < rule.lt)
+        case MultipleOf():
+            return bool(value % rule.multiple_of == 0)
+    return True
 
 
 @functools.cache

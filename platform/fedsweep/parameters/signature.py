@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fedsweep.errors import ConfigError
+from fedsweep.parameters.ranges import check_value
 
 _Builder = TypeVar("_Builder", bound=Callable[..., Any])
 
@@ -53,6 +54,20 @@ def takes(*kinds: Callable[..., Any], but: Collection[str] = ()) -> Callable[[_B
         return built  # type: ignore[return-value]
 
     return wrap
+
+
+def checked(builder: _Builder) -> _Builder:
+    """Let a method's builder refuse values outside of its parameters' annotations, whoever calls it."""
+
+    @functools.wraps(builder)
+    def built(*args: Any, **values: Any) -> Any:
+        parameters = signature_of(builder) if values else {}
+        for name in parameters.keys() & values.keys():
+            annotation, default = parameters[name].annotation, parameters[name].default
+            check_value(f"method.{name}", values[name], annotation, default=default)
+        return builder(*args, **values)
+
+    return built  # type: ignore[return-value]
 
 
 def parameters_of(kind: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
