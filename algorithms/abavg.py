@@ -66,6 +66,8 @@ class ByAccuracy(Weighting):
 
 @with_card(
     Card(
+        title="ABAvg",
+        source="Xiao et al., ISPDC 2021",
         needs=("validation",),
         live=("abavg_accuracy_max",),
     )
@@ -78,6 +80,5 @@ def abavg(*, times_size: bool = False) -> FederatedMethod:
     """
     return FederatedMethod(
         name="abavg",
-        source="Xiao et al. (2021), A novel server-side aggregation strategy for federated learning",
         weighting=ByAccuracy(times_size=times_size),
     )

@@ -158,6 +158,8 @@ def _units_by_group(groups: Sequence[UnitGroup], units_U: Tensor) -> dict[str, t
 
 @with_card(
     Card(
+        title="AFD",
+        source="Bouacida et al., INFOCOM workshops 2021",
         needs=("units",),
         limits=(Limit(given={"keep": 1.0}),),
         live=("dropout_reused",),
@@ -173,8 +175,6 @@ def afd(*, aggregate: Aggregate = "masked", **parameters: Any) -> FederatedMetho
     """
     return FederatedMethod(
         name="afd",
-        source="Bouacida et al. (2021), Adaptive federated dropout: improving communication efficiency and"
-        " generalization for federated learning",
         submodels=ScoredUnits(**parameters_of(ScoredUnits, parameters)),
         server_update=aggregation(aggregate),
     )

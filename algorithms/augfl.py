@@ -266,10 +266,17 @@ class Adapted(Evaluation):
         return AdaptedTest(adaptation_rate=self.adaptation_rate)
 
 
+def share_down(*, is_first: bool) -> int:
+    """The client's share of the samples, 1 value, in its first round."""
+    return int(is_first)
+
+
 @with_card(
     Card(
+        title="AugFL",
+        source="Yue et al. 2025",
         needs=("labelled proxy",),
-        down="1 if first else 0",
+        down=(share_down,),
         live=("transfer_distance", "personal_accuracy"),
         differs=("the teacher is trained on the server's labelled samples, not pretrained elsewhere",),
         small={"teacher_steps": 20},
@@ -288,7 +295,6 @@ def augfl(*, adaptation_rate: NotNegative = 0.05, **parameters: Any) -> Federate
     transfer = Transfer(**parameters)
     return FederatedMethod(
         name="augfl",
-        source="Yue et al. (2025), AugFL: Augmenting federated learning with pretrained models",
         objective=SupportLoss(),
         terms=(MetaStep(adaptation_rate=adaptation_rate, penalty=transfer.penalty),),
         weighting=Uniform(),

@@ -178,10 +178,17 @@ class ByFisher(Weighting):
         return (traces_M / total if 0 < float(total) < math.inf else by_samples(updates)), state
 
 
+def trace_up(*, weights: str) -> int:
+    """The trace of the client's Fisher information, 1 value, with `weights` fisher."""
+    return int(weights == "fisher")
+
+
 @with_card(
     Card(
+        title="FedAS",
+        source="Yang, Huang, Ye, CVPR 2024",
         needs=("features",),
-        up="1 if weights == 'fisher' else 0",
+        up=(trace_up,),
         limits=(Limit(given={"align_epochs": 0, "weights": "samples", "head": "shared"}),),
         live=("personal_accuracy",),
         differs=("the alignment runs in evaluation mode; a client's first round has none",),
@@ -212,7 +219,6 @@ def fedas(
     """
     return FederatedMethod(
         name="fedas",
-        source="Yang, Huang, Ye (2024), FedAS: Bridging inconsistency in personalized federated learning, CVPR",
         terms=(
             AlignedBody(
                 epochs=align_epochs, learning_rate=align_rate, batch_size=align_batch, keeps_head=head != "shared"

@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedsweep import Card, FederatedMethod, with_card
-from fedsweep.components import ClientUpdate, NotNegative, Share, State, SyncContext, Weighting
+from fedsweep.components import ClientUpdate, Count, NotNegative, Share, State, SyncContext, Weighting
 
 from .fedprox import Proximal
 from .parts.arrivals import Arrivals, Discount, IdleClients, Staleness, staleness_of
@@ -39,7 +39,7 @@ class Mixing(Weighting):
         return self.mixing * self.discount(staleness_of(updates, sync)), state
 
 
-@with_card(Card(needs=("devices",), live=("mean_staleness",)))
+@with_card(Card(title="FedAsync", source="Xie, Koyejo, Gupta 2019", needs=("devices",), live=("mean_staleness",)))
 def fedasync(
     *,
     mixing: Share = 0.6,
@@ -50,7 +50,9 @@ def fedasync(
     mu: NotNegative = 0.005,
     concurrency: Count | None = None,
 ) -> FederatedMethod:
-    """The server mixes in each client's model when it arrives; a round is one arrival.
+    """Nobody waits: the server mixes in each model when it arrives, the less the staler it is.
+
+    A round is one arrival.
 
     Args:
         mixing: What a fresh model counts against the server's, 0..1.
@@ -65,7 +67,6 @@ def fedasync(
     discount = Discount(kind=staleness, exponent=exponent, slope=slope, grace=grace)
     return FederatedMethod(
         name="fedasync",
-        source="Xie, Koyejo, Gupta (2019), Asynchronous federated optimization",
         # None rather than one of strength 0, for which each client would keep a copy of the model that it received.
         terms=(Proximal(mu=mu),) if mu else (),
         selection=IdleClients(concurrency=concurrency, buffer_size=1),

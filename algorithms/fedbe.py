@@ -188,6 +188,8 @@ class BayesianEnsemble(Refinement):
 
 @with_card(
     Card(
+        title="FedBE",
+        source="Chen and Chao, ICLR 2021",
         needs=("proxy",),
         limits=(Limit(given={"epochs": 0}),),
         live=("distillation_loss",),
@@ -197,6 +199,5 @@ class BayesianEnsemble(Refinement):
 @takes(BayesianEnsemble)
 def fedbe(**parameters: Any) -> FederatedMethod:
     """FedAvg, then distillation of a Bayesian ensemble on the server's unlabelled data."""
-    source = "Chen and Chao (2021), FedBE: making Bayesian model ensemble applicable to federated learning"
     refinements = (BayesianEnsemble(**parameters),) if parameters["epochs"] else ()
-    return FederatedMethod(name="fedbe", source=source, refinements=refinements)
+    return FederatedMethod(name="fedbe", refinements=refinements)

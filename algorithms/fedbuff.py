@@ -41,7 +41,7 @@ class BufferedMoves(Weighting):
         return share * self.discount(staleness_of(updates, sync)), state
 
 
-@with_card(Card(needs=("devices",), live=("mean_staleness",)))
+@with_card(Card(title="FedBuff", source="Nguyen et al., AISTATS 2022", needs=("devices",), live=("mean_staleness",)))
 def fedbuff(
     *,
     buffer_size: int | None = None,
@@ -49,7 +49,9 @@ def fedbuff(
     exponent: float = 0.5,
     concurrency: int | None = None,
 ) -> FederatedMethod:
-    """The server takes the mean of as many moves as its buffer holds; a round is one buffer.
+    """Nobody waits: the server takes the mean of as many moves as its buffer holds.
+
+    A round is one buffer.
 
     Args:
         buffer_size: Moves from one model of the server to the next; null: half of the clients at work, 1 to 10. The
@@ -60,7 +62,6 @@ def fedbuff(
     """
     return FederatedMethod(
         name="fedbuff",
-        source="Nguyen et al. (2022), Federated learning with buffered asynchronous aggregation",
         selection=IdleClients(concurrency=concurrency, buffer_size=buffer_size),
         pacing=Arrivals(concurrency=concurrency, buffer_size=buffer_size),
         weighting=BufferedMoves(

@@ -121,6 +121,8 @@ class Distilled(Refinement):
 
 @with_card(
     Card(
+        title="FedDF",
+        source="Lin et al., NeurIPS 2020",
         needs=("proxy",),
         limits=(Limit(given={"steps": 0}),),
         live=("distillation_loss", "distillation_steps"),
@@ -130,6 +132,5 @@ class Distilled(Refinement):
 @takes(Distilled)
 def feddf(**parameters: Any) -> FederatedMethod:
     """FedAvg, then ensemble distillation on the server's unlabelled data."""
-    source = "Lin et al. (2020), Ensemble distillation for robust model fusion in federated learning"
     refinements = (Distilled(**parameters),) if parameters["steps"] else ()
-    return FederatedMethod(name="feddf", source=source, refinements=refinements)
+    return FederatedMethod(name="feddf", refinements=refinements)

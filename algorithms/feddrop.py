@@ -172,7 +172,15 @@ class DroppedNeurons(SubModelPolicy):
         return ComponentReport(metrics={"dropout_device_rate": state["mean_rate"]})
 
 
-@with_card(Card(needs=("units",), limits=(Limit(given={"rate": 0.0}),), live=("dropout_device_rate",)))
+@with_card(
+    Card(
+        title="FedDrop",
+        source="Wen, Jeon, Huang, IEEE WCL 2022",
+        needs=("units",),
+        limits=(Limit(given={"rate": 0.0}),),
+        live=("dropout_device_rate",),
+    )
+)
 def feddrop(*, rate: float = 0.5, budget_s: float | None = None, aggregate: Aggregate = "masked") -> FederatedMethod:
     """FedAvg with dropout of hidden neurons in each device's round, so that their weights need not travel.
 
@@ -187,8 +195,6 @@ def feddrop(*, rate: float = 0.5, budget_s: float | None = None, aggregate: Aggr
     """
     return FederatedMethod(
         name="feddrop",
-        source="Wen, Jeon, Huang (2022), Federated dropout - a simple approach for enabling federated learning on"
-        " resource constrained devices",
         submodels=DroppedNeurons(rate=rate, budget_s=budget_s),
         server_update=aggregation(aggregate),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import cos, pi, prod
 from typing import Any, ClassVar, Literal, cast
 
@@ -43,6 +44,7 @@ from .parts.element_masks import (
     StayZero,
     decided,
     largest,
+    mask_values,
     shared_out,
 )
 
@@ -218,9 +220,22 @@ class MovingMask(MaskPolicy):
         return mask
 
 
+def mask_up(
+    *, kernel_weights: int, sparsity: float, moved: float, round: int, rounds: int, until: int | None, every: int
+) -> Fraction:
+    """The client's new mask, `kernel_weights` bits, where it moved weights.
+
+    That is in each `every`-th round from 2 to `until` (null: half of `rounds`).
+    """
+    adjusts = sparsity * moved and 0 < round - 1 < (until or rounds / 2) and not (round - 2) % every
+    return mask_values(kernel_weights) if adjusts else Fraction(0)
+
+
 @with_card(
     Card(
-        up="mask(K) if sparsity * moved and 0 < round - 1 < (until or rounds / 2) and not (round - 2) % every else 0",
+        title="FedDST",
+        source="Bibikar et al., AAAI 2022",
+        up=(mask_up,),
         limits=(Limit(given={"sparsity": 0.0}),),
         live=("sparsity",),
         small={"sparsity": 0.5, "moved": 0.2, "until": 3, "every": 1},
@@ -230,12 +245,10 @@ class MovingMask(MaskPolicy):
 def feddst(**parameters: Any) -> FederatedMethod:
     """FedAvg on a sparse network: a mask with a fixed number of alive weights in each layer, which clients move."""
     mask = MovingMask(**parameters)
-    source = "Bibikar et al. (2022), Federated dynamic sparse training"
     if not mask.sparsity:
-        return FederatedMethod(name="feddst", source=source)
+        return FederatedMethod(name="feddst")
     return FederatedMethod(
         name="feddst",
-        source=source,
         terms=(StayZero(), Readjust()),
         submodels=mask,
         server_update=MeanOfSentMasks(),

@@ -25,6 +25,7 @@ from fedsweep.components import (
     Memory,
     NotNegative,
     ParamTree,
+    Positive,
     ServerContext,
     ServerUpdate,
     State,
@@ -149,7 +150,14 @@ class MeanOfModels(Evaluation):
         return logits_with(model, {name: value.to(inputs.device) for name, value in state["mean"].items()}, inputs)
 
 
-@with_card(Card(limits=(Limit(given={"strength": 0.0}),), live=("feddyn_offset_norm",)))
+@with_card(
+    Card(
+        title="FedDyn",
+        source="Acar et al., ICLR 2021",
+        limits=(Limit(given={"strength": 0.0}),),
+        live=("feddyn_offset_norm",),
+    )
+)
 def feddyn(
     *,
     strength: NotNegative = 0.1,
@@ -157,7 +165,9 @@ def feddyn(
     weighting: Literal["uniform", "size"] = "uniform",
     tested: Literal["server", Of] = "server",
 ) -> FederatedMethod:
-    """FedDyn; clients' models count alike whatever their sizes.
+    """A penalty that moves with each client's past, and a server that adds it up.
+
+    Clients' models count alike whatever their sizes.
 
     Args:
         strength: Of the penalty, at least 0; 0 is FedAvg bit for bit. 0.1 is DynamicFL's choice.
@@ -170,13 +180,11 @@ def feddyn(
         raise ConfigError(
             "method.weighting=size changes the clients' penalty, but method.penalty is none; leave out one of them"
         )
-    source = "Acar et al. (2021), Federated learning based on dynamic regularization"
     if not strength:
-        return FederatedMethod(name="feddyn", source=source)
+        return FederatedMethod(name="feddyn")
     regularizer = SizedRegularizer if weighting == "size" else DynamicRegularizer
     return FederatedMethod(
         name="feddyn",
-        source=source,
         terms=(regularizer(strength=strength),) if penalty == "dynamic" else (),
         weighting=Uniform(),
         server_update=AddMeanMove(),

@@ -82,9 +82,11 @@ class SumOfLogits(Evaluation):
         return total  # type: ignore[return-value]
 
 
-@with_card(Card(limits=(Limit(),)))
+@with_card(Card(title="FedEnsemble", source="Zhu et al., ICML 2021", limits=(Limit(),)))
 def fedensemble(*, members: Members = "participants") -> FederatedMethod:
-    """FedAvg; what is tested is the sum of the clients' logits. The models that travel are FedAvg's bit for bit.
+    """FedAvg, tested as the ensemble of the clients' models: the sum of their logits.
+
+    The models that travel are FedAvg's bit for bit.
 
     Args:
         members: participants: the clients of the round's last aggregation (DynamicFL); all: all clients, where those
@@ -92,6 +94,5 @@ def fedensemble(*, members: Members = "participants") -> FederatedMethod:
     """
     return FederatedMethod(
         name="fedensemble",
-        source="Zhu et al. (2021), Data-free knowledge distillation for heterogeneous federated learning",
         evaluation=SumOfLogits(members=members),
     )

@@ -70,7 +70,9 @@ class RandomUnits(SubModelPolicy):
         return unit_submodel(groups, drawn_of_each(groups, counts, generator=source.numpy()))
 
 
-@with_card(Card(needs=("units",), limits=(Limit(given={"keep": 1.0}),)))
+@with_card(
+    Card(title="Federated Dropout", source="Caldas et al. 2018", needs=("units",), limits=(Limit(given={"keep": 1.0}),))
+)
 def federated_dropout(*, keep: float = 0.75, aggregate: Aggregate = "masked", shared: bool = False) -> FederatedMethod:
     """FedAvg on sub-models: a fixed share of the channels, neurons and heads of each layer, drawn in each round.
 
@@ -82,8 +84,6 @@ def federated_dropout(*, keep: float = 0.75, aggregate: Aggregate = "masked", sh
     """
     return FederatedMethod(
         name="federated_dropout",
-        source="Caldas et al. (2018), Expanding the reach of federated learning by reducing client resource"
-        " requirements",
         submodels=RandomUnits(keep=keep, shared=shared),
         server_update=aggregation(aggregate),
     )

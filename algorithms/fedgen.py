@@ -246,10 +246,23 @@ class LatentGenerator(Refinement):
         return ComponentReport(metrics={} if state["loss"] is None else {"generator_loss": state["loss"]})
 
 
+def generator_down(
+    *, round: int, variant: Variant, hidden_width: int, noise_width: int, classes: int, features: int
+) -> int:
+    """The generator, from round 2 on, with `variant` dynamicfl from round 1 on.
+
+    It has `hidden_width * (noise_width + classes + features + 5) + features` values.
+    """
+    generator = hidden_width * (noise_width + classes + features + 5) + features
+    return generator if round > 1 or variant == "dynamicfl" else 0
+
+
 @with_card(
     Card(
+        title="FedGen",
+        source="Zhu et al., ICML 2021",
         needs=("features",),
-        down="hidden_width * (noise_width + C + D + 5) + D if round > 1 or variant == 'dynamicfl' else 0",
+        down=(generator_down,),
         limits=(Limit(given={"strength": 0.0, "consistency": 0.0}),),
         live=("generator_loss",),
         small={"noise_width": 3, "hidden_width": 5, "generator_steps": 4},
@@ -259,7 +272,9 @@ class LatentGenerator(Refinement):
 def fedgen(
     *, strength: float = 10.0, consistency: float = 10.0, strength_decay: float = 0.98, **parameters: Any
 ) -> FederatedMethod:
-    """FedAvg with a generator of features, learned from the clients' heads; defaults of the authors' MNIST runs.
+    """FedAvg with a generator of features, learned from the clients' heads, that helps them train.
+
+    The defaults are those of the authors' MNIST runs.
 
     Args:
         strength: Of the cross-entropy on generated features; with consistency 0, too, it is FedAvg bit for bit.
@@ -267,9 +282,8 @@ def fedgen(
             paper has none.
         strength_decay: Both strengths fall by this factor a round, down to 1e-4.
     """
-    source = "Zhu et al. (2021), Data-free knowledge distillation for heterogeneous federated learning"
     if not strength and not consistency:
-        return FederatedMethod(name="fedgen", source=source)
+        return FederatedMethod(name="fedgen")
     latents = GeneratedLatents(
         strength=strength,
         consistency=consistency,
@@ -277,4 +291,4 @@ def fedgen(
         noise_width=parameters["noise_width"],
         own_classes=parameters["variant"] == "dynamicfl",
     )
-    return FederatedMethod(name="fedgen", source=source, terms=(latents,), refinements=(LatentGenerator(**parameters),))
+    return FederatedMethod(name="fedgen", terms=(latents,), refinements=(LatentGenerator(**parameters),))

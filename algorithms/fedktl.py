@@ -350,11 +350,28 @@ class NearestDirection(Evaluation):
         return NearestDirectionTest(term=_TERM)
 
 
+def prototypes_up(*, own_classes: int, classes: int) -> int:
+    """A mean output for each class that the client has: `own_classes * classes`."""
+    return own_classes * classes
+
+
+def heads_down(*, is_first: bool, classes: int, features: int, latent_width: int) -> int:
+    """In the client's first round the directions and the projection: `classes ** 2 + (features + 1) * latent_width`."""
+    return (classes**2 + (features + 1) * latent_width) * is_first
+
+
+def images_down(*, round: int, classes: int, input_values: int, latent_width: int) -> int:
+    """From round 2 on an image and its latent for each class: `classes * (input_values + latent_width)`."""
+    return classes * (input_values + latent_width) * (round > 1)
+
+
 @with_card(
     Card(
+        title="FedKTL",
+        source="Zhang et al., CVPR 2024",
         needs=("proxy", "features"),
-        up="H * C",
-        down="(C * C + D * latent_width + latent_width) * first + C * (X + latent_width) * (round > 1)",
+        up=(prototypes_up,),
+        down=(heads_down, images_down),
         live=("alignment_loss", "personal_accuracy"),
         differs=("the decoder is trained on the server's inputs, not pretrained elsewhere",),
         small={"strength": 0.5, "scale": 4.0, "decoder_steps": 10, "server_epochs": 5, "latent_width": 4},
@@ -362,7 +379,7 @@ class NearestDirection(Evaluation):
 )
 @takes(Knowledge, ArcFace, LatentAlignment, SmallDecoder, but=("name", "decoder", "width", "batch_size"))
 def fedktl(**parameters: Any) -> FederatedMethod:
-    """Clients train models of their own and share prototypes; the server answers with an image for each class.
+    """No model travels: clients send prototypes and get an image for each class from a decoder on the server.
 
     No model travels, so ``test_accuracy`` is that of a model which nobody trains. What counts is
     ``personal_accuracy``: the clients' own models on their own shares of the test set.
@@ -370,7 +387,6 @@ def fedktl(**parameters: Any) -> FederatedMethod:
     decoder = SmallDecoder(**parameters_of(SmallDecoder, parameters))
     return FederatedMethod(
         name="fedktl",
-        source="Zhang, Liu, Hua, Cao (2024), An upload-efficient scheme for transferring knowledge (FedKTL), CVPR",
         objective=ArcFace(**parameters_of(ArcFace, parameters)),
         terms=(Knowledge(**parameters_of(Knowledge, parameters)),),
         solver=ClippedSteps(norm=_CLIP),

@@ -7,6 +7,7 @@ Shape letters: B samples, C classes, G averages of the whole federation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -151,11 +152,24 @@ class MixedLoss(Objective):
         return loss + share * (1 - share) * (slope * other).sum()
 
 
+def means_up(*, samples: int, group_size: int | None, input_values: int, classes: int) -> int:
+    """A mean input and its label shares, `input_values + classes` values, per `group_size` samples (null: of all)."""
+    return (math.ceil(samples / group_size) if group_size else 1) * (input_values + classes)
+
+
+def bank_down(*, is_first: bool, sizes: Sequence[int], group_size: int | None, input_values: int, classes: int) -> int:
+    """In the client's first round what all clients (of all `sizes`) sent before round 1."""
+    sent = (means_up(samples=n, group_size=group_size, input_values=input_values, classes=classes) for n in sizes)
+    return sum(sent) if is_first else 0
+
+
 @with_card(
     Card(
+        title="FedMix",
+        source="Yoon et al., ICLR 2021",
         needs=("two samples",),
-        setup_up="(ceil(n / group_size) if group_size else 1) * (X + C)",
-        down="sum(ceil(n / group_size) if group_size else 1 for n in sizes) * (X + C) if first else 0",
+        setup_up=(means_up,),
+        down=(bank_down,),
         limits=(Limit(given={"strength": 0.0}),),
     )
 )
@@ -164,7 +178,6 @@ def fedmix(**parameters: Any) -> FederatedMethod:
     """FedAvg whose clients mix their samples with averages of all clients' samples, sent once before round 1."""
     loss = MixedLoss(**parameters_of(MixedLoss, parameters))
     bank = MeanBank(**parameters_of(MeanBank, parameters))
-    source = "Yoon et al. (2021), FedMix: approximation of Mixup under mean augmented federated learning"
     if not loss.strength:
-        return FederatedMethod(name="fedmix", source=source)
-    return FederatedMethod(name="fedmix", source=source, objective=loss, refinements=(bank,))
+        return FederatedMethod(name="fedmix")
+    return FederatedMethod(name="fedmix", objective=loss, refinements=(bank,))

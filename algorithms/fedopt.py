@@ -29,9 +29,6 @@ from fedsweep.components import (
 
 from .parts.server_updates import server_steps
 
-_HSU = "Hsu et al. (2019), Measuring the effects of non-identical data distribution"
-_REDDI = "Reddi et al. (2021), Adaptive federated optimization"
-
 # A second moment that no move can change leaves half of rate / adaptivity as the server's plain rate.
 _PLAIN_RATE = {"server_learning_rate": 2e4, "adaptivity": 1e4, "momentum": 0.0}
 
@@ -87,7 +84,7 @@ class AdaptiveServer(ServerUpdate):
         return second - (1 - self.second_momentum) * square * (second - square).sign()
 
 
-@with_card(Card(limits=(Limit(given={"momentum": 0.0}),)))
+@with_card(Card(title="FedAvgM", source="Hsu et al. 2019", limits=(Limit(given={"momentum": 0.0}),)))
 def fedavgm(*, momentum: BelowOne = 0.9, server_learning_rate: Positive = 1.0) -> FederatedMethod:
     """FedAvg with momentum on the server.
 
@@ -97,10 +94,12 @@ def fedavgm(*, momentum: BelowOne = 0.9, server_learning_rate: Positive = 1.0) -
         server_learning_rate: Multiplies the server's move, above 0.
     """
     update = server_steps(momentum=momentum, server_learning_rate=server_learning_rate)
-    return FederatedMethod(name="fedavgm", source=_HSU, server_update=update)
+    return FederatedMethod(name="fedavgm", server_update=update)
 
 
-@with_card(Card(limits=(Limit(given=_PLAIN_RATE, tolerance=1e-6),)))
+@with_card(
+    Card(title="FedAdagrad", source="Reddi et al., ICLR 2021", limits=(Limit(given=_PLAIN_RATE, tolerance=1e-6),))
+)
 def fedadagrad(
     *, server_learning_rate: Positive = 0.1, momentum: BelowOne = 0.0, adaptivity: Positive = 1e-3
 ) -> FederatedMethod:
@@ -114,18 +113,24 @@ def fedadagrad(
     update = AdaptiveServer(
         rule="adagrad", server_learning_rate=server_learning_rate, momentum=momentum, adaptivity=adaptivity
     )
-    return FederatedMethod(name="fedadagrad", source=_REDDI, server_update=update)
+    return FederatedMethod(name="fedadagrad", server_update=update)
 
 
-@with_card(Card(limits=(Limit(given={**_PLAIN_RATE, "second_momentum": 1 - 1e-9}, tolerance=1e-6),)))
+@with_card(
+    Card(
+        title="FedAdam",
+        source="Reddi et al., ICLR 2021",
+        limits=(Limit(given={**_PLAIN_RATE, "second_momentum": 1 - 1e-9}, tolerance=1e-6),),
+    )
+)
 @takes(AdaptiveServer, but=("rule",))
 def fedadam(**parameters: Any) -> FederatedMethod:
     """FedAvg with Adam on the server, without correction for the start."""
-    return FederatedMethod(name="fedadam", source=_REDDI, server_update=AdaptiveServer(rule="adam", **parameters))
+    return FederatedMethod(name="fedadam", server_update=AdaptiveServer(rule="adam", **parameters))
 
 
-@with_card(Card(limits=(Limit(given=_PLAIN_RATE, tolerance=1e-6),)))
+@with_card(Card(title="FedYogi", source="Reddi et al., ICLR 2021", limits=(Limit(given=_PLAIN_RATE, tolerance=1e-6),)))
 @takes(AdaptiveServer, but=("rule",))
 def fedyogi(**parameters: Any) -> FederatedMethod:
     """FedAvg with Yogi on the server: the second moment moves by the square of the move at most."""
-    return FederatedMethod(name="fedyogi", source=_REDDI, server_update=AdaptiveServer(rule="yogi", **parameters))
+    return FederatedMethod(name="fedyogi", server_update=AdaptiveServer(rule="yogi", **parameters))

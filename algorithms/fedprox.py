@@ -33,6 +33,8 @@ class Proximal(LocalTerm):
 
 @with_card(
     Card(
+        title="FedProx",
+        source="Li et al., MLSys 2020",
         limits=(Limit(given={"mu": 0.0}),),
         golden=(4.31942,),
         golden_given={"mu": 1.0},
@@ -47,6 +49,5 @@ def fedprox(*, mu: NotNegative = 0.01, penalty: Literal["half", "full"] = "half"
     """
     return FederatedMethod(
         name="fedprox",
-        source="Li et al. (2020), Federated optimization in heterogeneous networks",
         terms=(Proximal(mu=mu if penalty == "half" else 2 * mu),) if mu else (),
     )

@@ -208,6 +208,8 @@ class StagnationAware(Pacing):
 
 @with_card(
     Card(
+        title="FedStg",
+        source="FedStg",
         needs=("validation", "evaluation"),
         limits=(Limit(given={"reduced_interval": 1, "weights": "size"}),),
         small={"first_rounds": 1},
@@ -225,7 +227,6 @@ def fedstg(*, weights: Weights = "rarity", **parameters: Any) -> FederatedMethod
     own = parameters_of(StagnationAware, parameters)
     return FederatedMethod(
         name="fedstg",
-        source="FedStg: class rotation, adaptive participation and stagnation-aware aggregation",
         pacing=OncePerRound() if parameters["reduced_interval"] == 1 else StagnationAware(**own),
         weighting=by_rarity if weights == "rarity" else BySamples(),
     )

@@ -185,7 +185,7 @@ class SelfDistillation(Objective):
         return learned + F.kl_div(step.logits.log_softmax(dim=1), teacher, reduction="batchmean", log_target=True)
 
 
-@with_card(WIDTHS_CARD)
+@with_card(replace(WIDTHS_CARD, title="FjORD", source="Horvath et al., NeurIPS 2021"))
 def fjord(
     *,
     widths: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0),
@@ -206,8 +206,6 @@ def fjord(
     tiers = width_tiers(widths, assignment)
     return FederatedMethod(
         name="fjord",
-        source="Horvath et al. (2021), FjORD: fair and accurate federated learning under heterogeneous targets with"
-        " ordered dropout",
         objective=SelfDistillation() if distillation else CrossEntropy(),
         submodels=OrderedDropout(tiers=tiers, distillation=distillation),
         refinements=(

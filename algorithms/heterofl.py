@@ -7,7 +7,7 @@ heterogeneous clients. ICLR.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import numpy as np
@@ -183,7 +183,7 @@ class Widths(SubModelPolicy):
         return ComponentReport(metrics={"submodel_width": state["mean_width"]})
 
 
-@with_card(WIDTHS_CARD)
+@with_card(replace(WIDTHS_CARD, title="HeteroFL", source="Diao, Ding, Tarokh, ICLR 2021"))
 def heterofl(
     *,
     widths: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625),
@@ -209,8 +209,6 @@ def heterofl(
     tiers = width_tiers(widths, assignment)
     return FederatedMethod(
         name="heterofl",
-        source="Diao, Ding, Tarokh (2021), HeteroFL: computation and communication efficient federated learning for"
-        " heterogeneous clients",
         submodels=Widths(tiers=tiers, scaler=scaler, masked_loss=masked_loss),
         weighting=BySamples() if weighting == "size" else Uniform(),
         refinements=(StaticBatchNorm(method="heterofl"),) if tiers.cuts else (),

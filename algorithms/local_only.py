@@ -23,16 +23,15 @@ class OwnModel(KeepsModel):
     name: str = _TERM
 
 
-@with_card(Card(needs=("features",), live=("personal_accuracy",)))
+@with_card(Card(title="Local", source="baseline", needs=("features",), live=("personal_accuracy",)))
 def local_only() -> FederatedMethod:
-    """Clients train on their own; nothing travels.
+    """Clients train models of their own, and nothing travels.
 
     ``test_accuracy`` is that of the initial model, which nobody trains. What counts is ``personal_accuracy``: the
     clients' own models on their own shares of the test set.
     """
     return FederatedMethod(
         name=_TERM,
-        source="a baseline without a paper",
         terms=(OwnModel(),),
         submodels=Travels(method=_TERM, part="nothing"),
         evaluation=OwnModels(term=_TERM),

@@ -96,7 +96,9 @@ class ContrastNeeds(Refinement):
         return vector, state
 
 
-@with_card(Card(needs=("features",), limits=(Limit(given={"strength": 0.0}),)))
+@with_card(
+    Card(title="MOON", source="Li et al., CVPR 2021", needs=("features",), limits=(Limit(given={"strength": 0.0}),))
+)
 @takes(Contrastive, but=("name",))
 def moon(**parameters: Any) -> FederatedMethod:
     """FedAvg whose clients contrast features of the model that they received and of their own last one.
@@ -104,7 +106,6 @@ def moon(**parameters: Any) -> FederatedMethod:
     The paper's networks have a projection before the classifier: ``model: {name: lenet5, projection: 256}``.
     """
     contrast = Contrastive(**parameters)
-    source = "Li et al. (2021), Model-contrastive federated learning"
     if not contrast.strength:
-        return FederatedMethod(name="moon", source=source)
-    return FederatedMethod(name="moon", source=source, terms=(contrast,), refinements=(ContrastNeeds(),))
+        return FederatedMethod(name="moon")
+    return FederatedMethod(name="moon", terms=(contrast,), refinements=(ContrastNeeds(),))

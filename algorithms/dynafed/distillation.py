@@ -41,8 +41,6 @@ from .augmentation import augment as augmented
 from .synthesis import Synthesis, Synthesizer
 from .trajectory import forward_of, soft_cross_entropy
 
-_SOURCE = "Pi et al. (2023), DynaFed: tackling client data heterogeneity with global dynamics"
-
 Profile = Literal["paper", "authors"]
 RealReference = Literal["none", "proxy", "validation"]
 
@@ -217,6 +215,8 @@ class TrajectoryDistillation(Refinement):
 
 @with_card(
     Card(
+        title="DynaFed",
+        source="Pi et al., CVPR 2023",
         needs=("input shape", "no batch norm"),
         limits=(Limit(given={"snapshots": 10**6, "weights": "size"}),),
         live=("synthesis_objective", "finetune_loss"),
@@ -250,7 +250,6 @@ def dynafed(
     synthesis = Synthesis(**parameters_of(Synthesis, chosen))
     return FederatedMethod(
         name="dynafed",
-        source=_SOURCE,
         weighting=Uniform() if weights == "uniform" else BySamples(),
         refinements=(TrajectoryDistillation(synthesis=synthesis, **parameters_of(TrajectoryDistillation, chosen)),),
     )

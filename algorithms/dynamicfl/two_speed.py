@@ -38,8 +38,6 @@ from fedsweep.components import (
 from .chooser import GroupChooser, GroupProblem, RandomGroup
 from .names import group_chooser
 
-_SOURCE = "DynamicFL (2024), Federated learning with dynamic communication resource allocation"
-
 LEVELS = {"a": 1, "b": 4, "c": 16, "d": 32, "e": 64, "f": 128, "g": 256}
 
 
@@ -183,9 +181,9 @@ class TwoSpeed(Pacing):
         return ComponentReport(high_frequency=tuple(state["group"]))
 
 
-@with_card(Card())
+@with_card(Card(title="DynamicSGD", source="DynamicFL"))
 def dynamicsgd(*, sync_rule: SyncRule = "authors") -> FederatedMethod:
-    """A sync point after every local step: the costly bound of DynamicFL.
+    """All clients are averaged after every local step: the costly bound of DynamicFL.
 
     Args:
         sync_rule: ``authors``: the step before the last does not synchronise (249 of 250, the paper's costs);
@@ -193,16 +191,27 @@ def dynamicsgd(*, sync_rule: SyncRule = "authors") -> FederatedMethod:
     """
     return FederatedMethod(
         name="dynamicsgd",
-        source=_SOURCE,
         pacing=FixedInterval(interval=1, sync_rule=sync_rule),
         settings=MethodSettings(equal_steps=True),
     )
 
 
+def sketch_up(*, group: str, sketch_values: int) -> int:
+    """With `group` similarity a sketch of the client's gradient: `sketch_values`."""
+    return sketch_values if group == "similarity" else 0
+
+
+def model_down(*, group: str, values: int) -> int:
+    """With `group` similarity the initial model: `values`."""
+    return values if group == "similarity" else 0
+
+
 @with_card(
     Card(
-        setup_up="sketch_values if group == 'similarity' else 0",
-        setup_down="W if group == 'similarity' else 0",
+        title="DynamicFL",
+        source="DynamicFL",
+        setup_up=(sketch_up,),
+        setup_down=(model_down,),
         limits=(
             Limit(given={"high_interval": 10**6, "low_interval": 10**6}, equal_sizes=True),
             Limit(given={"high_interval": 1, "low_interval": 1}, of="dynamicsgd"),
@@ -220,7 +229,7 @@ def dynamicfl(
     sketch_values: int = 256,
     **parameters: Any,
 ) -> FederatedMethod:
-    """Two groups of clients that aggregate at different intervals.
+    """A chosen group of clients is averaged often, the others seldom.
 
     Args:
         high_interval: Local steps between the high-frequency group's sync points: a level a-g (1, 4, 16, 32, 64,
@@ -236,7 +245,6 @@ def dynamicfl(
     """
     return FederatedMethod(
         name="dynamicfl",
-        source=_SOURCE,
         pacing=TwoSpeed(
             high=interval_of(high_interval, key="high_interval"),
             low=interval_of(low_interval, key="low_interval"),

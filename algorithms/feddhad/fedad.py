@@ -338,10 +338,17 @@ def _time(macs: int, context: RoundContext, client: int) -> float:
     ).total_s
 
 
+def scores_up(*, units: int, round: int, refresh: Refresh, check_every: int) -> int:
+    """A score for each of `units` in the rounds of `refresh`; under the trigger, in each `check_every`-th."""
+    return units if (round % check_every == 0 if refresh == "trigger" else round in refresh) else 0
+
+
 @with_card(
     Card(
+        title="FedAD",
+        source="Liu et al. 2025, FedDHAD",
         needs=("units",),
-        up="U if (round % check_every == 0 if refresh == 'trigger' else round in refresh) else 0",
+        up=(scores_up,),
         limits=(Limit(given={"base_rate": 0.0}),),
         live=("dropout_base_rate", "dropout_device_rate"),
         differs=("Under the trigger the rounds that measure again follow from training: they are not in the formula.",),
@@ -355,7 +362,6 @@ def fedad(**parameters: Any) -> FederatedMethod:
     rounds = own.pop("refresh")
     return FederatedMethod(
         name="fedad",
-        source="Liu et al. (2025), FedDHAD: federated learning with dynamic aggregation and adaptive dropout",
         submodels=AdaptiveDropout(
             refresh=rounds if rounds == "trigger" else tuple(rounds),
             scores=UnitScores(**parameters_of(UnitScores, parameters)),

@@ -56,8 +56,6 @@ from .degrees import (
     with_gradient,
 )
 
-_SOURCE = "Liu et al. (2025), FedDHAD: federated learning with dynamic aggregation and adaptive dropout"
-
 GradientSource = Literal["deferred", "same_round", "explicit", "proxy"]
 Estimate = Literal["counts", "gradients"]
 EstimateFrom = Literal["reciprocal", "norm"]
@@ -322,24 +320,34 @@ def estimated_shares(norms_C: Tensor, *, sharpness: float, estimate_from: Estima
 # -- methods -----------------------------------------------------------------------------------------------------
 
 
+def gradient_up(*, params: int, gradient: GradientSource, round: int) -> int:
+    """With `gradient` explicit the client's gradient, `params` values, from round 2 on."""
+    return params if gradient == "explicit" and round > 1 else 0
+
+
 @with_card(
     Card(
-        up="P if gradient == 'explicit' and round > 1 else 0",
+        title="FedDH",
+        source="Liu et al. 2025, FedDHAD",
+        up=(gradient_up,),
         limits=(Limit(given={"learning_rate_v": 0.0, "learning_rate_b": 0.0}, of="fedjs"),),
         live=("noniid_v_mean", "noniid_b_mean"),
     )
 )
 @takes(NonIIDDegree)
 def feddh(**parameters: Any) -> FederatedMethod:
-    """FedAvg with weights by samples over a learned non-IID degree; rates by default those of LeNet on CIFAR-10."""
-    return FederatedMethod(name="feddh", source=_SOURCE, weighting=NonIIDDegree(**parameters))
+    """FedAvg with weights by samples over a learned degree of label skew.
+
+    The rates are by default those of LeNet on CIFAR-10.
+    """
+    return FederatedMethod(name="feddh", weighting=NonIIDDegree(**parameters))
 
 
-@with_card(Card())
+@with_card(Card(title="FedJS", source="Liu et al. 2025, FedDHAD"))
 def fedjs(*, floor: float = 1e-3) -> FederatedMethod:
     """FedAvg with weights by samples over the divergence of the client's labels: FedDH without learning.
 
     Args:
         floor: Smallest divergence that counts.
     """
-    return FederatedMethod(name="fedjs", source=_SOURCE, weighting=JensenShannon(floor=floor))
+    return FederatedMethod(name="fedjs", weighting=JensenShannon(floor=floor))

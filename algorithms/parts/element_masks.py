@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
 import torch
@@ -78,6 +79,11 @@ def shared_out(total: int, sizes: Sequence[int], densities: Sequence[float]) -> 
         nearest = max(free, key=lambda i: (step * (wanted[i] - counts[i]), -i))
         counts[nearest] += step
     return counts
+
+
+def mask_values(bits: int) -> Fraction:
+    """Count a mask of so many bits in values of four bytes; it travels in whole bytes."""
+    return Fraction(-(-bits // 8), 4)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -34,7 +35,7 @@ from fedsweep.components import (
     takes,
 )
 
-from ..parts.element_masks import Layers, MaskPolicy, StayZero, decided
+from ..parts.element_masks import Layers, MaskPolicy, StayZero, decided, mask_values
 from .choice import Choice, Times
 from .first_stage import FirstMask, mask_by_training
 
@@ -183,11 +184,29 @@ def _server_samples(context: ServerContext) -> tuple[Tensor, Tensor] | None:
     return context.validation_data
 
 
+def squares_up(*, full_params: int, sparsity: float, round: int, every: int) -> int:
+    """The squares of all gradients, `full_params` values, in each `every`-th round."""
+    return full_params if sparsity and round % every == 0 else 0
+
+
+def first_mask_up(*, kernel_weights: int, sparsity: float, first_stage: FirstStage, is_largest: bool) -> Fraction:
+    """With `first_stage` client, from the client with the most samples, its mask: `kernel_weights` bits."""
+    is_asked = sparsity and first_stage == "client" and is_largest
+    return mask_values(kernel_weights) if is_asked else Fraction(0)
+
+
+def model_down(*, values: int, sparsity: float, first_stage: FirstStage, is_largest: bool) -> int:
+    """With `first_stage` client, to the client with the most samples, the initial model: `values`."""
+    return values if sparsity and first_stage == "client" and is_largest else 0
+
+
 @with_card(
     Card(
-        up="F if sparsity and round % every == 0 else 0",
-        setup_up="mask(K) if sparsity and first_stage == 'client' and largest else 0",
-        setup_down="W if sparsity and first_stage == 'client' and largest else 0",
+        title="PruneFL",
+        source="Jiang et al., TNNLS 2022",
+        up=(squares_up,),
+        setup_up=(first_mask_up,),
+        setup_down=(model_down,),
         limits=(Limit(given={"sparsity": 0.0}),),
         live=("sparsity",),
         small={"sparsity": 0.5, "first_stage": "none", "every": 2},
@@ -200,12 +219,10 @@ def prunefl(**parameters: Any) -> FederatedMethod:
     They are chosen in one place first, then with all clients.
     """
     mask = ChosenMask(**parameters)
-    source = "Jiang et al. (2022), Model pruning enables efficient federated learning on edge devices"
     if not mask.sparsity:
-        return FederatedMethod(name="prunefl", source=source)
+        return FederatedMethod(name="prunefl")
     return FederatedMethod(
         name="prunefl",
-        source=source,
         terms=(StayZero(), SquaredGradients(every=mask.every)),
         submodels=mask,
     )

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from fedsweep.card import values_counted
 from fedsweep.client.lanes.grouping import alone, why_alone
 from fedsweep.client.messages import LaneSettings, Tally
 from fedsweep.engine.clock import Prices
@@ -220,14 +221,14 @@ class Beside:
         profiles = experiment.world.profiles
         self._largest = max(profiles, key=lambda p: (p.num_samples, -p.client)).client
         self._symbols: Mapping[str, Any] = {
-            "X": math.prod(shape),
-            "C": experiment.world.data.num_classes,
-            "U": sum(group.size for group in groups()),
-            "F": experiment.layout.num_params,
-            "K": sum(layer.get_parameter("weight").numel() for layer in _layers(template)),
+            "input_values": math.prod(shape),
+            "classes": experiment.world.data.num_classes,
+            "units": sum(group.size for group in groups()),
+            "full_params": experiment.layout.num_params,
+            "kernel_weights": sum(layer.get_parameter("weight").numel() for layer in _layers(template)),
             "sizes": tuple(profile.num_samples for profile in experiment.world.profiles),
             "rounds": experiment.training.rounds,
-        } | ({"D": template.feature_width} if features else {})
+        } | ({"features": template.feature_width} if features else {})
 
     def values(self, which: Formula, client: int, submodel: SubModel, *, round: int, first: bool) -> Fraction:
         """Values that travel beside a client's model, all cards together.
@@ -238,16 +239,19 @@ class Beside:
             return Fraction(0)
         message = submodel.message(self._costs.layout, "down")
         own = {
-            "W": sum(message.values()),
-            "P": message.get("params", 0),
-            "n": self._world.profiles[client].num_samples,
-            "H": int((self._world.profiles[client].label_counts > 0).sum()),
-            "largest": client == self._largest,
+            "values": sum(message.values()),
+            "params": message.get("params", 0),
+            "samples": self._world.profiles[client].num_samples,
+            "own_classes": int((self._world.profiles[client].label_counts > 0).sum()),
+            "is_largest": client == self._largest,
             "round": round,
-            "first": first,
+            "is_first": first,
         }
-        found = (card.evaluate(getattr(card, which), {**self._symbols, **own, **given}) for card, given in self._cards)
-        return sum(found, Fraction(0))
+        counts = (
+            values_counted(getattr(card, which), {**self._symbols, **own, **parameters})
+            for card, parameters in self._cards
+        )
+        return sum(counts, Fraction(0))
 
     @property
     def setup_bytes(self) -> int:
