@@ -160,7 +160,7 @@ def with_card(card: Card) -> Callable[[_Builder], _Builder]:
     """Put a card on a method's builder, which from then on checks the ranges of its parameters."""
 
     def put(builder: _Builder) -> _Builder:
-        built = checked(builder)
+        built = checked("method")(builder)
         built.card = card  # type: ignore[attr-defined]
         return built
 

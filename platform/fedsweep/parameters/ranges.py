@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 
-from fedsweep.errors import ConfigError
+from fedsweep.errors import ConfigError, InputError
 
 INFINITE = "may be infinite"
 """In an annotation: infinity is in the range. Elsewhere it is only where it is the default."""
@@ -30,6 +30,7 @@ PositiveShare = Annotated[float, Gt(0), Le(1)]
 AtLeastOne = Annotated[float, Ge(1)]
 Count = Annotated[int, Ge(1)]
 CountOrZero = Annotated[int, Ge(0)]
+PositiveOrInfinite = Annotated[float, Gt(0), INFINITE]
 
 _SIGNS = (
     (Ge, ">=", "ge"),
@@ -54,11 +55,13 @@ class Checked:
     section: ClassVar[str] = "method"
 
     def __post_init__(self) -> None:
-        for name, (annotation, default) in _fields(type(self)).items():
+        for name, (annotation, default) in _fields(typing.cast(Any, type(self))).items():
             check_value(f"{self.section}.{name}", getattr(self, name), annotation, default=default)
 
 
-def check_value(where: str, value: object, annotation: Any, *, default: object = None) -> None:
+def check_value(
+    where: str, value: object, annotation: Any, *, default: object = None, error: type[InputError] = ConfigError
+) -> None:
     """Refuse a value that its annotation does not admit.
 
     Args:
@@ -66,16 +69,17 @@ def check_value(where: str, value: object, annotation: Any, *, default: object =
         value: To be checked.
         annotation: Numbers, bool and ``Literal``, their ranges and unions are checked; any other type is not.
         default: The parameter's; where it is infinite, infinity is admitted.
+        error: To be raised; ``DataError`` for the content of a file.
 
     Raises:
-        ConfigError: The message states the rule and the value.
+        ConfigError: (or ``error``) The message states the rule and the value.
     """
     if admits(annotation, value):
         is_infinite = isinstance(value, float) and not math.isfinite(value)
         if not is_infinite or default == math.inf or may_be_infinite(annotation):
             return
-        raise ConfigError(f"{where} must be finite, but got {value!r}")
-    raise ConfigError(f"{where} must be {in_words(annotation)}, but got {value!r}")
+        raise error(f"{where} must be finite, but got {value!r}")
+    raise error(f"{where} must be {in_words(annotation)}, but got {value!r}")
 
 
 def admits(annotation: Any, value: object) -> bool:
@@ -87,6 +91,8 @@ def admits(annotation: Any, value: object) -> bool:
         return any(admits(part, value) for part in parts)
     if origin is Literal:
         return any(value == part and type(value) is type(part) for part in parts)
+    if origin is tuple and parts[-1:] == (...,):
+        return isinstance(value, list | tuple) and all(admits(parts[0], item) for item in value)
     if annotation in (int, float):
         return isinstance(value, Integral if annotation is int else Real) and not isinstance(value, bool)
     if annotation in (bool, type(None)):
@@ -103,6 +109,8 @@ def in_words(annotation: Any) -> str:
         return " or ".join(map(in_words, parts))
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}" if len(parts) > 1 else repr(parts[0])
+    if origin is tuple and parts[-1:] == (...,):
+        return f"a list, each {in_words(parts[0])}"
     return _NOUNS.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
@@ -140,10 +148,10 @@ def _holds(rule: Any, value: Any) -> bool:
 
 
 @functools.cache
-def _fields(kind: type) -> dict[str, tuple[Any, object]]:
+def _fields(kind: Any) -> dict[str, tuple[Any, object]]:
     """Annotation and default of each field that a constructor sets."""
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
     except NameError:  # a plug-in's import for type checking alone: the binder says so where a configuration is read
         return {}
-    return {field.name: (hints[field.name], field.default) for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
+    return {field.name: (hints[field.name], field.default) for field in dataclasses.fields(kind) if field.init}

@@ -56,18 +56,26 @@ def takes(*kinds: Callable[..., Any], but: Collection[str] = ()) -> Callable[[_B
     return wrap
 
 
-def checked(builder: _Builder) -> _Builder:
-    """Let a method's builder refuse values outside of its parameters' annotations, whoever calls it."""
+def checked(section: str) -> Callable[[_Builder], _Builder]:
+    """Let a builder refuse values outside of its parameters' annotations, whoever calls it.
 
-    @functools.wraps(builder)
-    def built(*args: Any, **values: Any) -> Any:
-        parameters = signature_of(builder) if values else {}
-        for name in parameters.keys() & values.keys():
-            annotation, default = parameters[name].annotation, parameters[name].default
-            check_value(f"method.{name}", values[name], annotation, default=default)
-        return builder(*args, **values)
+    Args:
+        section: Where a configuration has the parameters, for messages.
+    """
 
-    return built  # type: ignore[return-value]
+    def wrap(builder: _Builder) -> _Builder:
+        @functools.wraps(builder)
+        def built(*args: Any, **values: Any) -> Any:
+            parameters = signature_of(builder) if values else {}
+            for name in values:
+                if name in parameters:
+                    annotation, default = parameters[name].annotation, parameters[name].default
+                    check_value(f"{section}.{name}", values[name], annotation, default=default)
+            return builder(*args, **values)
+
+        return built  # type: ignore[return-value]
+
+    return wrap
 
 
 def parameters_of(kind: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -198,9 +198,9 @@ def _sends(card: Card, method: FederatedMethod) -> Iterator[str]:
     if method.submodels.cuts:
         yield "of the model each client's part alone, and which units it has where that is drawn"
     if method.registration or method.needs_share:
-        counts = ["label counts (one for each class) up"] if "label_counts" in method.registration else []
-        counts += ["the mean number of samples (1 value) down"] if method.needs_share else []
-        yield f"at registration: {', '.join(counts)}"
+        at_start = ["label counts (one for each class) up"] if "label_counts" in method.registration else []
+        at_start += ["the mean number of samples (1 value) down"] if method.needs_share else []
+        yield f"at registration: {', '.join(at_start)}"
 
 
 def _needs(card: Card, method: FederatedMethod) -> Iterator[str]:
