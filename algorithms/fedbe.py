@@ -72,7 +72,7 @@ class BayesianEnsemble(Refinement):
     with_average: bool = True
     with_clients: bool = True
     sharpening: Positive = 0.5
-    epochs: Count = 20
+    epochs: CountOrZero = 20
     learning_rate: Positive = 1e-3
     momentum: BelowOne = 0.9
     weight_decay: NotNegative = 1e-5

@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedsweep import Card, FederatedMethod, with_card
-from fedsweep.components import ClientUpdate, Positive, State, SyncContext, Weighting
+from fedsweep.components import ClientUpdate, Count, NotNegative, Positive, State, SyncContext, Weighting
 
 from .parts.arrivals import Arrivals, Discount, IdleClients, staleness_of
 
@@ -44,10 +44,10 @@ class BufferedMoves(Weighting):
 @with_card(Card(title="FedBuff", source="Nguyen et al., AISTATS 2022", needs=("devices",), live=("mean_staleness",)))
 def fedbuff(
     *,
-    buffer_size: int | None = None,
-    server_learning_rate: float = 1.0,
-    exponent: float = 0.5,
-    concurrency: int | None = None,
+    buffer_size: Count | None = None,
+    server_learning_rate: Positive = 1.0,
+    exponent: NotNegative = 0.5,
+    concurrency: Count | None = None,
 ) -> FederatedMethod:
     """Nobody waits: the server takes the mean of as many moves as its buffer holds.
 

@@ -19,6 +19,7 @@ from fedsweep.components import (
     ClientUpdate,
     ComponentReport,
     Count,
+    CountOrZero,
     Positive,
     Refinement,
     ServerContext,
@@ -56,7 +57,7 @@ class Distilled(Refinement):
     """
 
     needs_updates: ClassVar[bool] = True
-    steps: Count = 10_000
+    steps: CountOrZero = 10_000
     patience: Count = 1_000
     check_every: Count = 100
     learning_rate: Positive = 1e-3

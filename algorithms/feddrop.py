@@ -181,7 +181,9 @@ class DroppedNeurons(SubModelPolicy):
         live=("dropout_device_rate",),
     )
 )
-def feddrop(*, rate: float = 0.5, budget_s: float | None = None, aggregate: Aggregate = "masked") -> FederatedMethod:
+def feddrop(
+    *, rate: BelowOne = 0.5, budget_s: Positive | None = None, aggregate: Aggregate = "masked"
+) -> FederatedMethod:
     """FedAvg with dropout of hidden neurons in each device's round, so that their weights need not travel.
 
     Convolutions and attention travel whole; a network without hidden fully connected layers is trained as by FedAvg.

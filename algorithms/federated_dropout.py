@@ -73,7 +73,9 @@ class RandomUnits(SubModelPolicy):
 @with_card(
     Card(title="Federated Dropout", source="Caldas et al. 2018", needs=("units",), limits=(Limit(given={"keep": 1.0}),))
 )
-def federated_dropout(*, keep: float = 0.75, aggregate: Aggregate = "masked", shared: bool = False) -> FederatedMethod:
+def federated_dropout(
+    *, keep: PositiveShare = 0.75, aggregate: Aggregate = "masked", shared: bool = False
+) -> FederatedMethod:
     """FedAvg on sub-models: a fixed share of the channels, neurons and heads of each layer, drawn in each round.
 
     Args:

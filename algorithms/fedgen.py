@@ -270,7 +270,11 @@ def generator_down(
 )
 @takes(LatentGenerator)
 def fedgen(
-    *, strength: float = 10.0, consistency: float = 10.0, strength_decay: float = 0.98, **parameters: Any
+    *,
+    strength: NotNegative = 10.0,
+    consistency: NotNegative = 10.0,
+    strength_decay: PositiveShare = 0.98,
+    **parameters: Any,
 ) -> FederatedMethod:
     """FedAvg with a generator of features, learned from the clients' heads, that helps them train.
 

@@ -22,6 +22,7 @@ from fedsweep.components import (
     Memory,
     ParamTree,
     Payload,
+    Positive,
     Published,
     Refinement,
     ServerContext,
@@ -177,7 +178,7 @@ def variate_down(*, params: int) -> int:
 )
 def scaffold(
     *,
-    server_learning_rate: float = 1.0,
+    server_learning_rate: Positive = 1.0,
     weighting: Literal["uniform", "size"] = "uniform",
     rebuild: bool = False,
 ) -> FederatedMethod:

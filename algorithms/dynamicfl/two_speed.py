@@ -225,8 +225,8 @@ def dynamicfl(
     high_interval: str | int = "a",
     low_interval: str | int = "g",
     group: Literal["dynacomm", "random", "exact", "exhaustive", "genetic", "similarity"] = "dynacomm",
-    orders: int = 10,
-    sketch_values: int = 256,
+    orders: Count = 10,
+    sketch_values: Count = 256,
     **parameters: Any,
 ) -> FederatedMethod:
     """A chosen group of clients is averaged often, the others seldom.

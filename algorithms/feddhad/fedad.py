@@ -167,15 +167,17 @@ class AdaptiveDropout(SubModelPolicy):
 
     # -- what a user should know ---------------------------------------------------------------------------------
 
-    def foresee(self, context: ServerContext) -> str:
-        """Whether the first rates come too late for the run, or the multiplier can't be where it is best."""
+    def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:
+        """Warn of rates that come too late for the run or are 0, and of a multiplier that can't be where it is best."""
+        if state is not None:
+            return tuple(filter(None, [self._idle(state)]))
         if not self.base_rate:
-            return f"base_rate=0: {_WHOLE}"
+            return (f"base_rate=0: {_WHOLE}",)
         if late := self._too_late(context):
-            return late
+            return (late,)
         if self.multiplier == "auto" and (between := why_not_in_weights(context.model)):
-            return f"{between}, so the multiplier acts on activations (method.multiplier=activation)"
-        return ""
+            return (f"{between}, so the multiplier acts on activations (method.multiplier=activation)",)
+        return ()
 
     def _too_late(self, context: ServerContext) -> str:
         if self.refresh == "trigger":
@@ -191,8 +193,8 @@ class AdaptiveDropout(SubModelPolicy):
             " method.refresh=[1], say"
         )
 
-    def remark(self, state: State) -> str:
-        """Whether rates were measured, and were more than 0."""
+    def _idle(self, state: State) -> str:
+        """Say why no unit was left out at the run's end; empty where rates were measured, and more than 0."""
         if self.base_rate and not state["refreshes"]:
             return f"there was no refresh: {_WHOLE}; set method.refresh=[1], say"
         if not state["base_rate"]:

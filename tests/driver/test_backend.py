@@ -10,7 +10,7 @@ import pytest
 from fedsweep.config.load import load_config
 from fedsweep.driver.backend import SHORT_S, training_seconds
 from fedsweep.driver.run import Plan, plan_run
-from fedsweep.engine.foresight import forecast
+from fedsweep.engine.forecast import forecast
 
 SMALL: dict[str, Any] = {
     "scenario": {"clients": 8},

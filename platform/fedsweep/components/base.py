@@ -111,13 +111,14 @@ class ServerComponent(Checked, ABC):
         """The state after a round."""
         return state
 
-    def foresee(self, context: ServerContext) -> str:
-        """Why the component will do nothing in such a run, in a sentence; empty where it may do something."""
-        return ""
+    def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:
+        """Warn the user, in sentences: of what the component will not do in such a run, or did not do.
 
-    def remark(self, state: State) -> str:
-        """Why the component did nothing in the run that ends so, in a sentence; empty where it did."""
-        return ""
+        Args:
+            context: The run's.
+            state: At the run's end; None before it (``--dry-run``).
+        """
+        return ()
 
     def report(self, state: State) -> ComponentReport:
         """What is to be seen after a round."""

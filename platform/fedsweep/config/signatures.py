@@ -67,7 +67,7 @@ def bind(
         ConfigError: A parameter is unknown or missing, or a value is of the wrong type or not finite (infinity is
             admitted where it is the default).
     """
-    at = f"{kind} {name}: " if name else f"{kind}."
+    at, of = (f"{kind} {name}: ", f" (of {name})") if name else (f"{kind}.", "")
     parameters = _parameters(builder, provided)
     unknown = [key for key in params if key not in parameters]
     if unknown and not takes_any(builder):
@@ -80,10 +80,10 @@ def bind(
     bound: dict[str, Any] = {}
     for key, parameter in parameters.items():
         if key in params:
-            bound[key] = _checked(f"{at}{key}", params[key], parameter)
+            bound[key] = _checked(f"{kind}.{key}", params[key], parameter, of=of)
         elif parameter.default is inspect.Parameter.empty:
             beside = f" (beside {', '.join(provided)}, which are given to it)" if provided else ""
-            raise ConfigError(f"{at}{key} is missing; it must be {_allowed(parameter.annotation)}{beside}")
+            raise ConfigError(f"{kind}.{key} is missing; it must be {_allowed(parameter.annotation)}{beside}{of}")
         elif _is_plain(parameter.default):
             bound[key] = parameter.default
     return bound | {key: params[key] for key in unknown}
@@ -118,10 +118,10 @@ def _parameters(builder: Callable[..., Any], provided: Collection[str]) -> dict[
     return {key: value for key, value in found.items() if value.kind in _KEYWORD and key not in provided}
 
 
-def _checked(where: str, value: Any, parameter: inspect.Parameter) -> Any:
+def _checked(where: str, value: Any, parameter: inspect.Parameter, *, of: str) -> Any:
     annotation = parameter.annotation
     if parameter.default != math.inf and not may_be_infinite(annotation) and not _is_finite(value):
-        raise ConfigError(f"{where} must be finite, but got {shown(value)}")
+        raise ConfigError(f"{where} must be finite, but got {shown(value)}{of}")
     adapter = _adapter_of(annotation)
     if adapter is None:
         return value
@@ -135,7 +135,7 @@ def _checked(where: str, value: Any, parameter: inspect.Parameter) -> Any:
         choices = words(_schema(adapter))
         if isinstance(value, str) and choices:
             raise ConfigError(f"{where}: {unknown_name('value', value, choices)}") from None
-        raise ConfigError(f"{where} must be {_allowed(annotation)}, but got {shown(value)}") from None
+        raise ConfigError(f"{where} must be {_allowed(annotation)}, but got {shown(value)}{of}") from None
 
 
 def _adapter_of(annotation: Any) -> TypeAdapter[Any] | None:

@@ -17,7 +17,7 @@ from fedsweep.config.load import load_config
 from fedsweep.driver.news import Bulletin, News
 from fedsweep.driver.observers import Observer
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.foresight import happened
+from fedsweep.engine.forecast import notes_after
 from fedsweep.engine.state import RunState
 from fedsweep.errors import FedsweepError, MemoryLost, RunError
 from fedsweep.experiment.checks import check_world
@@ -311,7 +311,7 @@ class RunSession:
             "wall_time_s": state.wall_time_s,
             "peak_memory_mb": peak_memory_mb(),
             "model_sha256": sha256,
-            "remarks": happened(self._experiment, state) if status == "finished" else [],
+            "remarks": notes_after(self._experiment, state) if status == "finished" else [],
             **self._own_facts(),
             **self._settings.facts,
         }

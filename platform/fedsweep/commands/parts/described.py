@@ -137,7 +137,7 @@ def executors(builder: Callable[..., FederatedMethod]) -> str:
 
 
 def _refused(builder: Callable[..., FederatedMethod], *, local_steps: int | None) -> tuple[str, ...]:
-    from fedsweep.engine.foresight import lanes_refused
+    from fedsweep.engine.forecast import lanes_refused
     from fedsweep.models.networks.chains import Mlp
     from fedsweep.testing import tiny_data, tiny_experiment
 

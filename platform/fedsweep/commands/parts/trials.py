@@ -9,7 +9,7 @@ from fedsweep.commands.parts.interrupts import is_interrupted
 from fedsweep.errors import ClusterLost, RunError
 
 if TYPE_CHECKING:
-    from fedsweep.engine.foresight import Forecast
+    from fedsweep.engine.forecast import Forecast
     from fedsweep.sweeps.prepare import PreparedSweep, PreparedTrial
     from fedsweep.sweeps.summary import Summary
     from fedsweep.sweeps.sweep_folder import SweepFolder

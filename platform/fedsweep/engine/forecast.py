@@ -25,6 +25,7 @@ from fedsweep.experiment.experiment import Experiment, client_side, server_conte
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.guard import guarded, hook_of
 from fedsweep.models.cost import BYTES_PER_VALUE
+from fedsweep.records import State
 from fedsweep.submodel import FULL_MODEL, SubModel
 
 Formula = Literal["up", "down", "setup_up", "setup_down"]
@@ -141,7 +142,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         num_params=layout.num_params,
         memory_mb=_memory_mb(experiment, num_values=layout.num_values, num_actors=num_actors),
         exact=planned == rounds,
-        remarks=tuple(foreseen(experiment, plans)),
+        remarks=tuple(notes_before(experiment, plans)),
     )
 
 
@@ -270,37 +271,43 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 # -- methods that turn into something simpler without a word -----------------------------------------------------------
 
 
-def foreseen(experiment: Experiment, plans: Sequence[RoundPlan]) -> list[str]:
-    """What the user should know before a run, from its first plans: which parts of the method will do nothing."""
-    said = []
+def notes_before(experiment: Experiment, plans: Sequence[RoundPlan]) -> list[str]:
+    """Collect what the user should know before a run, from its first plans: which parts of the method do nothing."""
     with guarded(when="before the run", raises=ConfigError):
-        for seam, component in experiment.method.server_components():
-            said.append(component.foresee(server_context(experiment, seam)))
+        notes = _components_notes(experiment, {})
     if experiment.method.pacing.syncs_inside and plans:
         inner = [point for plan in plans for point in plan.points[:-1]]
         if not inner:
-            said.append(_NEVER)
+            notes.append(_NEVER)
         elif all(len(point.attend) <= 1 for point in inner):
-            said.append(_ALONE)
-    return _told(experiment, said)
+            notes.append(_ALONE)
+    return _of_method(experiment, notes)
 
 
-def happened(experiment: Experiment, state: RunState) -> list[str]:
-    """What the user should know after a run: which parts of the method did nothing."""
-    seams = experiment.method.server_components()
+def notes_after(experiment: Experiment, state: RunState) -> list[str]:
+    """Collect what the user should know after a run: which parts of the method did nothing."""
     with guarded(when="at the run's end"):
-        said = [component.remark(state.components[seam]) for seam, component in seams]
+        notes = _components_notes(experiment, state.components)
     if experiment.method.pacing.syncs_inside and state.records:
         groups = [record.high_frequency for record in state.records]
         if all(record.sync_points <= 1 for record in state.records):
-            said.append(_NEVER)
+            notes.append(_NEVER)
         elif all(group is not None and len(group) <= 1 for group in groups):
-            said.append(_ALONE)
-    return _told(experiment, said)
+            notes.append(_ALONE)
+    return _of_method(experiment, notes)
 
 
-def _told(experiment: Experiment, said: Sequence[str]) -> list[str]:
-    return [f"{experiment.method.name}: {text}" for text in dict.fromkeys(said) if text]
+def _components_notes(experiment: Experiment, states: Mapping[str, State]) -> list[str]:
+    return [
+        note
+        for seam, component in experiment.method.server_components()
+        if component.has_own("notes")
+        for note in component.notes(server_context(experiment, seam), states.get(seam))
+    ]
+
+
+def _of_method(experiment: Experiment, notes: Sequence[str]) -> list[str]:
+    return [f"{experiment.method.name}: {text}" for text in dict.fromkeys(notes) if text]
 
 
 # -- whether clients can be stepped together: tried on a step of two, nothing is kept of it ----------------------------
