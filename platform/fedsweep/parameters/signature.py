@@ -102,9 +102,12 @@ def signature_of(builder: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         builder: A function or class; where it takes the parameters of components, theirs follow its own.
 
     Raises:
-        ConfigError: An annotation can't be resolved.
+        ConfigError: An annotation can't be resolved, or there is no signature to be read.
     """
-    own, hints = inspect.signature(builder).parameters, _hints(builder)
+    try:
+        own, hints = inspect.signature(builder).parameters, _hints(builder)
+    except (TypeError, ValueError) as error:  # of a callable that is written in C
+        raise ConfigError(f"{builder!r} can't be a builder: {error}; give a function or class of your own") from error
     listed = {name: each.replace(annotation=hints.get(name, Any)) for name, each in own.items()}
     parts: Parts | None = getattr(builder, "parts", None)
     if not isinstance(parts, Parts):
