@@ -154,7 +154,7 @@ class Transfer(Refinement):
     """
 
     penalty: Positive = 0.7
-    transfer: NotNegative = 1.0
+    transfer: NotNegative = 5.0
     temperature: Positive = 4.0
     server_batch: Count = 128
     teacher_steps: Count = 500

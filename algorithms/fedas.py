@@ -191,7 +191,12 @@ def trace_up(*, weights: str) -> int:
         up=(trace_up,),
         limits=(Limit(given={"align_epochs": 0, "weights": "samples", "head": "shared"}),),
         live=("personal_accuracy",),
-        differs=("the alignment runs in evaluation mode; a client's first round has none",),
+        differs=(
+            "the alignment runs in evaluation mode; a client's first round has none",
+            "Fisher information is summed over minibatches of align_batch, in the authors' program over the training's:"
+            " a sum of squared means depends on the batch",
+            "the trace travels as float32",
+        ),
     )
 )
 def fedas(

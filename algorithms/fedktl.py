@@ -99,11 +99,11 @@ class ArcFace(Objective):
 
     Attributes:
         margin: Angular margin of a client's loss, in radians, at least 0.
-        scale: Of its cosines, above 0. The paper's is 64, likewise.
+        scale: Of its cosines, above 0; the paper's, for a learning rate of 0.01.
     """
 
     margin: NotNegative = 0.5
-    scale: Positive = 8.0
+    scale: Positive = 64.0
 
     def loss(self, step: LocalStep) -> Tensor:
         found = cosines(step.logits, step.broadcast[_ETF])
@@ -117,12 +117,12 @@ class Knowledge(KeepsModel):
     The projection is the same for all clients at a round's start, and trained along with the model's rate.
 
     Attributes:
-        strength: mu, the weight of the images in a client's loss, at least 0. The paper's is 50, at a learning rate of
+        strength: mu, the weight of the images in a client's loss, at least 0. The paper's, at a learning rate of
             0.01; at 0.05 that diverges.
     """
 
     name: str = _TERM
-    strength: NotNegative = 5.0
+    strength: NotNegative = 50.0
 
     def passes_in(self, batch_size: int, num_classes: int) -> float:
         # A step reads as many images as it has samples, but there is one a class.
@@ -373,7 +373,11 @@ def images_down(*, round: int, classes: int, input_values: int, latent_width: in
         up=(prototypes_up,),
         down=(heads_down, images_down),
         live=("alignment_loss", "personal_accuracy"),
-        differs=("the decoder is trained on the server's inputs, not pretrained elsewhere",),
+        differs=(
+            "the decoder is trained on the server's inputs, not pretrained elsewhere",
+            "the images' passes count in round 1, too, in which there are none; a step on a smaller last batch takes as"
+            " many images as samples, in the authors' program a full batch of them",
+        ),
         small={"strength": 0.5, "scale": 4.0, "decoder_steps": 10, "server_epochs": 5, "latent_width": 4},
     )
 )

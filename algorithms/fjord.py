@@ -185,7 +185,18 @@ class SelfDistillation(Objective):
         return learned + F.kl_div(step.logits.log_softmax(dim=1), teacher, reduction="batchmean", log_target=True)
 
 
-@with_card(replace(WIDTHS_CARD, title="FjORD", source="Horvath et al., NeurIPS 2021"))
+@with_card(
+    replace(
+        WIDTHS_CARD,
+        differs=(
+            *WIDTHS_CARD.differs,
+            "weights outside of a step's width keep their values and their momentum; in the authors' program, without"
+            " distillation, momentum and decay go on moving them (with plain SGD it is the same)",
+        ),
+        title="FjORD",
+        source="Horvath et al., NeurIPS 2021",
+    )
+)
 def fjord(
     *,
     widths: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0),

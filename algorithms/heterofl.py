@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep import ConfigError, FederatedMethod, Network, with_card
+from fedsweep import ConfigError, FederatedMethod, Limit, Network, with_card
 from fedsweep.components import (
     FULL_MODEL,
     BySamples,
@@ -183,23 +183,30 @@ class Widths(SubModelPolicy):
         return ComponentReport(metrics={"submodel_width": state["mean_width"]})
 
 
-@with_card(replace(WIDTHS_CARD, title="HeteroFL", source="Diao, Ding, Tarokh, ICLR 2021"))
+@with_card(
+    replace(
+        WIDTHS_CARD,
+        limits=(Limit(given={"widths": [1.0], "masked_loss": False, "weighting": "size"}),),
+        title="HeteroFL",
+        source="Diao, Ding, Tarokh, ICLR 2021",
+    )
+)
 def heterofl(
     *,
     widths: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625),
     assignment: Assignment = "even",
     scaler: bool = True,
-    masked_loss: bool = False,
-    weighting: Literal["size", "uniform"] = "size",
+    masked_loss: bool = True,
+    weighting: Literal["size", "uniform"] = "uniform",
 ) -> FederatedMethod:
     """FedAvg on networks of several widths: each client has the first channels, neurons and heads of every layer.
 
-    The paper's setting is masked_loss=true with weighting=uniform; the defaults are such that width 1 alone is FedAvg.
     With batch norm the server needs inputs (scenario.server_data.proxy), from which its statistics are read anew after
     each round.
 
     Args:
-        widths: Shares of each layer's units, above 0 and at most 1; 1 alone is FedAvg bit for bit.
+        widths: Shares of each layer's units, above 0 and at most 1; 1 alone, without masked_loss and
+            with weighting=size, is FedAvg bit for bit.
         assignment: even: dealt to the clients once, each width equally often; speed: likewise, the fastest devices get
             the widest; drawn: each client draws one in each round.
         scaler: In training, outputs of narrowed layers are divided by the width.

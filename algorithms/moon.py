@@ -16,6 +16,7 @@ from torch import Tensor
 from fedsweep import Card, FederatedMethod, Limit, with_card
 from fedsweep.components import (
     ClientUpdate,
+    LinearHeadNetwork,
     LocalStep,
     LocalTerm,
     LocalWork,
@@ -51,7 +52,7 @@ class Contrastive(LocalTerm):
     """
 
     stateful: ClassVar[bool] = True
-    strength: NotNegative = 1.0
+    strength: NotNegative = 5.0
     temperature: Positive = 0.5
     name: str = "moon"
 
@@ -90,6 +91,16 @@ class ContrastNeeds(Refinement):
         network_with_features(context.model, method="moon", use="contrasts")
         return {}
 
+    def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:
+        """Warn of a network whose features are no projection: the paper contrasts a projection's outputs."""
+        network = network_with_features(context.model, method="moon", use="contrasts")
+        if not isinstance(network, LinearHeadNetwork) or network.projection is not None:
+            return ()
+        return (
+            "the network has no projection, so what the classifier reads is contrasted; the paper's networks have one:"
+            " set model.projection=256",
+        )
+
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
@@ -97,7 +108,16 @@ class ContrastNeeds(Refinement):
 
 
 @with_card(
-    Card(title="MOON", source="Li et al., CVPR 2021", needs=("features",), limits=(Limit(given={"strength": 0.0}),))
+    Card(
+        title="MOON",
+        source="Li et al., CVPR 2021",
+        needs=("features",),
+        differs=(
+            "In its first job a client has no model of its own and no contrast; in the authors' program with partial"
+            " participation it is contrasted with a random network.",
+        ),
+        limits=(Limit(given={"strength": 0.0}),),
+    )
 )
 @takes(Contrastive, but=("name",))
 def moon(**parameters: Any) -> FederatedMethod:

@@ -118,7 +118,8 @@ class Choice:
         chosen = greedy(
             gains_P[places],
             times_P[places],
-            gain=float(gains[stays].sum()),
+            # Biases and the like are always alive: their gains count as the program counts them, their times do not.
+            gain=float(gains[stays].sum() + gains_P.double().sum() - gains.sum()),
             time=float(weight_times[stays].sum() + self.fixed_time * weight_times.sum()),
             room=max(0, self.most(layers) - int(stays.sum())),
         )

@@ -52,8 +52,9 @@ class SquaredGradients(LocalTerm):
         every: Rounds between two choices.
 
     Source: the authors' program. Reading: a job's gradients are added up, the sum is squared and counts with the
-    samples that the client holds, as there; a client keeps its sums until the next choice that it takes part in, and
-    forgets those from before a choice that it missed.
+    samples that the client holds, in the program with those that it processed (for whole epochs that is the same); a
+    client keeps its sums until the next choice that it takes part in, and forgets those from before a choice that it
+    missed.
     """
 
     sends: ClassVar[bool] = True
@@ -209,6 +210,10 @@ def model_down(*, values: int, sparsity: float, first_stage: FirstStage, is_larg
         setup_down=(model_down,),
         limits=(Limit(given={"sparsity": 0.0}),),
         live=("sparsity",),
+        differs=(
+            "at most 1 - sparsity of the weights are alive, where the paper leaves their number to the gains: with a"
+            " sparsity of 0.001 it is the paper's own",
+        ),
         small={"sparsity": 0.5, "first_stage": "none", "every": 2},
     )
 )
