@@ -57,7 +57,7 @@ class ByAccuracy(Weighting):
         return (values / total if total > 0 else by_samples(updates)), {"accuracies": accuracies}
 
     def report(self, state: State) -> ComponentReport:
-        """How far apart the clients' accuracies are."""
+        """Return how far apart the clients' accuracies are."""
         if state["accuracies"] is None:
             return ComponentReport()
         low, high = float(state["accuracies"].min()), float(state["accuracies"].max())

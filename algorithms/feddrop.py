@@ -125,7 +125,7 @@ class DroppedNeurons(SubModelPolicy):
     budget_s: Positive | None = None
 
     def init(self, context: ServerContext) -> State:
-        """What the network costs by the share that is kept.
+        """Return what the network costs by the share that is kept.
 
         Raises:
             ConfigError: The network lists no units, or there is a budget but no devices.

@@ -143,7 +143,7 @@ class MeanOfSentMasks(ServerUpdate):
 
 
 def _held(update: ClientUpdate) -> Tensor:
-    """What a client has alive after its work (bool [P])."""
+    """Return what a client has alive after its work (bool [P])."""
     part = cast(AdjustableMask, update.submodel)
     if _SENT not in update.extras:
         return part.mask

@@ -170,7 +170,7 @@ class StagnationAware(Pacing):
         return {"every": False, "count": 0, "best": 0.0}
 
     def aggregates(self, state: State, round: int) -> bool:
-        """Whether a round (from 1) is one of aggregation."""
+        """Return whether a round (from 1) is one of aggregation."""
         return bool(round <= self.first_rounds or state["every"] or round % self.reduced_interval == 0)
 
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
@@ -197,7 +197,7 @@ class StagnationAware(Pacing):
         return {**state, "count": count, "every": state["every"] or count >= self.patience}
 
     def report(self, state: State) -> ComponentReport:
-        """What the round's decision followed from."""
+        """Return what the round's decision followed from."""
         return ComponentReport(
             metrics={
                 "aggregations_without_best": float(state["count"]),

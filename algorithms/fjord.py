@@ -160,7 +160,7 @@ class OrderedDropout(SubModelPolicy):
 
 
 def _sample_shares(drawn: np.ndarray, count: int, work: ClientWork) -> list[float]:
-    """What share of the round's samples goes through each width."""
+    """Return what share of the round's samples goes through each width."""
     # Steps are not all of one size: the last one of a pass has what is left.
     reached = np.array([work.samples_in(steps) for steps in range(work.steps + 1)])
     samples = np.bincount(drawn, weights=np.diff(reached), minlength=count)

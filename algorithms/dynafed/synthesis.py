@@ -307,7 +307,7 @@ class Synthesizer:
         )
 
     def _others(self, loop: InnerLoop, used: SyntheticSet) -> dict[str, tuple[InnerLoop, SyntheticSet]]:
-        """What the learned set is compared with, and the steps on it: as many, at the same rate."""
+        """Return what the learned set is compared with, and the steps on it: as many, at the same rate."""
         noise = fresh_images(
             len(used.images), self._image_shape, like=used.images.dtype, stream=loop.stream.child("noise")
         )

@@ -43,7 +43,7 @@ class SyntheticSet:
     rate: Tensor
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> SyntheticSet:
-        """What becomes of each of the three."""
+        """Return what becomes of each of the three."""
         return SyntheticSet(images=change(self.images), labels=change(self.labels), rate=change(self.rate))
 
 
@@ -252,7 +252,7 @@ def _leaves(params: Params) -> Params:
 
 
 def group_within(loop: InnerLoop, start: Params, given: SyntheticSet, *, limit_bytes: float) -> int:
-    """How many steps' graphs can be held at a time, from 1 to all.
+    """Return how many steps' graphs can be held at a time, from 1 to all.
 
     Args:
         loop: The inner steps.

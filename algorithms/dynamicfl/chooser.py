@@ -59,11 +59,11 @@ class GroupChooser(Checked, ABC):
         """
 
     def reads_labels(self) -> bool:
-        """Whether the clients have to send their label counts."""
+        """Return whether the clients have to send their label counts."""
         return True
 
     def setup(self, stream: Stream) -> tuple[Probe, ...]:
-        """What every client measures once, at the initial model, before round 1; by default nothing.
+        """Return what every client measures once, at the initial model, before round 1; by default nothing.
 
         Args:
             stream: Random numbers that all clients share.

@@ -105,7 +105,7 @@ class TwoSpeed(Pacing):
         return {"group": [], "features": None, "population": None}
 
     def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:
-        """What the chooser asks of every client once."""
+        """Return what the chooser asks of every client once."""
         return self.group.setup(context.stream.child("group"))
 
     def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:

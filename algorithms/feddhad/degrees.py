@@ -146,7 +146,7 @@ class GradientAtAnchor(Probe):
 
 
 def pulls(updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -> Tensor:
-    """How far the aggregate moves towards each client when its unnormalised weight grows: [M, P].
+    """Return how far the aggregate moves towards each client when its unnormalised weight grows: [M, P].
 
     ``pull[k, e] = q_k / (sum of q_j over the holders of e) * (w_ke - w_e)``, 0 where client k does not hold e, with
     w the coverage mean; so ``dw / d ln a_k = pull_k`` for weights ``q_k = a_k / sum_j a_j``.
@@ -221,7 +221,7 @@ def mean_move(update: ClientUpdate, sync: SyncContext) -> Tensor | None:
 
 
 def sent_gradient(update: ClientUpdate) -> Tensor | None:
-    """What :class:`GradientAtAnchor` measured, as a vector [V] of the client's sub-model; None: nothing."""
+    """Return what :class:`GradientAtAnchor` measured, as a vector [V] of the client's sub-model; None: nothing."""
     sent = update.extras.get("gradient_at_anchor/gradient")
     if sent is None:
         return None

@@ -208,7 +208,7 @@ class AdaptiveDropout(SubModelPolicy):
         return bool(self.base_rate) and self.refresh == "trigger" and round % self.check_every == 0
 
     def _is_refresh(self, state: State, round: int) -> bool:
-        """Whether a round was announced as one in which everything is measured."""
+        """Return whether a round was announced as one in which everything is measured."""
         listed = self.refresh != "trigger" and round in self.refresh
         return bool(self.base_rate) and (listed or bool(state["due"]))
 

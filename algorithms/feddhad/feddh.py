@@ -107,7 +107,7 @@ class NonIIDDegree(Weighting):
 
     @property
     def _waits(self) -> bool:
-        """Whether the gradient comes with the next round."""
+        """Return whether the gradient comes with the next round."""
         return self._learns and self.gradient in ("deferred", "explicit")
 
     def registration(self) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ STALENESS: tuple[Staleness, ...] = ("constant", "hinge", "polynomial")
 
 
 def staleness_of(updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
-    """How often the server's model changed since each client received its own, in float64 [M]; 0: not once."""
+    """Return how often the server's model changed since each client received its own, in float64 [M]; 0: not once."""
     return torch.tensor([sync.version - u.anchor_version for u in updates], dtype=torch.float64)
 
 
@@ -70,12 +70,12 @@ class Discount(Checked):
 
 
 def at_work(concurrency: int | None, context: RoundContext) -> int:
-    """How many clients are at work at a time."""
+    """Return how many clients are at work at a time."""
     return concurrency or context.cohort_size
 
 
 def buffered(buffer_size: int | None, concurrency: int | None, context: RoundContext) -> int:
-    """How many updates make the server's next model; by default half of the clients at work, 1 to 10."""
+    """Return how many updates make the server's next model; by default half of the clients at work, 1 to 10."""
     return buffer_size or min(10, max(1, at_work(concurrency, context) // 2))
 
 

@@ -80,7 +80,7 @@ class SmallDecoder(Checked):
             return _Autoencoder((channels, height, width), self.latent_width, self.width).to(like.dtype)
 
     def trained(self, inputs: Tensor, sync: SyncContext) -> Values:
-        """What it learns of the server's inputs [S, ...] in Adam steps at 1e-3; called once."""
+        """Return what it learns of the server's inputs [S, ...] in Adam steps at 1e-3; called once."""
         device = torch.device(sync.device)
         module = self._module(inputs, sync.stream).to(device)
         optimizer = torch.optim.Adam(module.parameters(), lr=1e-3, foreach=False)
@@ -114,7 +114,7 @@ class SmallDecoder(Checked):
             return module.decode(latents.to(like.dtype))
 
     def decode_flops(self, like: Tensor) -> float:
-        """What one of them costs."""
+        """Return what one of them costs."""
         macs = sum(macs for name, macs in self._macs(like).items() if not name.startswith("encoder."))
         return training_flops(macs, 1, passes=1)
 

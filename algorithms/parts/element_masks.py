@@ -120,10 +120,10 @@ class MaskPolicy(SubModelPolicy):
 
     @abstractmethod
     def first_mask(self, context: ServerContext, layers: Layers) -> Tensor:
-        """What is alive in round 1 (bool [P])."""
+        """Return what is alive in round 1 (bool [P])."""
 
     def next_mask(self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
-        """What is alive after an aggregation (bool [P])."""
+        """Return what is alive after an aggregation (bool [P])."""
         mask: Tensor = state["mask"]
         return mask
 

@@ -65,7 +65,7 @@ class WidthTiers(Checked):
 
     @property
     def cuts(self) -> bool:
-        """Whether somebody gets less than the whole model."""
+        """Return whether somebody gets less than the whole model."""
         return min(self.widths) < 1
 
     def fixed(self, context: ServerContext) -> dict[int, float]:
@@ -119,7 +119,7 @@ def ordered_part(groups: Sequence[UnitGroup], width: float) -> SubModel:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether the network has statistics that depend on its width."""
+    """Return whether the network has statistics that depend on its width."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 

@@ -69,7 +69,7 @@ class Choice:
         return round((1 - self.sparsity) * sum(stop - start for start, stop in layers.values()))
 
     def weight_times(self, model: nn.Module, layers: Layers) -> dict[str, float]:
-        """What a weight of each layer takes; 1 in the mean over all weights.
+        """Return what a weight of each layer takes; 1 in the mean over all weights.
 
         Raises:
             ConfigError: Times are to follow the layers' operations, but the network does not say what it is given.

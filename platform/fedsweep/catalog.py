@@ -51,7 +51,7 @@ class Bound:
         return {**({} if selector is None else {selector: self.name}), **self.parameters}
 
     def build(self, *args: Any, **provided: Any) -> Any:
-        """What the builder gives.
+        """Return what the builder gives.
 
         Args:
             args: Handed on as they are.
@@ -81,7 +81,7 @@ class Bound:
 
 
 def bind_spec(key: str, spec: Mapping[str, Any], *, place: str | None = None) -> Bound:
-    """What a mapping names, with every parameter checked.
+    """Return what a mapping names, with every parameter checked.
 
     Args:
         key: One of :data:`~fedsweep.config.tables.TABLES`.
@@ -119,7 +119,7 @@ def bind_spec(key: str, spec: Mapping[str, Any], *, place: str | None = None) ->
 
 
 def _bind_entry(key: str, listing: Listing, entry: Mapping[str, Any], *, place: str) -> Bound:
-    """What an entry of a listing names."""
+    """Return what an entry of a listing names."""
     needed = (*listing.beside, str(TABLES[key].selector))
     if missing := [name for name in needed if name not in entry]:
         raise ConfigError(f"{place} must have {' and '.join(needed)}, but {missing[0]} is missing")
@@ -140,7 +140,7 @@ def _said_of_entry(key: str, entry: str) -> Iterator[None]:
 
 
 def bound(config: Config, key: str) -> Any:
-    """What a key of a configuration names: bound once, however often it is asked for.
+    """Return what a key of a configuration names: bound once, however often it is asked for.
 
     Args:
         config: A loaded configuration.
@@ -252,7 +252,7 @@ def merged_title(names: Sequence[str]) -> str:
 
 
 def is_method(name: str) -> bool:
-    """Whether there is a method of that name; ``package.module:callable`` is taken on trust."""
+    """Return whether there is a method of that name; ``package.module:callable`` is taken on trust."""
     return ":" in name or name in TABLES["method"].names() or name in method_names()
 
 

@@ -109,7 +109,7 @@ def describe(builder: Callable[..., Any], *, provided: Collection[str] = ()) -> 
 
 
 def takes_any(builder: Callable[..., Any]) -> bool:
-    """Whether it takes parameters that it does not name."""
+    """Return whether it takes parameters that it does not name."""
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature_of(builder).values())
 
 

@@ -314,14 +314,14 @@ def _of_method(experiment: Experiment, notes: Sequence[str]) -> list[str]:
 
 
 def executor_in_words(experiment: Experiment) -> str:
-    """How clients will be stepped; tried where it is not one by one."""
+    """Return how clients will be stepped; tried where it is not one by one."""
     if experiment.lanes is None:
         return "loop, clients one by one"
     return "; ".join([f"lanes, {experiment.lanes.width} clients at once", *lanes_refused(experiment)])
 
 
 def lanes_refused(experiment: Experiment) -> tuple[str, ...]:
-    """What a run would say of clients that can't be stepped together, as far as its first round shows."""
+    """Return what a run would say of clients that can't be stepped together, as far as its first round shows."""
     tried = replace(experiment, lanes=LaneSettings(width=2))
     engine = Engine(tried, LocalFleet(tried))
     state = engine.start()

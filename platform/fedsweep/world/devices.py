@@ -223,7 +223,7 @@ def build_devices(
 
 
 def from_profile(given: Mapping[str, Any], *, run_seed: int) -> dict[str, object]:
-    """What parameters of :func:`build_devices` come to that are null; none with a file, which has its own.
+    """Return what parameters of :func:`build_devices` come to that are null; none with a file, which has its own.
 
     Args:
         given: The parameters.
@@ -286,7 +286,7 @@ def jittered(device: DeviceProfile, *, seed: int, round: int, client: int) -> De
 
 
 def fails(device: DeviceProfile, *, seed: int, round: int, client: int) -> bool:
-    """Whether the client vanishes in this round; the same answer for every method.
+    """Return whether the client vanishes in this round; the same answer for every method.
 
     Args:
         device: The client's device; its ``drop_probability`` decides.

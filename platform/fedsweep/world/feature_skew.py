@@ -34,7 +34,7 @@ class FeatureSkew(Checked, ABC):
 
     @abstractmethod
     def of_client(self, images: Images, client: int, num_clients: int, *, scale: float, stream: Stream) -> Images:
-        """What a client holds instead.
+        """Return what a client holds instead.
 
         Args:
             images: ``[n, C, H, W]``, uint8 or float32; not changed.

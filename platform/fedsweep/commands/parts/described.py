@@ -71,7 +71,7 @@ class MethodFacts:
 
 
 def method_facts(name: str) -> MethodFacts:
-    """What there is to say of a method.
+    """Return what there is to say of a method.
 
     Args:
         name: A method, ``package.module:callable``, or an installed package's entry point.
@@ -157,7 +157,7 @@ def _refused(builder: Callable[..., FederatedMethod], *, local_steps: int | None
 
 
 def _components(method: FederatedMethod) -> Iterator[Any]:
-    """What differs from FedAvg, and the parts that such components hold."""
+    """Return what differs from FedAvg, and the parts that such components hold."""
     for component in itertools.chain(*_own_parts(method).values()):
         yield component
         parts = (getattr(component, field.name) for field in dataclasses.fields(component))
@@ -165,7 +165,7 @@ def _components(method: FederatedMethod) -> Iterator[Any]:
 
 
 def _own_parts(method: FederatedMethod) -> dict[str, tuple[Any, ...]]:
-    """What differs from FedAvg, by seam."""
+    """Return what differs from FedAvg, by seam."""
     plain = FederatedMethod(name="fedavg", source="")
     own = (seam for seam in SEAMS if getattr(method, seam) != getattr(plain, seam))
     return {seam: (getattr(method, seam),) for seam in own} | {"terms": method.terms, "refinements": method.refinements}
