@@ -13,12 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, with_card
-from fedsweep.components.aggregation import Weighting, by_samples
-from fedsweep.components.base import ComponentReport
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep import Card, ConfigError, FederatedMethod, with_card
+from fedsweep.components import ClientUpdate, ComponentReport, ServerContext, State, SyncContext, Weighting, by_samples
 
 from .parts.ensembles import ensemble_logits
 
@@ -61,7 +57,7 @@ class ByAccuracy(Weighting):
         return (values / total if total > 0 else by_samples(updates)), {"accuracies": accuracies}
 
     def report(self, state: State) -> ComponentReport:
-        """How far apart the clients' accuracies are."""
+        """Return how far apart the clients' accuracies are."""
         if state["accuracies"] is None:
             return ComponentReport()
         low, high = float(state["accuracies"].min()), float(state["accuracies"].max())
@@ -70,6 +66,8 @@ class ByAccuracy(Weighting):
 
 @with_card(
     Card(
+        title="ABAvg",
+        source="Xiao et al., ISPDC 2021",
         needs=("validation",),
         live=("abavg_accuracy_max",),
     )
@@ -82,6 +80,5 @@ def abavg(*, times_size: bool = False) -> FederatedMethod:
     """
     return FederatedMethod(
         name="abavg",
-        source="Xiao et al. (2021), A novel server-side aggregation strategy for federated learning",
         weighting=ByAccuracy(times_size=times_size),
     )

@@ -17,17 +17,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, parameters_of, takes, with_card
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.planning import SubModelPolicy
-from fedsweep.method import FederatedMethod
-from fedsweep.models.slicing import ordered_width
-from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
-from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    FULL_MODEL,
+    ClientUpdate,
+    ComponentReport,
+    Positive,
+    PositiveShare,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SubModelPolicy,
+    SyncContext,
+    UnitGroup,
+    ordered_width,
+    parameters_of,
+    takes,
+    unit_submodel,
+)
 
-from .parts.ranges import positive, share
 from .parts.server_updates import Aggregate, aggregation
 from .parts.unit_draws import drawn_of_each, unit_groups_of
 
@@ -56,14 +65,10 @@ class ScoredUnits(SubModelPolicy):
     and compressed uplink are left out.
     """
 
-    keep: float = 0.75
+    keep: PositiveShare = 0.75
     scores: ScoreMaps = "client"
     accumulate: bool = False
-    score_floor: float = 0.01
-
-    def __post_init__(self) -> None:
-        share(keep=self.keep)
-        positive(score_floor=self.score_floor)
+    score_floor: Positive = 0.01
 
     def init(self, context: ServerContext) -> State:
         """No losses and no scores yet.
@@ -153,6 +158,8 @@ def _units_by_group(groups: Sequence[UnitGroup], units_U: Tensor) -> dict[str, t
 
 @with_card(
     Card(
+        title="AFD",
+        source="Bouacida et al., INFOCOM workshops 2021",
         needs=("units",),
         limits=(Limit(given={"keep": 1.0}),),
         live=("dropout_reused",),
@@ -168,8 +175,6 @@ def afd(*, aggregate: Aggregate = "masked", **parameters: Any) -> FederatedMetho
     """
     return FederatedMethod(
         name="afd",
-        source="Bouacida et al. (2021), Adaptive federated dropout: improving communication efficiency and"
-        " generalization for federated learning",
         submodels=ScoredUnits(**parameters_of(ScoredUnits, parameters)),
         server_update=aggregation(aggregate),
     )

@@ -17,23 +17,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.card import Card, takes, with_card
-from fedsweep.components.aggregation import Refinement, Uniform
-from fedsweep.components.base import ComponentReport, Published
-from fedsweep.components.evaluation import Evaluation
-from fedsweep.components.local import LocalStep, LocalTerm, Memory, Objective, Passes
-from fedsweep.components.probes import ClientTest, LocalClient
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod, MethodSettings
-from fedsweep.models.cost import PASSES_OF_A_STEP
-from fedsweep.models.functional import logits_with
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
-from fedsweep.submodel import FULL_MODEL
-from fedsweep.trees import ParamTree, load_vector
+from fedsweep import Card, ConfigError, FederatedMethod, MethodSettings, with_card
+from fedsweep.components import (
+    FULL_MODEL,
+    PASSES_OF_A_STEP,
+    ClientTest,
+    ClientUpdate,
+    ComponentReport,
+    Count,
+    Evaluation,
+    LocalClient,
+    LocalStep,
+    LocalTerm,
+    Memory,
+    NotNegative,
+    Objective,
+    ParamTree,
+    Passes,
+    Positive,
+    Published,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    Uniform,
+    load_vector,
+    logits_with,
+    takes,
+)
 
 from .parts.distilling import Student, batches
 from .parts.ensembles import template
-from .parts.ranges import at_least, not_negative, positive
 
 _CLIENTS = "augfl_clients"
 
@@ -139,16 +153,11 @@ class Transfer(Refinement):
     there, the server still moves by one of N shares: what they send is weighed by their share of all samples, too.
     """
 
-    penalty: float = 0.7
-    transfer: float = 1.0
-    temperature: float = 4.0
-    server_batch: int = 128
-    teacher_steps: int = 500
-
-    def __post_init__(self) -> None:
-        not_negative(transfer=self.transfer)
-        positive(penalty=self.penalty, temperature=self.temperature)
-        at_least(1, server_batch=self.server_batch, teacher_steps=self.teacher_steps)
+    penalty: Positive = 0.7
+    transfer: NotNegative = 5.0
+    temperature: Positive = 4.0
+    server_batch: Count = 128
+    teacher_steps: Count = 500
 
     def init(self, context: ServerContext) -> State:
         """No teacher yet.
@@ -257,17 +266,24 @@ class Adapted(Evaluation):
         return AdaptedTest(adaptation_rate=self.adaptation_rate)
 
 
+def share_down(*, is_first: bool) -> int:
+    """The client's share of the samples, 1 value, in its first round."""
+    return int(is_first)
+
+
 @with_card(
     Card(
+        title="AugFL",
+        source="Yue et al. 2025",
         needs=("labelled proxy",),
-        down="1 if first else 0",
+        down=(share_down,),
         live=("transfer_distance", "personal_accuracy"),
         differs=("the teacher is trained on the server's labelled samples, not pretrained elsewhere",),
         small={"teacher_steps": 20},
     )
 )
 @takes(Transfer)
-def augfl(*, adaptation_rate: float = 0.05, **parameters: Any) -> FederatedMethod:
+def augfl(*, adaptation_rate: NotNegative = 0.05, **parameters: Any) -> FederatedMethod:
     """Clients take one step of inexact ADMM a round towards a model that adapts well; the server pulls to a teacher.
 
     ``test_accuracy`` is the server's model's, ``personal_accuracy`` that after one step on each client's own samples.
@@ -276,11 +292,9 @@ def augfl(*, adaptation_rate: float = 0.05, **parameters: Any) -> FederatedMetho
     Args:
         adaptation_rate: Of the step that adapts, at least 0; 0: no adaptation.
     """
-    not_negative(adaptation_rate=adaptation_rate)
     transfer = Transfer(**parameters)
     return FederatedMethod(
         name="augfl",
-        source="Yue et al. (2025), AugFL: Augmenting federated learning with pretrained models",
         objective=SupportLoss(),
         terms=(MetaStep(adaptation_rate=adaptation_rate, penalty=transfer.penalty),),
         weighting=Uniform(),

@@ -16,18 +16,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.aggregation import BySamples, Weighting, by_samples
-from fedsweep.components.local import Memory, Passes
-from fedsweep.components.planning import WholeModel
-from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.method import FederatedMethod
-from fedsweep.models.functional import features_with, head_names
-from fedsweep.records import ClientUpdate, Payload, State, SyncContext
-from fedsweep.trees import ParamTree
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    BySamples,
+    ClientUpdate,
+    Count,
+    CountOrZero,
+    LocalClient,
+    Memory,
+    ParamTree,
+    Passes,
+    Payload,
+    Positive,
+    Probe,
+    State,
+    SyncContext,
+    Weighting,
+    WholeModel,
+    by_samples,
+    features_with,
+    head_names,
+)
 
 from .parts.own_models import KeepsModel, OwnModels, Travels, own_values
-from .parts.ranges import at_least, positive
 
 _TERM = "fedas"
 Head = Literal["local", "averaged", "shared"]
@@ -167,20 +178,32 @@ class ByFisher(Weighting):
         return (traces_M / total if 0 < float(total) < math.inf else by_samples(updates)), state
 
 
+def trace_up(*, weights: str) -> int:
+    """The trace of the client's Fisher information, 1 value, with `weights` fisher."""
+    return int(weights == "fisher")
+
+
 @with_card(
     Card(
+        title="FedAS",
+        source="Yang, Huang, Ye, CVPR 2024",
         needs=("features",),
-        up="1 if weights == 'fisher' else 0",
+        up=(trace_up,),
         limits=(Limit(given={"align_epochs": 0, "weights": "samples", "head": "shared"}),),
         live=("personal_accuracy",),
-        differs=("the alignment runs in evaluation mode; a client's first round has none",),
+        differs=(
+            "the alignment runs in evaluation mode; a client's first round has none",
+            "Fisher information is summed over minibatches of align_batch, in the authors' program over the training's:"
+            " a sum of squared means depends on the batch",
+            "the trace travels as float32",
+        ),
     )
 )
 def fedas(
     *,
-    align_epochs: int = 1,
-    align_rate: float = 0.01,
-    align_batch: int = 16,
+    align_epochs: CountOrZero = 1,
+    align_rate: Positive = 0.01,
+    align_batch: Count = 16,
     weights: Literal["fisher", "samples"] = "fisher",
     fisher: Fisher = "batch",
     head: Head = "local",
@@ -199,12 +222,8 @@ def fedas(
         head: ``local``: heads do not travel, and the server's stays the initial one; ``averaged``: clients keep theirs,
             but send them for the server's model; ``shared``: clients go on with the server's head.
     """
-    at_least(0, align_epochs=align_epochs)
-    at_least(1, align_batch=align_batch)
-    positive(align_rate=align_rate)
     return FederatedMethod(
         name="fedas",
-        source="Yang, Huang, Ye (2024), FedAS: Bridging inconsistency in personalized federated learning, CVPR",
         terms=(
             AlignedBody(
                 epochs=align_epochs, learning_rate=align_rate, batch_size=align_batch, keeps_head=head != "shared"

@@ -11,15 +11,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedsweep.card import Card, with_card
-from fedsweep.components.aggregation import Weighting
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, State, SyncContext
+from fedsweep import Card, FederatedMethod, with_card
+from fedsweep.components import ClientUpdate, Count, NotNegative, Share, State, SyncContext, Weighting
 
 from .fedprox import Proximal
 from .parts.arrivals import Arrivals, Discount, IdleClients, Staleness, staleness_of
-from .parts.ranges import not_negative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,29 +32,27 @@ class Mixing(Weighting):
     # The rest, 1 - c, is the server's own model's.
     sums_to_one: ClassVar[bool] = False
 
-    mixing: float
+    mixing: Share
     discount: Discount
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.mixing <= 1:
-            raise ConfigError(f"method.mixing must lie between 0 and 1, but got {self.mixing}")
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         return self.mixing * self.discount(staleness_of(updates, sync)), state
 
 
-@with_card(Card(needs=("devices",), live=("mean_staleness",)))
+@with_card(Card(title="FedAsync", source="Xie, Koyejo, Gupta 2019", needs=("devices",), live=("mean_staleness",)))
 def fedasync(
     *,
-    mixing: float = 0.6,
+    mixing: Share = 0.6,
     staleness: Staleness = "polynomial",
-    exponent: float = 0.5,
-    slope: float = 10.0,
-    grace: float = 4.0,
-    mu: float = 0.005,
-    concurrency: int | None = None,
+    exponent: NotNegative = 0.5,
+    slope: NotNegative = 10.0,
+    grace: NotNegative = 4.0,
+    mu: NotNegative = 0.005,
+    concurrency: Count | None = None,
 ) -> FederatedMethod:
-    """The server mixes in each client's model when it arrives; a round is one arrival.
+    """Nobody waits: the server mixes in each model when it arrives, the less the staler it is.
+
+    A round is one arrival.
 
     Args:
         mixing: What a fresh model counts against the server's, 0..1.
@@ -70,11 +64,9 @@ def fedasync(
         mu: Strength of a pull to the model that the client received, as in fedprox; 0: none.
         concurrency: Clients at work at a time; null: training.cohort_size.
     """
-    not_negative(mu=mu)
     discount = Discount(kind=staleness, exponent=exponent, slope=slope, grace=grace)
     return FederatedMethod(
         name="fedasync",
-        source="Xie, Koyejo, Gupta (2019), Asynchronous federated optimization",
         # None rather than one of strength 0, for which each client would keep a copy of the model that it received.
         terms=(Proximal(mu=mu),) if mu else (),
         selection=IdleClients(concurrency=concurrency, buffer_size=1),

@@ -6,23 +6,20 @@ from decentralized data. AISTATS. Algorithm 1.
 
 from __future__ import annotations
 
-from fedsweep.card import Card, with_card
-from fedsweep.method import FederatedMethod, MethodSettings
-
-_SOURCE = "McMahan et al. (2017), Communication-efficient learning of deep networks from decentralized data"
+from fedsweep import Card, FederatedMethod, MethodSettings, with_card
 
 
-@with_card(Card(golden=(4.945325, 6.263556716, 6.704010888)))
+@with_card(Card(title="FedAvg", source="McMahan et al., AISTATS 2017", golden=(4.945325, 6.263556716, 6.704010888)))
 def fedavg() -> FederatedMethod:
-    """Federated averaging: local passes over the data, then the mean weighted by samples."""
-    return FederatedMethod(name="fedavg", source=_SOURCE)
+    """Clients train for some steps, the server takes the mean weighted by samples."""
+    return FederatedMethod(name="fedavg")
 
 
-@with_card(Card(golden=(2.75, 4.0625)))
+@with_card(Card(title="FedSGD", source="McMahan et al., AISTATS 2017", golden=(2.75, 4.0625)))
 def fedsgd() -> FederatedMethod:
-    """One local step a round, whatever the training section says; the average of one-step models.
+    """FedAvg with one step a round, whatever the training section says.
 
     Reading: the clients send models, not gradients. For plain SGD the two are the same; with momentum or Adam each
     client has its own state.
     """
-    return FederatedMethod(name="fedsgd", source=_SOURCE, settings=MethodSettings(local_steps=1))
+    return FederatedMethod(name="fedsgd", settings=MethodSettings(local_steps=1))

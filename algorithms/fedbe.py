@@ -13,17 +13,26 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.aggregation import Refinement, by_samples
-from fedsweep.components.base import ComponentReport
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
-from fedsweep.streams import Stream
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, Stream, with_card
+from fedsweep.components import (
+    BelowOne,
+    ClientUpdate,
+    ComponentReport,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    Refinement,
+    ServerContext,
+    Share,
+    State,
+    SyncContext,
+    by_samples,
+    takes,
+)
 
 from .parts.distilling import BatchNorm, Student, batches
 from .parts.ensembles import ensemble_logits, model_logits, server_inputs
-from .parts.ranges import at_least, not_negative, positive
 
 Posterior = Literal["gaussian", "authors", "dirichlet"]
 
@@ -58,31 +67,24 @@ class BayesianEnsemble(Refinement):
 
     needs_updates: ClassVar[bool] = True
     posterior: Posterior = "gaussian"
-    samples: int = 10
-    spread: float = 1.0
+    samples: CountOrZero = 10
+    spread: NotNegative = 1.0
     with_average: bool = True
     with_clients: bool = True
-    sharpening: float = 0.5
-    epochs: int = 20
-    learning_rate: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 1e-5
-    batch_size: int = 128
-    average_from: float = 0.32
-    average_every: int = 25
+    sharpening: Positive = 0.5
+    epochs: CountOrZero = 20
+    learning_rate: Positive = 1e-3
+    momentum: BelowOne = 0.9
+    weight_decay: NotNegative = 1e-5
+    batch_size: Count = 128
+    average_from: Share = 0.32
+    average_every: Count = 25
     batch_norm: BatchNorm = "proxy"
 
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs, batch_size=self.batch_size, average_every=self.average_every)
-        positive(sharpening=self.sharpening, learning_rate=self.learning_rate)
-        if self.posterior == "dirichlet":
-            positive(spread=self.spread)
-        not_negative(samples=self.samples, spread=self.spread, weight_decay=self.weight_decay)
-        if not 0 <= self.momentum < 1 or not 0 <= self.average_from <= 1:
-            raise ConfigError(
-                "method.momentum must be at least 0 and below 1 and method.average_from from 0 to 1, but got"
-                f" {self.momentum} and {self.average_from}"
-            )
+        super().__post_init__()
+        if self.posterior == "dirichlet" and not self.spread:
+            raise ConfigError("method.spread must be a number > 0 with posterior dirichlet, but got 0")
         if not (self.samples or self.with_average or self.with_clients):
             raise ConfigError("fedbe needs teachers; set method.samples, method.with_average or method.with_clients")
 
@@ -186,6 +188,8 @@ class BayesianEnsemble(Refinement):
 
 @with_card(
     Card(
+        title="FedBE",
+        source="Chen and Chao, ICLR 2021",
         needs=("proxy",),
         limits=(Limit(given={"epochs": 0}),),
         live=("distillation_loss",),
@@ -195,6 +199,5 @@ class BayesianEnsemble(Refinement):
 @takes(BayesianEnsemble)
 def fedbe(**parameters: Any) -> FederatedMethod:
     """FedAvg, then distillation of a Bayesian ensemble on the server's unlabelled data."""
-    source = "Chen and Chao (2021), FedBE: making Bayesian model ensemble applicable to federated learning"
     refinements = (BayesianEnsemble(**parameters),) if parameters["epochs"] else ()
-    return FederatedMethod(name="fedbe", source=source, refinements=refinements)
+    return FederatedMethod(name="fedbe", refinements=refinements)

@@ -12,13 +12,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedsweep.card import Card, with_card
-from fedsweep.components.aggregation import Weighting
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, State, SyncContext
+from fedsweep import Card, FederatedMethod, with_card
+from fedsweep.components import ClientUpdate, Count, NotNegative, Positive, State, SyncContext, Weighting
 
 from .parts.arrivals import Arrivals, Discount, IdleClients, staleness_of
-from .parts.ranges import positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,26 +33,25 @@ class BufferedMoves(Weighting):
     sums_to_one: ClassVar[bool] = False
     from_anchor: ClassVar[bool] = True
 
-    server_learning_rate: float
+    server_learning_rate: Positive
     discount: Discount
-
-    def __post_init__(self) -> None:
-        positive(server_learning_rate=self.server_learning_rate)
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         share = self.server_learning_rate / len(updates)
         return share * self.discount(staleness_of(updates, sync)), state
 
 
-@with_card(Card(needs=("devices",), live=("mean_staleness",)))
+@with_card(Card(title="FedBuff", source="Nguyen et al., AISTATS 2022", needs=("devices",), live=("mean_staleness",)))
 def fedbuff(
     *,
-    buffer_size: int | None = None,
-    server_learning_rate: float = 1.0,
-    exponent: float = 0.5,
-    concurrency: int | None = None,
+    buffer_size: Count | None = None,
+    server_learning_rate: Positive = 1.0,
+    exponent: NotNegative = 0.5,
+    concurrency: Count | None = None,
 ) -> FederatedMethod:
-    """The server takes the mean of as many moves as its buffer holds; a round is one buffer.
+    """Nobody waits: the server takes the mean of as many moves as its buffer holds.
+
+    A round is one buffer.
 
     Args:
         buffer_size: Moves from one model of the server to the next; null: half of the clients at work, 1 to 10. The
@@ -66,7 +62,6 @@ def fedbuff(
     """
     return FederatedMethod(
         name="fedbuff",
-        source="Nguyen et al. (2022), Federated learning with buffered asynchronous aggregation",
         selection=IdleClients(concurrency=concurrency, buffer_size=buffer_size),
         pacing=Arrivals(concurrency=concurrency, buffer_size=buffer_size),
         weighting=BufferedMoves(

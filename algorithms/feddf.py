@@ -14,16 +14,22 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.aggregation import Refinement
-from fedsweep.components.base import ComponentReport
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    ClientUpdate,
+    ComponentReport,
+    Count,
+    CountOrZero,
+    Positive,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    takes,
+)
 
 from .parts.distilling import BatchNorm, Student, batches, cosine_rate
 from .parts.ensembles import ensemble_logits, server_inputs
-from .parts.ranges import at_least
 
 Keep = Literal["best", "last"]
 
@@ -51,21 +57,15 @@ class Distilled(Refinement):
     """
 
     needs_updates: ClassVar[bool] = True
-    steps: int = 10_000
-    patience: int = 1_000
-    check_every: int = 100
-    learning_rate: float = 1e-3
-    batch_size: int = 128
-    temperature: float = 1.0
-    clip_norm: float = 5.0
+    steps: CountOrZero = 10_000
+    patience: Count = 1_000
+    check_every: Count = 100
+    learning_rate: Positive = 1e-3
+    batch_size: Count = 128
+    temperature: Positive = 1.0
+    clip_norm: Positive = 5.0
     keep: Keep | None = None
     batch_norm: BatchNorm = "proxy"
-
-    def __post_init__(self) -> None:
-        at_least(1, steps=self.steps, patience=self.patience, check_every=self.check_every, batch_size=self.batch_size)
-        for name in ("learning_rate", "temperature", "clip_norm"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"method.{name} must be above 0, but got {getattr(self, name)}")
 
     def init(self, context: ServerContext) -> State:
         """Nothing distilled yet.
@@ -122,6 +122,8 @@ class Distilled(Refinement):
 
 @with_card(
     Card(
+        title="FedDF",
+        source="Lin et al., NeurIPS 2020",
         needs=("proxy",),
         limits=(Limit(given={"steps": 0}),),
         live=("distillation_loss", "distillation_steps"),
@@ -131,6 +133,5 @@ class Distilled(Refinement):
 @takes(Distilled)
 def feddf(**parameters: Any) -> FederatedMethod:
     """FedAvg, then ensemble distillation on the server's unlabelled data."""
-    source = "Lin et al. (2020), Ensemble distillation for robust model fusion in federated learning"
     refinements = (Distilled(**parameters),) if parameters["steps"] else ()
-    return FederatedMethod(name="feddf", source=source, refinements=refinements)
+    return FederatedMethod(name="feddf", refinements=refinements)

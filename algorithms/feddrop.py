@@ -15,22 +15,29 @@ from typing import cast
 import numpy as np
 from torch import nn
 
-from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.planning import SubModelPolicy
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.models.cost import BYTES_PER_VALUE, layer_costs, training_flops
-from fedsweep.models.network import Network
-from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.records import ClientWork, RoundContext, ServerContext, State
-from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.trees import FlatLayout
-from fedsweep.world.devices import DeviceProfile, client_time
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, Network, with_card
+from fedsweep.components import (
+    BYTES_PER_VALUE,
+    FULL_MODEL,
+    BelowOne,
+    ClientWork,
+    ComponentReport,
+    DeviceProfile,
+    FlatLayout,
+    Positive,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SubModelPolicy,
+    UnitGroup,
+    client_time,
+    layer_costs,
+    training_flops,
+    unit_submodel,
+)
 
 from .feddhad.dropout_rates import drawn_units
-from .parts.ranges import below_one
 from .parts.server_updates import Aggregate, aggregation
 from .parts.unit_draws import unit_groups_of
 
@@ -114,16 +121,11 @@ class DroppedNeurons(SubModelPolicy):
     would lose all its neurons keeps its first.
     """
 
-    rate: float
-    budget_s: float | None = None
-
-    def __post_init__(self) -> None:
-        below_one(rate=self.rate)
-        if self.budget_s is not None and not 0 < self.budget_s < float("inf"):
-            raise ConfigError(f"method.budget_s must be a number of seconds above 0, but got {self.budget_s}")
+    rate: BelowOne
+    budget_s: Positive | None = None
 
     def init(self, context: ServerContext) -> State:
-        """What the network costs by the share that is kept.
+        """Return what the network costs by the share that is kept.
 
         Raises:
             ConfigError: The network lists no units, or there is a budget but no devices.
@@ -170,8 +172,18 @@ class DroppedNeurons(SubModelPolicy):
         return ComponentReport(metrics={"dropout_device_rate": state["mean_rate"]})
 
 
-@with_card(Card(needs=("units",), limits=(Limit(given={"rate": 0.0}),), live=("dropout_device_rate",)))
-def feddrop(*, rate: float = 0.5, budget_s: float | None = None, aggregate: Aggregate = "masked") -> FederatedMethod:
+@with_card(
+    Card(
+        title="FedDrop",
+        source="Wen, Jeon, Huang, IEEE WCL 2022",
+        needs=("units",),
+        limits=(Limit(given={"rate": 0.0}),),
+        live=("dropout_device_rate",),
+    )
+)
+def feddrop(
+    *, rate: BelowOne = 0.5, budget_s: Positive | None = None, aggregate: Aggregate = "masked"
+) -> FederatedMethod:
     """FedAvg with dropout of hidden neurons in each device's round, so that their weights need not travel.
 
     Convolutions and attention travel whole; a network without hidden fully connected layers is trained as by FedAvg.
@@ -185,8 +197,6 @@ def feddrop(*, rate: float = 0.5, budget_s: float | None = None, aggregate: Aggr
     """
     return FederatedMethod(
         name="feddrop",
-        source="Wen, Jeon, Huang (2022), Federated dropout - a simple approach for enabling federated learning on"
-        " resource constrained devices",
         submodels=DroppedNeurons(rate=rate, budget_s=budget_s),
         server_update=aggregation(aggregate),
     )

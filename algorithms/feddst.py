@@ -10,20 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import cos, pi, prod
 from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.aggregation import ServerUpdate, mean_of_updates
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, Payload, RoundContext, ServerContext, State, SyncContext
-from fedsweep.submodel import ElementMask
-from fedsweep.trees import ParamTree
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    BelowOne,
+    ClientUpdate,
+    Count,
+    ElementMask,
+    LocalStep,
+    LocalTerm,
+    LocalWork,
+    Memory,
+    ParamTree,
+    Payload,
+    RoundContext,
+    ServerContext,
+    ServerUpdate,
+    State,
+    SyncContext,
+    mean_of_updates,
+    takes,
+)
 
 from .parts.element_masks import (
     Layers,
@@ -31,9 +44,9 @@ from .parts.element_masks import (
     StayZero,
     decided,
     largest,
+    mask_values,
     shared_out,
 )
-from .parts.ranges import below_one
 
 Distribution = Literal["erk", "uniform"]
 
@@ -130,7 +143,7 @@ class MeanOfSentMasks(ServerUpdate):
 
 
 def _held(update: ClientUpdate) -> Tensor:
-    """What a client has alive after its work (bool [P])."""
+    """Return what a client has alive after its work (bool [P])."""
     part = cast(AdjustableMask, update.submodel)
     if _SENT not in update.extras:
         return part.mask
@@ -159,19 +172,12 @@ class MovingMask(MaskPolicy):
     zero, so they stay where others were dropped by all; of these, those that most clients grew.
     """
 
-    sparsity: float = 0.8
+    sparsity: BelowOne = 0.8
     saves_work: bool = False
-    moved: float = 0.01
+    moved: BelowOne = 0.01
     distribution: Distribution = "erk"
-    every: int = 15
-    until: int | None = None
-
-    def __post_init__(self) -> None:
-        below_one(sparsity=self.sparsity, moved=self.moved)
-        if self.every < 1 or (self.until is not None and self.until < 1):
-            raise ConfigError(
-                f"method.every and method.until must be at least 1, but got {self.every} and {self.until}"
-            )
+    every: Count = 15
+    until: Count | None = None
 
     def first_mask(self, context: ServerContext, layers: Layers) -> Tensor:
         shapes = [context.layout.params(context.vector)[name].shape for name in layers]
@@ -214,9 +220,22 @@ class MovingMask(MaskPolicy):
         return mask
 
 
+def mask_up(
+    *, kernel_weights: int, sparsity: float, moved: float, round: int, rounds: int, until: int | None, every: int
+) -> Fraction:
+    """The client's new mask, `kernel_weights` bits, where it moved weights.
+
+    That is in each `every`-th round from 2 to `until` (null: half of `rounds`).
+    """
+    adjusts = sparsity * moved and 0 < round - 1 < (until or rounds / 2) and not (round - 2) % every
+    return mask_values(kernel_weights) if adjusts else Fraction(0)
+
+
 @with_card(
     Card(
-        up="mask(K) if sparsity * moved and 0 < round - 1 < (until or rounds / 2) and not (round - 2) % every else 0",
+        title="FedDST",
+        source="Bibikar et al., AAAI 2022",
+        up=(mask_up,),
         limits=(Limit(given={"sparsity": 0.0}),),
         live=("sparsity",),
         small={"sparsity": 0.5, "moved": 0.2, "until": 3, "every": 1},
@@ -226,12 +245,10 @@ class MovingMask(MaskPolicy):
 def feddst(**parameters: Any) -> FederatedMethod:
     """FedAvg on a sparse network: a mask with a fixed number of alive weights in each layer, which clients move."""
     mask = MovingMask(**parameters)
-    source = "Bibikar et al. (2022), Federated dynamic sparse training"
     if not mask.sparsity:
-        return FederatedMethod(name="feddst", source=source)
+        return FederatedMethod(name="feddst")
     return FederatedMethod(
         name="feddst",
-        source=source,
         terms=(StayZero(), Readjust()),
         submodels=mask,
         server_update=MeanOfSentMasks(),

@@ -12,18 +12,29 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.aggregation import ServerUpdate, Uniform, mean_of_updates
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.evaluation import Evaluation, GlobalModel
-from fedsweep.components.local import ClientFacts, LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.models.functional import logits_with
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
-from fedsweep.trees import ParamTree
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    ClientFacts,
+    ClientUpdate,
+    ComponentReport,
+    Evaluation,
+    GlobalModel,
+    LocalStep,
+    LocalTerm,
+    LocalWork,
+    Memory,
+    NotNegative,
+    ParamTree,
+    Positive,
+    ServerContext,
+    ServerUpdate,
+    State,
+    SyncContext,
+    Uniform,
+    logits_with,
+    mean_of_updates,
+)
 
-from .parts.ranges import not_negative
 from .parts.server_updates import in_whole
 
 Of = Literal["active", "all"]
@@ -41,7 +52,7 @@ class DynamicRegularizer(LocalTerm):
     """
 
     stateful: ClassVar[bool] = True
-    strength: float
+    strength: Positive
     name: str = "feddyn"
 
     def init(self, params: ParamTree) -> Memory:
@@ -139,15 +150,24 @@ class MeanOfModels(Evaluation):
         return logits_with(model, {name: value.to(inputs.device) for name, value in state["mean"].items()}, inputs)
 
 
-@with_card(Card(limits=(Limit(given={"strength": 0.0}),), live=("feddyn_offset_norm",)))
+@with_card(
+    Card(
+        title="FedDyn",
+        source="Acar et al., ICLR 2021",
+        limits=(Limit(given={"strength": 0.0}),),
+        live=("feddyn_offset_norm",),
+    )
+)
 def feddyn(
     *,
-    strength: float = 0.1,
+    strength: NotNegative = 0.1,
     penalty: Literal["dynamic", "none"] = "dynamic",
     weighting: Literal["uniform", "size"] = "uniform",
     tested: Literal["server", Of] = "server",
 ) -> FederatedMethod:
-    """FedDyn; clients' models count alike whatever their sizes.
+    """A penalty that moves with each client's past, and a server that adds it up.
+
+    Clients' models count alike whatever their sizes.
 
     Args:
         strength: Of the penalty, at least 0; 0 is FedAvg bit for bit. 0.1 is DynamicFL's choice.
@@ -156,18 +176,15 @@ def feddyn(
             by samples, for which clients of many samples have a weaker penalty.
         tested: server; or the mean of the round's clients' (active) or of all clients' last models (all: the authors).
     """
-    not_negative(strength=strength)
     if weighting == "size" and penalty == "none":
         raise ConfigError(
             "method.weighting=size changes the clients' penalty, but method.penalty is none; leave out one of them"
         )
-    source = "Acar et al. (2021), Federated learning based on dynamic regularization"
     if not strength:
-        return FederatedMethod(name="feddyn", source=source)
+        return FederatedMethod(name="feddyn")
     regularizer = SizedRegularizer if weighting == "size" else DynamicRegularizer
     return FederatedMethod(
         name="feddyn",
-        source=source,
         terms=(regularizer(strength=strength),) if penalty == "dynamic" else (),
         weighting=Uniform(),
         server_update=AddMeanMove(),

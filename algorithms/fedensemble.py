@@ -12,12 +12,17 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.evaluation import Evaluation
-from fedsweep.method import FederatedMethod
-from fedsweep.models.functional import logits_with
-from fedsweep.records import ClientUpdate, RoundRecord, ServerContext, State, SyncContext
-from fedsweep.submodel import FULL_MODEL
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    FULL_MODEL,
+    ClientUpdate,
+    Evaluation,
+    RoundRecord,
+    ServerContext,
+    State,
+    SyncContext,
+    logits_with,
+)
 
 from .parts.ensembles import upload_logits
 
@@ -77,9 +82,11 @@ class SumOfLogits(Evaluation):
         return total  # type: ignore[return-value]
 
 
-@with_card(Card(limits=(Limit(),)))
+@with_card(Card(title="FedEnsemble", source="Zhu et al., ICML 2021", limits=(Limit(),)))
 def fedensemble(*, members: Members = "participants") -> FederatedMethod:
-    """FedAvg; what is tested is the sum of the clients' logits. The models that travel are FedAvg's bit for bit.
+    """FedAvg, tested as the ensemble of the clients' models: the sum of their logits.
+
+    The models that travel are FedAvg's bit for bit.
 
     Args:
         members: participants: the clients of the round's last aggregation (DynamicFL); all: all clients, where those
@@ -87,6 +94,5 @@ def fedensemble(*, members: Members = "participants") -> FederatedMethod:
     """
     return FederatedMethod(
         name="fedensemble",
-        source="Zhu et al. (2021), Data-free knowledge distillation for heterogeneous federated learning",
         evaluation=SumOfLogits(members=members),
     )

@@ -9,15 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
 
-from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.planning import SubModelPolicy
-from fedsweep.method import FederatedMethod
-from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.records import RoundContext, ServerContext, State
-from fedsweep.streams import Stream
-from fedsweep.submodel import FULL_MODEL, SubModel
+from fedsweep import Card, FederatedMethod, Limit, Stream, with_card
+from fedsweep.components import (
+    FULL_MODEL,
+    PositiveShare,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SubModelPolicy,
+    unit_submodel,
+)
 
-from .parts.ranges import share
 from .parts.server_updates import Aggregate, aggregation
 from .parts.unit_draws import drawn_of_each, unit_groups_of
 
@@ -40,11 +43,8 @@ class RandomUnits(SubModelPolicy):
     Reading: units that residual additions tie together are one group with one draw, so that sums add like to like.
     """
 
-    keep: float
+    keep: PositiveShare
     shared: bool = False
-
-    def __post_init__(self) -> None:
-        share(keep=self.keep)
 
     def init(self, context: ServerContext) -> State:
         """Nothing to remember.
@@ -70,8 +70,12 @@ class RandomUnits(SubModelPolicy):
         return unit_submodel(groups, drawn_of_each(groups, counts, generator=source.numpy()))
 
 
-@with_card(Card(needs=("units",), limits=(Limit(given={"keep": 1.0}),)))
-def federated_dropout(*, keep: float = 0.75, aggregate: Aggregate = "masked", shared: bool = False) -> FederatedMethod:
+@with_card(
+    Card(title="Federated Dropout", source="Caldas et al. 2018", needs=("units",), limits=(Limit(given={"keep": 1.0}),))
+)
+def federated_dropout(
+    *, keep: PositiveShare = 0.75, aggregate: Aggregate = "masked", shared: bool = False
+) -> FederatedMethod:
     """FedAvg on sub-models: a fixed share of the channels, neurons and heads of each layer, drawn in each round.
 
     Args:
@@ -82,8 +86,6 @@ def federated_dropout(*, keep: float = 0.75, aggregate: Aggregate = "masked", sh
     """
     return FederatedMethod(
         name="federated_dropout",
-        source="Caldas et al. (2018), Expanding the reach of federated learning by reducing client resource"
-        " requirements",
         submodels=RandomUnits(keep=keep, shared=shared),
         server_update=aggregation(aggregate),
     )

@@ -10,23 +10,35 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.aggregation import Refinement
-from fedsweep.components.base import ComponentReport, Published
-from fedsweep.components.local import LocalStep, LocalTerm
-from fedsweep.method import FederatedMethod
-from fedsweep.models.functional import head_names, head_with
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    ClientUpdate,
+    ComponentReport,
+    Count,
+    LocalStep,
+    LocalTerm,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    Published,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    head_names,
+    head_with,
+    takes,
+)
 
 from .parts.ensembles import template
 from .parts.features import diversity, drawn, generated, network_with_features, new_generator, step_flops
-from .parts.ranges import at_least, not_negative, positive, share
 
 Head = Callable[[Tensor], Tensor]
 Teacher = Literal["clients", "logits", "global"]
@@ -54,16 +66,12 @@ class GeneratedLatents(LocalTerm):
 
     needs_anchor: ClassVar[bool] = False
     in_lanes: ClassVar[bool] = False
-    strength: float
-    consistency: float
-    decay: float
+    strength: NotNegative
+    consistency: NotNegative
+    decay: PositiveShare
     noise_width: int
     own_classes: bool = False
     name: str = "fedgen"
-
-    def __post_init__(self) -> None:
-        not_negative(strength=self.strength, consistency=self.consistency)
-        share(strength_decay=self.decay)
 
     def loss(self, step: LocalStep) -> Tensor | None:
         if "generator/mean" not in step.broadcast:
@@ -120,21 +128,14 @@ class LatentGenerator(Refinement):
     needs_updates: ClassVar[bool] = True
     teacher: Teacher = "clients"
     variant: Variant = "authors"
-    noise_width: int = 32
-    hidden_width: int = 256
-    generator_steps: int = 50
-    generator_batch: int = 32
-    generator_learning_rate: float = 3e-4
-    generator_decay: float = 0.98
-    generator_weight_decay: float = 1e-2
-    diversity: float = 1.0
-
-    def __post_init__(self) -> None:
-        not_negative(generator_weight_decay=self.generator_weight_decay, diversity=self.diversity)
-        share(generator_decay=self.generator_decay)
-        positive(generator_learning_rate=self.generator_learning_rate)
-        at_least(1, noise_width=self.noise_width, hidden_width=self.hidden_width, generator_steps=self.generator_steps)
-        at_least(2, generator_batch=self.generator_batch)  # batch norm needs two
+    noise_width: Count = 32
+    hidden_width: Count = 256
+    generator_steps: Count = 50
+    generator_batch: Annotated[int, Ge(2)] = 32
+    generator_learning_rate: Positive = 3e-4
+    generator_decay: PositiveShare = 0.98
+    generator_weight_decay: NotNegative = 1e-2
+    diversity: NotNegative = 1.0
 
     @property
     def needs_whole_models(self) -> bool:
@@ -245,10 +246,23 @@ class LatentGenerator(Refinement):
         return ComponentReport(metrics={} if state["loss"] is None else {"generator_loss": state["loss"]})
 
 
+def generator_down(
+    *, round: int, variant: Variant, hidden_width: int, noise_width: int, classes: int, features: int
+) -> int:
+    """The generator, from round 2 on, with `variant` dynamicfl from round 1 on.
+
+    It has `hidden_width * (noise_width + classes + features + 5) + features` values.
+    """
+    generator = hidden_width * (noise_width + classes + features + 5) + features
+    return generator if round > 1 or variant == "dynamicfl" else 0
+
+
 @with_card(
     Card(
+        title="FedGen",
+        source="Zhu et al., ICML 2021",
         needs=("features",),
-        down="hidden_width * (noise_width + C + D + 5) + D if round > 1 or variant == 'dynamicfl' else 0",
+        down=(generator_down,),
         limits=(Limit(given={"strength": 0.0, "consistency": 0.0}),),
         live=("generator_loss",),
         small={"noise_width": 3, "hidden_width": 5, "generator_steps": 4},
@@ -256,9 +270,15 @@ class LatentGenerator(Refinement):
 )
 @takes(LatentGenerator)
 def fedgen(
-    *, strength: float = 10.0, consistency: float = 10.0, strength_decay: float = 0.98, **parameters: Any
+    *,
+    strength: NotNegative = 10.0,
+    consistency: NotNegative = 10.0,
+    strength_decay: PositiveShare = 0.98,
+    **parameters: Any,
 ) -> FederatedMethod:
-    """FedAvg with a generator of features, learned from the clients' heads; defaults of the authors' MNIST runs.
+    """FedAvg with a generator of features, learned from the clients' heads, that helps them train.
+
+    The defaults are those of the authors' MNIST runs.
 
     Args:
         strength: Of the cross-entropy on generated features; with consistency 0, too, it is FedAvg bit for bit.
@@ -266,9 +286,8 @@ def fedgen(
             paper has none.
         strength_decay: Both strengths fall by this factor a round, down to 1e-4.
     """
-    source = "Zhu et al. (2021), Data-free knowledge distillation for heterogeneous federated learning"
     if not strength and not consistency:
-        return FederatedMethod(name="fedgen", source=source)
+        return FederatedMethod(name="fedgen")
     latents = GeneratedLatents(
         strength=strength,
         consistency=consistency,
@@ -276,4 +295,4 @@ def fedgen(
         noise_width=parameters["noise_width"],
         own_classes=parameters["variant"] == "dynamicfl",
     )
-    return FederatedMethod(name="fedgen", source=source, terms=(latents,), refinements=(LatentGenerator(**parameters),))
+    return FederatedMethod(name="fedgen", terms=(latents,), refinements=(LatentGenerator(**parameters),))

@@ -7,24 +7,33 @@ Shape letters: B samples, C classes, G averages of the whole federation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, parameters_of, takes, with_card
-from fedsweep.components.aggregation import Refinement
-from fedsweep.components.base import Published
-from fedsweep.components.local import LocalStep, Objective
-from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
-
-from .parts.ranges import below_one
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    BelowOne,
+    ClientUpdate,
+    LocalClient,
+    LocalStep,
+    Objective,
+    Payload,
+    Probe,
+    Published,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    parameters_of,
+    takes,
+)
 
 Mixup = Literal["taylor", "naive"]
 
@@ -63,14 +72,7 @@ class MeanBank(Refinement):
     Source: Yoon et al. (2021), Algorithm 1. Reading: a client's own averages are among those that it gets.
     """
 
-    group_size: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.group_size is not None and self.group_size < 2:
-            raise ConfigError(
-                f"method.group_size must be at least 2, but got {self.group_size}: an average of one sample is the"
-                " sample itself"
-            )
+    group_size: Annotated[int, Ge(2)] | None = None
 
     def init(self, context: ServerContext) -> State:
         """No averages yet.
@@ -122,11 +124,8 @@ class MixedLoss(Objective):
     """
 
     in_lanes: ClassVar[bool] = False
-    strength: float = 0.05
+    strength: BelowOne = 0.05
     mixup: Mixup = "taylor"
-
-    def __post_init__(self) -> None:
-        below_one(strength=self.strength)
 
     @property
     def passes(self) -> float:
@@ -153,11 +152,24 @@ class MixedLoss(Objective):
         return loss + share * (1 - share) * (slope * other).sum()
 
 
+def means_up(*, samples: int, group_size: int | None, input_values: int, classes: int) -> int:
+    """A mean input and its label shares, `input_values + classes` values, per `group_size` samples (null: of all)."""
+    return (math.ceil(samples / group_size) if group_size else 1) * (input_values + classes)
+
+
+def bank_down(*, is_first: bool, sizes: Sequence[int], group_size: int | None, input_values: int, classes: int) -> int:
+    """In the client's first round what all clients (of all `sizes`) sent before round 1."""
+    sent = (means_up(samples=n, group_size=group_size, input_values=input_values, classes=classes) for n in sizes)
+    return sum(sent) if is_first else 0
+
+
 @with_card(
     Card(
+        title="FedMix",
+        source="Yoon et al., ICLR 2021",
         needs=("two samples",),
-        setup_up="(ceil(n / group_size) if group_size else 1) * (X + C)",
-        down="sum(ceil(n / group_size) if group_size else 1 for n in sizes) * (X + C) if first else 0",
+        setup_up=(means_up,),
+        down=(bank_down,),
         limits=(Limit(given={"strength": 0.0}),),
     )
 )
@@ -166,7 +178,6 @@ def fedmix(**parameters: Any) -> FederatedMethod:
     """FedAvg whose clients mix their samples with averages of all clients' samples, sent once before round 1."""
     loss = MixedLoss(**parameters_of(MixedLoss, parameters))
     bank = MeanBank(**parameters_of(MeanBank, parameters))
-    source = "Yoon et al. (2021), FedMix: approximation of Mixup under mean augmented federated learning"
     if not loss.strength:
-        return FederatedMethod(name="fedmix", source=source)
-    return FederatedMethod(name="fedmix", source=source, objective=loss, refinements=(bank,))
+        return FederatedMethod(name="fedmix")
+    return FederatedMethod(name="fedmix", objective=loss, refinements=(bank,))

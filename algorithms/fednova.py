@@ -14,10 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.aggregation import Weighting, by_samples
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, State, SyncContext
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import ClientUpdate, State, SyncContext, Weighting, by_samples
 
 
 def normalised(shares_M: Tensor, updates: Sequence[ClientUpdate]) -> Tensor:
@@ -60,11 +58,10 @@ class NormalizedMoves(Weighting):
         return normalised(by_samples(updates), updates), state
 
 
-@with_card(Card(limits=(Limit(tolerance=1e-6, equal_sizes=True),)))
+@with_card(Card(title="FedNova", source="Wang et al., NeurIPS 2020", limits=(Limit(tolerance=1e-6, equal_sizes=True),)))
 def fednova() -> FederatedMethod:
     """FedAvg with moves normalised by the clients' effective steps; weights by samples."""
     return FederatedMethod(
         name="fednova",
-        source="Wang et al. (2020), Tackling the objective inconsistency problem in heterogeneous optimization",
         weighting=NormalizedMoves(),
     )

@@ -14,16 +14,20 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.aggregation import ServerUpdate, mean_of_updates
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    BelowOne,
+    ClientUpdate,
+    Positive,
+    ServerContext,
+    ServerUpdate,
+    State,
+    SyncContext,
+    mean_of_updates,
+    takes,
+)
 
-from .parts.ranges import below_one, positive
 from .parts.server_updates import server_steps
-
-_HSU = "Hsu et al. (2019), Measuring the effects of non-identical data distribution"
-_REDDI = "Reddi et al. (2021), Adaptive federated optimization"
 
 # A second moment that no move can change leaves half of rate / adaptivity as the server's plain rate.
 _PLAIN_RATE = {"server_learning_rate": 2e4, "adaptivity": 1e4, "momentum": 0.0}
@@ -51,14 +55,10 @@ class AdaptiveServer(ServerUpdate):
 
     needs_updates: ClassVar[bool] = True
     rule: Rule
-    server_learning_rate: float = 0.1
-    momentum: float = 0.9
-    second_momentum: float = 0.99
-    adaptivity: float = 1e-3
-
-    def __post_init__(self) -> None:
-        positive(server_learning_rate=self.server_learning_rate, adaptivity=self.adaptivity)
-        below_one(momentum=self.momentum, second_momentum=self.second_momentum)
+    server_learning_rate: Positive = 0.1
+    momentum: BelowOne = 0.9
+    second_momentum: BelowOne = 0.99
+    adaptivity: Positive = 1e-3
 
     def init(self, context: ServerContext) -> State:
         """First moment 0, second moment adaptivity squared."""
@@ -84,8 +84,8 @@ class AdaptiveServer(ServerUpdate):
         return second - (1 - self.second_momentum) * square * (second - square).sign()
 
 
-@with_card(Card(limits=(Limit(given={"momentum": 0.0}),)))
-def fedavgm(*, momentum: float = 0.9, server_learning_rate: float = 1.0) -> FederatedMethod:
+@with_card(Card(title="FedAvgM", source="Hsu et al. 2019", limits=(Limit(given={"momentum": 0.0}),)))
+def fedavgm(*, momentum: BelowOne = 0.9, server_learning_rate: Positive = 1.0) -> FederatedMethod:
     """FedAvg with momentum on the server.
 
     Args:
@@ -94,12 +94,14 @@ def fedavgm(*, momentum: float = 0.9, server_learning_rate: float = 1.0) -> Fede
         server_learning_rate: Multiplies the server's move, above 0.
     """
     update = server_steps(momentum=momentum, server_learning_rate=server_learning_rate)
-    return FederatedMethod(name="fedavgm", source=_HSU, server_update=update)
+    return FederatedMethod(name="fedavgm", server_update=update)
 
 
-@with_card(Card(limits=(Limit(given=_PLAIN_RATE, tolerance=1e-6),)))
+@with_card(
+    Card(title="FedAdagrad", source="Reddi et al., ICLR 2021", limits=(Limit(given=_PLAIN_RATE, tolerance=1e-6),))
+)
 def fedadagrad(
-    *, server_learning_rate: float = 0.1, momentum: float = 0.0, adaptivity: float = 1e-3
+    *, server_learning_rate: Positive = 0.1, momentum: BelowOne = 0.0, adaptivity: Positive = 1e-3
 ) -> FederatedMethod:
     """FedAvg with Adagrad on the server.
 
@@ -111,18 +113,24 @@ def fedadagrad(
     update = AdaptiveServer(
         rule="adagrad", server_learning_rate=server_learning_rate, momentum=momentum, adaptivity=adaptivity
     )
-    return FederatedMethod(name="fedadagrad", source=_REDDI, server_update=update)
+    return FederatedMethod(name="fedadagrad", server_update=update)
 
 
-@with_card(Card(limits=(Limit(given={**_PLAIN_RATE, "second_momentum": 1 - 1e-9}, tolerance=1e-6),)))
+@with_card(
+    Card(
+        title="FedAdam",
+        source="Reddi et al., ICLR 2021",
+        limits=(Limit(given={**_PLAIN_RATE, "second_momentum": 1 - 1e-9}, tolerance=1e-6),),
+    )
+)
 @takes(AdaptiveServer, but=("rule",))
 def fedadam(**parameters: Any) -> FederatedMethod:
     """FedAvg with Adam on the server, without correction for the start."""
-    return FederatedMethod(name="fedadam", source=_REDDI, server_update=AdaptiveServer(rule="adam", **parameters))
+    return FederatedMethod(name="fedadam", server_update=AdaptiveServer(rule="adam", **parameters))
 
 
-@with_card(Card(limits=(Limit(given=_PLAIN_RATE, tolerance=1e-6),)))
+@with_card(Card(title="FedYogi", source="Reddi et al., ICLR 2021", limits=(Limit(given=_PLAIN_RATE, tolerance=1e-6),)))
 @takes(AdaptiveServer, but=("rule",))
 def fedyogi(**parameters: Any) -> FederatedMethod:
     """FedAvg with Yogi on the server: the second moment moves by the square of the move at most."""
-    return FederatedMethod(name="fedyogi", source=_REDDI, server_update=AdaptiveServer(rule="yogi", **parameters))
+    return FederatedMethod(name="fedyogi", server_update=AdaptiveServer(rule="yogi", **parameters))

@@ -8,12 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedsweep.card import Card, Limit, with_card
-from fedsweep.components.local import LocalStep, LocalTerm
-from fedsweep.method import FederatedMethod
-from fedsweep.trees import ParamTree
-
-from .parts.ranges import not_negative
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import LocalStep, LocalTerm, NotNegative, ParamTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +23,7 @@ class Proximal(LocalTerm):
     to the gradient before clipping and momentum.
     """
 
-    mu: float
+    mu: NotNegative
     name: str = "proximal"
 
     def gradient(self, step: LocalStep) -> ParamTree:
@@ -37,21 +33,21 @@ class Proximal(LocalTerm):
 
 @with_card(
     Card(
+        title="FedProx",
+        source="Li et al., MLSys 2020",
         limits=(Limit(given={"mu": 0.0}),),
         golden=(4.31942,),
         golden_given={"mu": 1.0},
     )
 )
-def fedprox(*, mu: float = 0.01, penalty: Literal["half", "full"] = "half") -> FederatedMethod:
+def fedprox(*, mu: NotNegative = 0.01, penalty: Literal["half", "full"] = "half") -> FederatedMethod:
     """FedAvg with a proximal term on the clients.
 
     Args:
         mu: Strength of the term, at least 0; 0 is FedAvg bit for bit. 0.01 is DynamicFL's choice.
         penalty: half: mu / 2 times the squared distance (the paper); full: mu times (DynaFed's program).
     """
-    not_negative(mu=mu)
     return FederatedMethod(
         name="fedprox",
-        source="Li et al. (2020), Federated optimization in heterogeneous networks",
         terms=(Proximal(mu=mu if penalty == "half" else 2 * mu),) if mu else (),
     )

@@ -21,21 +21,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, parameters_of, takes, with_card
-from fedsweep.components.aggregation import BySamples, Weighting
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.planning import OncePerRound, Pacing
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import (
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    AtLeastOne,
+    BySamples,
     ClientUpdate,
+    ComponentReport,
+    Count,
+    CountOrZero,
     LocalJob,
+    NotNegative,
+    OncePerRound,
+    Pacing,
     RoundContext,
     RoundRecord,
     ServerContext,
     State,
     SyncContext,
     SyncPoint,
+    Weighting,
+    parameters_of,
+    takes,
 )
 
 Unaggregated = Literal["continue", "discard"]
@@ -65,16 +71,8 @@ class SamplesSpeedRarity(Weighting):
     """
 
     counted: Counted = "trained"
-    rarity_strength: float = 0.25
-    rarity_cap: float = 1.5
-
-    def __post_init__(self) -> None:
-        if self.counted not in ("trained", "all"):
-            raise ConfigError(f"counted must be 'trained' or 'all', but got {self.counted!r}")
-        if not 0 <= self.rarity_strength < math.inf:
-            raise ConfigError(f"rarity_strength must be a number of at least 0, but got {self.rarity_strength}")
-        if not 1 <= self.rarity_cap < math.inf:
-            raise ConfigError(f"rarity_cap must be a number of at least 1, but got {self.rarity_cap}")
+    rarity_strength: NotNegative = 0.25
+    rarity_cap: AtLeastOne = 1.5
 
     def registration(self) -> tuple[str, ...]:
         """Label counts: without drift they tell a client's classes."""
@@ -143,24 +141,11 @@ class StagnationAware(Pacing):
 
     observes_start: ClassVar[bool] = True
 
-    reduced_interval: int = 2
+    reduced_interval: Count = 2
     unaggregated: Unaggregated = "continue"
     decide_on: DecideOn = "validation"
-    first_rounds: int = 4
-    patience: int = 2
-
-    def __post_init__(self) -> None:
-        for name, value, low in (
-            ("reduced_interval", self.reduced_interval, 2),
-            ("first_rounds", self.first_rounds, 0),
-            ("patience", self.patience, 1),
-        ):
-            if value < low:
-                raise ConfigError(f"{name} must be at least {low}, but got {value}")
-        if self.unaggregated not in ("continue", "discard"):
-            raise ConfigError(f"unaggregated must be 'continue' or 'discard', but got {self.unaggregated!r}")
-        if self.decide_on not in ("validation", "test"):
-            raise ConfigError(f"decide_on must be 'validation' or 'test', but got {self.decide_on!r}")
+    first_rounds: CountOrZero = 4
+    patience: Count = 2
 
     def carries_work(self) -> bool:
         """With ``unaggregated="continue"``."""
@@ -185,7 +170,7 @@ class StagnationAware(Pacing):
         return {"every": False, "count": 0, "best": 0.0}
 
     def aggregates(self, state: State, round: int) -> bool:
-        """Whether a round (from 1) is one of aggregation."""
+        """Return whether a round (from 1) is one of aggregation."""
         return bool(round <= self.first_rounds or state["every"] or round % self.reduced_interval == 0)
 
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
@@ -212,7 +197,7 @@ class StagnationAware(Pacing):
         return {**state, "count": count, "every": state["every"] or count >= self.patience}
 
     def report(self, state: State) -> ComponentReport:
-        """What the round's decision followed from."""
+        """Return what the round's decision followed from."""
         return ComponentReport(
             metrics={
                 "aggregations_without_best": float(state["count"]),
@@ -223,6 +208,8 @@ class StagnationAware(Pacing):
 
 @with_card(
     Card(
+        title="FedStg",
+        source="FedStg",
         needs=("validation", "evaluation"),
         limits=(Limit(given={"reduced_interval": 1, "weights": "size"}),),
         small={"first_rounds": 1},
@@ -236,15 +223,10 @@ def fedstg(*, weights: Weights = "rarity", **parameters: Any) -> FederatedMethod
         weights: How clients are averaged: rarity, by samples, speed and class rarity; or size, by samples alone as
             FedAvg does, which leaves the weights to another method that it is merged with.
     """
-    if parameters["reduced_interval"] < 1:
-        raise ConfigError(f"method.reduced_interval must be at least 1 round, but got {parameters['reduced_interval']}")
-    if weights not in ("rarity", "size"):
-        raise ConfigError(f"method.weights must be 'rarity' or 'size', but got {weights!r}")
     by_rarity = SamplesSpeedRarity(**parameters_of(SamplesSpeedRarity, parameters))
     own = parameters_of(StagnationAware, parameters)
     return FederatedMethod(
         name="fedstg",
-        source="FedStg: class rotation, adaptive participation and stagnation-aware aggregation",
         pacing=OncePerRound() if parameters["reduced_interval"] == 1 else StagnationAware(**own),
         weighting=by_rarity if weights == "rarity" else BySamples(),
     )

@@ -14,17 +14,25 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.card import with_card
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.local import CrossEntropy, LocalStep, Objective
-from fedsweep.components.planning import SubModelPolicy
-from fedsweep.method import FederatedMethod
-from fedsweep.models.slicing import ordered_kept, ordered_width
-from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.records import ClientWork, RoundContext, ServerContext, State
-from fedsweep.submodel import Covered, SubModel
-from fedsweep.trees import FlatLayout
+from fedsweep import FederatedMethod, with_card
+from fedsweep.components import (
+    ClientWork,
+    ComponentReport,
+    Covered,
+    CrossEntropy,
+    FlatLayout,
+    LocalStep,
+    Objective,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SubModelPolicy,
+    UnitGroup,
+    ordered_kept,
+    ordered_width,
+    unit_submodel,
+)
 
 from .parts.unit_draws import unit_groups_of
 from .parts.widths import (
@@ -153,7 +161,7 @@ class OrderedDropout(SubModelPolicy):
 
 
 def _sample_shares(drawn: np.ndarray, count: int, work: ClientWork) -> list[float]:
-    """What share of the round's samples goes through each width."""
+    """Return what share of the round's samples goes through each width."""
     # Steps are not all of one size: the last one of a pass has what is left.
     reached = np.array([work.samples_in(steps) for steps in range(work.steps + 1)])
     samples = np.bincount(drawn, weights=np.diff(reached), minlength=count)
@@ -178,7 +186,18 @@ class SelfDistillation(Objective):
         return learned + F.kl_div(step.logits.log_softmax(dim=1), teacher, reduction="batchmean", log_target=True)
 
 
-@with_card(WIDTHS_CARD)
+@with_card(
+    replace(
+        WIDTHS_CARD,
+        differs=(
+            *WIDTHS_CARD.differs,
+            "weights outside of a step's width keep their values and their momentum; in the authors' program, without"
+            " distillation, momentum and decay go on moving them (with plain SGD it is the same)",
+        ),
+        title="FjORD",
+        source="Horvath et al., NeurIPS 2021",
+    )
+)
 def fjord(
     *,
     widths: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0),
@@ -199,8 +218,6 @@ def fjord(
     tiers = width_tiers(widths, assignment)
     return FederatedMethod(
         name="fjord",
-        source="Horvath et al. (2021), FjORD: fair and accurate federated learning under heterogeneous targets with"
-        " ordered dropout",
         objective=SelfDistillation() if distillation else CrossEntropy(),
         submodels=OrderedDropout(tiers=tiers, distillation=distillation),
         refinements=(

@@ -7,26 +7,32 @@ heterogeneous clients. ICLR.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsweep.card import with_card
-from fedsweep.components.aggregation import BySamples, Uniform
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.planning import SubModelPolicy
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.models.network import LinearHeadNetwork, Network
-from fedsweep.models.slicing import build_submodel_module, ordered_kept
-from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.records import RoundContext, ServerContext, State
-from fedsweep.submodel import FULL_MODEL, Covered, SubModel
-from fedsweep.trees import FlatLayout
+from fedsweep import ConfigError, FederatedMethod, Limit, Network, with_card
+from fedsweep.components import (
+    FULL_MODEL,
+    BySamples,
+    ComponentReport,
+    Covered,
+    FlatLayout,
+    LinearHeadNetwork,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SubModelPolicy,
+    Uniform,
+    UnitGroup,
+    build_submodel_module,
+    ordered_kept,
+    unit_submodel,
+)
 
 from .parts.unit_draws import has_norm, unit_groups_of, why_not_homogeneous
 from .parts.widths import WIDTHS_CARD, Assignment, StaticBatchNorm, WidthTiers, width_tiers
@@ -177,23 +183,30 @@ class Widths(SubModelPolicy):
         return ComponentReport(metrics={"submodel_width": state["mean_width"]})
 
 
-@with_card(WIDTHS_CARD)
+@with_card(
+    replace(
+        WIDTHS_CARD,
+        limits=(Limit(given={"widths": [1.0], "masked_loss": False, "weighting": "size"}),),
+        title="HeteroFL",
+        source="Diao, Ding, Tarokh, ICLR 2021",
+    )
+)
 def heterofl(
     *,
     widths: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625),
     assignment: Assignment = "even",
     scaler: bool = True,
-    masked_loss: bool = False,
-    weighting: Literal["size", "uniform"] = "size",
+    masked_loss: bool = True,
+    weighting: Literal["size", "uniform"] = "uniform",
 ) -> FederatedMethod:
     """FedAvg on networks of several widths: each client has the first channels, neurons and heads of every layer.
 
-    The paper's setting is masked_loss=true with weighting=uniform; the defaults are such that width 1 alone is FedAvg.
     With batch norm the server needs inputs (scenario.server_data.proxy), from which its statistics are read anew after
     each round.
 
     Args:
-        widths: Shares of each layer's units, above 0 and at most 1; 1 alone is FedAvg bit for bit.
+        widths: Shares of each layer's units, above 0 and at most 1; 1 alone, without masked_loss and
+            with weighting=size, is FedAvg bit for bit.
         assignment: even: dealt to the clients once, each width equally often; speed: likewise, the fastest devices get
             the widest; drawn: each client draws one in each round.
         scaler: In training, outputs of narrowed layers are divided by the width.
@@ -203,8 +216,6 @@ def heterofl(
     tiers = width_tiers(widths, assignment)
     return FederatedMethod(
         name="heterofl",
-        source="Diao, Ding, Tarokh (2021), HeteroFL: computation and communication efficient federated learning for"
-        " heterogeneous clients",
         submodels=Widths(tiers=tiers, scaler=scaler, masked_loss=masked_loss),
         weighting=BySamples() if weighting == "size" else Uniform(),
         refinements=(StaticBatchNorm(method="heterofl"),) if tiers.cuts else (),

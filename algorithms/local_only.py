@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedsweep.card import Card, with_card
-from fedsweep.method import FederatedMethod
+from fedsweep import Card, FederatedMethod, with_card
 
 from .parts.own_models import KeepsModel, OwnModels, Travels
 
@@ -24,16 +23,15 @@ class OwnModel(KeepsModel):
     name: str = _TERM
 
 
-@with_card(Card(needs=("features",), live=("personal_accuracy",)))
+@with_card(Card(title="Local", source="baseline", needs=("features",), live=("personal_accuracy",)))
 def local_only() -> FederatedMethod:
-    """Clients train on their own; nothing travels.
+    """Clients train models of their own, and nothing travels.
 
     ``test_accuracy`` is that of the initial model, which nobody trains. What counts is ``personal_accuracy``: the
     clients' own models on their own shares of the test set.
     """
     return FederatedMethod(
         name=_TERM,
-        source="a baseline without a paper",
         terms=(OwnModel(),),
         submodels=Travels(method=_TERM, part="nothing"),
         evaluation=OwnModels(term=_TERM),

@@ -13,15 +13,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.aggregation import Refinement
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory, Passes
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
-from fedsweep.trees import ParamTree
+from fedsweep import Card, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    ClientUpdate,
+    LinearHeadNetwork,
+    LocalStep,
+    LocalTerm,
+    LocalWork,
+    Memory,
+    NotNegative,
+    ParamTree,
+    Passes,
+    Payload,
+    Positive,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    takes,
+)
 
 from .parts.features import network_with_features
-from .parts.ranges import not_negative, positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +53,9 @@ class Contrastive(LocalTerm):
     """
 
     stateful: ClassVar[bool] = True
-    strength: float = 1.0
-    temperature: float = 0.5
+    strength: NotNegative = 5.0
+    temperature: Positive = 0.5
     name: str = "moon"
-
-    def __post_init__(self) -> None:
-        not_negative(strength=self.strength)
-        positive(temperature=self.temperature)
 
     def passes(self, batch_size: int, num_classes: int) -> Passes:
         """Two models are asked; a client's first job, which asks none, is charged alike."""
@@ -83,13 +91,34 @@ class ContrastNeeds(Refinement):
         network_with_features(context.model, method="moon", use="contrasts")
         return {}
 
+    def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:
+        """Warn of a network whose features are no projection: the paper contrasts a projection's outputs."""
+        network = network_with_features(context.model, method="moon", use="contrasts")
+        if not isinstance(network, LinearHeadNetwork) or network.projection is not None:
+            return ()
+        return (
+            "the network has no projection, so what the classifier reads is contrasted; the paper's networks have one:"
+            " set model.projection=256",
+        )
+
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
         return vector, state
 
 
-@with_card(Card(needs=("features",), limits=(Limit(given={"strength": 0.0}),)))
+@with_card(
+    Card(
+        title="MOON",
+        source="Li et al., CVPR 2021",
+        needs=("features",),
+        differs=(
+            "In its first job a client has no model of its own and no contrast; in the authors' program with partial"
+            " participation it is contrasted with a random network.",
+        ),
+        limits=(Limit(given={"strength": 0.0}),),
+    )
+)
 @takes(Contrastive, but=("name",))
 def moon(**parameters: Any) -> FederatedMethod:
     """FedAvg whose clients contrast features of the model that they received and of their own last one.
@@ -97,7 +126,6 @@ def moon(**parameters: Any) -> FederatedMethod:
     The paper's networks have a projection before the classifier: ``model: {name: lenet5, projection: 256}``.
     """
     contrast = Contrastive(**parameters)
-    source = "Li et al. (2021), Model-contrastive federated learning"
     if not contrast.strength:
-        return FederatedMethod(name="moon", source=source)
-    return FederatedMethod(name="moon", source=source, terms=(contrast,), refinements=(ContrastNeeds(),))
+        return FederatedMethod(name="moon")
+    return FederatedMethod(name="moon", terms=(contrast,), refinements=(ContrastNeeds(),))

@@ -12,13 +12,26 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, with_card
-from fedsweep.components.aggregation import BySamples, Refinement, Uniform, When
-from fedsweep.components.base import Published
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
-from fedsweep.trees import ParamTree, weighted_mean
+from fedsweep import Card, FederatedMethod, with_card
+from fedsweep.components import (
+    BySamples,
+    ClientUpdate,
+    LocalStep,
+    LocalTerm,
+    LocalWork,
+    Memory,
+    ParamTree,
+    Payload,
+    Positive,
+    Published,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    Uniform,
+    When,
+    weighted_mean,
+)
 
 from .parts.server_updates import server_steps
 
@@ -144,14 +157,32 @@ def _in_whole(update: ClientUpdate, part: Tensor, sync: SyncContext) -> Tensor:
     return held.vector[:size] if held.cover is None else held.vector[:size].masked_fill(~held.cover[:size], 0.0)
 
 
-@with_card(Card(up="0 if rebuild else P", down="P", golden=(4.945325, 7.042854439, 7.843186324)))
+def variate_up(*, params: int, rebuild: bool) -> int:
+    """The move of the client's control variate: `params`; nothing with `rebuild`."""
+    return 0 if rebuild else params
+
+
+def variate_down(*, params: int) -> int:
+    """The server's control variate: `params`."""
+    return params
+
+
+@with_card(
+    Card(
+        title="SCAFFOLD",
+        source="Karimireddy et al., ICML 2020",
+        up=(variate_up,),
+        down=(variate_down,),
+        golden=(4.945325, 7.042854439, 7.843186324),
+    )
+)
 def scaffold(
     *,
-    server_learning_rate: float = 1.0,
+    server_learning_rate: Positive = 1.0,
     weighting: Literal["uniform", "size"] = "uniform",
     rebuild: bool = False,
 ) -> FederatedMethod:
-    """SCAFFOLD with SGD on the clients: control variates correct their drift; twice FedAvg's traffic.
+    """Control variates correct each local step of SGD; twice FedAvg's traffic.
 
     Args:
         server_learning_rate: Multiplies the server's move towards the clients' mean, above 0.
@@ -163,7 +194,6 @@ def scaffold(
     by_size = weighting == "size"
     return FederatedMethod(
         name="scaffold",
-        source="Karimireddy et al. (2020), SCAFFOLD: stochastic controlled averaging for federated learning",
         terms=(QuietCorrection() if rebuild else Correction(),),
         weighting=BySamples() if by_size else Uniform(),
         server_update=server_steps(server_learning_rate=server_learning_rate),

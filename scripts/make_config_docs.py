@@ -7,12 +7,10 @@ python scripts/make_config_docs.py --check  exit code 1 where one of them is out
 from __future__ import annotations
 
 import argparse
-import importlib
 import inspect
 import json
 import re
 import sys
-import textwrap
 import typing
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,6 +21,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedsweep.card import SYMBOLS
+from fedsweep.catalog import built_in_card, method_builder
+from fedsweep.commands.listing.entries import first_paragraph
 from fedsweep.commands.listing.method_description import MethodFacts, method_facts
 from fedsweep.config.base import Section
 from fedsweep.config.explain import allowed, schema_at
@@ -39,30 +39,6 @@ METHODS_PAGE = _ROOT / "docs" / "methods.md"
 README = _ROOT / "README.md"
 
 _START, _END = "<!-- methods: made by scripts/make_config_docs.py -->", "<!-- end of methods -->"
-# What the design has a place for; a name leaves the list by itself once it is registered.
-_PLANNED = (
-    "feddh",
-    "fedjs",
-    "fedad",
-    "scaffold",
-    "feddyn",
-    "fednova",
-    "moon",
-    "fjord",
-    "fedgen",
-    "feddf",
-    "fedbe",
-    "fedbuff",
-    "fedasync",
-    "fedensemble",
-    "abavg",
-    "fedmix",
-    "feddrop",
-    "afd",
-    "fedas",
-    "fedktl",
-    "augfl",
-)
 
 _TOP = """\
 <!-- Made by scripts/make_config_docs.py from the schema; changes here are lost. -->
@@ -101,7 +77,7 @@ One row for each method: what differs from FedAvg, what travels beside the model
 with their defaults. `fedsweep show NAME` prints the same with what each parameter means. Each method is held to what
 stands here by the [conformance checks](adding-a-method.md#6-does-it-keep-its-promises).
 
-What travels is counted in values of four bytes, for one client in a round with one aggregation; `mask(b)` are b bits.
+What travels is counted in values of four bytes, for one client in a round with one aggregation.
 
 """
 
@@ -221,10 +197,10 @@ def _models() -> Iterator[str]:
 
 
 def _methods() -> Iterator[str]:
-    registry = importlib.import_module("fedsweep.algorithms.registry").METHODS
-    for name, entry in registry.items():
-        yield f"**`{name}`**: {entry.summary} ({entry.source})"
-        yield from _parameters(describe(TABLES["method"].builder(name)))
+    for name in TABLES["method"].names():
+        builder = TABLES["method"].builder(name)
+        yield f"**`{name}`**: {first_paragraph(builder).rstrip('.')} ({built_in_card(name).source})"
+        yield from _parameters(describe(builder))
 
 
 def _parameters(rows: tuple[ParameterRow, ...]) -> list[str]:
@@ -244,8 +220,7 @@ def _table(rows: typing.Iterable[tuple[str, str, str, str]]) -> str:
 
 def methods_page() -> str:
     """The page of methods: a row each, and below what is long."""
-    registry = importlib.import_module("fedsweep.algorithms.registry").METHODS
-    facts = [method_facts(name) for name in registry]
+    facts = [method_facts(name) for name in TABLES["method"].names()]
     legend = "\n".join(f"- `{symbol}`: {meaning}" for symbol, meaning in SYMBOLS.items())
     lines = ["| method | differs in | sends beside the model | needs | parameters |", "|---|---|---|---|---|"]
     for method in facts:
@@ -290,12 +265,10 @@ def readme() -> str:
     """README.md with its table of methods brought up to date."""
     before, _, rest = README.read_text().partition(_START)
     _, _, after = rest.partition(_END)
-    registry = importlib.import_module("fedsweep.algorithms.registry").METHODS
     lines = ["| method | what it does | source | status |", "|---|---|---|---|"]
-    lines += [f"| `{name}` | {entry.summary} | {entry.source} | available |" for name, entry in registry.items()]
-    planned = [f"`{name}`" for name in _PLANNED if name not in registry]
-    if planned:
-        lines += ["", textwrap.fill(f"Planned, not there yet: {', '.join(planned)}.", 120)]
+    for name in TABLES["method"].names():
+        summary = first_paragraph(method_builder(name)).rstrip(".")
+        lines.append(f"| `{name}` | {summary} | {built_in_card(name).source} | available |")
     return f"{before}{_START}\n" + "\n".join(lines) + f"\n{_END}{after}"
 
 

@@ -116,6 +116,31 @@ def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
+PLACES = {
+    "model.name": "{}",
+    "method.name": "{}",
+    "scenario.dataset": "{}",
+    "scenario.transform": "{}",
+    "scenario.partition": "{{kind: {}}}",
+    "scenario.feature_skew": "{{kind: {}}}",
+    "scenario.drift": "{{kind: {}}}",
+    "scenario.availability": "{{kind: {}}}",
+    "scenario.budgets": "{{kind: {}}}",
+    "scenario.devices": "{{stragglers: {{kind: {}}}}}",
+    "training.schedule": "{{kind: {}}}",
+    "tracking.also": "[{}]",
+}
+
+
+@pytest.mark.parametrize("key", PLACES)
+@pytest.mark.parametrize("name", ["os:getcwd", "builtins:int", "math:pi", "math:nothing", "no_such_module:f", ":"])
+def test_a_name_that_is_no_plug_in_is_one_line(
+    key: str, name: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refusal(["run", str(config), "--set", f"{key}={PLACES[key].format(repr(name))}", "--dry-run"], capsys)
+    assert name in line or name.replace(":", ".") in line or f"{name.partition(':')[2]!r}" in line
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["run", "dry-run"])
 def test_wrong_configuration_is_one_line(

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from fedsweep.algorithms.registry import METHODS
-from fedsweep.card import Card, Limit, card_of, parameters_of, takes, with_card
+from fedsweep.card import Card, Limit, card_of, values_counted, with_card
 from fedsweep.catalog import method_builder
 from fedsweep.cli import main
 from fedsweep.commands.listing.method_description import limit_text, method_facts, refused_merges
 from fedsweep.config.signatures import bind, describe
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod
+from fedsweep.parameters.signature import parameters_of, takes
 
 Show = Callable[..., str]
 
@@ -85,7 +86,7 @@ def opened(**parameters: Any) -> dict[str, Any]:
 
 def test_what_a_component_leaves_open_is_null_and_what_the_builder_makes_is_no_parameter() -> None:
     rows = [(row.name, row.type, row.default, row.doc) for row in describe(opened)]
-    assert rows == [("size", "int | null", "null", "How many.")] and "inner" not in (opened.__doc__ or "")
+    assert rows == [("size", "int | null", "null", "How many.")]
     assert opened() == {"size": None} and parameters_of(Open, opened(size=3)) == {"size": 3}
 
 
@@ -94,26 +95,38 @@ def test_every_registered_method_has_a_card(name: str) -> None:
     assert card_of(method_builder(name)) is not None, f"put @with_card(Card(...)) on the builder of {name}"
 
 
-@pytest.mark.parametrize(
-    ("formula", "value"),
-    [
-        ("0", 0),
-        ("2 * P + C", 25),
-        ("P if round > 1 else 0", 0),
-        ("mask(P)", Fraction(2, 4)),
-        ("sum(ceil(n / group) for n in sizes) * X", 18),
-        ("mode == 'wide'", 1),
-    ],
-)
-def test_formulas_by_hand(formula: str, value: Fraction) -> None:
-    symbols = {"P": 10, "C": 5, "X": 6, "round": 1, "sizes": (3, 4), "group": 3, "mode": "wide"}
-    assert Card().evaluate(formula, symbols) == value
+def moves(*, params: int, round: int) -> int:
+    """A move."""
+    return params if round > 1 else 0
 
 
-@pytest.mark.parametrize("formula", ["Q", "P +", "'a'", "__import__('os')"])
-def test_what_is_no_formula_is_refused(formula: str) -> None:
-    with pytest.raises(ConfigError, match=r"a card's formula must be an expression in W, P, .* is not: "):
-        Card().evaluate(formula, {"P": 1})
+def bits(*, classes: int, mode: str) -> Fraction:
+    """Bits."""
+    return Fraction(classes, 8) if mode == "wide" else Fraction(0)
+
+
+def nothing_said(*, params: int) -> int:
+    return params
+
+
+def a_word(*, params: int) -> str:
+    """No number."""
+    return f"{params} values"
+
+
+def test_functions_of_traffic_take_what_they_name_and_are_added_up() -> None:
+    symbols = {"params": 10, "classes": 4, "round": 2, "mode": "wide", "rounds": 3}
+    assert values_counted((moves, bits), symbols) == 10 + Fraction(1, 2)
+    assert values_counted((moves, bits), {**symbols, "round": 1, "mode": "deep"}) == 0 == values_counted((), {})
+
+
+def test_what_does_not_count_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"take values, params, .* and the .*, but bits takes 'mode'"):
+        values_counted((bits,), {"classes": 1})
+    with pytest.raises(ConfigError, match="a_word must count values that travel, but gave: "):
+        values_counted((a_word,), {"params": 1})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="whose docstring says what travels, but 'nothing_said' has none"):
+        Card(up=(nothing_said,))
 
 
 def test_an_unknown_need_is_refused() -> None:
@@ -135,9 +148,11 @@ def test_what_the_program_knows_is_not_on_the_card() -> None:
     assert list(facts.changes) == ["weighting", "terms", "refinements"]
     assert facts.source.startswith("Karimireddy et al. (2020): SCAFFOLD") and "Option II" in facts.source
     assert facts.needs[0].startswith("SGD on the clients") and "remember" in facts.needs[1]
-    assert facts.sends[0] == "up: `0 if rebuild else P` (P: its params)"
+    assert facts.sends[0] == (
+        "up: The move of the client's control variate: `params`; nothing with `rebuild` (params: its params)"
+    )
     assert any("with momentum" in text for text in facts.differs)
-    assert "label counts (C values) up" in method_facts("fedgen").sends[-1]
+    assert "label counts (one for each class) up" in method_facts("fedgen").sends[-1]
     assert method_facts("fedsgd").changes == {"training section": "local_steps=1"}
 
 
@@ -169,7 +184,7 @@ def test_a_method_without_a_card_says_how_to_get_one() -> None:
 
 
 def test_a_card_stays_with_its_builder() -> None:
-    card = Card(up="P")
+    card = Card(up=(moves,))
 
     @with_card(card)
     def mine(*, pull: float = 1.0) -> FederatedMethod:

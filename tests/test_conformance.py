@@ -161,6 +161,16 @@ class FirstWins(Weighting):
         return weights, state
 
 
+def its_params(*, params: int) -> int:
+    """A model."""
+    return params
+
+
+def one_value() -> int:
+    """A number."""
+    return 1
+
+
 def built(card: Card | None, **parts: Any) -> Builder:
     """A builder with one documented parameter."""
 
@@ -196,7 +206,7 @@ WRONG: Mapping[str, tuple[str, Builder, str]] = {
         built(Card(), terms=(Talks(),)),
         r"round 1, up: 2640 bytes crossed, the ledger has 2640, the card's formula gives 2624; correct",
     ),
-    "less down than the card says": ("ledger", built(Card(down="P"), terms=(Pull(),)), "round 1, down: "),
+    "less down than the card says": ("ledger", built(Card(down=(its_params,)), terms=(Pull(),)), "round 1, down: "),
     "a limit that is none": (
         "limits",
         built(Card(limits=(Limit(given={"pull": 0.0}),)), terms=(Pull(),)),
@@ -247,4 +257,4 @@ def test_a_fault_is_seen_and_named(name: str) -> None:
 
 
 def test_a_method_of_ones_own_conforms() -> None:
-    method_conforms(built(Card(up="1"), terms=(Talks(),)))
+    method_conforms(built(Card(up=(one_value,)), terms=(Talks(),)))

@@ -16,7 +16,7 @@ from fedsweep.components.base import Published
 from fedsweep.components.codec import Codec
 from fedsweep.components.local import LocalStep, LocalTerm, LocalWork
 from fedsweep.components.probes import Probe
-from fedsweep.engine.foresight import check_first_round
+from fedsweep.engine.forecast import check_first_round
 from fedsweep.errors import ClientJobError, ComponentError, ConfigError, FedsweepError, InvariantError
 from fedsweep.guard import guarded, place_of
 from fedsweep.method import FederatedMethod

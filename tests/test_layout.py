@@ -205,6 +205,16 @@ def test_what_plays_keeps_or_reads_runs_names_no_method() -> None:
     assert wrong == [("platform/fedsweep/experiment/schedules.py", "fedstg")]
 
 
+def test_built_in_methods_import_what_users_are_told_to() -> None:
+    """A method that is copied teaches the right imports; a tool that reads files is no method."""
+    doors, wrong = {"fedsweep", "fedsweep.components"}, []
+    for path in ALGORITHMS.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").startswith("fedsweep"):
+                wrong += [] if node.module in doors else [(path.name, node.module)]
+    assert wrong == [("select_group.py", "fedsweep.bounded")]
+
+
 def test_nothing_but_the_papers_wing_of_the_platform_looks_up_a_papers_wing() -> None:
     wings = [path.name for path in ALGORITHMS.iterdir() if path.is_dir() and path.name not in ("parts", "__pycache__")]
     found = [path for path in naming(*(f"fedsweep.algorithms.{wing}" for wing in wings)) if SOURCES in path.parents]

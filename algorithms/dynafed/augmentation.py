@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from fedsweep.streams import Stream
+from fedsweep import Stream
 
 
 def augment(images: Tensor, stream: Stream) -> Tensor:

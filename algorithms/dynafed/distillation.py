@@ -17,26 +17,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, parameters_of, takes, with_card
-from fedsweep.components.aggregation import BySamples, Refinement, Uniform
-from fedsweep.components.base import ComponentReport
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.models.cost import PASSES_OF_A_STEP
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
-from fedsweep.submodel import FULL_MODEL
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    FULL_MODEL,
+    PASSES_OF_A_STEP,
+    BySamples,
+    ClientUpdate,
+    ComponentReport,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Refinement,
+    ServerContext,
+    State,
+    SyncContext,
+    Uniform,
+    parameters_of,
+    takes,
+)
 
 from ..parts.ensembles import template
-from ..parts.ranges import at_least, not_negative
 from .augmentation import augment as augmented
 from .synthesis import Synthesis, Synthesizer
 from .trajectory import forward_of, soft_cross_entropy
 
-_SOURCE = "Pi et al. (2023), DynaFed: tackling client data heterogeneity with global dynamics"
-
 Profile = Literal["paper", "authors"]
 RealReference = Literal["none", "proxy", "validation"]
-_REFERENCES = ("none", "proxy", "validation")
 
 # A step's forward pass and backward pass, which costs two, and the backward pass of both, which costs twice as much.
 _PASSES_OF_A_STEP_LEARNED_THROUGH = 9
@@ -83,27 +89,20 @@ class TrajectoryDistillation(Refinement):
     """
 
     snapshots: int
-    images_per_class: int
+    images_per_class: Count
     synthesis: Synthesis
-    finetune_epochs: int
-    finetune_learning_rate: float
-    finetune_batch: int = 256
+    finetune_epochs: CountOrZero
+    finetune_learning_rate: NotNegative
+    finetune_batch: Count = 256
     real_reference: RealReference = "none"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.snapshots <= self.synthesis.horizon_rounds:
             raise ConfigError(
                 "method.snapshots must exceed method.horizon_rounds, but got"
                 f" snapshots={self.snapshots}, horizon_rounds={self.synthesis.horizon_rounds}; keep more snapshots or"
                 " look less far ahead"
-            )
-        at_least(1, images_per_class=self.images_per_class)
-        at_least(0, finetune_epochs=self.finetune_epochs)
-        at_least(1, finetune_batch=self.finetune_batch)
-        not_negative(finetune_learning_rate=self.finetune_learning_rate)
-        if self.real_reference not in _REFERENCES:
-            raise ConfigError(
-                f"method.real_reference must be one of {', '.join(_REFERENCES)}, but got {self.real_reference!r}"
             )
 
     def init(self, context: ServerContext) -> State:
@@ -216,6 +215,8 @@ class TrajectoryDistillation(Refinement):
 
 @with_card(
     Card(
+        title="DynaFed",
+        source="Pi et al., CVPR 2023",
         needs=("input shape", "no batch norm"),
         limits=(Limit(given={"snapshots": 10**6, "weights": "size"}),),
         live=("synthesis_objective", "finetune_loss"),
@@ -245,15 +246,10 @@ def dynafed(
             (25, 3, 3000: their scripts); both: 20 inner steps, 15 images per class.
         weights: How clients are averaged: uniform (Algorithm 2, the authors) or by size (Eq. 2).
     """
-    if profile not in PROFILES:
-        raise ConfigError(f"method.profile must be one of {', '.join(PROFILES)}, but got {profile!r}")
-    if weights not in ("uniform", "size"):
-        raise ConfigError(f"method.weights must be 'uniform' or 'size', but got {weights!r}")
     chosen = {name: PROFILES[profile].get(name) if value is None else value for name, value in parameters.items()}
     synthesis = Synthesis(**parameters_of(Synthesis, chosen))
     return FederatedMethod(
         name="dynafed",
-        source=_SOURCE,
         weighting=Uniform() if weights == "uniform" else BySamples(),
         refinements=(TrajectoryDistillation(synthesis=synthesis, **parameters_of(TrajectoryDistillation, chosen)),),
     )

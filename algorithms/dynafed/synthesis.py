@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsweep.errors import ConfigError, RunError
-from fedsweep.records import State, SyncContext
-from fedsweep.streams import Stream
+from fedsweep import RunError, Stream
+from fedsweep.components import Checked, Count, CountOrZero, NotNegative, Positive, State, SyncContext
 
 from ..parts.ensembles import template
-from ..parts.ranges import at_least, not_negative, positive
 from .trajectory import (
     InnerLoop,
     Matched,
@@ -49,7 +47,7 @@ _MOST_SHOWN = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synthesis:
+class Synthesis(Checked):
     """How a synthetic set is learned.
 
     Attributes:
@@ -69,29 +67,19 @@ class Synthesis:
         checkpoint_seconds: Least time between two checkpoints of an unfinished synthesis.
     """
 
-    horizon_rounds: int
-    inner_steps: int
-    iterations: int
-    image_learning_rate: float
-    label_learning_rate: float
-    inner_rate: float
-    inner_rate_learning_rate: float
+    horizon_rounds: Count
+    inner_steps: Count
+    iterations: Count
+    image_learning_rate: Positive
+    label_learning_rate: Positive
+    inner_rate: Positive
+    inner_rate_learning_rate: NotNegative
     average_target: bool = True
-    last_start: int = 50
-    synthesis_batch: int | None = None
+    last_start: CountOrZero = 50
+    synthesis_batch: Count | None = None
     augment: bool
-    memory_limit_mb: float = 4096.0
-    checkpoint_seconds: float = 60.0
-
-    def __post_init__(self) -> None:
-        at_least(1, horizon_rounds=self.horizon_rounds, inner_steps=self.inner_steps, iterations=self.iterations)
-        at_least(0, last_start=self.last_start)
-        if self.synthesis_batch is not None and self.synthesis_batch < 1:
-            raise ConfigError(f"method.synthesis_batch must be at least 1 or null, but got {self.synthesis_batch}")
-        positive(image_learning_rate=self.image_learning_rate, label_learning_rate=self.label_learning_rate)
-        positive(inner_rate=self.inner_rate, memory_limit_mb=self.memory_limit_mb)
-        not_negative(inner_rate_learning_rate=self.inner_rate_learning_rate)
-        not_negative(checkpoint_seconds=self.checkpoint_seconds)
+    memory_limit_mb: Positive = 4096.0
+    checkpoint_seconds: NotNegative = 60.0
 
 
 def picture_name(iteration: int) -> str:
@@ -319,7 +307,7 @@ class Synthesizer:
         )
 
     def _others(self, loop: InnerLoop, used: SyntheticSet) -> dict[str, tuple[InnerLoop, SyntheticSet]]:
-        """What the learned set is compared with, and the steps on it: as many, at the same rate."""
+        """Return what the learned set is compared with, and the steps on it: as many, at the same rate."""
         noise = fresh_images(
             len(used.images), self._image_shape, like=used.images.dtype, stream=loop.stream.child("noise")
         )

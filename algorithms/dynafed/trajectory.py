@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedsweep.streams import Stream
-from fedsweep.trees import FlatLayout
+from fedsweep import Stream
+from fedsweep.components import FlatLayout
 
 from .augmentation import augment
 
@@ -43,7 +43,7 @@ class SyntheticSet:
     rate: Tensor
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> SyntheticSet:
-        """What becomes of each of the three."""
+        """Return what becomes of each of the three."""
         return SyntheticSet(images=change(self.images), labels=change(self.labels), rate=change(self.rate))
 
 
@@ -252,7 +252,7 @@ def _leaves(params: Params) -> Params:
 
 
 def group_within(loop: InnerLoop, start: Params, given: SyntheticSet, *, limit_bytes: float) -> int:
-    """How many steps' graphs can be held at a time, from 1 to all.
+    """Return how many steps' graphs can be held at a time, from 1 to all.
 
     Args:
         loop: The inner steps.

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsweep.components.probes import Probe
-from fedsweep.errors import ConfigError
-from fedsweep.records import Payload
-from fedsweep.streams import Stream
+from fedsweep import ConfigError, Stream
+from fedsweep.components import Checked, Payload, Probe
 
 Floats = NDArray[np.float64]
 
@@ -45,7 +43,7 @@ class GroupProblem:
     population_D: Floats | None = None
 
 
-class GroupChooser(ABC):
+class GroupChooser(Checked, ABC):
     """Chooses the high-frequency group. A concrete chooser is a frozen dataclass."""
 
     @abstractmethod
@@ -61,11 +59,11 @@ class GroupChooser(ABC):
         """
 
     def reads_labels(self) -> bool:
-        """Whether the clients have to send their label counts."""
+        """Return whether the clients have to send their label counts."""
         return True
 
     def setup(self, stream: Stream) -> tuple[Probe, ...]:
-        """What every client measures once, at the initial model, before round 1; by default nothing.
+        """Return what every client measures once, at the initial model, before round 1; by default nothing.
 
         Args:
             stream: Random numbers that all clients share.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsweep.errors import ConfigError
+from fedsweep.components import Count
 
 from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
 from .scores import TIE, Rows, Score, usable
@@ -105,11 +105,7 @@ class DynaComm(GroupChooser):
         found wins, the smaller size first.
     """
 
-    orders: int = 10
-
-    def __post_init__(self) -> None:
-        if self.orders < 1:
-            raise ConfigError(f"orders must be at least 1, but got {self.orders}")
+    orders: Count = 10
 
     def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         able = usable(problem)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsweep.errors import ConfigError
+from fedsweep.components import Count
 
 from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
 from .dynacomm import best_by_size, random_orders
@@ -63,14 +63,8 @@ class ExactGroup(GroupChooser):
     Source: None; DynamicFL compares with exhaustive search, which ends at some twenty clients.
     """
 
-    max_pairs: int | None = 1 << 29
-    orders: int = 10
-
-    def __post_init__(self) -> None:
-        if self.orders < 1 or (self.max_pairs is not None and self.max_pairs < 1):
-            raise ConfigError(
-                f"orders and max_pairs must be at least 1, but got orders={self.orders}, max_pairs={self.max_pairs}"
-            )
+    max_pairs: Count | None = 1 << 29
+    orders: Count = 10
 
     def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         return self.solve(problem, size=size).group

@@ -188,7 +188,7 @@ class LevelSearch:
 
     @staticmethod
     def fits(num_clients: int, num_classes: int, max_size: int) -> bool:
-        """Whether the halves' subset sums stay within some hundred megabytes."""
+        """Return whether the halves' subset sums stay within some hundred megabytes."""
         half = num_clients - num_clients // 2
         points = sum(math.comb(half, size) for size in range(min(half, max_size) + 1))
         return points * (num_classes + 60) <= 1 << 24

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from fedsweep.errors import ConfigError, unknown_name
+from fedsweep import ConfigError
+from fedsweep.components import unknown_name
 
 from .chooser import GroupChooser, RandomGroup
 from .dynacomm import DynaComm

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsweep.world.label_stats import kl_divergence
+from fedsweep.components import kl_divergence
 
 from .chooser import Floats, GroupProblem
 

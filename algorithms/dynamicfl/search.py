@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, combinations, islice
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, MultipleOf
 
-from fedsweep.errors import ConfigError, ResourceError
+from fedsweep import ConfigError, ResourceError
+from fedsweep.components import Count, Share
 
 from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
 from .dynacomm import random_orders
@@ -36,11 +38,7 @@ class ExhaustiveGroup(GroupChooser):
     Source: DynamicFL, section 5 (brute force). Ties go to the smaller group, then to the lower rows.
     """
 
-    max_subsets: int = 4_000_000
-
-    def __post_init__(self) -> None:
-        if self.max_subsets < 1:
-            raise ConfigError(f"max_subsets must be at least 1, but got {self.max_subsets}")
+    max_subsets: Count = 4_000_000
 
     def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         """The best group of the sizes admitted.
@@ -94,19 +92,10 @@ class GeneticGroup(GroupChooser):
         least divergence.
     """
 
-    orders: int = 10
-    individuals: int = 50
-    generations: int = 200
-    mutation: float = 0.001
-
-    def __post_init__(self) -> None:
-        if self.orders < 1 or self.generations < 1 or self.individuals < 2 or self.individuals % 2:
-            raise ConfigError(
-                "orders and generations must be at least 1 and individuals an even number of at least 2, but got"
-                f" orders={self.orders}, generations={self.generations}, individuals={self.individuals}"
-            )
-        if not 0 <= self.mutation <= 1:
-            raise ConfigError(f"mutation must be a probability (0..1), but got {self.mutation}")
+    orders: Count = 10
+    individuals: Annotated[int, Ge(2), MultipleOf(2)] = 50
+    generations: Count = 200
+    mutation: Share = 0.001
 
     def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         """The best group that was found.

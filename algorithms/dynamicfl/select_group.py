@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsweep import ConfigError, DataError, stream
 from fedsweep.bounded import MOST_DOCUMENT_BYTES, read_regular
-from fedsweep.errors import ConfigError, DataError
-from fedsweep.streams import stream
-from fedsweep.world.label_stats import population
+from fedsweep.components import population
 
 from .chooser import GroupProblem
 from .exact import ExactGroup

@@ -15,10 +15,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.errors import ConfigError, InvariantError
-from fedsweep.records import Payload
-from fedsweep.streams import Stream
+from fedsweep import ConfigError, InvariantError, Stream
+from fedsweep.components import Count, LocalClient, Payload, Probe
 
 from ..feddhad.degrees import loss_gradient
 from .chooser import Floats, GroupChooser, GroupProblem, sizes_of
@@ -93,14 +91,8 @@ class SimilarityGroup(GroupChooser):
         that clients take later differ by the model, too; so they are asked for once, at the initial one.
     """
 
-    orders: int = 10
-    sketch_values: int = 256
-
-    def __post_init__(self) -> None:
-        if self.orders < 1:
-            raise ConfigError(f"orders must be at least 1, but got {self.orders}")
-        if self.sketch_values < 1:
-            raise ConfigError(f"method.sketch_values must be at least 1, but got {self.sketch_values}")
+    orders: Count = 10
+    sketch_values: Count = 256
 
     def reads_labels(self) -> bool:
         """No."""

@@ -14,23 +14,31 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.planning import FixedInterval, Pacing, check_sync_rule, cut_round, due_steps
-from fedsweep.components.probes import Probe
-from fedsweep.errors import ConfigError, unknown_name
-from fedsweep.method import FederatedMethod, MethodSettings
-from fedsweep.records import Payload, RoundContext, ServerContext, State, SyncPoint
-from fedsweep.world.budgets import BudgetPlan
-from fedsweep.world.label_stats import population
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, MethodSettings, with_card
+from fedsweep.components import (
+    BudgetPlan,
+    ComponentReport,
+    Count,
+    FixedInterval,
+    Pacing,
+    Payload,
+    Probe,
+    RoundContext,
+    ServerContext,
+    State,
+    SyncPoint,
+    SyncRule,
+    cut_round,
+    due_steps,
+    population,
+    takes,
+    unknown_name,
+)
 
 from .chooser import GroupChooser, GroupProblem, RandomGroup
 from .names import group_chooser
 
-_SOURCE = "DynamicFL (2024), Federated learning with dynamic communication resource allocation"
-
 LEVELS = {"a": 1, "b": 4, "c": 16, "d": 32, "e": 64, "f": 128, "g": 256}
-SyncRule = Literal["authors", "paper"]
 
 
 def interval_of(level: str | int, *, key: str) -> int:
@@ -75,22 +83,18 @@ class TwoSpeed(Pacing):
     high: int
     low: int
     group: GroupChooser
-    group_size: int | None = None
+    group_size: Count | None = None
     high_only: bool = False
     sync_rule: SyncRule = "authors"
     idle_clients: Literal["exclude", "authors"] = "exclude"
 
     def __post_init__(self) -> None:
-        check_sync_rule(self.sync_rule)
+        super().__post_init__()
         if not 1 <= self.high <= self.low:
             raise ConfigError(
                 f"1 <= high_interval <= low_interval must hold, but got high_interval={self.high},"
                 f" low_interval={self.low}; swap them"
             )
-        if self.idle_clients not in ("exclude", "authors"):
-            raise ConfigError(f"idle_clients must be 'exclude' or 'authors', but got {self.idle_clients!r}")
-        if self.group_size is not None and self.group_size < 1:
-            raise ConfigError(f"method.group_size must be at least 1 client or null, but got {self.group_size}")
 
     def registration(self) -> tuple[str, ...]:
         """Label counts, where the group is chosen by them."""
@@ -101,7 +105,7 @@ class TwoSpeed(Pacing):
         return {"group": [], "features": None, "population": None}
 
     def setup(self, state: State, context: ServerContext) -> tuple[Probe, ...]:
-        """What the chooser asks of every client once."""
+        """Return what the chooser asks of every client once."""
         return self.group.setup(context.stream.child("group"))
 
     def setup_done(self, state: State, answers: Mapping[int, Payload], context: ServerContext) -> State:
@@ -177,9 +181,9 @@ class TwoSpeed(Pacing):
         return ComponentReport(high_frequency=tuple(state["group"]))
 
 
-@with_card(Card())
+@with_card(Card(title="DynamicSGD", source="DynamicFL"))
 def dynamicsgd(*, sync_rule: SyncRule = "authors") -> FederatedMethod:
-    """A sync point after every local step: the costly bound of DynamicFL.
+    """All clients are averaged after every local step: the costly bound of DynamicFL.
 
     Args:
         sync_rule: ``authors``: the step before the last does not synchronise (249 of 250, the paper's costs);
@@ -187,16 +191,27 @@ def dynamicsgd(*, sync_rule: SyncRule = "authors") -> FederatedMethod:
     """
     return FederatedMethod(
         name="dynamicsgd",
-        source=_SOURCE,
         pacing=FixedInterval(interval=1, sync_rule=sync_rule),
         settings=MethodSettings(equal_steps=True),
     )
 
 
+def sketch_up(*, group: str, sketch_values: int) -> int:
+    """With `group` similarity a sketch of the client's gradient: `sketch_values`."""
+    return sketch_values if group == "similarity" else 0
+
+
+def model_down(*, group: str, values: int) -> int:
+    """With `group` similarity the initial model: `values`."""
+    return values if group == "similarity" else 0
+
+
 @with_card(
     Card(
-        setup_up="sketch_values if group == 'similarity' else 0",
-        setup_down="W if group == 'similarity' else 0",
+        title="DynamicFL",
+        source="DynamicFL",
+        setup_up=(sketch_up,),
+        setup_down=(model_down,),
         limits=(
             Limit(given={"high_interval": 10**6, "low_interval": 10**6}, equal_sizes=True),
             Limit(given={"high_interval": 1, "low_interval": 1}, of="dynamicsgd"),
@@ -210,11 +225,11 @@ def dynamicfl(
     high_interval: str | int = "a",
     low_interval: str | int = "g",
     group: Literal["dynacomm", "random", "exact", "exhaustive", "genetic", "similarity"] = "dynacomm",
-    orders: int = 10,
-    sketch_values: int = 256,
+    orders: Count = 10,
+    sketch_values: Count = 256,
     **parameters: Any,
 ) -> FederatedMethod:
-    """Two groups of clients that aggregate at different intervals.
+    """A chosen group of clients is averaged often, the others seldom.
 
     Args:
         high_interval: Local steps between the high-frequency group's sync points: a level a-g (1, 4, 16, 32, 64,
@@ -230,7 +245,6 @@ def dynamicfl(
     """
     return FederatedMethod(
         name="dynamicfl",
-        source=_SOURCE,
         pacing=TwoSpeed(
             high=interval_of(high_interval, key="high_interval"),
             low=interval_of(low_interval, key="low_interval"),

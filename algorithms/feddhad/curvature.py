@@ -10,9 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.records import Payload
-from fedsweep.trees import ParamTree
+from fedsweep.components import LocalClient, ParamTree, Payload, Probe
 
 Loss = Callable[[Tensor], Tensor]  # parameters [P] as one vector -> scalar
 

@@ -19,13 +19,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.components.aggregation import Weighting
-from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
-from fedsweep.trees import ParamTree, coverage_mean
-from fedsweep.world.label_stats import js_divergence, population
+from fedsweep.components import (
+    ClientUpdate,
+    LocalClient,
+    ParamTree,
+    Payload,
+    Positive,
+    Probe,
+    ServerContext,
+    State,
+    SyncContext,
+    Weighting,
+    coverage_mean,
+    js_divergence,
+    population,
+)
 
-from ..parts.ranges import positive
 from ..parts.server_updates import in_whole
 
 # Samples per forward pass where a gradient over many samples is summed up.
@@ -84,10 +93,7 @@ class JensenShannon(Weighting):
     degree of 0.
     """
 
-    floor: float = 1e-3
-
-    def __post_init__(self) -> None:
-        positive(floor=self.floor)
+    floor: Positive = 1e-3
 
     def registration(self) -> tuple[str, ...]:
         """Label counts."""
@@ -140,7 +146,7 @@ class GradientAtAnchor(Probe):
 
 
 def pulls(updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -> Tensor:
-    """How far the aggregate moves towards each client when its unnormalised weight grows: [M, P].
+    """Return how far the aggregate moves towards each client when its unnormalised weight grows: [M, P].
 
     ``pull[k, e] = q_k / (sum of q_j over the holders of e) * (w_ke - w_e)``, 0 where client k does not hold e, with
     w the coverage mean; so ``dw / d ln a_k = pull_k`` for weights ``q_k = a_k / sum_j a_j``.
@@ -215,7 +221,7 @@ def mean_move(update: ClientUpdate, sync: SyncContext) -> Tensor | None:
 
 
 def sent_gradient(update: ClientUpdate) -> Tensor | None:
-    """What :class:`GradientAtAnchor` measured, as a vector [V] of the client's sub-model; None: nothing."""
+    """Return what :class:`GradientAtAnchor` measured, as a vector [V] of the client's sub-model; None: nothing."""
     sent = update.extras.get("gradient_at_anchor/gradient")
     if sent is None:
         return None

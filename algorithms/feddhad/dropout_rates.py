@@ -13,9 +13,8 @@ from typing import Literal
 import numpy as np
 from torch import nn
 
-from fedsweep.errors import ConfigError
-from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import MultiplierIn
+from fedsweep import ConfigError
+from fedsweep.components import MultiplierIn, UnitGroup
 
 from ..parts.unit_draws import has_norm, why_not_homogeneous
 from .unit_scores import maskable_groups
@@ -56,7 +55,7 @@ def device_dropout(time_s: float, target_s: float, *, cap: float, device_rate: D
 
 
 def rates_of_round(rates: Sequence[float], samples: Sequence[int]) -> dict[str, float]:
-    """What a table says of the rates of a round's devices: their mean hides that most have none and some much.
+    """Return what a table says of the rates of a round's devices: their mean hides that most have none and some much.
 
     Args:
         rates: Each device's mean rate, 0..1; none: nobody drops anything.
@@ -155,7 +154,7 @@ def scales_in(multiplier: Multiplier, model: nn.Module) -> MultiplierIn | None:
 
 
 def why_not_in_weights(model: nn.Module) -> str:
-    """What of a network does not let a factor of weights pass through to its units, in words; empty: nothing."""
+    """Return what of a network does not let a factor of weights pass through to its units, in words; empty: nothing."""
     for group in maskable_groups(model):
         found = "a norm" if has_norm(model, group) else why_not_homogeneous(model, group)
         if found or group.kind == "head":

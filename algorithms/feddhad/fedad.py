@@ -20,21 +20,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, parameters_of, takes, with_card
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.planning import SubModelPolicy
-from fedsweep.components.probes import Probe
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.models.cost import BYTES_PER_VALUE, fwd_macs_per_sample, training_flops
-from fedsweep.models.network import Network
-from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
-from fedsweep.submodel import FULL_MODEL, SubModel
-from fedsweep.world.devices import client_time
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, Network, with_card
+from fedsweep.components import (
+    BYTES_PER_VALUE,
+    FULL_MODEL,
+    BelowOne,
+    ClientUpdate,
+    ComponentReport,
+    Count,
+    Positive,
+    Probe,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SubModelPolicy,
+    SyncContext,
+    UnitGroup,
+    client_time,
+    fwd_macs_per_sample,
+    parameters_of,
+    takes,
+    training_flops,
+    unit_submodel,
+)
 
-from ..parts.ranges import at_least, below_one
 from ..parts.unit_draws import no_units
 from .curvature import CurvatureGap
 from .dropout_rates import (
@@ -100,20 +110,20 @@ class AdaptiveDropout(SubModelPolicy):
     """
 
     base_rate: BaseRate = "hessian"
-    base_rate_cap: float = 0.5
+    base_rate_cap: BelowOne = 0.5
     device_rate: DeviceRate = "balanced"
     refresh: Refresh = "trigger"
-    check_every: int = 10
-    patience: int = 3
-    unit_rate_cap: float = 0.5
+    check_every: Count = 10
+    patience: Count = 3
+    unit_rate_cap: BelowOne = 0.5
     reference: Reference = "largest"
     softmax_over: SoftmaxOver = "kind"
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     multiplier: Multiplier = "auto"
     scores: UnitScores = UnitScores()
 
     def __post_init__(self) -> None:
-        below_one(base_rate_cap=self.base_rate_cap, unit_rate_cap=self.unit_rate_cap)
+        super().__post_init__()
         if self.base_rate != "hessian" and not 0 <= self.base_rate <= self.base_rate_cap:
             raise ConfigError(
                 "0 <= base_rate <= base_rate_cap must hold, but got"
@@ -122,9 +132,6 @@ class AdaptiveDropout(SubModelPolicy):
         rounds = () if self.refresh == "trigger" else self.refresh
         if any(low >= high for low, high in pairwise((0, *rounds))):
             raise ConfigError(f"method.refresh must be rounds in ascending order from 1, but got {list(rounds)}")
-        at_least(1, check_every=self.check_every, patience=self.patience)
-        if not self.temperature > 0:
-            raise ConfigError(f"method.temperature must be above 0, but got {self.temperature}")
 
     @property
     def scales_steps(self) -> bool:
@@ -160,15 +167,17 @@ class AdaptiveDropout(SubModelPolicy):
 
     # -- what a user should know ---------------------------------------------------------------------------------
 
-    def foresee(self, context: ServerContext) -> str:
-        """Whether the first rates come too late for the run, or the multiplier can't be where it is best."""
+    def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:
+        """Warn of rates that come too late for the run or are 0, and of a multiplier that can't be where it is best."""
+        if state is not None:
+            return tuple(filter(None, [self._idle(state)]))
         if not self.base_rate:
-            return f"base_rate=0: {_WHOLE}"
+            return (f"base_rate=0: {_WHOLE}",)
         if late := self._too_late(context):
-            return late
+            return (late,)
         if self.multiplier == "auto" and (between := why_not_in_weights(context.model)):
-            return f"{between}, so the multiplier acts on activations (method.multiplier=activation)"
-        return ""
+            return (f"{between}, so the multiplier acts on activations (method.multiplier=activation)",)
+        return ()
 
     def _too_late(self, context: ServerContext) -> str:
         if self.refresh == "trigger":
@@ -184,8 +193,8 @@ class AdaptiveDropout(SubModelPolicy):
             " method.refresh=[1], say"
         )
 
-    def remark(self, state: State) -> str:
-        """Whether rates were measured, and were more than 0."""
+    def _idle(self, state: State) -> str:
+        """Say why no unit was left out at the run's end; empty where rates were measured, and more than 0."""
         if self.base_rate and not state["refreshes"]:
             return f"there was no refresh: {_WHOLE}; set method.refresh=[1], say"
         if not state["base_rate"]:
@@ -199,7 +208,7 @@ class AdaptiveDropout(SubModelPolicy):
         return bool(self.base_rate) and self.refresh == "trigger" and round % self.check_every == 0
 
     def _is_refresh(self, state: State, round: int) -> bool:
-        """Whether a round was announced as one in which everything is measured."""
+        """Return whether a round was announced as one in which everything is measured."""
         listed = self.refresh != "trigger" and round in self.refresh
         return bool(self.base_rate) and (listed or bool(state["due"]))
 
@@ -331,10 +340,17 @@ def _time(macs: int, context: RoundContext, client: int) -> float:
     ).total_s
 
 
+def scores_up(*, units: int, round: int, refresh: Refresh, check_every: int) -> int:
+    """A score for each of `units` in the rounds of `refresh`; under the trigger, in each `check_every`-th."""
+    return units if (round % check_every == 0 if refresh == "trigger" else round in refresh) else 0
+
+
 @with_card(
     Card(
+        title="FedAD",
+        source="Liu et al. 2025, FedDHAD",
         needs=("units",),
-        up="U if (round % check_every == 0 if refresh == 'trigger' else round in refresh) else 0",
+        up=(scores_up,),
         limits=(Limit(given={"base_rate": 0.0}),),
         live=("dropout_base_rate", "dropout_device_rate"),
         differs=("Under the trigger the rounds that measure again follow from training: they are not in the formula.",),
@@ -348,7 +364,6 @@ def fedad(**parameters: Any) -> FederatedMethod:
     rounds = own.pop("refresh")
     return FederatedMethod(
         name="fedad",
-        source="Liu et al. (2025), FedDHAD: federated learning with dynamic aggregation and adaptive dropout",
         submodels=AdaptiveDropout(
             refresh=rounds if rounds == "trigger" else tuple(rounds),
             scores=UnitScores(**parameters_of(UnitScores, parameters)),

@@ -19,17 +19,24 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.aggregation import Weighting
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.probes import Probe
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.models.functional import logits_with
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
-from fedsweep.trees import ParamTree, coverage_mean
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    ClientUpdate,
+    ComponentReport,
+    NotNegative,
+    ParamTree,
+    Positive,
+    Probe,
+    ServerContext,
+    Share,
+    State,
+    SyncContext,
+    Weighting,
+    coverage_mean,
+    logits_with,
+    takes,
+)
 
-from ..parts.ranges import not_negative, positive
 from ..parts.server_updates import in_whole
 from .degrees import (
     GradientAtAnchor,
@@ -48,8 +55,6 @@ from .degrees import (
     sent_gradient,
     with_gradient,
 )
-
-_SOURCE = "Liu et al. (2025), FedDHAD: federated learning with dynamic aggregation and adaptive dropout"
 
 GradientSource = Literal["deferred", "same_round", "explicit", "proxy"]
 Estimate = Literal["counts", "gradients"]
@@ -87,22 +92,14 @@ class NonIIDDegree(Weighting):
     needs_updates: ClassVar[bool] = True
 
     gradient: GradientSource = "deferred"
-    learning_rate_v: float = 1e-4
-    decay_v: float = 0.999
-    learning_rate_b: float = 1e-4
-    decay_b: float = 0.99
-    floor: float = 1e-3
+    learning_rate_v: NotNegative = 1e-4
+    decay_v: Share = 0.999
+    learning_rate_b: NotNegative = 1e-4
+    decay_b: Share = 0.99
+    floor: Positive = 1e-3
     estimate: Estimate = "counts"
-    sharpness: float = 1.0
+    sharpness: NotNegative = 1.0
     estimate_from: EstimateFrom = "reciprocal"
-
-    def __post_init__(self) -> None:
-        positive(floor=self.floor)
-        not_negative(learning_rate_v=self.learning_rate_v, learning_rate_b=self.learning_rate_b)
-        for name, value in (("decay_v", self.decay_v), ("decay_b", self.decay_b)):
-            if not 0 <= value <= 1:
-                raise ConfigError(f"method.{name} must be a number from 0 to 1, but got {value}")
-        not_negative(sharpness=self.sharpness)
 
     @property
     def _learns(self) -> bool:
@@ -110,7 +107,7 @@ class NonIIDDegree(Weighting):
 
     @property
     def _waits(self) -> bool:
-        """Whether the gradient comes with the next round."""
+        """Return whether the gradient comes with the next round."""
         return self._learns and self.gradient in ("deferred", "explicit")
 
     def registration(self) -> tuple[str, ...]:
@@ -323,24 +320,34 @@ def estimated_shares(norms_C: Tensor, *, sharpness: float, estimate_from: Estima
 # -- methods -----------------------------------------------------------------------------------------------------
 
 
+def gradient_up(*, params: int, gradient: GradientSource, round: int) -> int:
+    """With `gradient` explicit the client's gradient, `params` values, from round 2 on."""
+    return params if gradient == "explicit" and round > 1 else 0
+
+
 @with_card(
     Card(
-        up="P if gradient == 'explicit' and round > 1 else 0",
+        title="FedDH",
+        source="Liu et al. 2025, FedDHAD",
+        up=(gradient_up,),
         limits=(Limit(given={"learning_rate_v": 0.0, "learning_rate_b": 0.0}, of="fedjs"),),
         live=("noniid_v_mean", "noniid_b_mean"),
     )
 )
 @takes(NonIIDDegree)
 def feddh(**parameters: Any) -> FederatedMethod:
-    """FedAvg with weights by samples over a learned non-IID degree; rates by default those of LeNet on CIFAR-10."""
-    return FederatedMethod(name="feddh", source=_SOURCE, weighting=NonIIDDegree(**parameters))
+    """FedAvg with weights by samples over a learned degree of label skew.
+
+    The rates are by default those of LeNet on CIFAR-10.
+    """
+    return FederatedMethod(name="feddh", weighting=NonIIDDegree(**parameters))
 
 
-@with_card(Card())
+@with_card(Card(title="FedJS", source="Liu et al. 2025, FedDHAD"))
 def fedjs(*, floor: float = 1e-3) -> FederatedMethod:
     """FedAvg with weights by samples over the divergence of the client's labels: FedDH without learning.
 
     Args:
         floor: Smallest divergence that counts.
     """
-    return FederatedMethod(name="fedjs", source=_SOURCE, weighting=JensenShannon(floor=floor))
+    return FederatedMethod(name="fedjs", weighting=JensenShannon(floor=floor))

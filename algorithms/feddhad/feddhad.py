@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fedsweep.card import Card, Limit, card_of, parameters_of, takes, with_card
-from fedsweep.method import FederatedMethod, merge
+from fedsweep import Card, FederatedMethod, Limit, card_of, merge, with_card
+from fedsweep.components import parameters_of, takes
 
 from .fedad import fedad
 from .feddh import feddh
@@ -20,8 +20,11 @@ _CARDS = [card_of(part) or Card() for part in _PARTS]
 
 @with_card(
     Card(
+        title="FedDHAD",
+        source="Liu et al. 2025, FedDHAD",
+        merges=("feddh", "fedad"),
         needs=tuple(need for card in _CARDS for need in card.needs),
-        up=" + ".join(f"({card.up})" for card in _CARDS),
+        up=tuple(count for card in _CARDS for count in card.up),
         limits=(Limit(given={"base_rate": 0.0}, of="feddh"),),
         live=tuple(name for card in _CARDS for name in card.live),
         differs=tuple(text for card in _CARDS for text in card.differs),
@@ -30,6 +33,6 @@ _CARDS = [card_of(part) or Card() for part in _PARTS]
 )
 @takes(feddh, fedad)
 def feddhad(**parameters: Any) -> FederatedMethod:
-    """FedDH's weights on FedAD's sub-models: bit for bit the merge of the two, with the parameters of both."""
+    """FedDH's weights on FedAD's sub-models: bit for bit the merge of the two."""
     weights, parts = feddh(**parameters_of(feddh, parameters)), fedad(**parameters_of(fedad, parameters))
     return dataclasses.replace(merge(weights, parts), name="feddhad")

@@ -14,11 +14,8 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.models.network import Network
-from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.records import Payload
-from fedsweep.trees import ParamTree
+from fedsweep import Network
+from fedsweep.components import LocalClient, ParamTree, Payload, Probe, UnitGroup
 
 RankScale = Literal["relative", "raw"]
 WeightSum = Literal["absolute", "signed"]

@@ -15,23 +15,33 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.components.planning import Pacing, Selection
-from fedsweep.errors import ConfigError
-from fedsweep.records import ClientUpdate, LocalJob, RoundContext, ServerContext, State, SyncContext, SyncPoint
-
-from .ranges import not_negative
+from fedsweep import ConfigError
+from fedsweep.components import (
+    Checked,
+    ClientUpdate,
+    Count,
+    LocalJob,
+    NotNegative,
+    Pacing,
+    RoundContext,
+    Selection,
+    ServerContext,
+    State,
+    SyncContext,
+    SyncPoint,
+)
 
 Staleness = Literal["constant", "hinge", "polynomial"]
 STALENESS: tuple[Staleness, ...] = ("constant", "hinge", "polynomial")
 
 
 def staleness_of(updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
-    """How often the server's model changed since each client received its own, in float64 [M]; 0: not once."""
+    """Return how often the server's model changed since each client received its own, in float64 [M]; 0: not once."""
     return torch.tensor([sync.version - u.anchor_version for u in updates], dtype=torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Discount:
+class Discount(Checked):
     """What an update counts by its staleness s; 1 for a fresh one.
 
     Attributes:
@@ -46,14 +56,9 @@ class Discount:
     """
 
     kind: Staleness = "polynomial"
-    exponent: float = 0.5
-    slope: float = 10.0
-    grace: float = 4.0
-
-    def __post_init__(self) -> None:
-        if self.kind not in STALENESS:
-            raise ConfigError(f"method.staleness must be one of {', '.join(STALENESS)}, but got {self.kind!r}")
-        not_negative(exponent=self.exponent, slope=self.slope, grace=self.grace)
+    exponent: NotNegative = 0.5
+    slope: NotNegative = 10.0
+    grace: NotNegative = 4.0
 
     def __call__(self, staleness_M: Tensor) -> Tensor:
         """The factors [M]."""
@@ -65,12 +70,12 @@ class Discount:
 
 
 def at_work(concurrency: int | None, context: RoundContext) -> int:
-    """How many clients are at work at a time."""
+    """Return how many clients are at work at a time."""
     return concurrency or context.cohort_size
 
 
 def buffered(buffer_size: int | None, concurrency: int | None, context: RoundContext) -> int:
-    """How many updates make the server's next model; by default half of the clients at work, 1 to 10."""
+    """Return how many updates make the server's next model; by default half of the clients at work, 1 to 10."""
     return buffer_size or min(10, max(1, at_work(concurrency, context) // 2))
 
 
@@ -125,14 +130,8 @@ class Arrivals(Pacing):
     draws_candidates: ClassVar[bool] = True
     sends_at_once: ClassVar[bool] = True
 
-    concurrency: int | None
-    buffer_size: int | None
-
-    def __post_init__(self) -> None:
-        for name in ("concurrency", "buffer_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"method.{name} must be at least 1 client, but got {value}")
+    concurrency: Count | None
+    buffer_size: Count | None
 
     def carries_work(self) -> bool:
         """Always: an update that is under way waits for a later round."""

@@ -14,12 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.models.cost import layer_costs, training_flops
-from fedsweep.records import SyncContext
-from fedsweep.streams import Stream
+from fedsweep import Stream
+from fedsweep.components import Checked, Count, CountOrZero, SyncContext, layer_costs, training_flops
 
 from .distilling import batches
-from .ranges import at_least
 
 Values = Mapping[str, Tensor]
 
@@ -57,7 +55,7 @@ class _Autoencoder(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallDecoder:
+class SmallDecoder(Checked):
     """The decoder half of a small convolutional variational autoencoder; its latents are standard normal.
 
     Attributes:
@@ -69,14 +67,10 @@ class SmallDecoder:
     Source: Kingma, Welling (2014): Auto-encoding variational Bayes. ICLR.
     """
 
-    latent_width: int = 64
-    decoder_steps: int = 1000
+    latent_width: Count = 64
+    decoder_steps: CountOrZero = 1000
     width: int = 32
     batch_size: int = 64
-
-    def __post_init__(self) -> None:
-        at_least(1, latent_width=self.latent_width)
-        at_least(0, decoder_steps=self.decoder_steps)
 
     def _module(self, like: Tensor, source: Stream) -> _Autoencoder:
         channels, height, width = (int(size) for size in like.shape[1:])
@@ -86,7 +80,7 @@ class SmallDecoder:
             return _Autoencoder((channels, height, width), self.latent_width, self.width).to(like.dtype)
 
     def trained(self, inputs: Tensor, sync: SyncContext) -> Values:
-        """What it learns of the server's inputs [S, ...] in Adam steps at 1e-3; called once."""
+        """Return what it learns of the server's inputs [S, ...] in Adam steps at 1e-3; called once."""
         device = torch.device(sync.device)
         module = self._module(inputs, sync.stream).to(device)
         optimizer = torch.optim.Adam(module.parameters(), lr=1e-3, foreach=False)
@@ -120,7 +114,7 @@ class SmallDecoder:
             return module.decode(latents.to(like.dtype))
 
     def decode_flops(self, like: Tensor) -> float:
-        """What one of them costs."""
+        """Return what one of them costs."""
         macs = sum(macs for name, macs in self._macs(like).items() if not name.startswith("encoder."))
         return training_flops(macs, 1, passes=1)
 

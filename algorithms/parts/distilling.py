@@ -14,11 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.models.cost import PASSES_OF_A_STEP
-from fedsweep.records import SyncContext
-from fedsweep.streams import Stream
-from fedsweep.submodel import FULL_MODEL
-from fedsweep.trees import load_vector
+from fedsweep import Stream
+from fedsweep.components import FULL_MODEL, PASSES_OF_A_STEP, SyncContext, load_vector
 
 from .ensembles import in_batches, template
 

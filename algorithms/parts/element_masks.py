@@ -10,18 +10,28 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedsweep.components.base import ComponentReport
-from fedsweep.components.local import LocalStep, LocalTerm, Memory
-from fedsweep.components.planning import SubModelPolicy
-from fedsweep.errors import ConfigError
-from fedsweep.records import ClientUpdate, RoundContext, ServerContext, State, SyncContext
-from fedsweep.submodel import ElementMask, SubModel
-from fedsweep.trees import ParamTree
+from fedsweep import ConfigError
+from fedsweep.components import (
+    ClientUpdate,
+    ComponentReport,
+    ElementMask,
+    LocalStep,
+    LocalTerm,
+    Memory,
+    ParamTree,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SubModelPolicy,
+    SyncContext,
+)
 
 Layers = Mapping[str, tuple[int, int]]
 
@@ -71,6 +81,11 @@ def shared_out(total: int, sizes: Sequence[int], densities: Sequence[float]) -> 
     return counts
 
 
+def mask_values(bits: int) -> Fraction:
+    """Count a mask of so many bits in values of four bytes; it travels in whole bytes."""
+    return Fraction(-(-bits // 8), 4)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StayZero(LocalTerm):
     """Sets what the client's mask leaves out to zero after each step."""
@@ -105,10 +120,10 @@ class MaskPolicy(SubModelPolicy):
 
     @abstractmethod
     def first_mask(self, context: ServerContext, layers: Layers) -> Tensor:
-        """What is alive in round 1 (bool [P])."""
+        """Return what is alive in round 1 (bool [P])."""
 
     def next_mask(self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
-        """What is alive after an aggregation (bool [P])."""
+        """Return what is alive after an aggregation (bool [P])."""
         mask: Tensor = state["mask"]
         return mask
 

@@ -12,10 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedsweep.errors import ConfigError
-from fedsweep.models.functional import logits_with
-from fedsweep.records import ClientUpdate, ServerContext, SyncContext
-from fedsweep.submodel import FULL_MODEL
+from fedsweep import ConfigError
+from fedsweep.components import FULL_MODEL, ClientUpdate, ServerContext, SyncContext, logits_with
 
 # Inputs per forward pass, so that large server sets fit into memory.
 _BATCH = 500

@@ -16,11 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.errors import ConfigError
-from fedsweep.models.cost import layer_costs, training_flops
-from fedsweep.models.functional import head_names
-from fedsweep.models.network import Network
-from fedsweep.streams import Stream
+from fedsweep import ConfigError, Network, Stream
+from fedsweep.components import head_names, layer_costs, training_flops
 
 
 def network_with_features(model: nn.Module, *, method: str, use: str) -> Network:

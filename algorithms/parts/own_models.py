@@ -8,14 +8,25 @@ from typing import ClassVar, Literal, cast
 
 from torch import Tensor, nn
 
-from fedsweep.components.evaluation import Evaluation
-from fedsweep.components.local import LocalTerm, LocalWork, Memory
-from fedsweep.components.planning import SubModelPolicy
-from fedsweep.components.probes import ClientTest, LocalClient
-from fedsweep.models.functional import head_names, logits_with
-from fedsweep.records import ClientUpdate, Payload, RoundContext, ServerContext, State
-from fedsweep.submodel import PartOfModel, SubModel
-from fedsweep.trees import ParamTree
+from fedsweep.components import (
+    ClientTest,
+    ClientUpdate,
+    Evaluation,
+    LocalClient,
+    LocalTerm,
+    LocalWork,
+    Memory,
+    ParamTree,
+    PartOfModel,
+    Payload,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SubModelPolicy,
+    head_names,
+    logits_with,
+)
 
 from .features import network_with_features
 

@@ -12,12 +12,19 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsweep.components.aggregation import Replace, ServerUpdate, mean_of_updates
-from fedsweep.records import ClientUpdate, ServerContext, State, SyncContext
-from fedsweep.submodel import Covered
-from fedsweep.trees import weighted_mean
-
-from .ranges import below_one, positive
+from fedsweep.components import (
+    BelowOne,
+    ClientUpdate,
+    Covered,
+    Positive,
+    Replace,
+    ServerContext,
+    ServerUpdate,
+    State,
+    SyncContext,
+    mean_of_updates,
+    weighted_mean,
+)
 
 Aggregate = Literal["masked", "complete"]
 
@@ -45,8 +52,8 @@ class ServerMomentum(ServerUpdate):
     """
 
     needs_updates: ClassVar[bool] = True
-    momentum: float
-    server_learning_rate: float = 1.0
+    momentum: BelowOne
+    server_learning_rate: Positive = 1.0
 
     def init(self, context: ServerContext) -> State:
         """No velocity yet; only parameters have one."""
@@ -67,8 +74,6 @@ def server_steps(*, momentum: float = 0.0, server_learning_rate: float = 1.0) ->
     Raises:
         ConfigError: A value is out of its range.
     """
-    below_one(momentum=momentum)
-    positive(server_learning_rate=server_learning_rate)
     if not momentum and server_learning_rate == 1:
         return Replace()
     return ServerMomentum(momentum=momentum, server_learning_rate=server_learning_rate)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from fedsweep.errors import ConfigError
-from fedsweep.models.unit_groups import UnitGroup
+from fedsweep import ConfigError
+from fedsweep.components import UnitGroup
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 # c f(x) = f(c x) for c > 0: behind these a factor is as good as before them.
@@ -33,7 +33,7 @@ def unit_groups_of(model: nn.Module | None, *, method: str) -> tuple[UnitGroup, 
 
 
 def no_units(model: nn.Module | None, *, method: str) -> ConfigError:
-    """What to raise where a network lists no units that a method can leave out."""
+    """Return what to raise where a network lists no units that a method can leave out."""
     return ConfigError(
         f"{method} leaves out channels, neurons and heads, but model {type(model).__name__} lists no unit groups;"
         " use a built-in model or give yours a method unit_groups"
@@ -41,7 +41,7 @@ def no_units(model: nn.Module | None, *, method: str) -> ConfigError:
 
 
 def has_norm(model: nn.Module, group: UnitGroup) -> bool:
-    """Whether a norm lies over what makes the group's units: it undoes any factor of the weights before it."""
+    """Return whether a norm lies over what makes the group's units: it undoes any factor of the weights before it."""
     owners = {name.rpartition(".")[0] for name, _ in group.produced}
     return any(isinstance(model.get_submodule(owner), _NORMS) for owner in owners)
 

@@ -12,15 +12,22 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedsweep.card import Card, Limit
-from fedsweep.components.aggregation import Refinement
-from fedsweep.components.base import ComponentReport
-from fedsweep.errors import ConfigError
-from fedsweep.models.slicing import ordered_kept
-from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import unit_submodel
-from fedsweep.records import ClientProfile, ClientUpdate, RoundContext, ServerContext, State, SyncContext
-from fedsweep.submodel import SubModel
+from fedsweep import Card, ConfigError, Limit
+from fedsweep.components import (
+    Checked,
+    ClientProfile,
+    ClientUpdate,
+    ComponentReport,
+    Refinement,
+    RoundContext,
+    ServerContext,
+    State,
+    SubModel,
+    SyncContext,
+    UnitGroup,
+    ordered_kept,
+    unit_submodel,
+)
 
 from .distilling import Student
 from .ensembles import server_inputs
@@ -36,7 +43,7 @@ WIDTHS_CARD = Card(
 
 
 @dataclass(frozen=True, kw_only=True)
-class WidthTiers:
+class WidthTiers(Checked):
     """The clients' widths.
 
     Attributes:
@@ -49,6 +56,7 @@ class WidthTiers:
     assignment: Assignment = "even"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         fits = all(0 < width <= 1 for width in self.widths)
         if not self.widths or not fits or any(wide <= narrow for wide, narrow in pairwise(self.widths)):
             raise ConfigError(
@@ -57,7 +65,7 @@ class WidthTiers:
 
     @property
     def cuts(self) -> bool:
-        """Whether somebody gets less than the whole model."""
+        """Return whether somebody gets less than the whole model."""
         return min(self.widths) < 1
 
     def fixed(self, context: ServerContext) -> dict[int, float]:
@@ -111,7 +119,7 @@ def ordered_part(groups: Sequence[UnitGroup], width: float) -> SubModel:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether the network has statistics that depend on its width."""
+    """Return whether the network has statistics that depend on its width."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 

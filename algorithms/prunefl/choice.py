@@ -15,9 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedsweep.errors import ConfigError
-from fedsweep.models.cost import layer_costs
-from fedsweep.models.network import Network
+from fedsweep import ConfigError, Network
+from fedsweep.components import layer_costs
 
 from ..parts.element_masks import Layers, decided, largest, shared_out
 
@@ -70,7 +69,7 @@ class Choice:
         return round((1 - self.sparsity) * sum(stop - start for start, stop in layers.values()))
 
     def weight_times(self, model: nn.Module, layers: Layers) -> dict[str, float]:
-        """What a weight of each layer takes; 1 in the mean over all weights.
+        """Return what a weight of each layer takes; 1 in the mean over all weights.
 
         Raises:
             ConfigError: Times are to follow the layers' operations, but the network does not say what it is given.
@@ -119,7 +118,8 @@ class Choice:
         chosen = greedy(
             gains_P[places],
             times_P[places],
-            gain=float(gains[stays].sum()),
+            # Biases and the like are always alive: their gains count as the program counts them, their times do not.
+            gain=float(gains[stays].sum() + gains_P.double().sum() - gains.sum()),
             time=float(weight_times[stays].sum() + self.fixed_time * weight_times.sum()),
             room=max(0, self.most(layers) - int(stays.sum())),
         )

@@ -15,18 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.errors import ConfigError
-from fedsweep.records import Payload
-from fedsweep.streams import Stream
+from fedsweep import ConfigError, Stream
+from fedsweep.components import LocalClient, Payload, Probe
 
 from ..parts.element_masks import decided, weight_layers
 from .choice import Choice
 
 # Source: Jiang et al. (2022), section 6, and the authors' program: ten batches of twenty samples; the mask is chosen
-# again every 50 steps once 1.5 / C of the samples are right; it ends when five choices in a row changed the number of
-# alive weights by at most a tenth, or after 1000 steps.
-_SAMPLES, _BATCH, _STEPS, _EVERY, _CALM, _CHANGE, _SHARE = 200, 20, 1000, 50, 5, 0.1, 0.3
+# again every 50 passes over them once 1.5 / C of the samples are right; it ends when five choices in a row changed the
+# number of alive weights by at most a tenth, or after 1000 passes. Here in steps, ten a pass.
+_SAMPLES, _BATCH, _STEPS, _EVERY, _CALM, _CHANGE, _SHARE = 200, 20, 10_000, 500, 5, 0.1, 0.3
 
 
 def mask_by_training(

@@ -10,21 +10,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedsweep.card import Card, Limit, takes, with_card
-from fedsweep.components.local import LocalStep, LocalTerm, LocalWork, Memory
-from fedsweep.components.probes import Probe
-from fedsweep.errors import ConfigError
-from fedsweep.method import FederatedMethod
-from fedsweep.records import ClientUpdate, Payload, ServerContext, State, SyncContext
-from fedsweep.trees import ParamTree
+from fedsweep import Card, ConfigError, FederatedMethod, Limit, with_card
+from fedsweep.components import (
+    BelowOne,
+    ClientUpdate,
+    Count,
+    LocalStep,
+    LocalTerm,
+    LocalWork,
+    Memory,
+    ParamTree,
+    Payload,
+    Positive,
+    Probe,
+    ServerContext,
+    State,
+    SyncContext,
+    takes,
+)
 
-from ..parts.element_masks import Layers, MaskPolicy, StayZero, decided
-from ..parts.ranges import at_least, below_one, positive
+from ..parts.element_masks import Layers, MaskPolicy, StayZero, decided, mask_values
 from .choice import Choice, Times
 from .first_stage import FirstMask, mask_by_training
 
@@ -41,8 +52,9 @@ class SquaredGradients(LocalTerm):
         every: Rounds between two choices.
 
     Source: the authors' program. Reading: a job's gradients are added up, the sum is squared and counts with the
-    samples that the client holds, as there; a client keeps its sums until the next choice that it takes part in, and
-    forgets those from before a choice that it missed.
+    samples that the client holds, in the program with those that it processed (for whole epochs that is the same); a
+    client keeps its sums until the next choice that it takes part in, and forgets those from before a choice that it
+    missed.
     """
 
     sends: ClassVar[bool] = True
@@ -92,21 +104,15 @@ class ChosenMask(MaskPolicy):
     initial ones; weights that come back start from 0, where the gain is meant.
     """
 
-    sparsity: float = 0.8
+    sparsity: BelowOne = 0.8
     first_stage: FirstStage = "client"
-    first_learning_rate: float = 0.1
-    every: int = 50
-    share: float = 0.3
-    half_life: float = 10_000.0
+    first_learning_rate: Positive = 0.1
+    every: Count = 50
+    share: BelowOne = 0.3
+    half_life: Positive = 10_000.0
     times: Times = "equal"
-    fixed_time: float = 0.5
+    fixed_time: Positive = 0.5
     saves_work: bool = False
-
-    def __post_init__(self) -> None:
-        below_one(sparsity=self.sparsity)
-        positive(fixed_time=self.fixed_time, half_life=self.half_life, first_learning_rate=self.first_learning_rate)
-        below_one(share=self.share)
-        at_least(1, every=self.every)
 
     @property
     def choice(self) -> Choice:
@@ -179,13 +185,35 @@ def _server_samples(context: ServerContext) -> tuple[Tensor, Tensor] | None:
     return context.validation_data
 
 
+def squares_up(*, full_params: int, sparsity: float, round: int, every: int) -> int:
+    """The squares of all gradients, `full_params` values, in each `every`-th round."""
+    return full_params if sparsity and round % every == 0 else 0
+
+
+def first_mask_up(*, kernel_weights: int, sparsity: float, first_stage: FirstStage, is_largest: bool) -> Fraction:
+    """With `first_stage` client, from the client with the most samples, its mask: `kernel_weights` bits."""
+    is_asked = sparsity and first_stage == "client" and is_largest
+    return mask_values(kernel_weights) if is_asked else Fraction(0)
+
+
+def model_down(*, values: int, sparsity: float, first_stage: FirstStage, is_largest: bool) -> int:
+    """With `first_stage` client, to the client with the most samples, the initial model: `values`."""
+    return values if sparsity and first_stage == "client" and is_largest else 0
+
+
 @with_card(
     Card(
-        up="F if sparsity and round % every == 0 else 0",
-        setup_up="mask(K) if sparsity and first_stage == 'client' and largest else 0",
-        setup_down="W if sparsity and first_stage == 'client' and largest else 0",
+        title="PruneFL",
+        source="Jiang et al., TNNLS 2022",
+        up=(squares_up,),
+        setup_up=(first_mask_up,),
+        setup_down=(model_down,),
         limits=(Limit(given={"sparsity": 0.0}),),
         live=("sparsity",),
+        differs=(
+            "at most 1 - sparsity of the weights are alive, where the paper leaves their number to the gains: with a"
+            " sparsity of 0.001 it is the paper's own",
+        ),
         small={"sparsity": 0.5, "first_stage": "none", "every": 2},
     )
 )
@@ -196,12 +224,10 @@ def prunefl(**parameters: Any) -> FederatedMethod:
     They are chosen in one place first, then with all clients.
     """
     mask = ChosenMask(**parameters)
-    source = "Jiang et al. (2022), Model pruning enables efficient federated learning on edge devices"
     if not mask.sparsity:
-        return FederatedMethod(name="prunefl", source=source)
+        return FederatedMethod(name="prunefl")
     return FederatedMethod(
         name="prunefl",
-        source=source,
         terms=(StayZero(), SquaredGradients(every=mask.every)),
         submodels=mask,
     )

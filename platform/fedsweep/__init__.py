@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedsweep.api import TableStyle, compare, prepare, report, run, sweep
-    from fedsweep.card import Card, Limit, with_card
+    from fedsweep.card import Card, Limit, card_of, with_card
     from fedsweep.driver.observers import Observer
     from fedsweep.errors import (
         ConfigError,
@@ -77,6 +77,7 @@ __all__ = [
     "TableStyle",
     "Transform",
     "__version__",
+    "card_of",
     "compare",
     "evaluate",
     "load",
@@ -97,7 +98,7 @@ _HOME = {
     name: module
     for module, names in {
         "fedsweep.api": ("TableStyle", "compare", "prepare", "report", "run", "sweep"),
-        "fedsweep.card": ("Card", "Limit", "with_card"),
+        "fedsweep.card": ("Card", "Limit", "card_of", "with_card"),
         "fedsweep.finished.evaluation": ("Evaluated", "evaluate"),
         "fedsweep.driver.observers": ("Observer",),
         "fedsweep.finished.saved_model": ("load_model",),

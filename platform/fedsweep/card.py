@@ -8,17 +8,14 @@ method to its card.
 
 from __future__ import annotations
 
-import functools
 import inspect
-import math
-import re
-import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, TypeVar
 
 from fedsweep.errors import ConfigError
+from fedsweep.parameters.signature import checked
 
 NEEDS: Mapping[str, str] = {
     "proxy": "samples on the server, labels not needed (`scenario.server_data.proxy`)",
@@ -34,30 +31,25 @@ NEEDS: Mapping[str, str] = {
 }
 
 SYMBOLS: Mapping[str, str] = {
-    "W": "values of the client's model: params and float buffers",
-    "P": "its params",
-    "F": "params of the full model",
-    "K": "weights of its linear and convolutional layers",
-    "X": "values of an input",
-    "C": "classes",
-    "H": "classes that the client has samples of",
-    "D": "features that the head reads",
-    "U": "units that the network lists",
-    "n": "the client's samples",
+    "values": "values of the client's model: params and float buffers",
+    "params": "its params",
+    "full_params": "params of the full model",
+    "kernel_weights": "weights of its linear and convolutional layers",
+    "input_values": "values of an input",
+    "classes": "classes",
+    "own_classes": "classes that the client has samples of",
+    "features": "features that the head reads",
+    "units": "units that the network lists",
+    "samples": "the client's samples",
     "sizes": "all clients' samples",
-    "largest": "whether it is the client with the most samples",
+    "is_largest": "the client has the most samples",
     "round": "the round, from 1",
     "rounds": "rounds of the run",
-    "first": "whether it is the client's first round",
+    "is_first": "the client's first round",
 }
 
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "ceil": math.ceil,
-    "max": max,
-    "min": min,
-    "sum": sum,
-    "mask": lambda bits: Fraction(-(-bits // 8), 4),
-}
+Traffic = Callable[..., "int | Fraction"]
+"""Counts values that travel: a function of keyword parameters, each one of :data:`SYMBOLS` or of the method's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,16 +75,19 @@ class Limit:
 class Card:
     """What a method's author says of it.
 
-    Formulas are Python expressions in :data:`SYMBOLS` and the method's parameters, with ``ceil``, ``min``, ``max``,
-    ``sum``, and ``mask(b)`` for b bits. They count values that travel beside the model, for one client in a round with
-    one aggregation.
+    Traffic is counted by functions with the docstring that users read: values that travel beside the model, for one
+    client in a round with one aggregation. They name as keyword parameters what they need of :data:`SYMBOLS` and of the
+    method's parameters; several are added up.
 
     Attributes:
+        title: The paper's name for the method, in tables and pictures.
+        source: Authors, venue and year, in short; the module's docstring has all of it.
+        merges: The methods that it is the merge of, if it is one.
         needs: Those of :data:`NEEDS` at the default parameters; a world without is refused before the run.
-        up: Formula of what a client sends.
-        down: Formula of what it gets.
-        setup_up: Formula of what each client sends once, before round 1.
-        setup_down: Formula of what it gets for that.
+        up: Values that a client sends.
+        down: Values that it gets.
+        setup_up: Values that each client sends once, before round 1.
+        setup_down: Values that it gets for that.
         limits: Parameters with which the method is another one. One without parameters says that its models are
             always the other's: then its answers differ.
         live: Figures of a round that are not 0 where the method is at work.
@@ -100,13 +95,19 @@ class Card:
         small: Parameters with which it does its work in three rounds of a world of milliseconds.
         golden: The model after rounds 1, 2, ... of :func:`fedsweep.testing.golden_problem`, with ``golden_given``.
         golden_given: Parameters of the method there.
+
+    Raises:
+        ConfigError: A need is unknown, or a function of traffic has no docstring.
     """
 
+    title: str = ""
+    source: str = ""
+    merges: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    up: str = "0"
-    down: str = "0"
-    setup_up: str = "0"
-    setup_down: str = "0"
+    up: tuple[Traffic, ...] = ()
+    down: tuple[Traffic, ...] = ()
+    setup_up: tuple[Traffic, ...] = ()
+    setup_down: tuple[Traffic, ...] = ()
     limits: tuple[Limit, ...] = ()
     live: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
@@ -115,97 +116,58 @@ class Card:
     golden_given: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check what can be checked without the method."""
         unknown = [need for need in self.needs if need not in NEEDS]
         if unknown:
             raise ConfigError(f"a card's needs are {', '.join(NEEDS)}, but got {unknown[0]!r}")
+        for count in (*self.up, *self.down, *self.setup_up, *self.setup_down):
+            if not getattr(count, "__doc__", None):
+                raise ConfigError(
+                    "a card's traffic is counted by functions whose docstring says what travels, but"
+                    f" {getattr(count, '__qualname__', count)!r} has none"
+                )
 
-    def evaluate(self, formula: str, symbols: Mapping[str, Any]) -> Fraction:
-        """How many values one of the card's formulas comes to.
 
-        Args:
-            formula: E.g. ``card.up``.
-            symbols: Values of :data:`SYMBOLS` and of the method's parameters.
+def values_counted(counts: Iterable[Traffic], symbols: Mapping[str, Any]) -> Fraction:
+    """Add up what a card's functions count.
 
-        Raises:
-            ConfigError: It is no expression in these.
-        """
-        try:
-            found = eval(formula, {"__builtins__": {}, **_FUNCTIONS, **symbols})
-            return Fraction(found)
-        except (NameError, SyntaxError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"a card's formula must be an expression in {', '.join(SYMBOLS)} and the method's parameters, but"
-                f" {formula!r} is not: {error}"
-            ) from error
+    Args:
+        counts: E.g. ``card.up``.
+        symbols: Values of :data:`SYMBOLS` and of the method's parameters.
+
+    Raises:
+        ConfigError: A function needs something else, or fails.
+    """
+    return sum((_counted(count, symbols) for count in counts), Fraction(0))
+
+
+def _counted(count: Traffic, symbols: Mapping[str, Any]) -> Fraction:
+    names = inspect.signature(count).parameters
+    if lacking := [name for name in names if name not in symbols]:
+        raise ConfigError(
+            f"a card's functions of traffic take {', '.join(SYMBOLS)} and the method's parameters, but"
+            f" {count.__qualname__} takes {lacking[0]!r}"
+        )
+    try:
+        return Fraction(count(**{name: symbols[name] for name in names}))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{count.__qualname__} must count values that travel, but gave: {error}") from error
 
 
 _Builder = TypeVar("_Builder", bound=Callable[..., Any])
 
 
 def with_card(card: Card) -> Callable[[_Builder], _Builder]:
-    """A decorator that puts a card on a method's builder."""
+    """Put a card on a method's builder, which from then on checks the ranges of its parameters."""
 
     def put(builder: _Builder) -> _Builder:
-        builder.card = card  # type: ignore[attr-defined]
-        return builder
+        built = checked("method")(builder)
+        built.card = card  # type: ignore[attr-defined]
+        return built
 
     return put
 
 
 def card_of(builder: Callable[..., Any]) -> Card | None:
-    """The card on a builder; None where there is none."""
-    found = getattr(builder, "card", None)
-    return found if isinstance(found, Card) else None
-
-
-def takes(*kinds: Callable[..., Any], but: Collection[str] = ()) -> Callable[[_Builder], _Builder]:
-    """A decorator that gives a method's builder the parameters of its components.
-
-    What a component has as a field is written once, there: type, default and meaning. A configuration, ``fedsweep
-    show`` and Python see the builder's own parameters, then those; one without a default is null unless it is given,
-    and the builder's to fill in. The builder is called with all of them by keyword; :func:`parameters_of` finds those
-    of one component.
-
-    Args:
-        kinds: The components' dataclasses, or other builders.
-        but: Fields that the builder makes itself.
-    """
-
-    def wrap(builder: _Builder) -> _Builder:
-        own = [p for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        fields = [p for kind in kinds for p in inspect.signature(kind).parameters.values() if p.name not in but]
-        open_ = {p.name for p in fields if p.default is p.empty}
-        signature = inspect.Signature([*own, *(p.replace(default=None) if p.name in open_ else p for p in fields)])
-
-        @functools.wraps(builder)
-        def built(**given: Any) -> Any:
-            bound = signature.bind(**given)
-            bound.apply_defaults()
-            return builder(**bound.arguments)
-
-        hints = {
-            k: v for kind in (*kinds, builder) for k, v in typing.get_type_hints(kind, include_extras=True).items()
-        }
-        built.__signature__ = signature  # type: ignore[attr-defined]
-        built.__annotations__ = {k: hints[k] | None if k in open_ else hints[k] for k in signature.parameters}
-        said = inspect.getdoc(builder) or ""
-        heading = "" if "\nArgs:\n" in said else "\n\nArgs:"
-        built.__doc__ = "\n".join([said + heading, *(_said_of_parameters(kind, but) for kind in kinds)])
-        return built  # type: ignore[return-value]
-
-    return wrap
-
-
-def _said_of_parameters(kind: Callable[..., Any], but: Collection[str]) -> str:
-    """The section Args or Attributes of a docstring, without its heading and what it says of some."""
-    lines = (inspect.getdoc(kind) or "").splitlines()
-    start = next(i for i, line in enumerate(lines) if line in ("Args:", "Attributes:")) + 1
-    end = next((i for i, line in enumerate(lines[start:], start) if line and not line.startswith(" ")), len(lines))
-    entries = re.split(r"^    (?=\S)", "\n".join(line for line in lines[start:end] if line), flags=re.MULTILINE)
-    return "\n".join(f"    {entry.rstrip()}" for entry in entries if entry and entry.partition(":")[0] not in but)
-
-
-def parameters_of(kind: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a builder's parameters that one of its components' dataclasses, or another builder, takes."""
-    return {name: parameters[name] for name in inspect.signature(kind).parameters if name in parameters}
+    """Return the card on a builder; None where there is none."""
+    card = getattr(builder, "card", None)
+    return card if isinstance(card, Card) else None

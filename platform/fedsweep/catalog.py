@@ -6,6 +6,7 @@ What a key can name is in its :class:`~fedsweep.config.tables.Table`.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,9 +17,10 @@ from fedsweep.card import Card, card_of
 from fedsweep.config.explain import shown
 from fedsweep.config.load import with_sections
 from fedsweep.config.schema import Config
-from fedsweep.config.signatures import bind, signature_of, takes_any
+from fedsweep.config.signatures import bind, takes_any
 from fedsweep.config.tables import TABLES, Builder, Listing, attribute
 from fedsweep.errors import ConfigError
+from fedsweep.parameters.signature import signature_of
 from fedsweep.plugins import call_builder
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class Bound:
         return {**({} if selector is None else {selector: self.name}), **self.parameters}
 
     def build(self, *args: Any, **provided: Any) -> Any:
-        """What the builder gives.
+        """Return what the builder gives.
 
         Args:
             args: Handed on as they are.
@@ -79,7 +81,7 @@ class Bound:
 
 
 def bind_spec(key: str, spec: Mapping[str, Any], *, place: str | None = None) -> Bound:
-    """What a mapping names, with every parameter checked.
+    """Return what a mapping names, with every parameter checked.
 
     Args:
         key: One of :data:`~fedsweep.config.tables.TABLES`.
@@ -117,7 +119,7 @@ def bind_spec(key: str, spec: Mapping[str, Any], *, place: str | None = None) ->
 
 
 def _bind_entry(key: str, listing: Listing, entry: Mapping[str, Any], *, place: str) -> Bound:
-    """What an entry of a listing names."""
+    """Return what an entry of a listing names."""
     needed = (*listing.beside, str(TABLES[key].selector))
     if missing := [name for name in needed if name not in entry]:
         raise ConfigError(f"{place} must have {' and '.join(needed)}, but {missing[0]} is missing")
@@ -138,7 +140,7 @@ def _said_of_entry(key: str, entry: str) -> Iterator[None]:
 
 
 def bound(config: Config, key: str) -> Any:
-    """What a key of a configuration names: bound once, however often it is asked for.
+    """Return what a key of a configuration names: bound once, however often it is asked for.
 
     Args:
         config: A loaded configuration.
@@ -225,26 +227,32 @@ def method_names() -> tuple[str, ...]:
     return tuple(sorted({*TABLES["method"].names(), *installed}))
 
 
+@functools.cache
+def built_in_card(name: str) -> Card:
+    """Return a built-in method's card; one of nothing but the name for any other, whose module is not imported."""
+    card = card_of(method_builder(name)) if name in TABLES["method"].names() else None
+    return card or Card(title=name)
+
+
 def method_title(name: str) -> str:
-    """What a method's paper calls it; one's own methods have the name that they are called by."""
-    return str(getattr(TABLES["method"].names().get(name), "title", name))
+    """Return what a built-in method's paper calls it; any other method has the name that it is called by."""
+    return built_in_card(name).title
 
 
 def method_titles() -> tuple[str, ...]:
-    """What the built-in methods' papers call them, in the registry's order."""
-    return tuple(str(entry.title) for entry in TABLES["method"].names().values())
+    """Return what the built-in methods' papers call them, in the registry's order."""
+    return tuple(map(method_title, TABLES["method"].names()))
 
 
 def merged_title(names: Sequence[str]) -> str:
-    """What one or more methods that are merged are called together."""
-    for entry in TABLES["method"].names().values():
-        if entry.merges and sorted(entry.merges) == sorted(names):
-            return str(entry.title)
-    return "+".join(map(method_title, names))
+    """Return what one or more methods that are merged are called together."""
+    cards = map(built_in_card, TABLES["method"].names()) if len(names) > 1 else ()
+    merges = (card.title for card in cards if card.merges and sorted(card.merges) == sorted(names))
+    return next(merges, "+".join(map(method_title, names)))
 
 
 def is_method(name: str) -> bool:
-    """Whether there is a method of that name; ``package.module:callable`` is taken on trust."""
+    """Return whether there is a method of that name; ``package.module:callable`` is taken on trust."""
     return ":" in name or name in TABLES["method"].names() or name in method_names()
 
 

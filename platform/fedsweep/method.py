@@ -40,7 +40,7 @@ class FederatedMethod:
 
     Attributes:
         name: The paper's name in lower case.
-        source: Authors, year, title.
+        source: Authors, year, title; where the module's docstring has no ``Source:``.
         objective: What clients minimise.
         terms: What is added to it.
         solver: How local steps are taken.
@@ -56,7 +56,7 @@ class FederatedMethod:
     """
 
     name: str
-    source: str
+    source: str = ""
     objective: Objective = CrossEntropy()
     terms: tuple[LocalTerm, ...] = ()
     solver: LocalSolver = OptimizerSteps()

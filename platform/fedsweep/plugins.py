@@ -15,7 +15,7 @@ from fedsweep.guard import place_of
 
 
 def is_reference(name: str) -> bool:
-    """Whether a name has the form ``package.module:callable``."""
+    """Return whether a name has the form ``package.module:callable``."""
     return ":" in name
 
 
@@ -65,7 +65,7 @@ def find_plugin(kind: str, name: str, known: Iterable[str]) -> Callable[..., Any
 def call_builder(
     kind: str, name: str, builder: Callable[[], Any], *, gives: type, error: type[ConfigError | DataError] = ConfigError
 ) -> Any:
-    """What a builder gives, its failures as errors that name it.
+    """Return what a builder gives, its failures as errors that name it.
 
     Args:
         kind: What is built, e.g. ``"partition"``; for messages.

@@ -196,8 +196,8 @@ def test_sync_points_within_a_round_are_passed_over() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"keep": 0.0}, r"method\.keep must be above 0 and at most 1, but got 0.0"),
-        ({"score_floor": 0.0}, r"method\.score_floor must be a number above 0, but got 0.0"),
+        ({"keep": 0.0}, r"method\.keep must be a number > 0 and <= 1, but got 0.0"),
+        ({"score_floor": 0.0}, r"method\.score_floor must be a number > 0, but got 0.0"),
     ],
 )
 def test_wrong_numbers_are_refused(more: dict[str, Any], message: str) -> None:

@@ -20,7 +20,7 @@ from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.parts.arrivals import Arrivals, Discount, IdleClients
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.aggregation import Uniform
-from fedsweep.engine.foresight import forecast
+from fedsweep.engine.forecast import forecast
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
@@ -253,13 +253,13 @@ def test_a_scenario_without_devices_is_refused(method: FederatedMethod) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: fedasync(mixing=1.5), "method.mixing must lie between 0 and 1, but got 1.5"),
+        (lambda: fedasync(mixing=1.5), "method.mixing must be a number >= 0 and <= 1, but got 1.5"),
         (lambda: fedasync(staleness="linear"), "method.staleness must be one of constant, hinge, polynomial, but got"),  # type: ignore[arg-type]
-        (lambda: fedasync(slope=-1.0), "method.slope must be a number of at least 0, but got -1.0"),
-        (lambda: fedasync(mu=-1.0), "method.mu must be a number of at least 0, but got -1.0"),
-        (lambda: fedasync(concurrency=0), "method.concurrency must be at least 1 client, but got 0"),
-        (lambda: fedbuff(buffer_size=0), "method.buffer_size must be at least 1 client, but got 0"),
-        (lambda: fedbuff(server_learning_rate=0.0), "method.server_learning_rate must be a number above 0"),
+        (lambda: fedasync(slope=-1.0), "method.slope must be a number >= 0, but got -1.0"),
+        (lambda: fedasync(mu=-1.0), "method.mu must be a number >= 0, but got -1.0"),
+        (lambda: fedasync(concurrency=0), "method.concurrency must be an integer >= 1 or null, but got 0"),
+        (lambda: fedbuff(buffer_size=0), "method.buffer_size must be an integer >= 1 or null, but got 0"),
+        (lambda: fedbuff(server_learning_rate=0.0), "method.server_learning_rate must be a number > 0"),
         (
             lambda: check_experiment(world(fedbuff(buffer_size=11))),
             "method.buffer_size must be at most scenario.clients=10",

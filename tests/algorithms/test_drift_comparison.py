@@ -12,7 +12,7 @@ import torch
 
 from fedsweep.config.load import load_config
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.foresight import forecast
+from fedsweep.engine.forecast import forecast
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment

@@ -187,11 +187,14 @@ def test_without_proxy_data_it_is_refused_before_anything_starts() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"batch_size": 0}, r"method\.batch_size must be at least 1, but got 0"),
-        ({"sharpening": 0.0}, r"method\.sharpening must be a number above 0, but got 0"),
-        ({"posterior": "dirichlet", "spread": 0.0}, r"method\.spread must be a number above 0, but got 0"),
-        ({"samples": -1}, r"method\.samples must be a number of at least 0, but got -1"),
-        ({"average_from": 1.5}, r"method\.average_from from 0 to 1, but got 0\.9 and 1\.5"),
+        ({"batch_size": 0}, r"method\.batch_size must be an integer >= 1, but got 0"),
+        ({"sharpening": 0.0}, r"method\.sharpening must be a number > 0, but got 0"),
+        (
+            {"posterior": "dirichlet", "spread": 0.0},
+            r"spread must be a number > 0 with posterior dirichlet, but got 0",
+        ),
+        ({"samples": -1}, r"method\.samples must be an integer >= 0, but got -1"),
+        ({"average_from": 1.5}, r"method\.average_from must be a number >= 0 and <= 1, but got 1\.5"),
         ({"samples": 0, "with_average": False, "with_clients": False}, "fedbe needs teachers"),
     ],
 )

@@ -234,13 +234,15 @@ def test_what_is_missing_is_refused_before_anything_starts() -> None:
         check_experiment(tiny_experiment(feddf(keep="best"), proxy=PROXY))
 
 
-@pytest.mark.parametrize(("name", "value"), [("patience", 0), ("batch_size", 0), ("check_every", 0), ("steps", -1)])
+@pytest.mark.parametrize(("name", "value"), [("patience", 0), ("batch_size", 0), ("check_every", 0)])
 def test_wrong_counts_are_refused(name: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=rf"method\.{name} must be at least 1, but got {value}"):
+    with pytest.raises(ConfigError, match=rf"method\.{name} must be an integer >= 1, but got {value}"):
         feddf(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"method\.steps must be an integer >= 0, but got -1"):
+        feddf(steps=-1)
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "temperature", "clip_norm"])
 def test_wrong_numbers_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"method\.{name} must be above 0, but got 0"):
+    with pytest.raises(ConfigError, match=rf"method\.{name} must be a number > 0, but got 0"):
         feddf(**{name: 0.0})  # type: ignore[arg-type]

@@ -150,9 +150,9 @@ def test_a_budget_without_devices_is_refused() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"rate": 1.0}, r"method\.rate must be at least 0 and below 1, but got 1.0"),
-        ({"rate": -0.1}, r"method\.rate must be at least 0 and below 1, but got -0.1"),
-        ({"budget_s": 0.0}, r"method\.budget_s must be a number of seconds above 0, but got 0.0"),
+        ({"rate": 1.0}, r"method\.rate must be a number >= 0 and < 1, but got 1.0"),
+        ({"rate": -0.1}, r"method\.rate must be a number >= 0 and < 1, but got -0.1"),
+        ({"budget_s": 0.0}, r"method\.budget_s must be a number > 0 or null, but got 0.0"),
     ],
 )
 def test_wrong_numbers_are_refused(more: dict[str, Any], message: str) -> None:

@@ -161,7 +161,7 @@ def test_masks_that_travel_are_the_cards_where_adjustments_end_with_half_of_the_
 
 
 def test_wrong_parameters_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"method\.moved must be at least 0 and below 1, but got 1"):
+    with pytest.raises(ConfigError, match=r"method\.moved must be a number >= 0 and < 1, but got 1"):
         feddst(moved=1.0)
-    with pytest.raises(ConfigError, match=r"method\.every and method\.until must be at least 1, but got 0"):
+    with pytest.raises(ConfigError, match=r"method\.every must be an integer >= 1, but got 0"):
         feddst(every=0)

@@ -128,5 +128,5 @@ def test_a_hidden_weight_is_trained_as_often_as_both_its_ends_are_kept() -> None
 
 @pytest.mark.parametrize("keep", [0.0, -0.5, 1.5, float("nan")])
 def test_a_wrong_share_is_refused(keep: float) -> None:
-    with pytest.raises(ConfigError, match=r"method\.keep must be above 0 and at most 1, but got"):
+    with pytest.raises(ConfigError, match=r"method\.keep must be a number > 0 and <= 1, but got"):
         federated_dropout(keep=keep)

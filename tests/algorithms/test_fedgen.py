@@ -313,10 +313,10 @@ def test_what_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"strength": -1.0}, r"method\.strength must be a number of at least 0, but got -1"),
-        ({"strength_decay": 0.0}, r"method\.strength_decay must be above 0 and at most 1, but got 0"),
-        ({"generator_batch": 1}, r"method\.generator_batch must be at least 2, but got 1"),
-        ({"generator_learning_rate": 0.0}, r"method\.generator_learning_rate must be a number above 0, but got 0"),
+        ({"strength": -1.0}, r"method\.strength must be a number >= 0, but got -1"),
+        ({"strength_decay": 0.0}, r"method\.strength_decay must be a number > 0 and <= 1, but got 0"),
+        ({"generator_batch": 1}, r"method\.generator_batch must be an integer >= 2, but got 1"),
+        ({"generator_learning_rate": 0.0}, r"method\.generator_learning_rate must be a number > 0, but got 0"),
     ],
 )
 def test_wrong_values_are_refused(options: dict[str, Any], text: str) -> None:

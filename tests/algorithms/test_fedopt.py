@@ -13,7 +13,7 @@ from fedsweep.algorithms.fedopt import AdaptiveServer, fedadagrad, fedadam, feda
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.parts.server_updates import ServerMomentum
 from fedsweep.client.optimizer import OptimizerSettings
-from fedsweep.engine.foresight import forecast
+from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.records import ClientUpdate, ServerContext, SyncContext
@@ -158,14 +158,14 @@ def test_they_take_any_clients() -> None:
 
 @pytest.mark.parametrize("build", [fedavgm, fedadagrad, fedadam, fedyogi])
 def test_wrong_values_are_refused(build: Builder) -> None:
-    with pytest.raises(ConfigError, match=r"method\.momentum must be at least 0 and below 1, but got 1"):
+    with pytest.raises(ConfigError, match=r"method\.momentum must be a number >= 0 and < 1, but got 1"):
         build(momentum=1.0)
-    with pytest.raises(ConfigError, match=r"method\.server_learning_rate must be a number above 0, but got -0\.1"):
+    with pytest.raises(ConfigError, match=r"method\.server_learning_rate must be a number > 0, but got -0\.1"):
         build(server_learning_rate=-0.1)
 
 
 def test_wrong_moments_and_adaptivity_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"method\.second_momentum must be at least 0 and below 1, but got 1\.5"):
+    with pytest.raises(ConfigError, match=r"method\.second_momentum must be a number >= 0 and < 1, but got 1\.5"):
         fedadam(second_momentum=1.5)
-    with pytest.raises(ConfigError, match=r"method\.adaptivity must be a number above 0, but got 0"):
+    with pytest.raises(ConfigError, match=r"method\.adaptivity must be a number > 0, but got 0"):
         fedyogi(adaptivity=0.0)

@@ -154,5 +154,5 @@ def test_float_buffers_are_not_pulled() -> None:
 
 @pytest.mark.parametrize("mu", [-0.1, float("nan"), float("inf")])
 def test_a_wrong_mu_is_refused_with_its_value(mu: float) -> None:
-    with pytest.raises(ConfigError, match=rf"method\.mu must be a number of at least 0, but got {mu}"):
+    with pytest.raises(ConfigError, match=rf"method\.mu must be (a number >= 0|finite), but got {mu}"):
         fedprox(mu=mu)

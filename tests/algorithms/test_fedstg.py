@@ -283,15 +283,15 @@ def test_learning_rates_are_those_of_the_authors_log() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"reduced_interval": 0}, "reduced_interval must be at least 1 round, but got 0"),
-        ({"first_rounds": -1}, "first_rounds must be at least 0, but got -1"),
-        ({"patience": 0}, "patience must be at least 1, but got 0"),
-        ({"unaggregated": "keep"}, "unaggregated must be 'continue' or 'discard', but got 'keep'"),
-        ({"weights": "uniform"}, "weights must be 'rarity' or 'size', but got 'uniform'"),
-        ({"decide_on": "train"}, "decide_on must be 'validation' or 'test', but got 'train'"),
-        ({"counted": "some"}, "counted must be 'trained' or 'all', but got 'some'"),
-        ({"rarity_strength": -0.1}, "rarity_strength must be a number of at least 0, but got -0.1"),
-        ({"rarity_cap": 0.9}, "rarity_cap must be a number of at least 1, but got 0.9"),
+        ({"reduced_interval": 0}, "reduced_interval must be an integer >= 1, but got 0"),
+        ({"first_rounds": -1}, "first_rounds must be an integer >= 0, but got -1"),
+        ({"patience": 0}, "patience must be an integer >= 1, but got 0"),
+        ({"unaggregated": "keep"}, "unaggregated must be one of continue, discard, but got 'keep'"),
+        ({"weights": "uniform"}, "weights must be one of rarity, size, but got 'uniform'"),
+        ({"decide_on": "train"}, "decide_on must be one of validation, test, but got 'train'"),
+        ({"counted": "some"}, "counted must be one of trained, all, but got 'some'"),
+        ({"rarity_strength": -0.1}, "rarity_strength must be a number >= 0, but got -0.1"),
+        ({"rarity_cap": 0.9}, "rarity_cap must be a number >= 1, but got 0.9"),
     ],
 )
 def test_values_out_of_range_are_named(wrong: dict[str, object], message: str) -> None:

@@ -200,8 +200,8 @@ def test_the_two_models_that_are_asked_cost_a_forward_pass_each() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"strength": -1.0}, r"method\.strength must be a number of at least 0, but got -1"),
-        ({"temperature": 0.0}, r"method\.temperature must be a number above 0, but got 0"),
+        ({"strength": -1.0}, r"method\.strength must be a number >= 0, but got -1"),
+        ({"temperature": 0.0}, r"method\.temperature must be a number > 0, but got 0"),
     ],
 )
 def test_wrong_values_are_refused(options: dict[str, float], text: str) -> None:

@@ -245,5 +245,5 @@ def test_nothing_is_rebuilt_from_moves_that_went_through_a_codec() -> None:
 
 
 def test_a_wrong_rate_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"method\.server_learning_rate must be a number above 0, but got 0"):
+    with pytest.raises(ConfigError, match=r"method\.server_learning_rate must be a number > 0, but got 0"):
         scaffold(server_learning_rate=0.0)

@@ -24,7 +24,7 @@ from fedsweep.algorithms.prunefl.method import prunefl
 from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.foresight import forecast
+from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment
@@ -187,7 +187,7 @@ def test_what_does_not_go_together_is_refused_by_name() -> None:
 @pytest.mark.parametrize("method", [prunefl, feddst])
 def test_a_sparsity_out_of_range_is_refused(method: Callable[..., FederatedMethod]) -> None:
     for value in (-0.1, 1.0, float("nan")):
-        with pytest.raises(ConfigError, match=r"method\.sparsity must be at least 0 and below 1, but got"):
+        with pytest.raises(ConfigError, match=r"method\.sparsity must be a number >= 0 and < 1, but got"):
             method(sparsity=value)
     with pytest.raises(ConfigError, match=r"method\.sparsity=0\.99 leaves fewer weights of Mlp than it has layers"):
         check_experiment(experiment(method(sparsity=0.99)))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components import LocalClient, LocalTerm, LocalWork, Memory, ParamTree, Passes, Payload
-from fedsweep.engine.foresight import forecast
+from fedsweep.engine.forecast import forecast
 from fedsweep.method import FederatedMethod
 from fedsweep.testing import local_engine, run_rounds, tiny_device, tiny_experiment, with_devices
 

@@ -36,7 +36,7 @@ def test_list_of_tables_is_exit_0(fedsweep: Command) -> None:
 def test_show_of_a_method_has_its_parameters_with_type_default_and_meaning(fedsweep: Command) -> None:
     code, out, _ = fedsweep("show", "fedprox")
     assert code == 0
-    assert out.startswith("method fedprox: FedAvg with a pull") and "source: Li et al." in out
+    assert out.startswith("method fedprox: FedAvg with a proximal term on the clients\n") and "source: Li et al." in out
     (line,) = [line for line in out.splitlines() if line.startswith("mu ")]
     assert line.split()[:2] == ["mu", "float"] and len(line.split()) > 5
 

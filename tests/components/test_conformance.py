@@ -173,9 +173,9 @@ def test_clients_with_fewer_steps_wait_for_the_rounds_end() -> None:
 
 
 def test_pacing_refuses_wrong_rules_and_intervals() -> None:
-    with pytest.raises(ConfigError, match="sync_rule must be 'authors' or 'paper', but got 'printed'"):
+    with pytest.raises(ConfigError, match="sync_rule must be one of authors, paper, but got 'printed'"):
         FixedInterval(interval=2, sync_rule="printed")
-    with pytest.raises(ConfigError, match="interval must be at least 1 local step, but got -1"):
+    with pytest.raises(ConfigError, match="interval must be an integer >= 1, but got -1"):
         FixedInterval(interval=-1)
 
 

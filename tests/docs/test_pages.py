@@ -13,7 +13,6 @@ import pytest
 import typer
 import yaml
 
-from fedsweep.algorithms.registry import METHODS
 from fedsweep.catalog import resolve
 from fedsweep.cli import app, main
 from fedsweep.components import aggregation, base, evaluation, local, planning, probes
@@ -150,12 +149,6 @@ def test_the_readmes_table_of_files_is_what_a_run_leaves(pages: Any) -> None:
 def test_what_the_readme_calls_missing_is_missing(pages: Any) -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert missing_commands(pages).isdisjoint(commands)
-
-
-def test_planned_methods_are_not_registered(pages: Any) -> None:
-    text = (pages.root / "README.md").read_text()
-    planned = re.search(r"^Planned, not there yet: ([^.]*)\.", text, flags=re.MULTILINE)
-    assert planned is None or set(re.findall(r"`(\w+)`", planned[1])).isdisjoint(METHODS)
 
 
 def test_the_architectures_signatures_are_the_codes(pages: Any) -> None:

@@ -11,7 +11,7 @@ from fedsweep.config.load import load_config
 from fedsweep.driver.backend import SHORT_S, training_seconds
 from fedsweep.driver.plan import Plan
 from fedsweep.driver.run import plan_run
-from fedsweep.engine.foresight import forecast
+from fedsweep.engine.forecast import forecast
 
 SMALL: dict[str, Any] = {
     "scenario": {"clients": 8},

@@ -14,7 +14,7 @@ import torch
 from fedsweep.algorithms.fedavg import fedavg
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.planning import Pacing, SubModelPolicy
-from fedsweep.engine.foresight import forecast
+from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment

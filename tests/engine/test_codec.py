@@ -16,7 +16,7 @@ from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.fedstg import fedstg
 from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.components.codec import Codec
-from fedsweep.engine.foresight import forecast
+from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.networks.chains import Mlp

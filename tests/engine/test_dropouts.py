@@ -16,7 +16,7 @@ from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
 from fedsweep.components.planning import Pacing, Selection
 from fedsweep.engine.dropouts import close_round
-from fedsweep.engine.foresight import check_first_round, forecast
+from fedsweep.engine.forecast import check_first_round, forecast
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedsweep.components.local import LocalStep, LocalTerm, Memory
-from fedsweep.engine.foresight import forecast
+from fedsweep.engine.forecast import forecast
 from fedsweep.submodel import ElementMask
 from fedsweep.testing import (
     linear_model,

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import LocalTerm, LocalWork, Memory
-from fedsweep.engine.foresight import forecast
+from fedsweep.engine.forecast import forecast
 from fedsweep.errors import InvariantError
 from fedsweep.records import Payload
 from fedsweep.submodel import PartOfModel

@@ -13,7 +13,7 @@ from fedsweep.components.aggregation import Refinement
 from fedsweep.components.local import CrossEntropy, LocalTerm, Passes
 from fedsweep.components.planning import FixedInterval
 from fedsweep.components.probes import LocalClient, Probe
-from fedsweep.engine.foresight import forecast
+from fedsweep.engine.forecast import forecast
 from fedsweep.method import FederatedMethod
 from fedsweep.records import Payload, RoundRecord, State
 from fedsweep.testing import local_engine, run_rounds, tiny_device, tiny_experiment, with_devices

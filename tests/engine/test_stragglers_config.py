@@ -44,8 +44,8 @@ def test_the_policy_is_the_worlds(devices: dict[str, Any] | None, policy: object
     ("stragglers", "message"),
     [
         ({"kind": "dedline", "deadline_s": 3}, "scenario.devices.stragglers.*did you mean 'deadline'"),
-        ({"kind": "deadline"}, "scenario.devices.stragglers deadline: deadline_s is missing"),
-        ({"kind": "deadline", "deadline_s": -1}, "0 < deadline_s"),
+        ({"kind": "deadline"}, "scenario.devices.stragglers.deadline_s is missing"),
+        ({"kind": "deadline", "deadline_s": -1}, "deadline_s must be a number > 0"),
         ("deadline", "scenario.devices.stragglers must be a mapping with kind"),
     ],
 )

@@ -139,7 +139,7 @@ def test_options_come_from_the_signature_and_act() -> None:
         ("lenet", {}, "unknown model 'lenet'; did you mean 'lenet5'"),
         ("mlp", {"hiden_width": 4}, "model mlp: unknown parameter 'hiden_width'; did you mean 'hidden_width'"),
         ("resnet18", {"width": 4}, "model resnet18: unknown parameter 'width' .known: projection"),
-        ("mlp", {"hidden_width": 4.5}, "model mlp: hidden_width must be an integer, but got 4.5"),
+        ("mlp", {"hidden_width": 4.5}, "model.hidden_width must be an integer, but got 4.5"),
         ("mlp", {"hidden_width": True}, "hidden_width must be an integer, but got true"),
         ("mlp", {"hidden_width": 0}, "model.hidden_width must be at least 1, but got 0"),
         ("convnet3", {"width": 0}, "model.width must be at least 1, but got 0"),

@@ -156,7 +156,7 @@ def test_explicit_parameters_beat_the_profile() -> None:
         ({"kind": "capability", "profile": "codes"}, "did you mean 'code'"),
         ({"kind": "capability", "decay": "linea"}, "did you mean 'linear'"),
         ({"kind": "capability", "perf": "max"}, "perf: unknown value|perf must be"),
-        ({"kind": "capability", "base": 1.2}, "0 <= base <= 1"),
+        ({"kind": "capability", "base": 1.2}, "base must be a number >= 0 and <= 1"),
         ({"kind": "capability", "floor": 0.9, "ceiling": 0.5}, "floor=0.9, ceiling=0.5"),
         ({"kind": "capability", "adaptive": "no"}, "true or false"),
         ({"kind": "replay", "file": "/nowhere/trace.json"}, "must name a readable file"),

@@ -54,7 +54,10 @@ def test_rotation_turns_groups_of_clients() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "said"),
-    [({"kind": "noise", "level": -1}, "level"), ({"kind": "rotation", "groups": 3}, "groups must be 2 or 4, but is 3")],
+    [
+        ({"kind": "noise", "level": -1}, "level"),
+        ({"kind": "rotation", "groups": 3}, "groups must be one of 2, 4, but got 3"),
+    ],
 )
 def test_wrong_values_are_refused(spec: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

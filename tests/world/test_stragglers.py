@@ -98,5 +98,5 @@ def test_policies_are_built_from_their_mappings() -> None:
         policy({"kind": "partial"})
     with pytest.raises(ConfigError, match="has no parameter"):
         policy({"kind": "wait", "over_selection": 2})
-    with pytest.raises(ConfigError, match="1 <= over_selection"):
+    with pytest.raises(ConfigError, match="over_selection must be a number >= 1"):
         OverSelect(over_selection=0.5)

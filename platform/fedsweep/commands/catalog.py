@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsweep.commands.listing.entries import KINDS, Named
+from fedsweep.commands.listing.entries import KINDS, Named, first_paragraph
 from fedsweep.commands.terminal.options import examples
 from fedsweep.errors import ConfigError, unknown_name
 
@@ -111,7 +111,7 @@ def _print_entry(kind: str, entry: Named) -> None:
 
         table = TABLES[entry.key]
         builder = table.builder(entry.name)
-        _print_builder(builder, provided=table.provided)
+        _print_builder(builder, provided=table.provided, headed=first_paragraph(builder).rstrip(".") == entry.summary)
         if kind == "method":
             from fedsweep.commands.listing.method_description import executors
 
@@ -120,12 +120,15 @@ def _print_entry(kind: str, entry: Named) -> None:
         print(text)
 
 
-def _print_builder(builder: Callable[..., Any], *, provided: tuple[str, ...] = ()) -> None:
+def _print_builder(builder: Callable[..., Any], *, provided: tuple[str, ...] = (), headed: bool = False) -> None:
+    """Print a builder's docstring, without its first paragraph where that was the heading, and its parameters."""
     from fedsweep.commands.terminal.output import make_console, make_table
     from fedsweep.config.signatures import describe
 
-    said = (inspect.getdoc(builder) or "").split("\n\nArgs:")[0].split("\n\nAttributes:")[0]
-    print(f"\n{said}\n")
+    text = (inspect.getdoc(builder) or "").split("\n\nArgs:")[0].split("\n\nAttributes:")[0]
+    if headed:
+        text = text.partition("\n\n")[2]
+    print(f"\n{text}\n" if text else "")
     rows = describe(builder, provided=provided)
     if not rows:
         print("no parameters")

@@ -122,7 +122,7 @@ def _try_dry(config: Config, folder: Path, *, overwrite: bool) -> None:
 
 def _print_forecast(plan: Plan) -> None:
     """The resolved configuration, and the forecast as comments: together still a configuration file."""
-    from fedsweep.engine.foresight import executor_in_words, forecast
+    from fedsweep.engine.forecast import executor_in_words, forecast
 
     cost = forecast(plan.experiment, num_actors=max(1, plan.num_actors))
     about = "" if cost.exact else "about "

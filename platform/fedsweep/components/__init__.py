@@ -10,6 +10,7 @@ from fedsweep.components.aggregation import (
     ServerUpdate,
     Uniform,
     Weighting,
+    When,
     by_samples,
     mean_of_updates,
 )
@@ -36,17 +37,32 @@ from fedsweep.components.planning import (
     Pacing,
     Selection,
     SubModelPolicy,
+    SyncRule,
     UniformSelection,
     WholeModel,
-    check_sync_rule,
     cut_round,
     due_steps,
 )
 from fedsweep.components.probes import ClientTest, LocalClient, Probe
-from fedsweep.models.cost import layer_costs, training_flops
+from fedsweep.errors import unknown_name
+from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
 from fedsweep.models.functional import features_with, head_names, head_with, logits_with
+from fedsweep.models.network import LinearHeadNetwork
+from fedsweep.models.slicing import build_submodel_module, ordered_kept, ordered_width
 from fedsweep.models.unit_groups import UnitGroup
-from fedsweep.models.unit_submodel import unit_submodel
+from fedsweep.models.unit_submodel import MultiplierIn, unit_submodel
+from fedsweep.parameters.ranges import (
+    AtLeastOne,
+    BelowOne,
+    Checked,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    Share,
+)
+from fedsweep.parameters.signature import parameters_of, takes
 from fedsweep.records import (
     ClientProfile,
     ClientUpdate,
@@ -67,11 +83,16 @@ from fedsweep.world.devices import DeviceProfile, client_time
 from fedsweep.world.label_stats import js_divergence, kl_divergence, population
 
 __all__ = [
+    "BYTES_PER_VALUE",
     "FULL_MODEL",
     "NOBODY",
+    "PASSES_OF_A_STEP",
     "AsItIs",
+    "AtLeastOne",
+    "BelowOne",
     "BudgetPlan",
     "BySamples",
+    "Checked",
     "ClientFacts",
     "ClientProfile",
     "ClientTest",
@@ -79,6 +100,8 @@ __all__ = [
     "ClientWork",
     "Codec",
     "ComponentReport",
+    "Count",
+    "CountOrZero",
     "Covered",
     "CrossEntropy",
     "DeviceProfile",
@@ -89,6 +112,7 @@ __all__ = [
     "FrozenModel",
     "FullModel",
     "GlobalModel",
+    "LinearHeadNetwork",
     "LocalClient",
     "LocalJob",
     "LocalSolver",
@@ -96,6 +120,8 @@ __all__ = [
     "LocalTerm",
     "LocalWork",
     "Memory",
+    "MultiplierIn",
+    "NotNegative",
     "Objective",
     "OncePerRound",
     "OptimizerSteps",
@@ -104,6 +130,8 @@ __all__ = [
     "PartOfModel",
     "Passes",
     "Payload",
+    "Positive",
+    "PositiveShare",
     "Probe",
     "Published",
     "Refinement",
@@ -114,23 +142,27 @@ __all__ = [
     "ServerComponent",
     "ServerContext",
     "ServerUpdate",
+    "Share",
     "State",
     "SubModel",
     "SubModelPolicy",
     "SyncContext",
     "SyncPoint",
+    "SyncRule",
     "Uniform",
     "UniformSelection",
     "UnitGroup",
     "Weighting",
+    "When",
     "WholeModel",
+    "build_submodel_module",
     "by_samples",
-    "check_sync_rule",
     "client_time",
     "coverage_mean",
     "cut_round",
     "due_steps",
     "features_with",
+    "fwd_macs_per_sample",
     "head_names",
     "head_with",
     "js_divergence",
@@ -140,8 +172,13 @@ __all__ = [
     "load_vector",
     "logits_with",
     "mean_of_updates",
+    "ordered_kept",
+    "ordered_width",
+    "parameters_of",
     "population",
+    "takes",
     "training_flops",
     "unit_submodel",
+    "unknown_name",
     "weighted_mean",
 ]

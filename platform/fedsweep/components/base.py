@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedsweep.components.probes import Probe
 from fedsweep.guard import Call, items, named, new_state, returns
+from fedsweep.parameters.ranges import Checked
 from fedsweep.records import ClientUpdate, Payload, RoundRecord, ServerContext, State, SyncContext
 
 
@@ -57,7 +58,7 @@ def _a_report(answer: Any, call: Call) -> None:
             raise call.wrong(f"numbers as metrics ({name!r})", value)
 
 
-class ServerComponent(ABC):
+class ServerComponent(Checked, ABC):
     """Base of every server-side component.
 
     Class attributes:
@@ -121,13 +122,14 @@ class ServerComponent(ABC):
         """The state after a round."""
         return state
 
-    def foresee(self, context: ServerContext) -> str:
-        """Why the component will do nothing in such a run, in a sentence; empty where it may do something."""
-        return ""
+    def notes(self, context: ServerContext, state: State | None = None) -> tuple[str, ...]:
+        """Warn the user, in sentences: of what the component will not do in such a run, or did not do.
 
-    def remark(self, state: State) -> str:
-        """Why the component did nothing in the run that ends so, in a sentence; empty where it did."""
-        return ""
+        Args:
+            context: The run's.
+            state: At the run's end; None before it (``--dry-run``).
+        """
+        return ()
 
     @returns(_a_report)
     def report(self, state: State) -> ComponentReport:

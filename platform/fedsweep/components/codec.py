@@ -9,11 +9,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedsweep.guard import named, returns
+from fedsweep.parameters.ranges import Checked
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 
 
-class Codec(ABC):
+class Codec(Checked, ABC):
     """Encodes the move of a client's params since the model that it received.
 
     Only what travels is encoded: of a part of the model, the part. Float buffers and averaged optimiser state go beside

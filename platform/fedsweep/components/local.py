@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedsweep.guard import optional, pair, params_tree, returns, scalar, term_finish, term_memory
 from fedsweep.models.functional import features_with, logits_with
+from fedsweep.parameters.ranges import Checked
 from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
 from fedsweep.submodel import FULL_MODEL, SubModel
@@ -227,7 +228,7 @@ class LocalWork:
     client: ClientFacts = NOBODY
 
 
-class Objective(ABC):
+class Objective(Checked, ABC):
     """What a client minimises.
 
     Class attributes:
@@ -274,7 +275,7 @@ class Passes:
     job: float = 0
 
 
-class LocalTerm(ABC):
+class LocalTerm(Checked, ABC):
     """Something that is added to the objective, with a memory of its own.
 
     Class attributes:
@@ -349,7 +350,7 @@ class LocalTerm(ABC):
         return memory, {}
 
 
-class LocalSolver(ABC):
+class LocalSolver(Checked, ABC):
     """Takes one local step at a time.
 
     Class attributes:

@@ -12,16 +12,18 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
 
 from fedsweep.components.base import ServerComponent
-from fedsweep.errors import ConfigError
 from fedsweep.guard import finite_vector, items, named, pair, returns
+from fedsweep.parameters.ranges import Count
 from fedsweep.records import ClientUpdate, LocalJob, RoundContext, State, SyncContext, SyncPoint
 from fedsweep.submodel import FULL_MODEL, SubModel
+
+SyncRule = Literal["authors", "paper"]
 
 
 class Selection(ServerComponent):
@@ -136,7 +138,7 @@ class OncePerRound(Pacing):
         return (SyncPoint(start=start, attend=context.cohort),), state
 
 
-def due_steps(interval: int, steps: int, *, sync_rule: str) -> tuple[int, ...]:
+def due_steps(interval: int, steps: int, *, sync_rule: SyncRule) -> tuple[int, ...]:
     """After which of ``steps`` local steps a client with this interval synchronises; the last one always.
 
     Source: DynamicFL, Algorithm 1. Reading: under ``"authors"`` the step before the last never synchronises, as
@@ -145,17 +147,11 @@ def due_steps(interval: int, steps: int, *, sync_rule: str) -> tuple[int, ...]:
     Args:
         interval: Local steps between two synchronisations, at least 1; clipped to ``steps``.
         steps: Local steps of the round, at least 1.
-        sync_rule: ``"authors"`` or ``"paper"``.
+        sync_rule: See :data:`SyncRule`.
     """
     interval = min(interval, steps)
     last = steps - 2 if sync_rule == "authors" else steps - 1
     return (*range(interval, last + 1, interval), steps)
-
-
-def check_sync_rule(sync_rule: str) -> None:
-    """Raise a ConfigError unless the rule is known."""
-    if sync_rule not in ("authors", "paper"):
-        raise ConfigError(f"sync_rule must be 'authors' or 'paper', but got {sync_rule!r}")
 
 
 def cut_round(dues: Mapping[int, Iterable[int]], idle: tuple[int, ...] = ()) -> tuple[SyncPoint, ...]:
@@ -210,13 +206,8 @@ class FixedInterval(Pacing):
     Source: DynamicFL, Algorithm 1; interval 1 is DynamicSGD.
     """
 
-    interval: int
-    sync_rule: str = "authors"
-
-    def __post_init__(self) -> None:
-        check_sync_rule(self.sync_rule)
-        if self.interval < 1:
-            raise ConfigError(f"interval must be at least 1 local step, but got {self.interval}")
+    interval: Count
+    sync_rule: SyncRule = "authors"
 
     def plan(self, state: State, context: RoundContext) -> tuple[tuple[SyncPoint, ...], State]:
         dues = {k: due_steps(self.interval, context.work[k].steps, sync_rule=self.sync_rule) for k in context.cohort}

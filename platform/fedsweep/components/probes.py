@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.guard import named, returns
+from fedsweep.parameters.ranges import Checked
 from fedsweep.records import Payload
 from fedsweep.streams import Stream
 from fedsweep.trees import ParamTree
@@ -57,7 +58,7 @@ class LocalClient:
     test_targets: Tensor | None = None
 
 
-class Probe(ABC):
+class Probe(Checked, ABC):
     """An extra measurement.
 
     Class attributes:

@@ -31,7 +31,7 @@ class Component(BaseModel):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What stands beside the name: parameter -> value."""
+        """Return what stands beside the name: parameter -> value."""
         return dict(self.model_extra or {})
 
 

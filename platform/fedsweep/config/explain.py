@@ -66,7 +66,7 @@ def _explain_one(path: Path, details: ErrorDetails, *, given: Mapping[str, Any])
 
 
 def _hint(path: Path, value: Any) -> str:
-    """How what was given is written, where it can be understood."""
+    """Return how what was given is written, where it can be understood."""
     if isinstance(value, str) and path:
         keys = _properties(schema_at(path, {}))
         naming = "name" if path == ("method",) or "name" in keys else "kind" if "kind" in keys else None

@@ -46,7 +46,7 @@ class _Reader:
         self._level = 0
 
     def at(self, place: Place, *, asked_by: Path) -> Any:
-        """What stands at a place, its own references followed."""
+        """Return what stands at a place, its own references followed."""
         path, section = place
         if place in self._under_way:
             circle = " -> ".join(f"{file.name}#{part}" for file, part in [*self._under_way, place])

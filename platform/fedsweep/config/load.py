@@ -151,7 +151,7 @@ def _validate(tree: dict[str, Any]) -> Config:
 
 
 def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, completed where pydantic alone would not know how."""
+    """Return what is given, completed where pydantic alone would not know how."""
     tree = apply_overrides(given, ())
     for key, default in _DEFAULTS.items():
         *above, last = key.split(".")

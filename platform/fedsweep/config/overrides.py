@@ -27,7 +27,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def apply_overrides(given: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """What is given with ``KEY=VALUE`` texts laid over it in order; of the same key the last one wins.
+    """Return what is given with ``KEY=VALUE`` texts laid over it in order; of the same key the last one wins.
 
     Raises:
         ConfigError: A text is malformed, or a key lies below something that is no mapping.

@@ -91,12 +91,12 @@ class Config(Section):
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the user gave, before defaults: file and overrides as one tree."""
+        """Return what the user gave, before defaults: file and overrides as one tree."""
         return self._given
 
     @property
     def bound(self) -> dict[str, Any]:
-        """What :mod:`fedsweep.catalog` has bound of it so far, by key: a configuration never changes."""
+        """Return what :mod:`fedsweep.catalog` has bound of it so far, by key: a configuration never changes."""
         return self._bound
 
     @field_validator("name")

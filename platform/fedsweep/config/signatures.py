@@ -17,8 +17,9 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from fedsweep.config.explain import allowed, shown, words
 from fedsweep.errors import ConfigError, unknown_name
+from fedsweep.parameters.ranges import may_be_infinite, range_text
+from fedsweep.parameters.signature import docs_of, signature_of
 
-_Asking = typing.TypeVar("_Asking", bound=Callable[..., Any])
 _KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -66,7 +67,7 @@ def bind(
         ConfigError: A parameter is unknown or missing, or a value is of the wrong type or not finite (infinity is
             admitted where it is the default).
     """
-    at = f"{kind} {name}: " if name else f"{kind}."
+    at, of = (f"{kind} {name}: ", f" (of {name})") if name else (f"{kind}.", "")
     parameters = _parameters(builder, provided)
     unknown = [key for key in params if key not in parameters]
     if unknown and not takes_any(builder):
@@ -76,15 +77,13 @@ def bind(
             raise ConfigError(f"{at}{unknown[0]}: {reason}")
         reason = unknown_name("parameter", unknown[0], known) if known else f"has no parameter {unknown[0]!r}"
         raise ConfigError(f"{at}{reason}")
-    hints = _hints(builder)
     bound: dict[str, Any] = {}
     for key, parameter in parameters.items():
         if key in params:
-            _check_finite(f"{at}{key}", params[key], default=parameter.default)
-            bound[key] = _checked(f"{at}{key}", params[key], _adapter_of(builder, key), annotation=hints.get(key, Any))
+            bound[key] = _checked(f"{kind}.{key}", params[key], parameter, of=of)
         elif parameter.default is inspect.Parameter.empty:
             beside = f" (beside {', '.join(provided)}, which are given to it)" if provided else ""
-            raise ConfigError(f"{at}{key} is missing; it must be {_allowed(hints.get(key, Any))}{beside}")
+            raise ConfigError(f"{kind}.{key} is missing; it must be {_allowed(parameter.annotation)}{beside}{of}")
         elif _is_plain(parameter.default):
             bound[key] = parameter.default
     return bound | {key: params[key] for key in unknown}
@@ -97,12 +96,11 @@ def describe(builder: Callable[..., Any], *, provided: Collection[str] = ()) -> 
         builder: A function or class with a docstring in Google's style.
         provided: Parameters that a configuration cannot set; left out.
     """
-    docs = _documented(inspect.getdoc(builder) or "")
-    hints = _hints(builder)
+    docs = docs_of(builder)
     return tuple(
         ParameterRow(
             name=key,
-            type=_type_text(hints.get(key, Any)),
+            type=_type_text(parameter.annotation),
             default=None if parameter.default is inspect.Parameter.empty else _default_text(parameter.default),
             doc=docs.get(key, ""),
         )
@@ -110,25 +108,8 @@ def describe(builder: Callable[..., Any], *, provided: Collection[str] = ()) -> 
     )
 
 
-def _once(ask: _Asking) -> _Asking:
-    """Remember what was asked of a builder (a table asks the same ones some hundred times), where it has a hash."""
-    remembered = functools.cache(ask)
-
-    @functools.wraps(ask)
-    def answer(builder: Callable[..., Any], *key: str) -> Any:
-        return remembered(builder, *key) if isinstance(builder, Hashable) else ask(builder, *key)
-
-    return typing.cast(_Asking, answer)
-
-
-@_once
-def signature_of(builder: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """A builder's parameters by name, in their order."""
-    return inspect.signature(builder).parameters
-
-
 def takes_any(builder: Callable[..., Any]) -> bool:
-    """Whether it takes parameters that it does not name."""
+    """Return whether it takes parameters that it does not name."""
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature_of(builder).values())
 
 
@@ -137,30 +118,11 @@ def _parameters(builder: Callable[..., Any], provided: Collection[str]) -> dict[
     return {key: value for key, value in found.items() if value.kind in _KEYWORD and key not in provided}
 
 
-@_once
-def _hints(builder: Callable[..., Any]) -> dict[str, Any]:
-    target = builder
-    if inspect.isclass(builder):
-        # A dataclass's fields carry the annotations; another class's constructor does.
-        target = builder if "__dataclass_fields__" in vars(builder) else builder.__init__
-    try:
-        return typing.get_type_hints(target, include_extras=True)
-    except NameError as error:
-        raise ConfigError(f"{builder!r} has an annotation that can't be resolved: {error}") from error
-
-
-def _check_finite(where: str, value: Any, *, default: Any) -> None:
-    # A parameter that is infinite by default may be infinite; whoever takes it refuses NaN.
-    if default != math.inf and not _is_finite(value):
-        raise ConfigError(f"{where} must be finite, but got {shown(value)}")
-
-
-@_once
-def _adapter_of(builder: Callable[..., Any], key: str) -> TypeAdapter[Any] | None:
-    return _adapter(_hints(builder).get(key, Any))
-
-
-def _checked(where: str, value: Any, adapter: TypeAdapter[Any] | None, *, annotation: Any) -> Any:
+def _checked(where: str, value: Any, parameter: inspect.Parameter, *, of: str) -> Any:
+    annotation = parameter.annotation
+    if parameter.default != math.inf and not may_be_infinite(annotation) and not _is_finite(value):
+        raise ConfigError(f"{where} must be finite, but got {shown(value)}{of}")
+    adapter = _adapter_of(annotation)
     if adapter is None:
         return value
     try:
@@ -170,10 +132,14 @@ def _checked(where: str, value: Any, adapter: TypeAdapter[Any] | None, *, annota
         details = error.errors()[0]
         if details["type"] == "value_error":
             raise ConfigError(f"{where}: {details['ctx']['error']}") from None
-        known = words(_schema(adapter))
-        if isinstance(value, str) and known:
-            raise ConfigError(f"{where}: {unknown_name('value', value, known)}") from None
-        raise ConfigError(f"{where} must be {_allowed(annotation)}, but got {shown(value)}") from None
+        choices = words(_schema(adapter))
+        if isinstance(value, str) and choices:
+            raise ConfigError(f"{where}: {unknown_name('value', value, choices)}") from None
+        raise ConfigError(f"{where} must be {_allowed(annotation)}, but got {shown(value)}{of}") from None
+
+
+def _adapter_of(annotation: Any) -> TypeAdapter[Any] | None:
+    return _remembered_adapter(annotation) if isinstance(annotation, Hashable) else _adapter(annotation)
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
@@ -181,6 +147,9 @@ def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
         return TypeAdapter(annotation)
     except (PydanticSchemaGenerationError, PydanticUserError):
         return None
+
+
+_remembered_adapter = functools.cache(_adapter)
 
 
 def _schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
@@ -193,7 +162,7 @@ def _schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
 
 
 def _allowed(annotation: Any) -> str:
-    adapter = _adapter(annotation)
+    adapter = _adapter_of(annotation)
     schema = _schema(adapter) if adapter is not None else {}
     return allowed(schema) if schema else _type_text(annotation)
 
@@ -205,7 +174,7 @@ def _type_text(annotation: Any) -> str:
         return "null"
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
-        return _type_text(typing.get_args(annotation)[0])
+        return " ".join(filter(None, [_type_text(typing.get_args(annotation)[0]), range_text(annotation)]))
     if origin is typing.Literal:
         return " | ".join(map(str, typing.get_args(annotation)))
     if origin is typing.Union or type(annotation).__name__ == "UnionType":
@@ -237,18 +206,3 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
-
-
-def _documented(docstring: str) -> dict[str, str]:
-    """Parameter -> text, from the sections Args and Attributes of a docstring in Google's style."""
-    found: dict[str, list[str]] = {}
-    inside, current = False, ""
-    for line in docstring.splitlines():
-        if line and not line.startswith(" "):
-            inside = line.strip() in ("Args:", "Attributes:")
-        elif inside and (start := re.match(r" {4}(\w+)(?: \([^)]*\))?: (.*)", line)):
-            current = start[1]
-            found[current] = [start[2].strip()]
-        elif inside and current and line.strip():
-            found[current].append(line.strip())
-    return {key: " ".join(lines) for key, lines in found.items()}

@@ -17,7 +17,7 @@ Builder = Callable[..., Any]
 
 
 def attribute(path: str) -> Any:
-    """What ``module:attribute`` names, imported now."""
+    """Return what ``module:attribute`` names, imported now."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsweep.config.schema import Config
-from fedsweep.engine.foresight import Forecast, forecast
+from fedsweep.engine.forecast import Forecast, forecast
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.experiment.experiment import Experiment

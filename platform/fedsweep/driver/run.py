@@ -20,7 +20,7 @@ from fedsweep.driver.observers import Observer, RunInfo, run_tags
 from fedsweep.driver.phases import TIMING, Phases
 from fedsweep.driver.plan import Plan
 from fedsweep.driver.session import Opened, RunSession, SessionSettings, Step
-from fedsweep.engine.foresight import check_first_round
+from fedsweep.engine.forecast import check_first_round
 from fedsweep.errors import ConfigError, FedsweepError, OutputError, RunError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_experiment

@@ -16,7 +16,7 @@ from fedsweep.driver.caveats import blamed, caveats
 from fedsweep.driver.messages import MessageQueue, Messages
 from fedsweep.driver.observers import Observer
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.foresight import happened
+from fedsweep.engine.forecast import notes_after
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError, MemoryLost, RunError
 from fedsweep.experiment.checks import check_world
@@ -313,7 +313,7 @@ class RunSession:
         return result
 
     def _remarks(self, state: RunState) -> list[str]:
-        own = [*happened(self._experiment, state), *caveats(self._experiment, state.records)]
+        own = [*notes_after(self._experiment, state), *caveats(self._experiment, state.records)]
         return [*own, *self._settings.facts.get("sources_changed", ())]
 
     def _own_facts(self) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def _devices(config: Config) -> tuple[str, str]:
 
 
 def _lanes(config: Config, device: str) -> LaneSettings | None:
-    """How many clients a worker steps at once; None: one after another."""
+    """Return how many clients a worker steps at once; None: one after another."""
     runtime = config.runtime
     if runtime.executor == "loop" or (runtime.executor == "auto" and device == "cpu"):
         return None
@@ -244,7 +244,7 @@ def build_world(config: Config, dataset: Dataset) -> World:
 
 
 def _built(config: Config, key: str, **provided: Any) -> Any:
-    """What a key of the scenario names, or None where it is null."""
+    """Return what a key of the scenario names, or None where it is null."""
     found = bound(config, key)
     return None if found is None else found.build(**provided)
 

@@ -10,7 +10,7 @@ from fedsweep.world.stragglers import StragglerPolicy
 
 
 def check_world(experiment: Experiment) -> None:
-    """What can be known of method and world together without a model.
+    """Return what can be known of method and world together without a model.
 
     Raises:
         ConfigError: A client has no samples, or parts of the scenario can't do without each round's updates although
@@ -74,5 +74,5 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def nobody_drops_out(policy: StragglerPolicy, drop_probabilities: Iterable[float]) -> bool:
-    """Whether every client of every cohort is always waited for."""
+    """Return whether every client of every cohort is always waited for."""
     return not policy.judges_rounds and not any(drop_probabilities)

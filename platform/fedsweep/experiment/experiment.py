@@ -173,7 +173,7 @@ class Experiment:
 
     @cached_property
     def layout(self) -> FlatLayout:
-        """How the full model lies in its vector, riders included."""
+        """Return how the full model lies in its vector, riders included."""
         riders = optimizer_riders(self.training.optimizer, layout_of(self.template).num_params)
         return layout_of(self.template, riders)
 
@@ -268,7 +268,7 @@ def transformed(world: World, images: np.ndarray, dtype: torch.dtype) -> Tensor:
 
 
 def client_side(experiment: Experiment) -> ClientSide:
-    """What a worker is told of an experiment."""
+    """Return what a worker is told of an experiment."""
     return ClientSide(
         seed=experiment.seed,
         objective=experiment.method.objective,
@@ -287,7 +287,7 @@ def client_side(experiment: Experiment) -> ClientSide:
 
 
 def server_context(experiment: Experiment, seam: str) -> ServerContext:
-    """What the component of a seam may know when it makes its state."""
+    """Return what the component of a seam may know when it makes its state."""
     world = experiment.world
     proxy, validation = experiment.server_tensors
     return ServerContext(

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedsweep.errors import ConfigError
-from fedsweep.world.spec_checks import check_number
+from fedsweep.parameters.ranges import Checked, NotNegative, PositiveShare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Constant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine:
+class Cosine(Checked):
     """From the learning rate in round 1 towards ``floor`` along half a cosine over the run's rounds.
 
     Attributes:
@@ -41,12 +42,13 @@ class Cosine:
     Source: DynamicFL, section 8 of its specification: ``floor + (rate - floor) (1 + cos(pi (t - 1) / T)) / 2``.
     """
 
+    section: ClassVar[str] = "training.schedule"
     rate: float
-    floor: float = 1e-4
+    floor: NotNegative = 1e-4
     num_rounds: int
 
     def __post_init__(self) -> None:
-        check_number("training.schedule.floor", self.floor, low=0.0)
+        super().__post_init__()
         if self.floor > self.rate:
             raise ConfigError(
                 "training.schedule.floor must not exceed training.optimizer.lr, but got"
@@ -59,7 +61,7 @@ class Cosine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exponential:
+class Exponential(Checked):
     """The learning rate times ``decay`` to the power of the rounds done.
 
     Attributes:
@@ -67,11 +69,9 @@ class Exponential:
         decay: Factor per round, > 0 and <= 1.
     """
 
+    section: ClassVar[str] = "training.schedule"
     rate: float
-    decay: float = 0.99
-
-    def __post_init__(self) -> None:
-        check_number("training.schedule.decay", self.decay, above=0.0, high=1.0)
+    decay: PositiveShare = 0.99
 
     def __call__(self, round: int) -> float:
         """The rate of a round, from 1."""

@@ -43,7 +43,7 @@ def fwd_macs_per_sample(model: nn.Module, input_shape: tuple[int, int, int], *, 
 
 
 def layer_costs(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[str, tuple[int, int]]:
-    """What each layer's share of a forward pass is, by the name of its weight.
+    """Return what each layer's share of a forward pass is, by the name of its weight.
 
     A layer that is cut along its input or output channels costs in proportion to what is left of its weight, so the
     costs of sub-models follow from these without a forward pass of each. Self-attention's products stand under the

@@ -45,7 +45,7 @@ def logits_with(model: nn.Module, values: Mapping[str, Tensor], inputs: Tensor) 
 
 
 def features_with(model: nn.Module, values: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """What the head reads [B, D], under other values; arguments as in :func:`logits_with`."""
+    """Return what the head reads [B, D], under other values; arguments as in :func:`logits_with`."""
     return _ask(model, values, "features", inputs)
 
 

@@ -58,7 +58,7 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def features(self, inputs: Tensor) -> Tensor:
-        """What the head reads, ``[B, D]``, of inputs ``[B, channels, height, width]``."""
+        """Return what the head reads, ``[B, D]``, of inputs ``[B, channels, height, width]``."""
 
     @abstractmethod
     def head(self, features: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class LinearHeadNetwork(Network, ABC):
 
     @abstractmethod
     def encode(self, inputs: Tensor) -> Tensor:
-        """What the projection reads, or the classifier where there is none: ``[B, width]``."""
+        """Return what the projection reads, or the classifier where there is none: ``[B, width]``."""
 
     def features(self, inputs: Tensor) -> Tensor:
         encoded = self.encode(self.arranged(inputs))
@@ -163,7 +163,7 @@ def require_size(model: str, input_shape: InputShape, *, smallest: int) -> None:
 
 
 def gains_by_pixels_last(network: nn.Module) -> bool:
-    """Whether a network's steps are faster for it on a CPU.
+    """Return whether a network's steps are faster for it on a CPU.
 
     It follows from the network alone and from no timing: the same run has the same bits wherever it is.
     """

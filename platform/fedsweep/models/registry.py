@@ -18,6 +18,7 @@ from fedsweep.models.networks.chains import Cnn, ConvNet3, FeddhadCnn, FedstgCnn
 from fedsweep.models.networks.resnet import FeddhadResNet18, ResNet18
 from fedsweep.models.networks.vit import VitTiny
 from fedsweep.models.user_network import adopt
+from fedsweep.plugins import call_builder
 from fedsweep.streams import Stream
 
 
@@ -83,11 +84,16 @@ def make_network(
     Raises:
         ConfigError: Where the input's size is wrong, or one's own module does not fit.
     """
-    with _seeded(stream), _within_memory(name, options):
-        model = builder(input_shape=input_shape, num_classes=num_classes, **options)
+
+    def made() -> object:
+        with _within_memory(name, options):
+            return builder(input_shape=input_shape, num_classes=num_classes, **options)
+
+    with _seeded(stream):
         if name not in MODELS:
+            model = call_builder("model", name, made, gives=object)
             return adopt(model, name=name, input_shape=input_shape, num_classes=num_classes)
-    network = typing.cast(Network, model)
+        network = typing.cast(Network, made())
     network.pixels_last = gains_by_pixels_last(network)
     return network
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def ordered_width(size: int, width: float) -> int:
-    """How many of ``size`` units the ordered width ``width`` keeps: max(1, ceil(width * size)), guarded.
+    """Return how many of ``size`` units the ordered width ``width`` keeps: max(1, ceil(width * size)), guarded.
 
     Without the guard of 1e-9, 0.55 of 100 units would round up to 56.
 
@@ -55,7 +55,7 @@ def ordered_kept(groups: Sequence[UnitGroup], width: float) -> dict[str, range]:
 
 
 def kept_index(groups: Sequence[UnitGroup], kept: Kept) -> KeptIndex:
-    """What to keep of each parameter and buffer when some units are kept.
+    """Return what to keep of each parameter and buffer when some units are kept.
 
     Args:
         groups: All groups of the network.

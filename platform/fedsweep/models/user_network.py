@@ -43,7 +43,7 @@ class UserNetwork(Network):
         return self._feature_width
 
     def features(self, inputs: Tensor) -> Tensor:
-        """What the module's head reads ``[B, D]``, or the logits where it does not say."""
+        """Return what the module's head reads ``[B, D]``, or the logits where it does not say."""
         ask = self.module.features if self.has_features else self.module
         answer: Tensor = ask(self.arranged(inputs))
         return answer
@@ -118,7 +118,7 @@ def _try_out(network: Network, *, name: str, input_shape: InputShape, num_classe
 
 
 def _takes_pixels_last(network: Network) -> bool:
-    """Whether it goes through; ``maps.view(len(maps), -1)`` does not, where ``maps.flatten(1)`` would."""
+    """Return whether it goes through; ``maps.view(len(maps), -1)`` does not, where ``maps.flatten(1)`` would."""
     was_training, network.pixels_last = network.training, True
     try:
         with torch.no_grad():

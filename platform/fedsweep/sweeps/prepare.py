@@ -13,7 +13,7 @@ from fedsweep.config.load import load_config
 from fedsweep.config.overrides import apply_overrides, set_value
 from fedsweep.config.sweep import Sweep
 from fedsweep.driver.run import plan_run
-from fedsweep.engine.foresight import Forecast, forecast
+from fedsweep.engine.forecast import Forecast, forecast
 from fedsweep.errors import InputError
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.runs.sources import sources_of

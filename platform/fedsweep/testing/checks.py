@@ -14,7 +14,7 @@ from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.planning import SubModelPolicy
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.foresight import Beside, forecast
+from fedsweep.engine.forecast import Beside, forecast
 from fedsweep.engine.plan import RoundPlan
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError

@@ -9,15 +9,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError
+from fedsweep.parameters.ranges import Checked, Share
 from fedsweep.streams import Stream
 from fedsweep.world.replay import ScenarioTrace, load_trace
-from fedsweep.world.spec_checks import check_number
 
 KIND_SPEEDS = (1.0, 0.9, 0.8)  # fast, medium, slow
 HISTORY_EPOCHS = 3
@@ -34,9 +34,15 @@ def capabilities(num_clients: int) -> NDArray[np.float64]:
     return np.asarray([KIND_SPEEDS[client % 3] for client in range(num_clients)])
 
 
+Decay = Literal["linear", "exponential", "per_round"]
+Performance = Literal["shifted", "mean", "none"]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Availability(ABC):
+class Availability(Checked, ABC):
     """Who is there."""
+
+    section: ClassVar[str] = "scenario.availability"
 
     @abstractmethod
     def probability(
@@ -103,17 +109,16 @@ class CapabilityAvailability(Availability):
     """
 
     num_rounds: int
-    base: float = 0.8
-    floor: float = 0.3
-    ceiling: float = 0.95
-    decay: str = "linear"
-    perf: str = "shifted"
+    base: Share = 0.8
+    floor: Share = 0.3
+    ceiling: Share = 0.95
+    decay: Decay = "linear"
+    perf: Performance = "shifted"
     normalise: bool = False
     adaptive: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("base", "floor", "ceiling"):
-            check_number(name, getattr(self, name), low=0.0, high=1.0)
+        super().__post_init__()
         if self.floor > self.ceiling:
             raise ConfigError(
                 f"`floor <= ceiling` must hold, but got floor={self.floor}, ceiling={self.ceiling}; swap them"
@@ -170,11 +175,11 @@ def capability(
     *,
     num_rounds: int,
     profile: Literal["default", "paper", "code"] = "default",
-    base: float = 0.8,
-    floor: float = 0.3,
-    ceiling: float = 0.95,
-    decay: Literal["linear", "exponential", "per_round"] | None = None,
-    perf: Literal["shifted", "mean", "none"] | None = None,
+    base: Share = 0.8,
+    floor: Share = 0.3,
+    ceiling: Share = 0.95,
+    decay: Decay | None = None,
+    perf: Performance | None = None,
     normalise: bool | None = None,
     adaptive: bool = True,
 ) -> Availability:
@@ -193,7 +198,7 @@ def capability(
         normalise: Divide capabilities by their mean over all clients; null: the profile's.
         adaptive: false: the chance is base for all (ablation).
     """
-    profiles = {
+    profiles: dict[str, tuple[Decay, Performance, bool]] = {
         "default": ("linear", "shifted", False),
         "paper": ("linear", "mean", False),
         "code": ("per_round", "shifted", True),

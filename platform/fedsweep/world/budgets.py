@@ -14,14 +14,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError, DataError
+from fedsweep.parameters.ranges import Checked, NotNegative, Share, check_value
 from fedsweep.streams import Stream
-from fedsweep.world.spec_checks import check_number, read_text
+from fedsweep.world.spec_checks import read_text
 
 Array = TypeVar("Array", bound=NDArray[np.generic])
 
@@ -146,8 +147,10 @@ class SharedBudgets(BudgetPlan):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget(ABC):
+class Budget(Checked, ABC):
     """How a scenario hands out budgets."""
+
+    section: ClassVar[str] = "scenario.budgets"
 
     @abstractmethod
     def assign(self, num_clients: int, stream: Stream) -> BudgetPlan:
@@ -172,10 +175,7 @@ class FixedBudget(Budget):
     Source: DynamicFL, setting Fix-beta.
     """
 
-    budget_fraction: float
-
-    def __post_init__(self) -> None:
-        check_number("budget_fraction", self.budget_fraction, low=0.0, high=1.0)
+    budget_fraction: Share
 
     def assign(self, num_clients: int, stream: Stream) -> BudgetPlan:
         affords = np.zeros(num_clients, dtype=np.bool_)
@@ -194,10 +194,7 @@ class DynamicBudget(Budget):
     Source: DynamicFL, setting Dynamic-beta.
     """
 
-    budget_fraction: float
-
-    def __post_init__(self) -> None:
-        check_number("budget_fraction", self.budget_fraction, low=0.0, high=1.0)
+    budget_fraction: Share
 
     def assign(self, num_clients: int, stream: Stream) -> BudgetPlan:
         affords = _frozen(np.ones(num_clients, dtype=np.bool_))
@@ -215,13 +212,13 @@ class ValueBudget(Budget):
     """
 
     clients: str | tuple[float, ...] | float = math.inf
-    server: float = math.inf
+    server: NotNegative = math.inf
 
     def __post_init__(self) -> None:
         if isinstance(self.clients, str):
             object.__setattr__(self, "clients", _read_csv(self.clients))
-        _check_per_client("budgets.clients", self.clients, finite=False)
-        check_number("budgets.server", self.server, low=0.0, finite=False)
+        _check_per_client("scenario.budgets.clients", self.clients, default=math.inf)
+        super().__post_init__()
 
     def assign(self, num_clients: int, stream: Stream) -> BudgetPlan:
         values = _per_client("budgets.clients", self.clients, num_clients)
@@ -246,12 +243,12 @@ class MixedBudget(Budget):
 
     user_share: tuple[float, ...] | float
     bandwidth_share: tuple[float, ...] | float
-    weight: float = 0.5
+    weight: Share = 0.5
 
     def __post_init__(self) -> None:
-        _check_per_client("budgets.user_share", self.user_share)
-        _check_per_client("budgets.bandwidth_share", self.bandwidth_share)
-        check_number("budgets.weight", self.weight, low=0.0, high=1.0)
+        _check_per_client("scenario.budgets.user_share", self.user_share)
+        _check_per_client("scenario.budgets.bandwidth_share", self.bandwidth_share)
+        super().__post_init__()
 
     def assign(self, num_clients: int, stream: Stream) -> BudgetPlan:
         user = _per_client("budgets.user_share", self.user_share, num_clients)
@@ -294,12 +291,12 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _check_per_client(name: str, given: object, *, finite: bool = True) -> None:
-    if not isinstance(given, tuple):
-        check_number(name, given, low=0.0, finite=finite)
+def _check_per_client(name: str, values: object, *, default: float | None = None) -> None:
+    if not isinstance(values, tuple):
+        check_value(name, values, NotNegative, default=default)
         return
-    for client, value in enumerate(given):
-        check_number(f"{name}[{client}]", value, low=0.0, finite=finite)
+    for client, value in enumerate(values):
+        check_value(f"{name}[{client}]", value, NotNegative, default=default)
 
 
 def _per_client(name: str, given: str | tuple[float, ...] | float, num_clients: int) -> NDArray[np.float64]:

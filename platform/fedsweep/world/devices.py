@@ -17,15 +17,23 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from fedsweep.errors import ConfigError, DataError
+from fedsweep.parameters.ranges import (
+    AtLeastOne,
+    Checked,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    PositiveOrInfinite,
+    Share,
+)
+from fedsweep.parameters.signature import checked
 from fedsweep.streams import Stream, stream
 from fedsweep.world.device_profiles import FLEET_ROWS, PROFILE_NAMES, FleetRow
 from fedsweep.world.spec_checks import (
     check_choice,
-    check_integer,
-    check_number,
     parse_document,
     read_text,
     write_text,
@@ -38,7 +46,7 @@ _USUAL_PROFILE = "edge-accel"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceProfile:
+class DeviceProfile(Checked):
     """One client's device and its links.
 
     Attributes:
@@ -60,24 +68,17 @@ class DeviceProfile:
     Source: FLASH (Yang et al., WWW 2021) for jitter; Bonawitz et al. 2019 for failures (6 to 10 % a round).
     """
 
-    flops_per_s: float
-    overhead_s: float
-    down_bits_per_s: float
-    up_bits_per_s: float
-    down_latency_s: float
-    up_latency_s: float
-    drop_probability: float = 0.0
-    jitter: float = 0.0
-    compute_jitter: float = 0.0
-    speed_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("flops_per_s", "down_bits_per_s", "up_bits_per_s"):
-            check_number(name, getattr(self, name), above=0.0, finite=False)
-        for name in ("overhead_s", "down_latency_s", "up_latency_s", "jitter", "compute_jitter"):
-            check_number(name, getattr(self, name), low=0.0)
-        check_number("drop_probability", self.drop_probability, low=0.0, high=1.0)
-        check_number("speed_factor", self.speed_factor, above=0.0)
+    section: ClassVar[str] = "device"
+    flops_per_s: PositiveOrInfinite
+    overhead_s: NotNegative
+    down_bits_per_s: PositiveOrInfinite
+    up_bits_per_s: PositiveOrInfinite
+    down_latency_s: NotNegative
+    up_latency_s: NotNegative
+    drop_probability: Share = 0.0
+    jitter: NotNegative = 0.0
+    compute_jitter: NotNegative = 0.0
+    speed_factor: Positive = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,21 +163,22 @@ class ClientTime:
         return self.download_s + self.compute_s + self.upload_s
 
 
+@checked("scenario.devices")
 def build_devices(
     *,
     num_clients: int,
     run_seed: int,
     profile: str | None = None,
     of: str | None = None,
-    seed: int | None = None,
-    compute_sigma: float | None = None,
+    seed: CountOrZero | None = None,
+    compute_sigma: NotNegative | None = None,
     file: str | None = None,
-    bandwidth_factor: float = 1.0,
-    drop_probability: float | None = None,
-    jitter: float | None = None,
-    compute_jitter: float | None = None,
-    slow_share: float = 0.0,
-    slow_factor: float = 10.0,
+    bandwidth_factor: Positive = 1.0,
+    drop_probability: Share | None = None,
+    jitter: NotNegative | None = None,
+    compute_jitter: NotNegative | None = None,
+    slow_share: Share = 0.0,
+    slow_factor: AtLeastOne = 10.0,
 ) -> DeviceFleet:
     """The simulated fleet, one device per client; a client's does not depend on how many clients there are.
 
@@ -213,18 +215,15 @@ def build_devices(
         )
     else:
         fleet = _fleet_of_file(file, num_clients)
-    factor = check_number("scenario.devices.bandwidth_factor", bandwidth_factor, above=0.0)
     given = {"drop_probability": drop_probability, "jitter": jitter, "compute_jitter": compute_jitter}
     noise = {key: value for key, value in given.items() if value is not None}
-    if factor != 1.0 or noise:
-        fleet = DeviceFleet(devices=tuple(_changed(device, factor, noise) for device in fleet.devices))
-    share = check_number("scenario.devices.slow_share", slow_share, low=0.0, high=1.0)
-    longer = check_number("scenario.devices.slow_factor", slow_factor, low=1.0)
-    return fleet if share == 0.0 else _with_slow_ones(fleet, share, longer)
+    if bandwidth_factor != 1.0 or noise:
+        fleet = DeviceFleet(devices=tuple(_changed(device, bandwidth_factor, noise) for device in fleet.devices))
+    return fleet if slow_share == 0.0 else _with_slow_ones(fleet, slow_share, slow_factor)
 
 
 def from_profile(given: Mapping[str, Any], *, run_seed: int) -> dict[str, object]:
-    """What parameters of :func:`build_devices` come to that are null; none with a file, which has its own.
+    """Return what parameters of :func:`build_devices` come to that are null; none with a file, which has its own.
 
     Args:
         given: The parameters.
@@ -287,7 +286,7 @@ def jittered(device: DeviceProfile, *, seed: int, round: int, client: int) -> De
 
 
 def fails(device: DeviceProfile, *, seed: int, round: int, client: int) -> bool:
-    """Whether the client vanishes in this round; the same answer for every method.
+    """Return whether the client vanishes in this round; the same answer for every method.
 
     Args:
         device: The client's device; its ``drop_probability`` decides.
@@ -298,7 +297,7 @@ def fails(device: DeviceProfile, *, seed: int, round: int, client: int) -> bool:
     return stream(seed, "failure", round, client).seed(64) < device.drop_probability * 2.0**64
 
 
-def _drawn_fleet(given: Mapping[str, object], num_clients: int, seed: int) -> DeviceFleet:
+def _drawn_fleet(given: Mapping[str, Any], num_clients: int, seed: int) -> DeviceFleet:
     name = check_choice("device profile", given.get("profile", _USUAL_PROFILE), PROFILE_NAMES)
     if "of" in given and name != "homogeneous":
         raise ConfigError(f"`of` goes with profile homogeneous, but got profile={name!r}; remove `of`")
@@ -309,10 +308,8 @@ def _drawn_fleet(given: Mapping[str, object], num_clients: int, seed: int) -> De
         raise ConfigError(
             f"`compute_sigma` needs a profile with a speed factor, but got profile={name!r}; remove `compute_sigma`"
         )
-    sigma = check_number("scenario.devices.compute_sigma", given.get("compute_sigma", row.speed_sigma or 0.0), low=0.0)
-    if "seed" in given:
-        seed = check_integer("scenario.devices.seed", given["seed"], low=0)
-    source = stream(seed, "devices")
+    sigma = given.get("compute_sigma", row.speed_sigma or 0.0)
+    source = stream(given.get("seed", seed), "devices")
     if alike:
         typical = _device_of(row, speed=1.0, share=0.5, down=row.down.typical, up=row.up.typical)
         return DeviceFleet(devices=(typical,) * num_clients)

@@ -10,28 +10,30 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsweep.errors import ConfigError
 from fedsweep.guard import wrong
+from fedsweep.parameters.ranges import Checked, Count, NotNegative
 from fedsweep.streams import Stream, stream
 from fedsweep.world.replay import ScenarioTrace, load_trace
-from fedsweep.world.spec_checks import check_integer, check_number
 
 Pool = Literal["partition", "all"]
 WEIGHT_LIFT = 1.1  # w = (cos + 1.1)^2 lies between 0.01 and 4.41: rare classes stay possible
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drift(ABC):
+class Drift(Checked, ABC):
     """How the classes of the clients change over the rounds.
 
     Attributes:
         pool: What the class set filters: ``partition``, the client's own samples, or ``all``, the whole training set.
     """
+
+    section: ClassVar[str] = "scenario.drift"
 
     pool: Pool = "partition"
 
@@ -68,23 +70,19 @@ class CosineRotation(Drift):
 
     num_classes: int
     num_rounds: int
-    rotation_speed: float = 2.0
+    rotation_speed: NotNegative = 2.0
     class_shift: float = 0.5
     client_offset: float = 0.4
-    min_classes: int
-    max_classes: int
+    min_classes: Count
+    max_classes: Count
     frozen: bool = False
 
     def __post_init__(self) -> None:
-        check_number("rotation_speed", self.rotation_speed, low=0.0)
-        check_number("class_shift", self.class_shift)
-        check_number("client_offset", self.client_offset)
-        check_integer("min_classes", self.min_classes, low=1, high=self.num_classes)
-        check_integer("max_classes", self.max_classes, low=1, high=self.num_classes)
-        if self.min_classes > self.max_classes:
+        super().__post_init__()
+        if not self.min_classes <= self.max_classes <= self.num_classes:
             raise ConfigError(
-                f"`min_classes <= max_classes` must hold, but got min_classes={self.min_classes}, "
-                f"max_classes={self.max_classes}; swap them or give both"
+                f"`min_classes <= max_classes <= {self.num_classes}` (the classes of the data set) must hold, but got"
+                f" min_classes={self.min_classes}, max_classes={self.max_classes}; correct one or give both"
             )
 
     def class_probabilities(self, client: int, round: int) -> NDArray[np.float64]:
@@ -147,11 +145,11 @@ def cosine_rotation(
     num_classes: int,
     num_rounds: int,
     profile: Literal["paper", "code"] = "paper",
-    rotation_speed: float | None = None,
+    rotation_speed: NotNegative | None = None,
     class_shift: float = 0.5,
     client_offset: float = 0.4,
-    min_classes: int | None = None,
-    max_classes: int | None = None,
+    min_classes: Count | None = None,
+    max_classes: Count | None = None,
     pool: Pool | None = None,
     frozen: bool = False,
 ) -> Drift:

@@ -8,31 +8,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsweep.errors import ConfigError, DataError
+from fedsweep.errors import DataError
+from fedsweep.parameters.ranges import Checked, NotNegative
 from fedsweep.streams import Stream
-from fedsweep.world.spec_checks import check_number
 
 Images = NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureSkew(ABC):
+class FeatureSkew(Checked, ABC):
     """How a client's pictures differ from the others'.
 
     Attributes:
         source: Who proposed it; for listings.
     """
 
+    section: ClassVar[str] = "scenario.feature_skew"
+
     source: ClassVar[str] = ""
 
     @abstractmethod
     def of_client(self, images: Images, client: int, num_clients: int, *, scale: float, stream: Stream) -> Images:
-        """What a client holds instead.
+        """Return what a client holds instead.
 
         Args:
             images: ``[n, C, H, W]``, uint8 or float32; not changed.
@@ -76,10 +78,7 @@ class Noise(FeatureSkew):
     """
 
     source: ClassVar[str] = "Li et al. 2022 (NIID-Bench), noise-based feature skew"
-    level: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_number("feature_skew.level", self.level, low=0.0)
+    level: NotNegative = 0.1
 
     def of_client(self, images: Images, client: int, num_clients: int, *, scale: float, stream: Stream) -> Images:
         deviation = scale * (self.level * (client + 1) / num_clients) ** 0.5
@@ -99,11 +98,7 @@ class Rotation(FeatureSkew):
     """
 
     source: ClassVar[str] = "Ghosh et al. 2020 (IFCA), rotated MNIST and CIFAR-10"
-    groups: int = 4
-
-    def __post_init__(self) -> None:
-        if self.groups not in (2, 4):
-            raise ConfigError(f"scenario.feature_skew.groups must be 2 or 4, but is {self.groups!r}")
+    groups: Literal[2, 4] = 4
 
     def of_client(self, images: Images, client: int, num_clients: int, *, scale: float, stream: Stream) -> Images:
         turns = client % self.groups * (4 // self.groups)

@@ -16,7 +16,7 @@ from fedsweep.streams import Stream
 
 
 def label_counts(labels: NDArray[np.int64], parts: Sequence[NDArray[np.int64]], num_classes: int) -> NDArray[np.int64]:
-    """How many samples of each class each client holds: ``[N, C]`` int64 for N clients and C classes.
+    """Return how many samples of each class each client holds: ``[N, C]`` int64 for N clients and C classes.
 
     Args:
         labels: ``[S]``, each in ``0 .. num_classes - 1``.

@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, cast
+
+from annotated_types import Ge, Lt
 
 from fedsweep.errors import ConfigError, DataError
-from fedsweep.world.spec_checks import check_integer, parse_document, read_text
+from fedsweep.parameters.ranges import Count, check_value
+from fedsweep.world.spec_checks import parse_document, read_text
 
 TRACE_FORMAT = "fedsweep-scenario"
 
@@ -49,10 +53,9 @@ class ScenarioTrace:
         """
         source = f"round {self.num_rounds + 1}"
         there = _ids(present, self.num_clients, f"{source}, present")
+        _ids(sorted(class_sets), self.num_clients, f"{source}, clients with classes")
         sets = {
-            check_integer(f"{source}, client", client, low=0, high=self.num_clients - 1, error=DataError): _ids(
-                classes, self.num_classes, f"{source}, classes of client {client}", empty=False
-            )
+            client: _ids(classes, self.num_classes, f"{source}, classes of client {client}", empty=False)
             for client, classes in sorted(class_sets.items())
         }
         return replace(self, present=(*self.present, there), class_sets=(*self.class_sets, sets))
@@ -88,9 +91,9 @@ class ScenarioTrace:
         """
         keys = ("num_clients", "num_classes", "rounds")
         document = parse_document(text, source=source, format=TRACE_FORMAT, keys=keys)
-        num_clients, num_classes = (
-            check_integer(f"{key} in {source}", document[key], low=1, error=DataError) for key in keys[:2]
-        )
+        for key in keys[:2]:
+            check_value(f"{key} in {source}", document[key], Count, error=DataError)
+        num_clients, num_classes = (cast(int, document[key]) for key in keys[:2])
         rounds = document["rounds"]
         if not isinstance(rounds, list):
             raise DataError(f"`rounds` in {source} must be a list; write it anew")
@@ -154,7 +157,9 @@ def _round_of(entry: object, source: str) -> tuple[Sequence[int], Mapping[int, S
 def _ids(given: object, limit: int, what: str, *, empty: bool = True) -> tuple[int, ...]:
     if not isinstance(given, list | tuple):
         raise DataError(f"{what} must be a list of numbers, but got {given!r}; write it anew")
-    ids = sorted(check_integer(what, one, low=0, high=limit - 1, error=DataError) for one in given)
+    for one in given:
+        check_value(what, one, Annotated[int, Ge(0), Lt(limit)], error=DataError)
+    ids = sorted(map(int, given))
     if len(set(ids)) != len(ids) or not (ids or empty):
         raise DataError(f"{what} must name each number at most once and must not be empty, but got {given!r}")
     return tuple(ids)

@@ -5,74 +5,12 @@ Each check states the rule, the value seen and the way out, so that a wrong valu
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Collection
-from numbers import Integral, Real
 from pathlib import Path
 
 from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
 from fedsweep.errors import ConfigError, DataError, unknown_name
-
-
-def check_number(
-    name: str,
-    value: object,
-    *,
-    low: float = -math.inf,
-    high: float = math.inf,
-    above: float | None = None,
-    finite: bool = True,
-) -> float:
-    """The value as a float, once it is known to be a number in its range.
-
-    Args:
-        name: The key, as the user wrote it.
-        value: What was found.
-        low: Smallest value allowed.
-        high: Largest value allowed.
-        above: If given, the value must be strictly larger.
-        finite: Whether infinity is refused even where ``high`` is infinite. NaN is always refused.
-
-    Raises:
-        ConfigError: The value is no number or outside its range.
-    """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        rule = _rule(name, low=low, high=high, above=above)
-        raise ConfigError(f"`{name}` must be a number, but got {value!r}; give a number with {rule}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.nan
-    inside = low <= number <= high and (above is None or number > above)
-    if not inside or (finite and math.isinf(number)):
-        rule = _rule(name, low=low, high=high, above=above)
-        raise ConfigError(f"{rule} must hold, but got {name}={value!r}; give a finite value in that range")
-    return number
-
-
-def check_integer(
-    name: str,
-    value: object,
-    *,
-    low: int,
-    high: int | None = None,
-    error: type[ConfigError] | type[DataError] = ConfigError,
-) -> int:
-    """The value as an int, once it is known to be a whole number from ``low`` to ``high`` (None: no upper end).
-
-    ``error`` is what to raise: ``DataError`` for the content of a file.
-
-    Raises:
-        ConfigError: (or ``error``) The value is no whole number or outside its range.
-    """
-    rule = _rule(name, low=low, high=math.inf if high is None else high, above=None)
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise error(f"`{name}` must be a whole number, but got {value!r}; give a whole number with {rule}")
-    number = int(value)
-    if number < low or (high is not None and number > high):
-        raise error(f"{rule} must hold, but got {name}={value!r}; give a value in that range")
-    return number
 
 
 def check_choice(name: str, value: object, known: Collection[str]) -> str:
@@ -134,9 +72,3 @@ def parse_document(text: str, *, source: str, format: str, keys: Collection[str]
         wrong = sorted(set(document) ^ expected)
         raise DataError(f"{source} must have the keys {sorted(expected)}, but these differ: {wrong}; write it anew")
     return document
-
-
-def _rule(name: str, *, low: float, high: float, above: float | None) -> str:
-    left = f"{above:g} < " if above is not None else (f"{low:g} <= " if low > -math.inf else "")
-    right = f" <= {high:g}" if high < math.inf else ""
-    return f"`{left}{name}{right}`"

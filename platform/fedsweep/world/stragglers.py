@@ -11,8 +11,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from fedsweep.world.spec_checks import check_integer, check_number
+from fedsweep.parameters.ranges import AtLeastOne, Checked, CountOrZero, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +51,14 @@ class RoundOutcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StragglerPolicy(ABC):
+class StragglerPolicy(Checked, ABC):
     """When the server stops waiting.
 
     Attributes:
         over_selection: How many times the wanted number of clients is selected, >= 1.
     """
+
+    section: ClassVar[str] = "scenario.devices.stragglers"
 
     over_selection: float = field(default=1.0, init=False)
 
@@ -110,12 +113,8 @@ class Deadline(StragglerPolicy):
     Round time: max T_k where all came in time, else D, or the ``min_updates``-th T_k where that is later.
     """
 
-    deadline_s: float
-    min_updates: int = 1
-
-    def __post_init__(self) -> None:
-        check_number("deadline_s", self.deadline_s, above=0.0)
-        check_integer("min_updates", self.min_updates, low=0)
+    deadline_s: Positive
+    min_updates: CountOrZero = 1
 
     def close(self, runs: Sequence[ClientRun], wanted: int) -> RoundOutcome:
         return _close_at(runs, deadline_s=self.deadline_s, min_updates=self.min_updates)
@@ -132,10 +131,7 @@ class OverSelect(StragglerPolicy):
     as the slowest of all).
     """
 
-    over_selection: float = 1.3
-
-    def __post_init__(self) -> None:
-        check_number("over_selection", self.over_selection, low=1.0)
+    over_selection: AtLeastOne = 1.3
 
     def close(self, runs: Sequence[ClientRun], wanted: int) -> RoundOutcome:
         kept = _alive(runs)[:wanted]
@@ -152,11 +148,7 @@ class DropOut(StragglerPolicy):
     Reading: a server cannot tell a slow client from a lost one, so whoever is not back at D counts as lost.
     """
 
-    deadline_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.deadline_s is not None:
-            check_number("deadline_s", self.deadline_s, above=0.0)
+    deadline_s: Positive | None = None
 
     @property
     def judges_rounds(self) -> bool:
@@ -179,10 +171,7 @@ class PartialWork(StragglerPolicy):
     A client without one full epoch by then has nothing to send. Round time: at most D.
     """
 
-    deadline_s: float
-
-    def __post_init__(self) -> None:
-        check_number("deadline_s", self.deadline_s, above=0.0)
+    deadline_s: Positive
 
     def close(self, runs: Sequence[ClientRun], wanted: int) -> RoundOutcome:
         done = [(run, self._epochs(run)) for run in _alive(runs)]

@@ -10,7 +10,7 @@ import pytest
 
 from fedsweep.catalog import resolve
 from fedsweep.config import load_config
-from fedsweep.engine.foresight import check_first_round
+from fedsweep.engine.forecast import check_first_round
 from fedsweep.experiment.build import build_experiment
 from fedsweep.experiment.checks import check_experiment
 from fedsweep.reproduce.cells import Cell, cells_of

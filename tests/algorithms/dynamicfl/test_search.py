@@ -61,7 +61,7 @@ def test_exhaustive_refuses_more_groups_than_its_limit_and_says_how_many() -> No
     assert ExhaustiveGroup(max_subsets=30).choose(problem(counts, max_size=1)) == (0,)
     with pytest.raises(ConfigError, match="max_subsets=29"):
         ExhaustiveGroup(max_subsets=29).choose(problem(counts), size=1)
-    with pytest.raises(ConfigError, match="at least 1, but got 0"):
+    with pytest.raises(ConfigError, match="max_subsets must be an integer >= 1, but got 0"):
         ExhaustiveGroup(max_subsets=0)
 
 
@@ -171,9 +171,9 @@ def test_missing_library_is_named_with_the_way_to_install_it(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"individuals": 5}, "individuals=5"),
-        ({"generations": 0}, "generations=0"),
-        ({"orders": 0}, "orders=0"),
+        ({"individuals": 5}, "individuals must be an integer >= 2 and a multiple of 2, but got 5"),
+        ({"generations": 0}, "generations must be an integer >= 1, but got 0"),
+        ({"orders": 0}, "orders must be an integer >= 1, but got 0"),
         ({"mutation": 1.5}, "got 1.5"),
     ],
 )

@@ -16,7 +16,7 @@ from fedsweep.algorithms.dynamicfl.similarity import GradientSketch, SimilarityG
 from fedsweep.algorithms.dynamicfl.two_speed import TwoSpeed, dynamicfl
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.probes import LocalClient
-from fedsweep.engine.foresight import forecast
+from fedsweep.engine.forecast import forecast
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.method import FederatedMethod
@@ -152,9 +152,9 @@ def test_a_forecast_takes_as_many_as_the_budgets_admit() -> None:
 
 
 def test_wrong_options_and_places_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"method\.sketch_values must be at least 1, but got 0"):
+    with pytest.raises(ConfigError, match=r"method\.sketch_values must be an integer >= 1, but got 0"):
         dynamicfl(group="similarity", sketch_values=0)
-    with pytest.raises(ConfigError, match="orders must be at least 1, but got 0"):
+    with pytest.raises(ConfigError, match="orders must be an integer >= 1, but got 0"):
         SimilarityGroup(orders=0)
     with pytest.raises(ConfigError, match="'similarity' needs what clients measure on a model"):
         select_group(np.array([[3, 0], [0, 3]]), method="similarity")

@@ -296,12 +296,12 @@ def test_resumed_run_is_the_unbroken_one(tmp_path: Path) -> None:
     [
         ({"base_rate": 0.6}, "0 <= base_rate <= base_rate_cap must hold"),
         ({"base_rate": -0.1}, "0 <= base_rate <= base_rate_cap must hold"),
-        ({"base_rate_cap": 1.0}, "method.base_rate_cap must be at least 0 and below 1"),
-        ({"unit_rate_cap": 1.0}, "method.unit_rate_cap must be at least 0 and below 1"),
+        ({"base_rate_cap": 1.0}, "method.base_rate_cap must be a number >= 0 and < 1"),
+        ({"unit_rate_cap": 1.0}, "method.unit_rate_cap must be a number >= 0 and < 1"),
         ({"refresh": (3, 2)}, "method.refresh must be rounds in ascending order from 1"),
         ({"refresh": (0,)}, "method.refresh must be rounds in ascending order from 1"),
-        ({"check_every": 0}, "method.check_every must be at least 1"),
-        ({"temperature": 0.0}, "method.temperature must be above 0"),
+        ({"check_every": 0}, "method.check_every must be an integer >= 1"),
+        ({"temperature": 0.0}, "method.temperature must be a number > 0"),
     ],
 )
 def test_wrong_numbers_are_errors(more: dict[str, Any], message: str) -> None:

@@ -289,10 +289,10 @@ def test_single_client_has_weight_one_and_learns_nothing() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"floor": 0.0}, "method.floor must be a number above 0"),
-        ({"decay_v": 1.5}, "method.decay_v must be a number from 0 to 1"),
-        ({"learning_rate_b": -1.0}, "method.learning_rate_b must be a number of at least 0"),
-        ({"learning_rate_v": math.nan}, "method.learning_rate_v must be a number of at least 0"),
+        ({"floor": 0.0}, "method.floor must be a number > 0"),
+        ({"decay_v": 1.5}, "method.decay_v must be a number >= 0 and <= 1"),
+        ({"learning_rate_b": -1.0}, "method.learning_rate_b must be a number >= 0"),
+        ({"learning_rate_v": math.nan}, "method.learning_rate_v must be a number >= 0"),
     ],
 )
 def test_wrong_numbers_are_errors(more: dict[str, Any], message: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from fedsweep.config.load import load_config
 from fedsweep.config.signatures import describe
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.build import build_experiment
+from fedsweep.parameters.signature import signature_of
 from fedsweep.testing import local_engine, run_rounds
 
 BOTH = {"merge": [{"name": "feddh", "floor": 0.02}, {"name": "fedad", "base_rate": 0.3, "refresh": [1]}]}
@@ -38,7 +38,7 @@ def test_it_is_the_merge_bit_for_bit() -> None:
 
 def test_it_takes_what_both_take_with_their_defaults_and_words() -> None:
     assert describe(feddhad) == (*describe(feddh), *describe(fedad))
-    shared = inspect.signature(feddh).parameters.keys() & inspect.signature(fedad).parameters.keys()
+    shared = signature_of(feddh).keys() & signature_of(fedad).keys()
     assert not shared  # or one key would stand for two things
     config = resolve(load_config({"method": {"name": "feddhad", "base_rate": 0.2, "decay_v": 0.9}}))
     assert (config.method["base_rate"], config.method["decay_v"], config.method["patience"]) == (0.2, 0.9, 3)

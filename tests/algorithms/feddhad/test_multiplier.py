@@ -213,8 +213,8 @@ def test_network_that_does_not_let_factors_pass_is_refused(model: str, between: 
             check_experiment(experiment(form))
     for form in ("activation", "none", "auto"):
         check_experiment(experiment(form))
-    assert fedad(base_rate=0.3, refresh=(1,)).submodels.foresee(server_context(experiment("auto"), "submodels")) == (
-        f"{between if model == 'cnn' else VIT}, so the multiplier acts on activations (method.multiplier=activation)"
+    assert fedad(base_rate=0.3, refresh=(1,)).submodels.notes(server_context(experiment("auto"), "submodels")) == (
+        f"{between if model == 'cnn' else VIT}, so the multiplier acts on activations (method.multiplier=activation)",
     )
 
 
@@ -226,7 +226,7 @@ def test_auto_is_incoming_where_that_can_be_had() -> None:
     assert torch.equal(found["auto"], found["incoming"])
     assert len({tuple(vector.tolist()) for vector in found.values()}) == 4
     context = server_context(tiny_experiment(fedad(), build=net), "submodels")
-    assert fedad(base_rate=0.3, refresh=(1,)).submodels.foresee(context) == ""
+    assert fedad(base_rate=0.3, refresh=(1,)).submodels.notes(context) == ()
 
 
 def test_adam_is_refused() -> None:

@@ -22,7 +22,7 @@ from fedsweep.client.messages import Handle, LaneSettings, Segment, SegmentReply
 from fedsweep.client.optimizer import OptimizerSettings
 from fedsweep.components.local import CrossEntropy, LocalStep, LocalTerm, Memory
 from fedsweep.engine.engine import Engine
-from fedsweep.engine.foresight import lanes_refused
+from fedsweep.engine.forecast import lanes_refused
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ClientJobError
 from fedsweep.experiment.experiment import Experiment

@@ -205,7 +205,7 @@ def test_ten_thousand_clients_are_split(spec: dict[str, Any]) -> None:
         ({"kind": "dirichlet"}, "dirichlet_alpha is missing"),
         ({"kind": "dirichlet", "dirichlet_alfa": 1.0}, "did you mean 'dirichlet_alpha'"),
         ({"kind": "iid", "min_samples": 1}, "has no parameter"),
-        ({"kind": "dirichlet", "dirichlet_alpha": 0}, "> 0, but is 0"),
+        ({"kind": "dirichlet", "dirichlet_alpha": 0}, "> 0, but got 0"),
         ({"kind": "dirichlet", "dirichlet_alpha": float("nan")}, "finite"),
         ({"kind": "dirichlet", "dirichlet_alpha": "0.1"}, "'0.1'"),
         ({"kind": "dirichlet_balanced", "dirichlet_alpha": -1.0}, "> 0"),
@@ -317,7 +317,7 @@ def test_a_mixture_of_one_kind_has_its_sizes() -> None:
         ([], "must name at least one kind"),
         ([{"share": 1}], r"of\[0\] must have share and kind, but kind is missing"),
         ([{"kind": "iid"}], "share is missing"),
-        ([{"share": 0, "kind": "iid"}], r"^scenario\.partition\.of\[0\].share must be a finite number > 0, but is 0"),
+        ([{"share": 0, "kind": "iid"}], r"^scenario\.partition\.of\[0\].share must be a number > 0, but got 0"),
         ([{"share": 1, "kind": 3}], r"^scenario\.partition\.of\[0\]\.kind must be text, but got 3"),
         (
             [IID, {"share": 1, "kind": "ii"}],
@@ -325,8 +325,8 @@ def test_a_mixture_of_one_kind_has_its_sizes() -> None:
         ),
         ([IID, {**IID, "alpha": 1}], r"^scenario\.partition\.of\[1\]\.alpha: there is no such parameter"),
         ([IID, {**SKEW, "alpha": 1}], r"^scenario\.partition\.of\[1\]\.alpha: unknown parameter 'alpha'; did you mean"),
-        ([IID, {**SKEW, "dirichlet_alpha": "x"}], r"of\[1\]\.dirichlet_alpha must be a number, but got 'x'"),
-        ([IID, {**SKEW, "min_samples": 2.5}], r"of\[1\]\.min_samples must be an integer, but got 2\.5"),
+        ([IID, {**SKEW, "dirichlet_alpha": "x"}], r"of\[1\]\.dirichlet_alpha must be a number > 0, but got 'x'"),
+        ([IID, {**SKEW, "min_samples": 2.5}], r"of\[1\]\.min_samples must be an integer >= 1, but got 2\.5"),
         ([IID, {**SKEW, "dirichlet_alpha": -1}], r"^scenario\.partition\.of\[1\]\.dirichlet_alpha must be .* -1"),
         (
             [IID, {"share": 1, "kind": "mixture", "of": [SKEW, {**SKEW, "dirichlet_alpha": -1}]}],

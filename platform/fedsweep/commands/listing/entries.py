@@ -27,16 +27,21 @@ class Named:
     text: Callable[[], str] = field(default=str)
 
 
+def first_paragraph(item: object) -> str:
+    """Return the first paragraph of a docstring in one line, empty where there is none."""
+    return " ".join((inspect.getdoc(item) or "").partition("\n\n")[0].split()).replace("``", "`")
+
+
 def _methods() -> list[Named]:
-    from fedsweep.catalog import method_names
+    from fedsweep.catalog import built_in_card, method_builder, method_names
     from fedsweep.config.tables import TABLES
 
-    known = TABLES["method"].names()
-    said = [(name, entry.summary, entry.source) for name, entry in known.items()]
-    said += [(name, "of an installed package", "") for name in method_names() if name not in known]
+    built_in = TABLES["method"].names()
+    lines = [(name, first_paragraph(method_builder(name)), built_in_card(name).source) for name in built_in]
+    lines += [(name, "of an installed package", "") for name in method_names() if name not in built_in]
     return [
-        Named(name=name, summary=summary, source=source, key="method", text=partial(_card, name))
-        for name, summary, source in said
+        Named(name=name, summary=summary.rstrip("."), source=source, key="method", text=partial(_card, name))
+        for name, summary, source in lines
     ]
 
 
@@ -77,7 +82,7 @@ def _partitions() -> list[Named]:
     return [
         Named(
             name=name,
-            summary=(inspect.getdoc(kind) or "").partition("\n")[0].rstrip("."),
+            summary=first_paragraph(kind).rstrip("."),
             source=kind.source,
             key="scenario.partition",
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 from fedsweep.card import NEEDS, SYMBOLS, Card, Limit, card_of
 from fedsweep.catalog import method_builder
+from fedsweep.commands.listing.entries import first_paragraph
 from fedsweep.config.signatures import ParameterRow, describe
 from fedsweep.config.tables import TABLES
 from fedsweep.errors import ConfigError, FedsweepError
@@ -70,7 +71,7 @@ class MethodFacts:
 
 
 def method_facts(name: str) -> MethodFacts:
-    """What there is to say of a method.
+    """Return what there is to say of a method.
 
     Args:
         name: A method, ``package.module:callable``, or an installed package's entry point.
@@ -83,12 +84,11 @@ def method_facts(name: str) -> MethodFacts:
     if card is None:
         raise ConfigError(f"method {name} has no card; put @with_card(Card(...)) on its builder")
     method: FederatedMethod = builder()
-    entry = TABLES["method"].names().get(name)
     components = list(_components(method))
     docs = [inspect.getdoc(builder) or "", *(inspect.getdoc(type(c)) or "" for c in components)]
     return MethodFacts(
         name=name,
-        summary=entry.summary if entry is not None else _first_line(builder),
+        summary=first_paragraph(builder),
         source=_source(builder, method),
         changes=_changes(method),
         sends=tuple(_sends(card, method)),
@@ -137,7 +137,7 @@ def executors(builder: Callable[..., FederatedMethod]) -> str:
 
 
 def _refused(builder: Callable[..., FederatedMethod], *, local_steps: int | None) -> tuple[str, ...]:
-    from fedsweep.engine.foresight import lanes_refused
+    from fedsweep.engine.forecast import lanes_refused
     from fedsweep.models.networks.chains import Mlp
     from fedsweep.testing import tiny_data, tiny_experiment
 
@@ -157,7 +157,7 @@ def _refused(builder: Callable[..., FederatedMethod], *, local_steps: int | None
 
 
 def _components(method: FederatedMethod) -> Iterator[Any]:
-    """What differs from FedAvg, and the parts that such components hold."""
+    """Return what differs from FedAvg, and the parts that such components hold."""
     for component in itertools.chain(*_own_parts(method).values()):
         yield component
         parts = (getattr(component, field.name) for field in dataclasses.fields(component))
@@ -165,7 +165,7 @@ def _components(method: FederatedMethod) -> Iterator[Any]:
 
 
 def _own_parts(method: FederatedMethod) -> dict[str, tuple[Any, ...]]:
-    """What differs from FedAvg, by seam."""
+    """Return what differs from FedAvg, by seam."""
     plain = FederatedMethod(name="fedavg", source="")
     own = (seam for seam in SEAMS if getattr(method, seam) != getattr(plain, seam))
     return {seam: (getattr(method, seam),) for seam in own} | {"terms": method.terms, "refinements": method.refinements}
@@ -173,7 +173,7 @@ def _own_parts(method: FederatedMethod) -> dict[str, tuple[Any, ...]]:
 
 def _changes(method: FederatedMethod) -> dict[str, str]:
     found = {
-        seam.replace("_", " "): "; ".join(f"{type(c).__name__}, {_first_line(type(c))}" for c in components)
+        seam.replace("_", " "): "; ".join(f"{type(c).__name__}, {first_paragraph(type(c))}" for c in components)
         for seam, components in _own_parts(method).items()
         if components
     }
@@ -183,23 +183,24 @@ def _changes(method: FederatedMethod) -> dict[str, str]:
 
 
 def _sends(card: Card, method: FederatedMethod) -> Iterator[str]:
-    """The card's formulas, and what is registered."""
-    for where, formula in (
+    """The card's traffic, and what is registered."""
+    for where, counts in (
         ("up", card.up),
         ("down", card.down),
         ("up, once before round 1", card.setup_up),
         ("down, once before round 1", card.setup_down),
     ):
-        if formula != "0":
-            known = {symbol: SYMBOLS[symbol] for symbol in SYMBOLS if re.search(rf"\b{symbol}\b", formula)}
-            legend = "; ".join(f"{symbol}: {meaning}" for symbol, meaning in known.items())
-            yield f"{where}: `{formula}`" + (f" ({legend})" if legend else "")
+        for count in counts:
+            names = inspect.signature(count).parameters
+            legend = "; ".join(f"{name}: {SYMBOLS[name]}" for name in names if SYMBOLS.get(name, name) != name)
+            text = " ".join((inspect.getdoc(count) or "").split())
+            yield f"{where}: {text.rstrip('.')}" + (f" ({legend})" if legend else "")
     if method.submodels.cuts:
         yield "of the model each client's part alone, and which units it has where that is drawn"
     if method.registration or method.needs_share:
-        counts = ["label counts (C values) up"] if "label_counts" in method.registration else []
-        counts += ["the mean number of samples (1 value) down"] if method.needs_share else []
-        yield f"at registration: {', '.join(counts)}"
+        at_start = ["label counts (one for each class) up"] if "label_counts" in method.registration else []
+        at_start += ["the mean number of samples (1 value) down"] if method.needs_share else []
+        yield f"at registration: {', '.join(at_start)}"
 
 
 def _needs(card: Card, method: FederatedMethod) -> Iterator[str]:
@@ -222,8 +223,3 @@ def _said(docstring: str, word: str) -> list[str]:
     """The texts after ``Source:`` or ``Reading:`` in a docstring, each without the next one's."""
     found = re.findall(rf"\b{word}: (.*?)(?=\s+(?:Source|Reading):|\n\s*\n|\Z)", docstring, flags=re.DOTALL)
     return [" ".join(text.split()).replace("``", "`") for text in found]
-
-
-def _first_line(item: object) -> str:
-    """The first paragraph of a docstring."""
-    return " ".join((inspect.getdoc(item) or "").partition("\n\n")[0].split()).replace("``", "`")

@@ -10,7 +10,7 @@ from fedsweep.commands.terminal.interrupts import is_interrupted
 from fedsweep.errors import ClusterLost, RunError
 
 if TYPE_CHECKING:
-    from fedsweep.engine.foresight import Forecast
+    from fedsweep.engine.forecast import Forecast
     from fedsweep.sweeps.prepared import PreparedSweep, PreparedTrial
     from fedsweep.sweeps.summary import Summary
     from fedsweep.sweeps.sweep_folder import SweepFolder

@@ -18,7 +18,7 @@ import numpy as np
 from fedsweep.config.scenario import Scenario
 from fedsweep.config.schema import Config
 from fedsweep.engine.cost import CostModel
-from fedsweep.engine.foresight import planned_rounds
+from fedsweep.engine.forecast import planned_rounds
 from fedsweep.engine.plan import Planner
 from fedsweep.engine.row import RowMaker
 from fedsweep.experiment.build import build_experiment

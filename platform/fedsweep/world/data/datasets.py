@@ -46,7 +46,7 @@ class DatasetEntry:
 
 
 def is_present(name: str, *, root: str | None) -> bool:
-    """Whether a built-in data set's files seem to lie under the data folder; their content is not looked at.
+    """Return whether a built-in data set's files seem to lie under the data folder; their content is not looked at.
 
     Args:
         name: One of :data:`DATASETS`.

@@ -47,7 +47,7 @@ def import_torchvision() -> Any:
 
 
 def imports_alone() -> bool:
-    """Whether ``import torchvision`` works in a program that does not go through here."""
+    """Return whether ``import torchvision`` works in a program that does not go through here."""
     spec = importlib.util.find_spec("torchvision")
     return spec is not None and spec.origin is not None and _operators_load(Path(spec.origin).parent)
 

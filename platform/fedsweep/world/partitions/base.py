@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +10,20 @@ from typing import ClassVar
 import numpy as np
 
 from fedsweep.errors import ConfigError, DataError, InvariantError
+from fedsweep.parameters.ranges import Checked
 from fedsweep.streams import Stream
 from fedsweep.world.partitions.draws import Indices
 
 
 @dataclass(frozen=True, kw_only=True)
-class Partition(ABC):
+class Partition(Checked, ABC):
     """A rule that splits S training samples among clients.
 
     Attributes:
         source: Who proposed it; for listings.
     """
+
+    section: ClassVar[str] = "scenario.partition"
 
     source: ClassVar[str] = ""
 
@@ -71,27 +73,6 @@ def check_parts(parts: Sequence[Indices], *, num_samples: int, num_clients: int)
         )
     if len(joined) and np.bincount(joined).max() > 1:
         raise InvariantError(f"a partition must not use a sample twice, but sample {np.bincount(joined).argmax()} is")
-
-
-def check_positive(name: str, value: object) -> None:
-    """Check that a parameter is a finite number > 0.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
-        raise ConfigError(f"scenario.partition.{name} must be a finite number > 0, but is {value!r}")
-
-
-def check_integer(name: str, value: object, *, low: int) -> None:
-    """Check that a parameter is an integer of at least ``low``.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ConfigError(f"scenario.partition.{name} must be an integer >= {low}, but is {value!r}")
 
 
 def check_enough(num_samples: int, num_clients: int, *, min_samples: int) -> None:

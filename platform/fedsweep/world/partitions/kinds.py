@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from fedsweep.errors import ConfigError, DataError
+from fedsweep.parameters.ranges import Count, Positive
 from fedsweep.streams import Stream
-from fedsweep.world.partitions.base import Partition, check_enough, check_integer, check_positive, without_empty
+from fedsweep.world.partitions.base import Partition, check_enough, without_empty
 from fedsweep.world.partitions.draws import (
     Floats,
     Indices,
@@ -64,10 +65,7 @@ class Classes(Partition):
     """
 
     source: ClassVar[str] = "DynamicFL's authors, after McMahan et al. 2017"
-    classes_per_client: int = 2
-
-    def __post_init__(self) -> None:
-        check_integer("classes_per_client", self.classes_per_client, low=1)
+    classes_per_client: Count = 2
 
     def split(
         self,
@@ -124,17 +122,10 @@ class Dirichlet(Partition):
     """
 
     source: ClassVar[str] = "Li et al. 2022 (NIID-Bench); FedDHAD, DynamicFL"
-    dirichlet_alpha: float
-    min_samples: int = 5
-    max_draws: int = 1000
+    dirichlet_alpha: Positive
+    min_samples: Count = 5
+    max_draws: Count = 1000
     repair: bool = False
-
-    def __post_init__(self) -> None:
-        check_positive("dirichlet_alpha", self.dirichlet_alpha)
-        check_integer("min_samples", self.min_samples, low=1)
-        check_integer("max_draws", self.max_draws, low=1)
-        if not isinstance(self.repair, bool):
-            raise ConfigError(f"scenario.partition.repair must be true or false, but is {self.repair!r}")
 
     def split(
         self,
@@ -223,10 +214,7 @@ class BalancedDirichlet(Partition):
     """
 
     source: ClassVar[str] = "DynaFed's authors"
-    dirichlet_alpha: float
-
-    def __post_init__(self) -> None:
-        check_positive("dirichlet_alpha", self.dirichlet_alpha)
+    dirichlet_alpha: Positive
 
     def split(
         self,

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedsweep.errors import ConfigError
+from fedsweep.parameters.ranges import Positive, check_value
 from fedsweep.streams import Stream
-from fedsweep.world.partitions.base import Partition, check_positive
+from fedsweep.world.partitions.base import Partition
 from fedsweep.world.partitions.draws import Indices, cut
 from fedsweep.world.partitions.flower import FlowerDatasets
 from fedsweep.world.partitions.kinds import IID, BalancedDirichlet, Classes, Dirichlet, Quantity, Writer
@@ -34,10 +35,11 @@ class Mixture(Partition):
     of: tuple[dict[str, Any], ...]  # the catalog puts each entry's partition in place of its kind and parameters
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.of:
             raise ConfigError("scenario.partition.of must name at least one kind, but is empty")
         for number, part in enumerate(self.of):
-            check_positive(f"of[{number}].share", part["share"])
+            check_value(f"scenario.partition.of[{number}].share", part["share"], Positive)
 
     def split(
         self,

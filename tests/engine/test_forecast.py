@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedsweep.config.load import load_config
-from fedsweep.engine.foresight import forecast, happened
+from fedsweep.engine.forecast import forecast, notes_after
 from fedsweep.experiment.build import build_experiment
 from fedsweep.testing import local_engine, run_rounds
 
@@ -20,7 +20,7 @@ def said(method: dict[str, Any], *, rounds: int = 3, steps: int = 5) -> tuple[st
     """What is said before, and what after a run on digits."""
     training = {"rounds": rounds, "cohort_size": 3, "local_steps": steps}
     experiment = build_experiment(load_config({"scenario": {"clients": 4}, "training": training, "method": method}))
-    after = happened(experiment, run_rounds(local_engine(experiment)))
+    after = notes_after(experiment, run_rounds(local_engine(experiment)))
     return "; ".join(forecast(experiment).remarks), "; ".join(after)
 
 

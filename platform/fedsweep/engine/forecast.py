@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from fedsweep.card import values_counted
 from fedsweep.client.lanes.grouping import alone, why_alone
 from fedsweep.client.messages import LaneSettings, Progress
 from fedsweep.engine.clock import Prices
@@ -25,6 +26,7 @@ from fedsweep.experiment.experiment import Experiment, client_side, server_conte
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.guard import guarded, hook_of
 from fedsweep.models.cost import BYTES_PER_VALUE
+from fedsweep.records import State
 from fedsweep.submodel import FULL_MODEL, SubModel
 
 Formula = Literal["up", "down", "setup_up", "setup_down"]
@@ -141,7 +143,7 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         num_params=layout.num_params,
         memory_mb=_memory_mb(experiment, num_values=layout.num_values, num_actors=num_actors),
         exact=planned == rounds,
-        remarks=tuple(foreseen(experiment, plans)),
+        remarks=tuple(notes_before(experiment, plans)),
     )
 
 
@@ -221,14 +223,14 @@ class Beside:
         profiles = experiment.world.profiles
         self._largest = max(profiles, key=lambda p: (p.num_samples, -p.client)).client
         self._symbols: Mapping[str, Any] = {
-            "X": math.prod(shape),
-            "C": experiment.world.data.num_classes,
-            "U": sum(group.size for group in groups()),
-            "F": experiment.layout.num_params,
-            "K": sum(layer.get_parameter("weight").numel() for layer in _layers(template)),
+            "input_values": math.prod(shape),
+            "classes": experiment.world.data.num_classes,
+            "units": sum(group.size for group in groups()),
+            "full_params": experiment.layout.num_params,
+            "kernel_weights": sum(layer.get_parameter("weight").numel() for layer in _layers(template)),
             "sizes": tuple(profile.num_samples for profile in experiment.world.profiles),
             "rounds": experiment.training.rounds,
-        } | ({"D": template.feature_width} if features else {})
+        } | ({"features": template.feature_width} if features else {})
 
     def values(self, which: Formula, client: int, submodel: SubModel, *, round: int, first: bool) -> Fraction:
         """Values that travel beside a client's model, all cards together.
@@ -239,16 +241,19 @@ class Beside:
             return Fraction(0)
         message = submodel.message(self._costs.layout, "down")
         own = {
-            "W": sum(message.values()),
-            "P": message.get("params", 0),
-            "n": self._world.profiles[client].num_samples,
-            "H": int((self._world.profiles[client].label_counts > 0).sum()),
-            "largest": client == self._largest,
+            "values": sum(message.values()),
+            "params": message.get("params", 0),
+            "samples": self._world.profiles[client].num_samples,
+            "own_classes": int((self._world.profiles[client].label_counts > 0).sum()),
+            "is_largest": client == self._largest,
             "round": round,
-            "first": first,
+            "is_first": first,
         }
-        found = (card.evaluate(getattr(card, which), {**self._symbols, **own, **given}) for card, given in self._cards)
-        return sum(found, Fraction(0))
+        counts = (
+            values_counted(getattr(card, which), {**self._symbols, **own, **parameters})
+            for card, parameters in self._cards
+        )
+        return sum(counts, Fraction(0))
 
     @property
     def setup_bytes(self) -> int:
@@ -267,51 +272,57 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 # -- methods that turn into something simpler without a word -----------------------------------------------------------
 
 
-def foreseen(experiment: Experiment, plans: Sequence[RoundPlan]) -> list[str]:
-    """What the user should know before a run, from its first plans: which parts of the method will do nothing."""
-    said = []
+def notes_before(experiment: Experiment, plans: Sequence[RoundPlan]) -> list[str]:
+    """Collect what the user should know before a run, from its first plans: which parts of the method do nothing."""
     with guarded(when="before the run", raises=ConfigError):
-        for seam, component in experiment.method.server_components:
-            said.append(component.foresee(server_context(experiment, seam)))
+        notes = _components_notes(experiment, {})
     if experiment.method.pacing.syncs_inside and plans:
         inner = [point for plan in plans for point in plan.points[:-1]]
         if not inner:
-            said.append(_NEVER)
+            notes.append(_NEVER)
         elif all(len(point.attend) <= 1 for point in inner):
-            said.append(_ALONE)
-    return _told(experiment, said)
+            notes.append(_ALONE)
+    return _of_method(experiment, notes)
 
 
-def happened(experiment: Experiment, state: RunState) -> list[str]:
-    """What the user should know after a run: which parts of the method did nothing."""
-    seams = experiment.method.server_components
+def notes_after(experiment: Experiment, state: RunState) -> list[str]:
+    """Collect what the user should know after a run: which parts of the method did nothing."""
     with guarded(when="at the run's end"):
-        said = [component.remark(state.components[seam]) for seam, component in seams]
+        notes = _components_notes(experiment, state.components)
     if experiment.method.pacing.syncs_inside and state.records:
         groups = [record.high_frequency for record in state.records]
         if all(record.sync_points <= 1 for record in state.records):
-            said.append(_NEVER)
+            notes.append(_NEVER)
         elif all(group is not None and len(group) <= 1 for group in groups):
-            said.append(_ALONE)
-    return _told(experiment, said)
+            notes.append(_ALONE)
+    return _of_method(experiment, notes)
 
 
-def _told(experiment: Experiment, said: Sequence[str]) -> list[str]:
-    return [f"{experiment.method.name}: {text}" for text in dict.fromkeys(said) if text]
+def _components_notes(experiment: Experiment, states: Mapping[str, State]) -> list[str]:
+    return [
+        note
+        for seam, component in experiment.method.server_components
+        if component.has_own("notes")
+        for note in component.notes(server_context(experiment, seam), states.get(seam))
+    ]
+
+
+def _of_method(experiment: Experiment, notes: Sequence[str]) -> list[str]:
+    return [f"{experiment.method.name}: {text}" for text in dict.fromkeys(notes) if text]
 
 
 # -- whether clients can be stepped together: tried on a step of two, nothing is kept of it ----------------------------
 
 
 def executor_in_words(experiment: Experiment) -> str:
-    """How clients will be stepped; tried where it is not one by one."""
+    """Return how clients will be stepped; tried where it is not one by one."""
     if experiment.lanes is None:
         return "loop, clients one by one"
     return "; ".join([f"lanes, {experiment.lanes.width} clients at once", *lanes_refused(experiment)])
 
 
 def lanes_refused(experiment: Experiment) -> tuple[str, ...]:
-    """What a run would say of clients that can't be stepped together, as far as its first round shows."""
+    """Return what a run would say of clients that can't be stepped together, as far as its first round shows."""
     tried = replace(experiment, lanes=LaneSettings(width=2))
     engine = Engine(tried, LocalFleet(tried))
     state = engine.start()
