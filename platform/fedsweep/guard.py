@@ -31,7 +31,7 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
 
 @dataclass(frozen=True)
 class OnClient:
-    """When something happened, put into words only where it matters."""
+    """A moment on a client, put into words only where it matters."""
 
     client: int
     round: int

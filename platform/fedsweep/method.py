@@ -22,7 +22,7 @@ from fedsweep.records import State
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings:
-    """What a method asks of the training section where that section is silent.
+    """A method's wishes where the training section is silent.
 
     Attributes:
         local_steps: Steps per client and round, whatever the training section says; None: as configured.
@@ -111,7 +111,7 @@ class FederatedMethod:
 
     @cached_property
     def folds(self) -> bool:
-        """Whether workers may go through a round's sync points among themselves, as far as the method has a say.
+        """Tell whether workers may go through a round's sync points among themselves, as far as the method has a say.
 
         Then nobody on the server could tell the difference: their mean is all that is made of the models, no component
         reads or learns from them before the round ends, and no term has anything to add to them.
@@ -129,37 +129,37 @@ class FederatedMethod:
 
     @cached_property
     def exchanges(self) -> tuple[str, ...]:
-        """What may send more than models in a round, in words; a component with such a hook may yet send nothing."""
+        """List what may send more than models in a round, in words; a component with the hook may yet send nothing."""
         terms = [f"its term {term.name} sends" for term in self.terms if term.sends]
         asked = [item for item in self.server_components if item in self.having["probes"] + self.having["publish"]]
         return (*terms, *(f"its {seam} ({type(component).__name__}) exchanges" for seam, component in asked))
 
     @cached_property
     def remembers(self) -> bool:
-        """Whether clients keep something of the method's between their rounds."""
+        """Tell whether clients keep something of the method's between their rounds."""
         return self.codec.error_feedback or any(term.stateful for term in self.terms)
 
     @cached_property
     def moves_from(self) -> Literal["server", "anchor"] | None:
-        """What the weighting's steps are counted from; None: its weights are shares of a mean."""
+        """Origin of the weighting's steps; None: its weights are shares of a mean."""
         if self.weighting.from_anchor:
             return "anchor"
         return None if self.weighting.sums_to_one else "server"
 
     def passes(self, batch_size: int, num_classes: int) -> Passes:
-        """What clients' work costs: steps of ``batch_size`` samples, and what terms do in each job outside of them."""
+        """Cost of clients' work: steps of ``batch_size`` samples, and what terms do in each job outside of them."""
         extra = [term.passes(batch_size, num_classes) for term in self.terms]
         step = self.objective.passes + sum(passes.step for passes in extra)
         return Passes(step=step, job=sum(passes.job for passes in extra))
 
     @cached_property
     def needs_share(self) -> bool:
-        """Whether clients are told the federation's mean number of samples."""
+        """Tell whether clients are told the federation's mean number of samples."""
         return self.objective.needs_share or any(term.needs_share for term in self.terms)
 
     @property
     def needs_effective_steps(self) -> bool:
-        """Whether moves are divided by how many plain steps they are worth, which Adam's are not."""
+        """Tell whether moves are divided by how many plain steps they are worth, which Adam's are not."""
         return self.weighting.needs_effective_steps or any(term.needs_effective_steps for term in self.terms)
 
     def probes(self, components: Mapping[str, State], round: int) -> tuple[Probe, ...]:
@@ -177,7 +177,7 @@ class FederatedMethod:
 
     @cached_property
     def registration(self) -> tuple[str, ...]:
-        """What clients send once before round 1 beside their number of samples."""
+        """Names of what clients send once before round 1 beside their number of samples."""
         return tuple(sorted({name for _, c in self.server_components for name in c.registration()}))
 
 

@@ -43,7 +43,7 @@ def late_fields(record: Any) -> frozenset[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientProfile:
-    """What the server knows of a client before it trains.
+    """A client as the server knows it before it trains.
 
     Attributes:
         client: Its id, from 0.
@@ -97,7 +97,7 @@ class SyncPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientWork:
-    """How much a client does in a round, from the training section alone.
+    """A client's work in a round, from the training section alone.
 
     Attributes:
         steps: Local steps of the round.
@@ -124,7 +124,7 @@ class ClientWork:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerContext:
-    """What a server component may know when it makes its state.
+    """The run as a server component may know it when it makes its state.
 
     Attributes:
         num_clients: Clients in the federation.
@@ -157,7 +157,7 @@ class ServerContext:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundContext:
-    """What selection, sub-model policy and pacing may know at the start of a round.
+    """A round as selection, sub-model policy and pacing may know it at its start.
 
     Attributes:
         round: From 1.
@@ -202,7 +202,7 @@ class RoundContext:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientUpdate:
-    """What the server has of one client at a sync point.
+    """One client at a sync point, as the server has it.
 
     Attributes:
         client: Its id.
@@ -245,7 +245,7 @@ class ClientUpdate:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncContext:
-    """What server components may know at a sync point.
+    """A sync point as server components may know it.
 
     Attributes:
         round: From 1.
@@ -305,7 +305,7 @@ class SyncContext:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Traffic:
-    """Who was sent and who sent how much of what; in columns, since a round may have tens of thousands of clients.
+    """A round's traffic by client, direction and kind; in columns, since it may have tens of thousands of clients.
 
     An entry for each client, direction and kind, ascending, down before up. Legend: E entries.
 

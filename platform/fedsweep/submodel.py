@@ -48,7 +48,7 @@ class SubModel(ABC):
 
     @abstractmethod
     def layout(self, full: FlatLayout) -> FlatLayout:
-        """How this part lies in its own, smaller vector."""
+        """Lay this part out in its own, smaller vector."""
 
     @abstractmethod
     def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
@@ -91,7 +91,7 @@ class SubModel(ABC):
 
     @property
     def step_parts(self) -> Sequence[SubModel] | None:
-        """What each local step of the round trains, as a part of this part's own model; the full model: all of it.
+        """Parts of this part's own model that the round's local steps train; the full model: all of it.
 
         None: every step trains all of it.
         """
@@ -99,7 +99,7 @@ class SubModel(ABC):
 
     @property
     def scales_steps(self) -> bool:
-        """Whether :meth:`step_scale` gives anything."""
+        """Tell whether :meth:`step_scale` gives anything."""
         return False
 
     def step_scale(self, full: FlatLayout) -> Tensor | None:
@@ -115,7 +115,7 @@ class SubModel(ABC):
         return None
 
     def trained(self) -> Sequence[tuple[SubModel, float]]:
-        """What a sample goes through in training: parts of the full model, and how often each, in the round's mean."""
+        """Parts of the full model that a sample goes through in training, and how often each, in the round's mean."""
         return ((self, 1.0),)
 
 

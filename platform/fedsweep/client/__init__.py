@@ -1,1 +1,1 @@
-"""What one client does, in any process."""
+"""One client's work, in any process."""

@@ -66,7 +66,7 @@ class Encoder:
         return message
 
     def memory(self) -> dict[str, Tensor]:
-        """What the client remembers: what its messages have left out [P of the full model], where that is fed back."""
+        """Give what the client's messages have left out [P of the full model], where that is fed back."""
         return {"codec": self._left} if self._codec.error_feedback else {}
 
     def _grown(self, part: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from fedsweep.trees import FlatLayout
 
 @dataclass
 class _Job:
-    """What a client is at, from one sync point to the next.
+    """A client's work from one sync point to the next.
 
     Attributes:
         due: Local steps that are still to be taken.
@@ -159,7 +159,7 @@ class LocalRound:
         self._job = _Job(due=self._job.due + job.steps, steps=job.steps)
 
     def lane(self) -> Lane | None:
-        """What the client brings to steps that it takes together with others; None where none are due."""
+        """Give the client's part in steps that it takes together with others; None where none are due."""
         if not self._job.due:
             return None
         first = self._totals.steps
@@ -248,7 +248,7 @@ class LocalRound:
         self._totals = replace(self._totals, probed=self._totals.probed + passes * len(self._shard))
 
     def measured_at(self, anchor: Tensor, probes: Sequence[Probe]) -> Payload:
-        """What the client measures at a model [V full] that it does not train."""
+        """Measure a model [V full] that the client does not train."""
         self.model.receive(anchor)
         self.model.see(self.model.vector)
         self._measure(probes)
@@ -295,7 +295,7 @@ class LocalRound:
     # -- results -------------------------------------------------------------------------------------------------
 
     def reply(self, *, leaves: bool) -> Reply:
-        """What travels at a sync point; where the client ``leaves``, its round ends, and the vector itself may go."""
+        """Answer a sync point; where the client ``leaves``, its round ends, and the vector itself may go."""
         extras, self._extras = self._extras, {}
         facts, vector = self._facts, self.model.vector.cpu()
         vector = vector if leaves else vector.clone()

@@ -62,7 +62,7 @@ def _mapped(memory: Any, other: Any, full: FlatLayout, change: Callable[[ParamTr
 
 
 def _is_param_tree(value: Any, layout: FlatLayout) -> bool:
-    """Whether it is all params by name, with all float buffers or without any."""
+    """Tell whether it is all params by name, with all float buffers or without any."""
     if not isinstance(value, dict) or not all(isinstance(tensor, Tensor) for tensor in value.values()):
         return False
     params, buffers = layout.num_params, layout.num_buffers

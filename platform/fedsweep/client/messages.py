@@ -1,4 +1,4 @@
-"""What travels between the engine and the workers that hold the clients. All of it is picklable and frozen."""
+"""Messages between the engine and the workers that hold the clients. All of it is picklable and frozen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Handle = Any  # what a fleet gives for a client's memory: the memory itself, or 
 
 @dataclass(frozen=True, kw_only=True)
 class LaneSettings:
-    """How clients are stepped together.
+    """Settings for clients that are stepped together.
 
     Attributes:
         width: Clients that a worker steps at once, at least 1; it is the same on all workers.
@@ -36,7 +36,7 @@ class LaneSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSide:
-    """What a worker needs to know of the experiment, once.
+    """The experiment as a worker knows it, sent once.
 
     Attributes:
         seed: The run's.
@@ -66,17 +66,17 @@ class ClientSide:
 
     @cached_property
     def needs_share(self) -> bool:
-        """Whether a client's :meth:`share` is read."""
+        """Tell whether a client's :meth:`share` is read."""
         return self.objective.needs_share or any(term.needs_share for term in self.terms)
 
     @cached_property
     def needs_anchor(self) -> bool:
-        """Whether terms, or the codec, look at the model that a client received."""
+        """Tell whether terms, or the codec, look at the model that a client received."""
         return self.codec.encodes or any(term.needs_anchor for term in self.terms)
 
     @cached_property
     def bare_steps(self) -> bool:
-        """Whether a step is the loss's own gradient times the rate, and nothing more."""
+        """Tell whether a step is the loss's own gradient times the rate, and nothing more."""
         see_gradients = any(term.has_own("gradient", "after_step") for term in self.terms)
         return self.solver.plain and self.optimizer.is_bare and not see_gradients
 
@@ -104,7 +104,7 @@ class ClientTask:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a client has done since it last received a model.
+    """A client's work since it last received a model.
 
     Attributes:
         anchor_version: Version of that model.
@@ -209,7 +209,7 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTotals:
-    """What a client did in the whole round, counted when the round closes.
+    """A client's work in the whole round, counted when the round closes.
 
     Attributes:
         steps: Local steps.
@@ -230,7 +230,7 @@ class RoundTotals:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentReply:
-    """What a worker, or a whole fleet, answers to a segment.
+    """The answer of a worker, or of a whole fleet, to a segment.
 
     Attributes:
         replies: One per attendee of the last point that has worked, ascending.

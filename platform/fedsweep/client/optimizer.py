@@ -114,11 +114,11 @@ class ClientOptimizer:
 
     @property
     def in_servers_scale(self) -> bool:
-        """Whether the client steps in the scale of the server's values."""
+        """Tell whether the client steps in the scale of the server's values."""
         return self._scale is None
 
     def restless(self, *, plain: bool) -> list[Tensor]:
-        """What a step may change where the gradient is 0, live: params and state with a value for each of them [P].
+        """List what a step may change where the gradient is 0, live: params and state with a value for each [P].
 
         Args:
             plain: The step is one of this optimiser and nothing more; SGD without momentum and decay then rests.
@@ -210,10 +210,10 @@ class OptimizerSettings:
 
     @property
     def rests(self) -> bool:
-        """Whether values without a gradient stay as they are."""
+        """Tell whether values without a gradient stay as they are."""
         return self.name == "sgd" and not self.momentum and not self.weight_decay
 
     @property
     def is_bare(self) -> bool:
-        """Whether a step is the gradient times the rate, and nothing more."""
+        """Tell whether a step is the gradient times the rate, and nothing more."""
         return self.rests and self.clip_norm is None

@@ -162,7 +162,7 @@ class Batches:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientTests:
-    """What clients test their own models on.
+    """The test samples for clients' own models.
 
     Attributes:
         images: The test set [T, C, H, W]; may be read-only shared memory.
@@ -177,7 +177,7 @@ class ClientTests:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """What a worker trains on.
+    """The training set as a worker has it.
 
     Attributes:
         images: [S, C, H, W]; may be read-only shared memory.

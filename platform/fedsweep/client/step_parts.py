@@ -121,7 +121,7 @@ class StepPart:
         return cut_memory(memory, self._part, self._whole)
 
     def broadcast(self, payload: Payload) -> Payload:
-        """What the server sent as the part sees it: what lies like the params (``"<name>/<param>"``) is cut."""
+        """Cut what the server sent like the params (``"<name>/<param>"``) to the part."""
         trees: dict[str, ParamTree] = {}
         for name, value in payload.items():
             content, _, param = name.partition("/")

@@ -45,7 +45,7 @@ class ClientTerm:
         self._marks: dict[str, tuple[int, int]] | None = None
 
     def prepare(self, params: ParamTree, values: ParamTree, anchor: ParamTree, look: Look) -> ParamTree | None:
-        """At a job's start: what replaces starting params, or float buffers among all ``values``."""
+        """Begin a job; returns what replaces starting params, or float buffers among all ``values``."""
         view = functools.partial(look, f"prepare {self.name}")
         memory, replacing = self.remembered(), None
         if memory is None:
@@ -58,14 +58,14 @@ class ClientTerm:
         return replacing
 
     def loss(self, step: LocalStep) -> Tensor | None:
-        """What the term adds to the objective at a step."""
+        """Compute what the term adds to the objective at a step."""
         if "loss" not in self._has:
             return None
         extra: Tensor | None = ask(self._term, "loss", self._in(step), when=self._when)
         return extra
 
     def gradient(self, step: LocalStep, *, like: ParamTree) -> ParamTree | None:
-        """What it adds to the gradient at a step; ``like`` has the shapes."""
+        """Compute what it adds to the gradient at a step; ``like`` has the shapes."""
         if "gradient" not in self._has:
             return None
         # Of the round's first step alone they are compared: the others will be alike.
@@ -74,7 +74,7 @@ class ClientTerm:
         return added
 
     def after_step(self, step: LocalStep, gradients: ParamTree) -> ParamTree | None:
-        """After an optimiser step: what replaces the present params."""
+        """Follow an optimiser step; returns what replaces the present params."""
         if "after_step" not in self._has:
             return None
         shapes = None if step.position else step.params
@@ -85,7 +85,7 @@ class ClientTerm:
         return replacing
 
     def finish(self, work: LocalWork, look: Look) -> tuple[Payload, ParamTree | None]:
-        """At a job's end: what the term sends, and what replaces the params."""
+        """End a job; returns what the term sends, and what replaces the params."""
         memory = self._present
         if self._marks is not None and self._marks != marks(memory):
             # What a resumed or repeated round starts from would no longer be what this one started from.
@@ -100,14 +100,14 @@ class ClientTerm:
         return payload, replacing[0] if replacing else None
 
     def remembered(self) -> Memory | None:
-        """What the client remembers, in its present sub-model's size; None: nothing."""
+        """Give the client's memory in its present sub-model's size; None: there is none."""
         if self.memory is not None or self._stored is None:
             return self.memory
         memory: Memory = cut_memory(self._stored, self._facts.submodel, self._full)
         return memory
 
     def kept(self) -> Memory:
-        """What the client goes on remembering, in the full model's size."""
+        """Give the memory to be kept, in the full model's size."""
         submodel, full = self._facts.submodel, self._full
         memory: Memory = grown_memory(self._present, self._stored, submodel=submodel, full=full)
         return memory
@@ -132,7 +132,7 @@ class ClientTerm:
 
 
 def marks(memory: Memory) -> dict[str, tuple[int, int]]:
-    """What tells whether a memory was changed in place: the values it holds, and how often tensors were written."""
+    """Mark a memory, to tell whether it is changed in place: its values, and how often tensors were written."""
     return {
         name: (id(value), value._version if isinstance(value, Tensor) and not value.is_inference() else 0)
         for name, value in memory.items()

@@ -29,7 +29,7 @@ from fedsweep.trees import FlatLayout, weighted_mean
 
 
 class Exchange(ABC):
-    """How workers aggregate among themselves at a sync point inside a segment.
+    """Aggregation among workers at a sync point inside a segment.
 
     Attributes:
         on_device: Vectors may lie on the clients' device; otherwise they are brought to the CPU.
@@ -192,7 +192,7 @@ class Worker:
                 local.begin(job, anchor, version=version, broadcast=broadcast, probes=segment.probes)
 
     def _cut(self, contents: Mapping[str, Published], submodel: SubModel) -> Payload:
-        """What is published, as a client with this part of the model has it; views where nothing is cut."""
+        """Cut what is published to a client's part of the model; views where nothing is cut."""
         payload: Payload = {}
         for name, content in contents.items():
             if content.like is None:
@@ -285,7 +285,7 @@ class Worker:
             raise client_error(error, client=client, round=segment.round, step=step) from error
 
     def measure(self, question: Question, vector: Tensor, memories: Mapping[int, State]) -> dict[int, Payload]:
-        """What clients measure at the server's model [V], which stays as it is; no term is asked."""
+        """Have clients measure at the server's model [V], which stays as it is; no term is asked."""
         answers: dict[int, Payload] = {}
         for client in question.clients:
             classes = question.classes.get(client)
@@ -309,7 +309,7 @@ class Worker:
 
 
 def client_error(error: Exception, *, client: int, round: int, step: int) -> ClientJobError:
-    """What a client's work raised, with the component in whose code it arose."""
+    """Make the error for what a client's work raised, with the component in whose code it arose."""
     where = place_of(error)
     reason = f"{type(error).__name__}: {error}"
     return ClientJobError(

@@ -109,7 +109,7 @@ class ServerUpdate(ServerComponent):
 
 
 def mean_of_updates(updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -> Tensor:
-    """What the weights make of the attendees' models [V], sorted by client id: their coverage mean.
+    """Average the attendees' models [V], sorted by client id, with these weights: their coverage mean.
 
     Where the weighting gives steps instead of shares (``Weighting.sums_to_one``), the server's params and the step;
     steps from the server that sum to 1 are the mean, bit for bit. Where they sum to less, the server's buffers have
@@ -143,7 +143,7 @@ def mean_of_updates(updates: Sequence[ClientUpdate], weights: Tensor, sync: Sync
 
 
 def _start_at_server(updates: Sequence[ClientUpdate], sync: SyncContext) -> bool:
-    """Whether every update's move is counted from the server's present model."""
+    """Tell whether every update's move is counted from the server's present model."""
     starts = {u.anchor_version for u in updates} if sync.moves_from == "anchor" else set()
     return all(torch.equal(sync.anchors[version], sync.vector) for version in starts)
 

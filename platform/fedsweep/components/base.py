@@ -1,4 +1,4 @@
-"""What all server-side components share: optional hooks, each with a default that does nothing.
+"""The base of all server-side components: optional hooks, each with a default that does nothing.
 
 A component is a frozen, keyword-only dataclass whose fields are hyper-parameters. What changes during a run is its
 state: made by :meth:`init`, kept and checkpointed by the engine, handed in and handed back. A state is a tree of
@@ -23,7 +23,7 @@ from fedsweep.records import ClientUpdate, Payload, RoundRecord, ServerContext, 
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentReport:
-    """What a component wants to be seen after a round.
+    """A component's figures and pictures after a round.
 
     Attributes:
         metrics: Numbers by name; they become columns and MLflow metrics.
@@ -72,12 +72,12 @@ class ServerComponent(Checked, ABC):
 
     @property
     def needs_whole_models(self) -> bool:
-        """Whether clients must train the whole model; sub-models are then refused before the run."""
+        """Tell whether clients must train the whole model; sub-models are then refused before the run."""
         return False
 
     @classmethod
     def has_own(cls, *hooks: str) -> bool:
-        """Whether the component's class brings one of these optional hooks with it, whatever it comes to in a round."""
+        """Tell whether the component's class has one of these optional hooks, whatever that comes to in a round."""
         # Against the seam, not the parent: a hook that a component has from another one is asked all the same.
         return any(getattr(cls, hook) is not _of_the_seam(cls, hook) for hook in hooks)
 
@@ -101,7 +101,7 @@ class ServerComponent(Checked, ABC):
 
     @returns(named(Published))
     def publish(self, state: State) -> Mapping[str, Published]:
-        """What clients get once and keep until it changes; metered once per client and version.
+        """Publish what clients get once and keep until it changes; metered once per client and version.
 
         Clients find it under its name, or under ``"<name>/<param>"`` where it lies like the params.
         """
@@ -133,7 +133,7 @@ class ServerComponent(Checked, ABC):
 
     @returns(_a_report)
     def report(self, state: State) -> ComponentReport:
-        """What is to be seen after a round."""
+        """Report what is to be seen after a round."""
         return ComponentReport()
 
 

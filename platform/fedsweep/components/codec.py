@@ -29,7 +29,7 @@ class Codec(Checked, ABC):
 
     @property
     def error_feedback(self) -> bool:
-        """Whether the client keeps what a message left out and adds it to its next move.
+        """Tell whether the client keeps what a message left out and adds it to its next move.
 
         Source: Seide et al. (2014), 1-bit stochastic gradient descent; Karimireddy et al. (2019), Error feedback fixes
         SignSGD and other gradient compression schemes.

@@ -47,7 +47,7 @@ class Evaluation(ServerComponent):
         return ()
 
     def client_test(self) -> ClientTest | None:
-        """How clients test models of their own, where the method gives them some; each on its share of the test set."""
+        """Give the test of clients' own models, where the method has some; each on its share of the test set."""
         return None
 
 

@@ -31,7 +31,7 @@ Memory = dict[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class ClientFacts:
-    """What a client knows of itself in a round.
+    """A client's knowledge of itself in a round.
 
     Attributes:
         client: Its id.
@@ -229,7 +229,7 @@ class LocalWork:
 
 
 class Objective(Checked, ABC):
-    """What a client minimises.
+    """The loss that a client minimises.
 
     Class attributes:
         needs_share: ``step.client.share`` is read.
@@ -243,7 +243,7 @@ class Objective(Checked, ABC):
 
     @property
     def passes(self) -> float:
-        """What a step costs a sample, in forward passes: one forward and a backward that costs two."""
+        """Cost of a step for a sample, in forward passes: one forward and a backward that costs two."""
         return 3
 
     @abstractmethod
@@ -264,7 +264,7 @@ class CrossEntropy(Objective):
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """What a term costs beside the plain step, in forward passes of one sample.
+    """Cost of a term beside the plain step, in forward passes of one sample.
 
     Attributes:
         step: For each sample of a step; 1 for a teacher that is asked.
@@ -305,11 +305,11 @@ class LocalTerm(Checked, ABC):
 
     @classmethod
     def has_own(cls, *hooks: str) -> bool:
-        """Whether the term does something in one of these hooks."""
+        """Tell whether the term does something in one of these hooks."""
         return any(getattr(cls, hook) is not getattr(LocalTerm, hook) for hook in hooks)
 
     def passes(self, batch_size: int, num_classes: int) -> Passes:
-        """What the term adds to the cost of a client's work.
+        """Give what the term adds to the cost of a client's work.
 
         Args:
             batch_size: Samples of a step: a term with inputs of its own, one for each class, say, depends on it.

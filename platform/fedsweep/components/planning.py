@@ -62,7 +62,7 @@ class SubModelPolicy(ServerComponent):
 
     @property
     def scales_steps(self) -> bool:
-        """Whether parts may have a :meth:`~fedsweep.submodel.SubModel.step_scale`."""
+        """Tell whether parts may have a :meth:`~fedsweep.submodel.SubModel.step_scale`."""
         return False
 
     @abstractmethod
@@ -114,7 +114,7 @@ class Pacing(ServerComponent):
         """
 
     def carries_work(self) -> bool:
-        """Whether clients may keep what they trained over a round's end and deliver it later."""
+        """Tell whether clients may keep what they trained over a round's end and deliver it later."""
         return False
 
     def costs(self, context: RoundContext) -> tuple[float, float]:

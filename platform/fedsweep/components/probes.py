@@ -25,7 +25,7 @@ _TESTED_AT_ONCE = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class LocalClient:
-    """What a probe may look at: one client, on its own actor.
+    """One client, on its own actor, as a probe may look at it.
 
     Attributes:
         client: Its id.
@@ -77,12 +77,12 @@ class Probe(Checked, ABC):
     name: str
 
     def asks(self, client: int) -> bool:
-        """Whether a client is asked, in the exchange before round 1; who is not gets and sends nothing for it."""
+        """Tell whether a client is asked, in the exchange before round 1; who is not gets and sends nothing for it."""
         return True
 
     @property
     def passes(self) -> float:
-        """What a measurement costs, in forward passes of all the client's samples; 3 with a backward pass."""
+        """Cost of a measurement, in forward passes of all the client's samples; 3 with a backward pass."""
         return 0
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Probe(Checked, ABC):
 
 
 class ClientTest(Probe):
-    """How good the model that a client itself would use is on its own share of the test set.
+    """A test of the model that a client itself would use, on its own share of the test set.
 
     The server's tests and these never mix: they are columns of their own. What is found out is nothing that a client
     would send, so it is not metered.

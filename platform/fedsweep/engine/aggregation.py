@@ -1,4 +1,4 @@
-"""What the server has of each client at a sync point, and what it does with it: weigh, update, refine, learn."""
+"""Aggregation at a sync point: clients' updates are made, weighed and averaged, refined and learned from."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Leg:
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """What a round's work costs on the scenario's devices.
+    """Prices of a round's work on the scenario's devices.
 
     Attributes:
         costs: The sub-models' costs.
@@ -88,7 +88,7 @@ def leg_time(leg: Leg, context: RoundContext, prices: Prices) -> ClientTime:
 
 
 def whole_round(client: int, context: RoundContext, prices: Prices) -> ClientTime:
-    """What a member of the cohort needs for all of its steps with one message down and one up."""
+    """Time a member of the cohort: all of its steps with one message down and one up."""
     leg = Leg(client=client, steps=context.work[client].steps, probes=prices.probed(last=True))
     return leg_time(leg, context, prices)
 

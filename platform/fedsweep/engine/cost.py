@@ -108,7 +108,7 @@ class CostModel:
         return self.macs(submodel, count_batch_norm=True) * self._passes(self._batch).step / PASSES_OF_A_STEP
 
     def sizes(self, submodel: SubModel, direction: Direction) -> Mapping[str, Size]:
-        """What a message that carries the sub-model counts, by kind, without the masks that come with it once a round.
+        """Size a message that carries the sub-model, by kind, without the masks that come with it once a round.
 
         A codec's message is taken to be as long as one of noise: of most it depends on the number of values alone.
         """
@@ -123,7 +123,7 @@ class CostModel:
         return self.encoded(submodel, self._noise[size])
 
     def encoded(self, submodel: SubModel, message: Payload) -> Mapping[str, Size]:
-        """What goes up where a codec made this of the sub-model's params: beside it go buffers and optimiser state."""
+        """Size what goes up where a codec made this of the params: buffers and optimiser state go beside it."""
         whole = whole_values(submodel.message(self.layout, "up"))
         return {f"update/{kind}": size for kind, size in payload_sizes(message).items()} | {
             kind: size for kind, size in whole.items() if kind != "params"
@@ -192,7 +192,7 @@ class Charges:
 
 
 def registration_sizes(experiment: Experiment) -> Mapping[Direction, int]:
-    """What travels once per client, in bytes: number of samples, label counts where they are read; the mean, back."""
+    """Bytes that travel once per client: number of samples, label counts where they are read; the mean, back."""
     labels = experiment.world.data.num_classes if "label_counts" in experiment.method.registration else 0
     return {"up": BYTES_PER_VALUE * (1 + labels), "down": BYTES_PER_VALUE * int(experiment.method.needs_share)}
 

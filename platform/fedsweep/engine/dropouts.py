@@ -1,4 +1,4 @@
-"""Who of a round's cohort drops out, what that cost, and what is left of the round's plan.
+"""Dropouts: clients that leave a round's cohort, their cost, and the rest of the round's plan.
 
 A client that drops out is out for the whole round: it received the model at the round's start, it attends no sync
 point, and it remembers nothing of the round. Its work is not computed, since nobody would see it; what it spent until
@@ -20,7 +20,7 @@ from fedsweep.world.stragglers import ClientRun, RoundOutcome, StragglerPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class LostWork:
-    """What a client that dropped out had spent when the round ended, beside the download.
+    """Work that a client which dropped out had done when the round ended, beside the download.
 
     Attributes:
         steps: Local steps that it had taken.
@@ -33,7 +33,7 @@ class LostWork:
 
 @dataclass(frozen=True, kw_only=True)
 class Closing:
-    """How a round ends.
+    """The end of a round.
 
     Attributes:
         duration_s: Virtual seconds from its start to its end, where it has one sync point.

@@ -155,7 +155,7 @@ class Engine:
     # -- a round -------------------------------------------------------------------------------------------------
 
     def finished_by(self, state: RunState) -> str | None:
-        """Why the run ends with this state: ``"rounds"``, a limit's name, or None where it goes on."""
+        """Give the reason why the run ends here: ``"rounds"``, a limit's name; None where it goes on."""
         stop = self.experiment.training.stop
         last = state.records[-1].test_accuracy if state.records else None
         if stop.target_accuracy is not None and last is not None and last >= stop.target_accuracy:
@@ -253,7 +253,7 @@ class Engine:
         return round % self.experiment.evaluate_every == 0 or round == self.experiment.training.rounds
 
     def _with_shares(self, record: RoundRecord, accuracies: tuple[float, ...]) -> RoundRecord:
-        """The row with who has how much of the tested model's accuracy."""
+        """The row with the tested model's accuracies by class and by client."""
         present_NC = present_counts(self.experiment.label_counts_NC, self.experiment.classes(record.round))
         figures = spread("class_accuracy", np.array(accuracies))
         figures |= spread("client_accuracy", client_accuracies(accuracies, present_NC))

@@ -23,7 +23,7 @@ _CACHE_BYTES = 512 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Tested:
-    """What a test found.
+    """The outcome of a test.
 
     Attributes:
         labels: The true classes [T].
@@ -62,7 +62,7 @@ class Tested:
         return tuple(found.tolist())
 
     def confusion(self, num_classes: int) -> np.ndarray:
-        """How many samples of each class were told to be of each [C, C]: rows are true, columns predicted."""
+        """Count samples by class [C, C]: rows are true, columns predicted."""
         cells = np.bincount(self.labels * num_classes + self.predicted, minlength=num_classes**2)
         return cells.reshape(num_classes, num_classes)
 

@@ -17,7 +17,7 @@ from fedsweep.submodel import Direction
 
 
 class Size(NamedTuple):
-    """What a part of a message counts.
+    """The size of a part of a message.
 
     Attributes:
         values: Scalars; masks and index lists that are packed to bits are none.
@@ -44,7 +44,7 @@ def payload_sizes(tensors: Payload) -> dict[str, Size]:
 
 @dataclass(kw_only=True)
 class Ledger:
-    """What was sent in a round.
+    """All that was sent in a round.
 
     Attributes:
         values: Scalars by (client, direction, kind); kinds are ``"params"``, ``"buffers"``, ``"optimizer"`` and the

@@ -1,4 +1,4 @@
-"""Who pays for a mean: accuracies by class and by client, and how far they lie apart.
+"""Accuracies by class and by client, and how far they lie apart: the fairness of a model.
 
 One pass over the test set gives the accuracy of each class. A client's is their mean by the shares of the classes among
 its own training samples, so it costs no pass of its own.
@@ -21,7 +21,7 @@ _COUNTED = ("hits", "samples")  # what a test on a client says
 
 
 def client_accuracies(class_accuracies: tuple[float, ...], label_counts_NC: np.ndarray) -> np.ndarray:
-    """What a model is worth to each client [N]; NaN for one that has no sample of a tested class.
+    """Compute a model's accuracy for each client [N]; NaN for one that has no sample of a tested class.
 
     Args:
         class_accuracies: By class [C]; NaN for a class without test samples, which then counts for nobody.
@@ -72,7 +72,7 @@ def own_models_question(experiment: Experiment, test: ClientTest, round: int) ->
 
 
 def own_accuracies(answers: Mapping[int, Payload], clients: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """What they answer: accuracies [N], NaN for a client without test samples, and how many each has [N]."""
+    """Read their answers: accuracies [N], NaN for a client without test samples, and how many each has [N]."""
     hits, samples = (np.array([int(answers[k][f"{ClientTest.name}/{part}"]) for k in clients]) for part in _COUNTED)
     return np.where(samples > 0, hits / np.maximum(samples, 1), np.nan), samples
 

@@ -56,7 +56,7 @@ class RoundPlan:
 
     @property
     def folds(self) -> bool:
-        """Whether the workers could go through the sync points among themselves, as far as the plan has a say.
+        """Tell whether workers could go through the sync points among themselves, as far as the plan has a say.
 
         They average what they hold: whole models of the cohort's members, at each point of some.
         """
@@ -218,7 +218,7 @@ class Planner:
         return Timing(end=end, ready=ready, lost=closing.lost, left=left)
 
     def _closing(self, points: tuple[SyncPoint, ...], context: RoundContext, prices: clock.Prices) -> Closing | None:
-        """Who drops out of the round, and when it ends; None where everybody is always waited for.
+        """Find who drops out of the round, and when it ends; None where everybody is always waited for.
 
         Members of the cohort without a job get nothing and send nothing, so they can't be lost.
         """

@@ -29,7 +29,7 @@ from fedsweep.world.availability import HISTORY_EPOCHS
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTools:
-    """What every round of a run is played with.
+    """The parts that every round of a run is played with.
 
     Attributes:
         experiment: The experiment.
@@ -54,7 +54,7 @@ class RoundTools:
 
     @cached_property
     def clients_remember(self) -> bool:
-        """Whether clients keep anything but work that is under way."""
+        """Tell whether clients keep anything but work that is under way."""
         return self.experiment.method.remembers or self.experiment.training.optimizer.keep == "persist"
 
 
@@ -170,7 +170,7 @@ class Round:
 
     @property
     def remembered(self) -> Mapping[int, Handle]:
-        """What clients remember after the round."""
+        """Clients' memories after the round."""
         # Work that was held, and is now delivered, is nobody's any more.
         gone = self.totals.keys() | (set() if self._tools.clients_remember else self.attended)
         return {k: m for k, m in self.state.memories.items() if k not in gone} | self.memories
@@ -178,7 +178,7 @@ class Round:
     # -- send ----------------------------------------------------------------------------------------------------
 
     def _folds(self) -> bool:
-        """Whether the round is one segment, because nobody on the server would see a difference.
+        """Tell whether the round is one segment, because nobody on the server would see a difference.
 
         Method, plan and fleet have their say, and nobody may be measured this round.
         """
@@ -234,7 +234,7 @@ class Round:
 
     @cached_property
     def _remembers(self) -> bool:
-        """Whether clients have something to keep after the round."""
+        """Tell whether clients have something to keep after the round."""
         last_seen: dict[int, bool] = {}
         for point in self.plan.points:
             last_seen |= {job.client: False for job in point.start}
@@ -263,7 +263,7 @@ class Round:
         return published
 
     def _charge_lost(self) -> None:
-        """What clients that drop out move; their work is not done, since nobody would see it."""
+        """Charge clients that drop out; their work is not done, since nobody would see it."""
         for client, work in self.plan.lost.items():
             self._charges.download(client, self._published())
             # It forgets the round, and this with it.
@@ -310,7 +310,7 @@ class Round:
         self.updates = tuple(updates)
 
     def _update(self, client: int, point: SyncPoint, reply: Reply | None) -> ClientUpdate:
-        """What the server has of a client: what it sent, what it was sent where it is idle, or what it kept."""
+        """Make a client's update from what it sent, what it was sent where it is idle, or what it kept."""
         if reply is None and client not in point.idle:
             return self._held_update(client)
         submodel = self.plan.submodel(client) if reply is not None else FULL_MODEL

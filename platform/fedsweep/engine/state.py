@@ -1,4 +1,4 @@
-"""What changes during a run: one value per finished round, from which the next round follows."""
+"""The state of a run: one value per finished round, from which the next round follows."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Lanes:
         self._notes: dict[str, bool] = {}  # sentences, and whether they have been told
 
     def notes(self) -> tuple[str, ...]:
-        """What has not been told yet of what could not be done in lanes."""
+        """List what could not be done in lanes and has not been told yet."""
         new = tuple(text for text, is_told in self._notes.items() if not is_told)
         self._notes = dict.fromkeys(self._notes, True)
         return new
@@ -120,7 +120,7 @@ class Lanes:
 
 
 def lanes_that_fit(few: float, many: float, *, total: float, wanted: int) -> int:
-    """How many lanes to step at once: the clients in as few tiles as their memory allows, all equally full.
+    """Choose how many lanes to step at once: as few tiles as memory allows, all equally full.
 
     Args:
         few: Bytes at most in use during a step of 2 lanes.
@@ -139,7 +139,7 @@ def alone(reason: str) -> str:
 
 
 def why_alone(side: ClientSide, submodel: SubModel, module: nn.Module, *, is_padded: bool) -> str | None:
-    """Why a client's steps can't be taken with others', as far as it is known beforehand; None: they can.
+    """Give the reason why a client's steps can't be taken with others', as far as it is known; None: they can.
 
     Padded: some batch has fewer samples than the others, and is filled up.
     """

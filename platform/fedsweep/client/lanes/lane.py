@@ -1,4 +1,4 @@
-"""What passes between a client and the lanes that it is stepped in."""
+"""Records between a client and the lanes that it is stepped in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TENSOR = "<tensor>"
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """What a client brings to a joint step.
+    """A client's part in a joint step.
 
     Attributes:
         facts: What it knows of itself.
@@ -60,7 +60,7 @@ class Lane:
 
     @property
     def is_padded(self) -> bool:
-        """Whether some batch that is due is smaller than the others."""
+        """Tell whether some batch that is due is smaller than the others."""
         return any(size != self.batch_size for size in self.sizes)
 
     def given(self) -> tuple[list[Tensor], Any]:

@@ -275,7 +275,7 @@ class Tile:
                 self._grads[name].add_(value)
 
     def _seen(self) -> dict[str, Any]:
-        """What differs between lanes beside their values, as vmap takes it."""
+        """Collect what differs between lanes beside their values, as vmap takes it."""
         anchors = {} if self._anchors is None else self._tree(self._anchors)
         return {"anchor": anchors, "given": self._given, "facts": self._facts}
 
@@ -310,7 +310,7 @@ class Tile:
 
 
 def _facts(lane: Lane) -> dict[str, Tensor]:
-    """What a lane knows of its client, and the step's number; told to it anew in each step or round."""
+    """Collect a lane's client facts and the step's number, which are anew in each step or round."""
     facts = lane.facts
     known: dict[str, Tensor] = {
         "client": torch.tensor(facts.client),
