@@ -17,7 +17,7 @@ import pytest
 
 from fedsweep.config.load import load_config
 from fedsweep.errors import ResourceError
-from fedsweep.fleet import ray_start
+from fedsweep.fleet import ray_cluster, ray_start
 from fedsweep.fleet.ray_leftovers import own_sessions
 from fedsweep.fleet.ray_start import ClusterNeeds, ClusterStart, early_cluster, early_needs
 
@@ -151,3 +151,19 @@ def test_a_cluster_that_others_could_reach_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ray, "init", lambda **_: SimpleNamespace(address_info={"node_ip_address": "10.0.0.1"}))
     with pytest.raises(RuntimeError, match="start Python with RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"):
         ray_start._start_ray(ClusterNeeds(actors=1, store_bytes=1), num_cpus=1, dashboard=False, is_early=True)
+
+
+def test_a_job_that_was_submitted_with_a_working_folder_keeps_it() -> None:
+    calls: list[dict[str, Any]] = []
+
+    class Ray:
+        @staticmethod
+        def init(**settings: Any) -> None:
+            calls.append(settings)
+            if "working_dir" in settings["runtime_env"]:
+                raise ValueError("Failed to merge the Job's runtime env")
+
+    settings = {"runtime_env": {"worker_process_setup_hook": "x", "env_vars": {"A": "1"}, "working_dir": "/empty"}}
+    ray_cluster._connect(Ray, "auto", settings)
+    assert [call["address"] for call in calls] == ["auto", "auto"]
+    assert calls[1]["runtime_env"] == {"worker_process_setup_hook": "x", "env_vars": {"A": "1"}}
