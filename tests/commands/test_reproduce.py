@@ -105,11 +105,11 @@ def test_without_out_the_folder_is_named_after_table_and_scale(table: Path, tmp_
 def test_costs_alone_take_the_paper_s_scale_and_few_rounds_unless_told(table: Path, fedsweep: Command) -> None:
     table.write_text(TABLE.replace("rounds: 3,", "rounds: 500,"))
     _, out, _ = fedsweep("reproduce", table, "--costs-only", "--out", "few")
-    assert "scale full; digits; 80 rounds" in out
+    assert "scale full; digits; mlp; 80 rounds" in out
     _, out, _ = fedsweep("reproduce", table, "--costs-only", "--out", "all", "--set", "training.rounds=90")
-    assert "scale full; digits; 90 rounds" in out
+    assert "scale full; digits; mlp; 90 rounds" in out
     _, out, _ = fedsweep("reproduce", table, "--costs-only", "--out", "smoke", "--scale", "smoke")
-    assert "scale smoke; digits; 2 rounds" in out
+    assert "scale smoke; digits; mlp; 2 rounds" in out
 
 
 def test_costs_alone_of_a_table_without_such_a_measure_is_an_error(table: Path, fedsweep: Command) -> None:
