@@ -90,7 +90,7 @@ def test_dry_run_lists_the_cells_and_writes_nothing(table: Path, tmp_path: Path,
 def test_costs_alone_need_no_run_and_are_compared(table: Path, tmp_path: Path, fedsweep: Command) -> None:
     code, out, err = fedsweep("reproduce", table, "--costs-only", "--out", "costs")
     assert code == 0 and err.splitlines()[-1] == "4: FedProx | K=2"
-    assert "0.500 [1] (0.900, outside)*" in out and "Accuracy" not in out and "4 of 4 cells measured" in out
+    assert "0.500*† (0.900)" in out and "Accuracy" not in out and "4 of 4 cells measured" in out
     files = {path.name for path in (tmp_path / "costs").iterdir()}
     assert files == {"measured.json", "table.txt", "table.md", "table.tex", "tabular.tex", "table.html"}
     assert fedsweep("reproduce", table, "--costs-only", "--out", "costs")[0] == 2
@@ -106,11 +106,11 @@ def test_without_out_the_folder_is_named_after_table_and_scale(table: Path, tmp_
 def test_costs_alone_take_the_paper_s_scale_and_few_rounds_unless_told(table: Path, fedsweep: Command) -> None:
     table.write_text(TABLE.replace("rounds: 3,", "rounds: 500,"))
     _, out, _ = fedsweep("reproduce", table, "--costs-only", "--out", "few")
-    assert "scale full; digits; 80 rounds" in out
+    assert "scale full; digits; mlp; 80 rounds" in out
     _, out, _ = fedsweep("reproduce", table, "--costs-only", "--out", "all", "--set", "training.rounds=90")
-    assert "scale full; digits; 90 rounds" in out
+    assert "scale full; digits; mlp; 90 rounds" in out
     _, out, _ = fedsweep("reproduce", table, "--costs-only", "--out", "smoke", "--scale", "smoke")
-    assert "scale smoke; digits; 2 rounds" in out
+    assert "scale smoke; digits; mlp; 2 rounds" in out
 
 
 def test_costs_alone_of_a_table_without_such_a_measure_is_an_error(table: Path, fedsweep: Command) -> None:
@@ -365,7 +365,7 @@ def test_a_cell_that_fails_says_why_and_the_rest_is_shown(
     code, out, _ = fedsweep("reproduce", table, "--columns", "even", "--out", "out")
     assert code == 1 and "1 of 2 cells measured, 1 failed" in out
     text = (tmp_path / "out" / "table.txt").read_text()
-    assert "FedProx | even: seed 0: failed after round" in text and "(99.0, other setting)" in text
+    assert "FedProx | even: seed 0: failed after round" in text and "(99.0)" in text
 
 
 @pytest.mark.ray
@@ -375,7 +375,7 @@ def test_the_report_of_the_folder_shows_the_table(made: Path, tmp_path: Path, fe
     shutil.copytree(made, folder)
     code, _, err = fedsweep("report", folder, "--out", "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert (code, err) == (0, "") and "Measured beside printed" in page and "(99.0, other setting)" in page
+    assert (code, err) == (0, "") and "Measured beside printed" in page and "(99.0)" in page
     assert "fedsweep reproduce" in page and "different worlds" not in page
     tree = json.loads((folder / "measured.json").read_text())
     tree["notes"] = ["<script>alert(1)</script>"]

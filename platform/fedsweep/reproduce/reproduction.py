@@ -225,7 +225,8 @@ def _runs_beside(path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _trial(number: int, cell: Cell) -> Trial:
-    slug = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", f"{cell.row} {cell.column} seed={cell.seed}")
+    row = cell.row.replace("*", "-star")  # or a and a* would have folders of one name
+    slug = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", f"{row} {cell.column} seed={cell.seed}")
     if len(slug) > _LONGEST_SLUG:
         digest = hashlib.blake2b(f"{cell.label} {cell.seed}".encode(), digest_size=4).hexdigest()
         slug = f"{slug[: _LONGEST_SLUG - 9]}-{digest}"

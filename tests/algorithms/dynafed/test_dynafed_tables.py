@@ -103,15 +103,6 @@ def test_figures_are_curves_of_tables() -> None:
         assert part and all(whole[row][c] == of for row, columns in part.items() for c, of in columns.items())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_claim_is_one_that_the_printed_figures_bear_out(name: str) -> None:
-    table = read_table(name)
-    for claim in table.claims:
-        for column in claim.columns or table.column_names:
-            figures = [table.printed_value(row, column, measure=table.measures[0].name) for row in claim.order]
-            assert figures == sorted(figures, key=float, reverse=True), (claim.text, column)  # type: ignore[arg-type]
-
-
 def test_real_data_is_only_compared_with_in_figure_6() -> None:
     for name in NAMES:
         expected = "proxy" if name == "dynafed/figure6" else "none"
