@@ -66,8 +66,8 @@ def _is_builder(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 # What a builder gives: a method, or a part of the world.
 _BUILT = ("FederatedMethod", "Drift", "Availability", "CosineRotation", "CapabilityAvailability", "DeviceFleet")
-# Called with two or three of what they may be told; each is a keyword with a default.
-_NAMED = ("check_number", "select_group", "tiny_experiment", "unit_group")
+# Called with two or three of what they may take, each a keyword with a default; mask_up is called by a card.
+_NAMED = ("mask_up", "select_group", "tiny_experiment", "unit_group")
 
 
 if __name__ == "__main__":

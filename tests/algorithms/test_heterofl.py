@@ -35,6 +35,10 @@ from fedsweep.testing import (
 torch.set_num_threads(1)
 
 
+# Without the paper's masked loss and equal weights width 1 alone is FedAvg.
+PLAIN: dict[str, Any] = {"masked_loss": False, "weighting": "size"}
+
+
 def net() -> nn.Module:
     return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8)
 
@@ -57,7 +61,7 @@ def widths_of(engine: Engine, rounds: int = 1) -> list[dict[int, int]]:
 @pytest.mark.parametrize("more", [{}, {"scaler": False}, {"assignment": "drawn"}])
 def test_the_full_width_alone_is_fedavg_bit_for_bit(more: dict[str, Any]) -> None:
     sizes = (6, 10, 14, 18, 22, 26)
-    found, plain = (run_rounds(engine_of(m, sizes=sizes)) for m in (heterofl(widths=(1.0,), **more), fedavg()))
+    found, plain = (run_rounds(engine_of(m, sizes=sizes)) for m in (heterofl(widths=(1.0,), **PLAIN, **more), fedavg()))
     assert torch.equal(found.vector, plain.vector)
     assert [(r.bytes_up, r.bytes_down, r.flops) for r in found.records] == [
         (r.bytes_up, r.bytes_down, r.flops) for r in plain.records
@@ -112,7 +116,7 @@ def test_lenet_at_one_half_and_a_quarter_sends_the_closed_forms() -> None:
     """15,888 and 4,257 values; no masks, as the first units need none, but a factor of 4 bytes for each of 4 layers."""
     images, labels = tiny_pictures(4)
     made = tiny_experiment(
-        heterofl(widths=(0.5, 0.25)),
+        heterofl(widths=(0.5, 0.25), **PLAIN),
         build=lambda: LeNet5(input_shape=(3, 32, 32), num_classes=10),
         images=images,
         labels=labels,
@@ -254,14 +258,14 @@ def test_batch_norm_without_data_on_the_server_is_refused() -> None:
 
 def test_the_statistics_are_those_of_the_servers_inputs_under_the_mean_of_the_models() -> None:
     inputs, _ = tiny_pictures(6, size=8)
-    experiment = normed(heterofl(widths=(1.0, 0.5)), proxy=(inputs, None))
+    experiment = normed(heterofl(widths=(1.0, 0.5), **PLAIN), proxy=(inputs, None))
     vector = run_rounds(local_engine(experiment)).vector
     values = experiment.layout.views(vector)
     maps = F.conv2d(torch.from_numpy(inputs), values["conv1.weight"], values["conv1.bias"], padding=1)
     spread, mean = torch.var_mean(maps, dim=(0, 2, 3))
     torch.testing.assert_close(values["norm1.running_mean"], mean, rtol=0, atol=1e-6)
     torch.testing.assert_close(values["norm1.running_var"], spread, rtol=0, atol=1e-6)
-    other = normed(heterofl(widths=(1.0, 0.5)), proxy=(inputs + 1, None))
+    other = normed(heterofl(widths=(1.0, 0.5), **PLAIN), proxy=(inputs + 1, None))
     assert not torch.equal(run_rounds(local_engine(other)).vector, vector)
 
 
@@ -274,7 +278,9 @@ def test_the_scaler_refuses_heads_and_says_how_to_do_without() -> None:
 
     with pytest.raises(ConfigError, match=r"through SelfAttention; choose another model, or set method\.scaler=false"):
         check_experiment(tiny_experiment(heterofl(), build=vit, images=images, labels=labels, **options))
-    engine = engine_of(heterofl(widths=(0.5,), scaler=False), build=vit, images=images, labels=labels, **options)
+    engine = engine_of(
+        heterofl(widths=(0.5,), scaler=False, **PLAIN), build=vit, images=images, labels=labels, **options
+    )
     assert run_rounds(engine).records[0].values_up < 2 * engine.layout.num_values
 
 

@@ -13,6 +13,7 @@ from fedsweep.algorithms.feddhad.fedad import fedad
 from fedsweep.algorithms.fedprox import fedprox
 from fedsweep.algorithms.moon import Contrastive, ContrastNeeds, moon
 from fedsweep.components.local import LocalStep, LocalWork
+from fedsweep.engine.forecast import forecast, notes_after
 from fedsweep.engine.state import RunState
 from fedsweep.errors import ConfigError
 from fedsweep.experiment.checks import check_experiment
@@ -207,3 +208,14 @@ def test_the_two_models_that_are_asked_cost_a_forward_pass_each() -> None:
 def test_wrong_values_are_refused(options: dict[str, float], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         moon(**options)
+
+
+@pytest.mark.parametrize(("options", "warned"), [({}, 1), ({"projection": 8}, 0)])
+def test_a_network_without_a_projection_is_noted_before_and_after(options: dict[str, int], warned: int) -> None:
+    def build() -> Mlp:
+        return Mlp(input_shape=(1, 1, 6), num_classes=4, hidden_width=8, **options)
+
+    experiment = tiny_experiment(moon(), rounds=1, build=build)
+    notes = forecast(experiment).remarks
+    assert len(notes) == warned and all("set model.projection=256" in note for note in notes)
+    assert notes_after(experiment, run_rounds(local_engine(experiment))) == list(notes)

@@ -48,7 +48,7 @@ WHOLE: dict[str, Callable[[], FederatedMethod]] = {
     "feddrop, complete": partial(feddrop, rate=0.0, aggregate="complete"),
     "feddrop, time enough": partial(feddrop, rate=0.5, budget_s=1e9),
     "afd": partial(afd, keep=1.0),
-    "heterofl": partial(heterofl, widths=(1.0,)),
+    "heterofl": partial(heterofl, widths=(1.0,), masked_loss=False, weighting="size"),
     "fjord": partial(fjord, widths=(1.0,)),
     "fjord, distilled": partial(fjord, widths=(1.0,), distillation=True),
 }
@@ -58,7 +58,7 @@ HALF: dict[str, Callable[[], FederatedMethod]] = {
     "feddrop": partial(feddrop, rate=0.5),
     "afd": partial(afd, keep=0.5),
     "afd, shared": partial(afd, keep=0.5, scores="shared", aggregate="complete"),
-    "heterofl": partial(heterofl, widths=(0.75, 0.25), scaler=False),
+    "heterofl": partial(heterofl, widths=(0.75, 0.25), scaler=False, masked_loss=False, weighting="size"),
     "fjord": partial(fjord, widths=(0.75, 0.5, 0.25)),
 }
 

@@ -75,8 +75,9 @@ def check_value(
         ConfigError: (or ``error``) The message states the rule and the value.
     """
     if admits(annotation, value):
-        is_finite = not isinstance(value, float) or math.isfinite(value)
-        if is_finite or (not math.isnan(value) and (default == math.inf or may_be_infinite(annotation))):
+        if not isinstance(value, float) or math.isfinite(value):
+            return
+        if not math.isnan(value) and (default == math.inf or may_be_infinite(annotation)):
             return
         raise error(f"{where} must be finite, but got {value!r}")
     raise error(f"{where} must be {in_words(annotation)}, but got {value!r}")
