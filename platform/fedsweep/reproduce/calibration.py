@@ -1,0 +1,95 @@
+"""How long a run's own steps take on this machine, from a few of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedsweep.driver.run import one_thread
+from fedsweep.engine.engine import Engine
+from fedsweep.engine.plan import RoundPlan
+from fedsweep.engine.state import RunState
+from fedsweep.experiment.experiment import Experiment
+from fedsweep.fleet.fleet import LocalFleet
+from fedsweep.records import LocalJob, SyncPoint
+
+# Steps are repeated for about this long; how many images are tested; steps that warm up.
+_SECONDS = 0.4
+_TESTED = 100
+_WARM = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What things take on one core, in seconds of CPU time.
+
+    Attributes:
+        step: A local step of one client.
+        job: What a client's part in a sync point takes beside its steps.
+        test: Testing one sample.
+    """
+
+    step: float
+    job: float
+    test: float
+
+
+def calibrate(experiment: Experiment) -> Speed:
+    """Time some steps of a run's first clients, with its own method, network and batches; nothing is kept of it.
+
+    Components are as they are before the exchange ahead of round 1, which may ask every client for something.
+
+    Raises:
+        ConfigError: The run can't be planned.
+    """
+    world = experiment.world
+    few = replace(world, test_images=world.test_images[:1], test_labels=world.test_labels[:1])
+    tried = replace(experiment, world=few)
+    engine = Engine(tried, LocalFleet(tried))
+    clock = None if world.profiles[0].device is None else 0.0
+    state = RunState(vector=tried.initial_vector, components=dict(tried.initial_states), clock=clock)
+    with one_thread():
+        step, job = _steps(engine, engine.planner.plan(state), state)
+        return Speed(step=step, job=job, test=_tested(experiment))
+
+
+def _steps(engine: Engine, plan: RoundPlan, state: RunState) -> tuple[float, float]:
+    """Seconds of a step, and of a job beside its steps."""
+    lanes = engine.experiment.lanes
+    point = next(point for point in plan.points if any(job.steps for job in point.start))
+    jobs = [job for job in point.start if job.steps][: 1 if lanes is None else lanes.width]
+    most = min(plan.context.work[job.client].steps for job in jobs)
+
+    def taken(steps: int) -> float:
+        once = SyncPoint(
+            start=tuple(LocalJob(client=job.client, steps=steps) for job in jobs),
+            attend=tuple(sorted(job.client for job in jobs)),
+            discard=True,
+        )
+        return _timed(lambda: engine.played(replace(plan, points=(once,)), state)) / len(jobs)
+
+    taken(min(_WARM, most))
+    one = taken(1)
+    many = max(2, min(most, round(_SECONDS / max(one, 1e-4))))
+    step = max(taken(many) - one, 0.0) / (many - 1) if most > 1 else one
+    return step, max(one - step, 0.0)
+
+
+def _tested(experiment: Experiment) -> float:
+    """Seconds of one sample's test."""
+    images = torch.from_numpy(experiment.world.test_images[:_TESTED].copy())
+    inputs = experiment.world.data.transform(images, generator=None, train=False)
+    inputs = inputs.to(dtype=experiment.layout.dtype)[: experiment.evaluation_batch]
+    model = experiment.new_model().eval()
+    with torch.inference_mode():
+        model(inputs)
+        return _timed(lambda: model(inputs)) / len(inputs)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
