@@ -23,6 +23,8 @@ EXAMPLES = examples(
     "fedsweep reproduce dynamicfl/table4",
     "fedsweep reproduce dynamicfl/table4 --scale small --rows 'a-*,FedAvg' --out runs/table4",
     "fedsweep reproduce dynamicfl/table4 --costs-only",
+    "fedsweep reproduce feddhad/table7 --scale full --dry-run",
+    "fedsweep reproduce dynamicfl/table1 --scale full --within 10h --out runs/table1",
     "fedsweep reproduce --resume --out runs/table4",
     "fedsweep report runs/table4 --out table4.html",
 )
@@ -79,6 +81,14 @@ def reproduce(
             " --set training.rounds=N.",
         ),
     ] = False,
+    within: Annotated[
+        str | None,
+        typer.Option(
+            "--within",
+            metavar="TIME",
+            help="Only runs that fit into so much time here, in the table's order: 90m, 10h, 2d; --dry-run says which.",
+        ),
+    ] = None,
     dry_run: DryRun = False,
     dashboard: Dashboard = False,
     quiet: Quiet = False,
@@ -105,6 +115,8 @@ def reproduce(
             seeds=None if not seeds else tuple(parse_seeds(",".join(seeds))),
             overrides=tuple(overrides or ()),
         )
+    if within is not None:
+        request = _fitting(request, within, is_free=not (resume or costs_only))
     task = begin(request, folder, resume=resume, overwrite=overwrite, costs_only=costs_only)
     if dry_run:
         _print_dry(task)
@@ -128,6 +140,15 @@ def _begun(folder: SweepFolder | None, *, given: Sequence[object], resume: bool)
     if not folder.path.is_dir():
         raise OutputError(f"{folder.path}: there is no such folder")
     return request_of(folder)
+
+
+def _fitting(request: TableRequest, within: str, *, is_free: bool) -> TableRequest:
+    """The request with the cells that fit into a time."""
+    from fedsweep.reproduce.costs import fitting, parse_duration
+
+    if not is_free:
+        raise ConfigError("--within chooses the runs of a new table, so neither --resume nor --costs-only goes with it")
+    return fitting(request, parse_duration(within))
 
 
 def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
@@ -171,16 +192,20 @@ def _show(made: Reproduced, *, quiet: bool) -> int:
 
 
 def _print_dry(task: Task) -> None:
+    from fedsweep.commands.parts.costs import print_costs
     from fedsweep.commands.parts.output import make_console, make_table
     from fedsweep.commands.parts.trials import print_trials
+    from fedsweep.reproduce.costs import costs_of
 
     found = task.found
     at = f"{found.table.name} at scale {found.request.scale}"
     if task.has_runs:
-        entries = task.prepared().entries
-        print_trials(entries, heading="row | column")
-        rounds = sum(entry.config.training.rounds for entry in entries)
-        print(f"{at}: {len(entries)} runs, {rounds} rounds in all")
+        costs = costs_of(found)
+        if not costs.absent:
+            print_trials(task.prepared().entries, heading="row | column")
+        print_costs(costs)
+        rounds = sum(cell.config.training.rounds for cell in found.firsts.values())
+        print(f"{at}: {len(found.firsts)} runs, {rounds} rounds in all")
         return
     table = make_table("row | column", "seed")
     for cell in found.cells:

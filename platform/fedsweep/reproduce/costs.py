@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -22,7 +23,8 @@ from fedsweep.experiment.build import build_experiment
 from fedsweep.guard import guarded
 from fedsweep.reproduce.calibration import Speed, calibrate
 from fedsweep.reproduce.cells import Cell
-from fedsweep.reproduce.reproduction import Reproduction
+from fedsweep.reproduce.reproduction import Reproduction, TableRequest, reproduction
+from fedsweep.results.texts import seconds_text
 from fedsweep.submodel import FULL_MODEL
 from fedsweep.world.data.datasets import DATASETS, Dataset, is_present, load_dataset, stand_in
 
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
     from fedsweep.config.schema import Config
     from fedsweep.experiment.experiment import Experiment
 
-# Rounds that are planned one by one; the others cost as much in the mean.
-_PLANNED = 10
+# Rounds that are planned one by one where all are alike but for their draws; where the world changes, all of them.
+_PLANNED, _MOST_PLANNED = 10, 1000
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([mhd])")
+_UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +109,12 @@ class Estimator:
         return self._datasets[key]
 
     def _estimated(self, config: Config, experiment: Experiment) -> Cost:
-        cost = forecast(experiment, most_planned=_PLANNED)
+        planned = _planned(experiment)
+        cost = forecast(experiment, most_planned=planned)
         speed = self._speed(config, experiment)
         world, every = experiment.world, experiment.evaluate_every
         tested = len(world.test_labels) + (0 if world.validation is None else len(world.validation[1]))
-        seconds = cost.local_steps * speed.step + _jobs(experiment) * speed.job
+        seconds = cost.local_steps * speed.step + _jobs(experiment, planned) * speed.job
         seconds += -(-cost.rounds // every) * tested * speed.test
         return Cost(
             runs=1,
@@ -220,10 +225,47 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _jobs(experiment: Experiment) -> float:
+def parse_duration(text: str) -> float:
+    """Seconds of ``90m``, ``10h`` or ``1.5d``.
+
+    Raises:
+        ConfigError: It is no such text.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or float(match[1]) == 0:
+        raise ConfigError(f"--within takes a time such as 90m, 10h or 1.5d, but got {text!r}")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def fitting(request: TableRequest, seconds: float) -> TableRequest:
+    """The same table with those of its cells that fit into a time on this machine, in the table's order.
+
+    Raises:
+        ConfigError: None fits, or nothing is run for the table.
+        InputError: A cell can't be planned.
+    """
+    table = reproduction(request)
+    if table.table.kind != "runs":
+        raise ConfigError(f"--within chooses runs, and {table.table.name} has none")
+    costs = costs_of(table)
+    cells = costs.within(seconds)
+    if not cells:
+        least = min(hours_here(cost) for cost in costs.by_cell.values())
+        raise ConfigError(
+            f"--within: no run of {table.table.name} fits, the shortest takes about {seconds_text(3600 * least)} here"
+        )
+    return replace(request, chosen=tuple((cell.row, cell.column, cell.seed) for cell in cells))
+
+
+def _planned(experiment: Experiment) -> int:
+    world, rounds = experiment.world, experiment.training.rounds
+    alike_rounds = world.availability is None and world.drift is None and world.budgets is None
+    return min(rounds, _PLANNED if alike_rounds else _MOST_PLANNED)
+
+
+def _jobs(experiment: Experiment, planned: int) -> float:
     """How often clients are sent to work in the whole run."""
     planner = Planner(experiment, CostModel(experiment))
-    rounds = experiment.training.rounds
-    planned = min(rounds, _PLANNED)
     plans = islice(planned_rounds(experiment, planner), planned)
-    return sum(times * len(point.start) for plan in plans for point, times in alike(plan.points)) * rounds / planned
+    jobs = sum(times * len(point.start) for plan in plans for point, times in alike(plan.points))
+    return jobs * experiment.training.rounds / planned
