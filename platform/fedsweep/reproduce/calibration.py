@@ -16,8 +16,8 @@ from fedsweep.experiment.experiment import Experiment
 from fedsweep.fleet.fleet import LocalFleet
 from fedsweep.records import LocalJob, SyncPoint
 
-# Steps are repeated for about this long; how many images are tested; steps that warm up.
-_SECONDS = 0.4
+# A measurement takes about so long, or so many repeats; so many images are tested; so many steps warm up.
+_SECONDS, _MOST_REPEATS = 0.4, 20
 _TESTED = 100
 _WARM = 2
 
@@ -71,11 +71,20 @@ def _steps(engine: Engine, plan: RoundPlan, state: RunState) -> tuple[float, flo
         )
         return _timed(lambda: engine.played(replace(plan, points=(once,)), state)) / len(jobs)
 
-    taken(min(_WARM, most))
-    one = taken(1)
-    many = max(2, min(most, round(_SECONDS / max(one, 1e-4))))
-    step = max(taken(many) - one, 0.0) / (many - 1) if most > 1 else one
-    return step, max(one - step, 0.0)
+    many = max(1, min(most, round(_SECONDS / max(taken(min(_WARM, most)) / min(_WARM, most), 1e-4))))
+    longer, shorter = _mean(lambda: taken(many)), _mean(lambda: taken(1))
+    if many == 1 or longer <= shorter:
+        return longer / many, 0.0
+    step = (longer - shorter) / (many - 1)
+    return step, max(shorter - step, 0.0)
+
+
+def _mean(measure: Callable[[], float]) -> float:
+    """The mean of a measurement that is repeated while all together are short."""
+    values = [measure()]
+    while sum(values) < _SECONDS / 2 and len(values) < _MOST_REPEATS:
+        values.append(measure())
+    return sum(values) / len(values)
 
 
 def _tested(experiment: Experiment) -> float:

@@ -15,10 +15,11 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from fedsweep.catalog import resolve
+from fedsweep.config.load import load_config
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.foresight import forecast, planned_rounds
 from fedsweep.engine.plan import Planner, alike
-from fedsweep.errors import ConfigError, FedsweepError
+from fedsweep.errors import ConfigError, FedsweepError, InputError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.guard import guarded
 from fedsweep.reproduce.calibration import Speed, calibrate
@@ -146,9 +147,9 @@ class Estimator:
 
     def _as_fedavg(self, config: Config, experiment: Experiment) -> Speed:
         """FedAvg's speed with the same network and batches, longer as the method's step has more passes."""
-        plain = resolve(config.model_copy(update={"method": {"name": "fedavg"}}))
+        plain = resolve(load_config({**config.tree(), "method": {"name": "fedavg"}}))
         other = build_experiment(plain, self._dataset(plain))
-        speed = self._speed(plain, other)
+        speed = calibrate(other)
         costs = [CostModel(each).flops(FULL_MODEL, 1) for each in (experiment, other)]
         return replace(speed, step=speed.step * costs[0] / max(costs[1], 1))
 
@@ -205,7 +206,7 @@ def costs_of(table: Reproduction, estimator: Estimator | None = None) -> TableCo
     for cell in table.cells:
         try:
             by_cell[cell] = estimator.of(cell.config)
-        except FedsweepError as error:
+        except InputError as error:
             raise type(error)(f"cell {cell.label}: {error}") from None
     firsts = set(table.firsts.values())
     return TableCosts(
