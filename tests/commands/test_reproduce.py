@@ -115,7 +115,7 @@ def test_within_is_for_new_tables(more: list[str], table: Path, fedsweep: Comman
 
 
 def test_within_chooses_runs(table: Path, fedsweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "calibrate", lambda experiment: Speed(step=600.0, job=0.0, test=0.0))
+    monkeypatch.setattr(costs, "calibrate", lambda experiment: Speed(step=600.0, turn=0.0, test=0.0))
     monkeypatch.setattr(costs, "cores", lambda: 2)
     # Eight steps of ten minutes on one of two cores: forty minutes of the machine.
     code, out, _ = fedsweep("reproduce", table, "--within", "100m", "--dry-run")
@@ -126,7 +126,7 @@ def test_within_chooses_runs(table: Path, fedsweep: Command, monkeypatch: pytest
 
 
 def test_tables_are_listed_with_their_costs(table: Path, fedsweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "calibrate", lambda experiment: Speed(step=1.0, job=0.0, test=0.0))
+    monkeypatch.setattr(costs, "calibrate", lambda experiment: Speed(step=1.0, turn=0.0, test=0.0))
     other = table.with_name("other.yaml")
     other.write_text(TABLE.replace("name: tiny", "name: other"))
     presets = [(SimpleNamespace(name=str(path)), "") for path in (table, other)]

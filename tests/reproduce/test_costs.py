@@ -21,8 +21,8 @@ from fedsweep.world.data.datasets import DATASETS, load_dataset, stand_in
 
 @pytest.fixture
 def a_second_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of a second, jobs of a hundred, tests of a sample for ten thousand; on one core."""
-    monkeypatch.setattr(module, "calibrate", lambda experiment: Speed(step=1.0, job=100.0, test=10_000.0))
+    """Steps of a second, turns of a hundred, tests of a sample for ten thousand; on one core."""
+    monkeypatch.setattr(module, "calibrate", lambda experiment: Speed(step=1.0, turn=100.0, test=10_000.0))
     monkeypatch.setattr(module, "cores", lambda: 1)
 
 
@@ -42,7 +42,7 @@ def test_counts_are_those_of_each_runs_own_forecast(table_path: Path) -> None:
         assert cost.seconds > 0
 
 
-def test_time_is_that_of_steps_jobs_and_tests(table_path: Path, a_second_a_step: None) -> None:
+def test_time_is_that_of_steps_turns_and_tests(table_path: Path, a_second_a_step: None) -> None:
     """Three rounds of two clients with two steps each; 360 samples are tested every round."""
     (cost,) = {costs_of(of(table_path)).by_cell[cell] for cell in of(table_path).cells if cell.row == "FedAvg"}
     assert cost.seconds == 12 * 1.0 + 6 * 100.0 + 3 * 360 * 10_000.0
@@ -135,7 +135,7 @@ def test_calibration_leaves_the_experiment_as_it_was(table_path: Path) -> None:
     experiment = plan_run(of(table_path).cells[0].config).experiment
     before = experiment.initial_vector.clone()
     speed = calibrate(experiment)
-    assert speed.step > 0 and speed.job >= 0 and speed.test > 0
+    assert speed.step > 0 and speed.turn >= 0 and speed.test > 0
     assert bool((experiment.initial_vector == before).all())
 
 

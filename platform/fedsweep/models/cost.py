@@ -123,7 +123,7 @@ def counted(model: nn.Module, input_shape: tuple[int, int, int]) -> Counted:
     return Counted(layers=costs, unknown=tuple(sorted(products.unknown)))
 
 
-class _Products(TorchDispatchMode):
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the products of operations outside of the layers that are counted as such.
 
     Attributes:
@@ -133,11 +133,11 @@ class _Products(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.macs, self.depth = 0, 0
         self.unknown: set[str] = set()
 
-    def __torch_dispatch__(  # type: ignore[override]
+    def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         output = func(*args, **(kwargs or {}))

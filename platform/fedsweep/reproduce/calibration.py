@@ -28,12 +28,12 @@ class Speed:
 
     Attributes:
         step: A local step of one client.
-        job: What a client's part in a sync point takes beside its steps.
+        turn: What a client's part in a round takes beside its steps.
         test: Testing one sample.
     """
 
     step: float
-    job: float
+    turn: float
     test: float
 
 
@@ -52,12 +52,12 @@ def calibrate(experiment: Experiment) -> Speed:
     clock = None if world.profiles[0].device is None else 0.0
     state = RunState(vector=tried.initial_vector, components=dict(tried.initial_states), clock=clock)
     with one_thread():
-        step, job = _steps(engine, engine.planner.plan(state), state)
-        return Speed(step=step, job=job, test=_tested(experiment))
+        step, turn = _steps(engine, engine.planner.plan(state), state)
+        return Speed(step=step, turn=turn, test=_tested(experiment))
 
 
 def _steps(engine: Engine, plan: RoundPlan, state: RunState) -> tuple[float, float]:
-    """Seconds of a step, and of a job beside its steps."""
+    """Seconds of a step, and of a client's part in a round beside its steps."""
     lanes = engine.experiment.lanes
     point = next(point for point in plan.points if any(job.steps for job in point.start))
     jobs = [job for job in point.start if job.steps][: 1 if lanes is None else lanes.width]

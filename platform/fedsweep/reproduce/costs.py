@@ -18,7 +18,7 @@ from fedsweep.catalog import resolve
 from fedsweep.config.load import load_config
 from fedsweep.engine.cost import CostModel
 from fedsweep.engine.foresight import forecast, planned_rounds
-from fedsweep.engine.plan import Planner, alike
+from fedsweep.engine.plan import Planner
 from fedsweep.errors import ConfigError, FedsweepError, InputError
 from fedsweep.experiment.build import build_experiment
 from fedsweep.guard import guarded
@@ -115,7 +115,7 @@ class Estimator:
         speed = self._speed(config, experiment)
         world, every = experiment.world, experiment.evaluate_every
         tested = len(world.test_labels) + (0 if world.validation is None else len(world.validation[1]))
-        seconds = cost.local_steps * speed.step + _jobs(experiment, planned) * speed.job
+        seconds = cost.local_steps * speed.step + _turns(experiment, planned) * speed.turn
         seconds += -(-cost.rounds // every) * tested * speed.test
         return Cost(
             runs=1,
@@ -264,9 +264,9 @@ def _planned(experiment: Experiment) -> int:
     return min(rounds, _PLANNED if alike_rounds else _MOST_PLANNED)
 
 
-def _jobs(experiment: Experiment, planned: int) -> float:
-    """How often clients are sent to work in the whole run."""
+def _turns(experiment: Experiment, planned: int) -> float:
+    """How often clients take part in a round, in the whole run."""
     planner = Planner(experiment, CostModel(experiment))
     plans = islice(planned_rounds(experiment, planner), planned)
-    jobs = sum(times * len(point.start) for plan in plans for point, times in alike(plan.points))
-    return jobs * experiment.training.rounds / planned
+    turns = sum(len({job.client for point in plan.points for job in point.start}) for plan in plans)
+    return turns * experiment.training.rounds / planned
