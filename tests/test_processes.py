@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import platform
+import resource
 import shutil
 import subprocess
 import sys
@@ -102,3 +104,32 @@ def test_a_worker_works_where_the_driver_does_looks_there_last_and_collects_seld
         assert gc.isenabled() and gc.get_threshold() == (50_000, *before[1:])
     finally:
         gc.set_threshold(*before)
+
+
+FAULTS = """
+import resource
+import numpy as np
+from fedsweep import processes
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.empty(2**26, np.uint8).fill(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+by_default = [faults() for _ in range(3)][-1]
+{call}
+print(by_default, [faults() for _ in range(3)][-1])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is another one")
+def test_memory_that_a_step_gives_back_is_not_mapped_anew(tmp_path: Path) -> None:
+    def faults(call: str) -> list[int]:
+        words = [sys.executable, "-c", FAULTS.format(call=call)]
+        return [int(word) for word in subprocess.check_output(words, cwd=tmp_path, text=True).split()]
+
+    pages = 2**26 // resource.getpagesize()
+    by_default, kept = faults("processes.keep_freed_memory()")
+    # Huge pages, where the kernel gives them, are fewer.
+    assert by_default > pages // 1024 and kept < by_default // 10
+    assert min(faults("")) > pages // 1024

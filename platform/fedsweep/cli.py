@@ -41,7 +41,7 @@ from fedsweep.commands.terminal.output import lasting_output
 from fedsweep.config.tables import attribute
 from fedsweep.errors import InputError, RunError, lacks_memory
 from fedsweep.papers.registry import COMMANDS
-from fedsweep.processes import collect_seldom, look_here_last
+from fedsweep.processes import collect_seldom, keep_freed_memory, look_here_last
 
 _DEBUG = "--debug"
 # Characters of a message; with "error: " it stays below 500.
@@ -123,6 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         collect_seldom()
+        keep_freed_memory()
         return _leave(main(sys.argv[1:]))
     words = list(argv)
     debug = _DEBUG in words

@@ -3,12 +3,14 @@
 A run folder may come from others, and whoever looks at it stands in it: a ``yaml.py`` there must not take the place of
 the library. So the working folder is the last on the path, in the driver and in every process of the cluster.
 
-Libraries of some hundred thousand objects are no place to look for unreachable cycles often.
+Libraries of some hundred thousand objects are no place to look for unreachable cycles often, and memory that one step
+gives back is what the next one asks for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -21,11 +23,26 @@ _VARIABLE = "FEDSWEEP_USER_FOLDERS"
 # New objects between two searches; by default 700, and a driver and its actors look in vain while they import torch.
 _NEW_OBJECTS = 50_000
 _HOOK = f"{__name__}.begin_worker"
+# glibc's names for mallopt: from which size a block is a mapping of its own, and how much free memory stays at the top.
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
+_LARGEST_ON_HEAP, _FREE_THAT_STAYS = 2**30, 2**31 - 1
 
 
 def collect_seldom() -> None:
     """Collect garbage seldom; for a process of our own, before it imports anything large."""
     gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])
+
+
+def keep_freed_memory() -> None:
+    """Have the allocator keep what is freed, for a process of our own; without glibc nothing changes.
+
+    By default a tensor of some megabytes is mapped anew for each layer of each step, and the kernel clears every page
+    of it: a seventh of a step of FedStg's network on one core, a third of an evaluation.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_ON_HEAP)
+        mallopt(_M_TRIM_THRESHOLD, _FREE_THAT_STAYS)
 
 
 def look_here_last() -> None:
@@ -39,6 +56,7 @@ def begin_worker() -> None:
     It works in the driver's working folder, the last of them, where its node has that.
     """
     collect_seldom()
+    keep_freed_memory()
     folders = os.environ.get(_VARIABLE, "").split(os.pathsep)
     with contextlib.suppress(OSError):
         os.chdir(folders[-1])

@@ -8,11 +8,15 @@ import shutil
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fedsweep.cli import main
+from fedsweep.reproduce import costs
+from fedsweep.reproduce.calibration import Speed
+from fedsweep.reproduce.definition import table_file
 
 Command = Callable[..., tuple[int, str, str]]
 TABLE = """
@@ -82,9 +86,58 @@ def test_wrong_input_is_one_line_and_exit_2_and_nothing_is_written(
 def test_dry_run_lists_the_cells_and_writes_nothing(table: Path, tmp_path: Path, fedsweep: Command) -> None:
     code, out, err = fedsweep("reproduce", table, "--dry-run", "--rows", "fed*", "--seeds", "3,4")
     assert (code, err) == (0, "")
-    assert out.count("FedAvg | even") == 2 and out.count("FedProx | K=2") == 2 and "SCAFFOLD" not in out
+    # A line for each seed, and one of costs.
+    assert out.count("FedAvg | even") == 3 and out.count("FedProx | K=2") == 3 and "SCAFFOLD" not in out
     assert out.splitlines()[-1] == "tiny at scale smoke: 8 runs, 16 rounds in all"
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+def test_dry_run_says_what_a_table_costs_also_without_its_data(table: Path, tmp_path: Path, fedsweep: Command) -> None:
+    place = f"dataset: cifar10, root: {tmp_path}, download: true, "
+    table.write_text(TABLE.replace("scenario: {", f"model: {{name: lenet5}}\nscenario: {{{place}"))
+    code, out, err = fedsweep("reproduce", table, "--dry-run", "--scale", "full", "--rows", "FedAvg")
+    assert code == 0 and err.strip().endswith("equally frequent classes: cifar10")
+    by_name = {line.rpartition("  ")[0].split("  ")[0]: line.split() for line in out.splitlines()}
+    assert by_name["FedAvg | even"][3:5] == by_name["FedAvg | K=2"][3:5] == ["1", "12"]
+    assert by_name["in all"][2:4] == ["2", "24"]
+    assert "on the" in out and out.splitlines()[-1] == "tiny at scale full: 2 runs, 6 rounds in all"
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+@pytest.mark.parametrize("more", [["--resume", "--out", "x"], ["--costs-only"]])
+def test_within_is_for_new_tables(more: list[str], table: Path, fedsweep: Command) -> None:
+    code, _, err = fedsweep("reproduce", table, "--within", "1h", *more)
+    assert code == 2 and "--within" in err
+
+
+def test_within_chooses_runs(table: Path, fedsweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "calibrate", lambda experiment: Speed(step=600.0, turn=0.0, test=0.0))
+    monkeypatch.setattr(costs, "cores", lambda: 2)
+    # Eight steps of ten minutes on one of two cores: forty minutes of the machine.
+    code, out, _ = fedsweep("reproduce", table, "--within", "100m", "--dry-run")
+    assert code == 0 and out.splitlines()[-1] == "tiny at scale smoke: 2 runs, 4 rounds in all"
+    assert "FedAvg | K=2" in out and "FedProx" not in out
+    code, _, err = fedsweep("reproduce", table, "--within", "30m", "--dry-run")
+    assert code == 2 and "the shortest takes about 40m here" in err
+
+
+def test_tables_are_listed_with_their_costs(table: Path, fedsweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "calibrate", lambda experiment: Speed(step=1.0, turn=0.0, test=0.0))
+    other = table.with_name("other.yaml")
+    other.write_text(TABLE.replace("name: tiny", "name: other"))
+    presets = [(SimpleNamespace(name=str(path)), "") for path in (table, other)]
+    monkeypatch.setattr(table_file, "listed_tables", lambda: presets)
+    code, out, _ = fedsweep("list", "tables", "--scale", "full", "--costs")
+    rows = [line.split() for line in out.splitlines()]
+    assert code == 0 and [row[1:3] for row in rows[1:3]] == [["4", "48"]] * 2
+    # The two tables have the same runs.
+    assert rows[3][:4] == ["in", "all", "4", "48"]
+
+
+@pytest.mark.parametrize("words", [["methods", "--costs"], ["tables", "--scale", "full"]])
+def test_only_tables_have_costs(words: list[str], fedsweep: Command) -> None:
+    code, _, err = fedsweep("list", *words)
+    assert code == 2 and "fedsweep list tables --costs" in err
 
 
 def test_costs_alone_need_no_run_and_are_compared(table: Path, tmp_path: Path, fedsweep: Command) -> None:

@@ -17,6 +17,7 @@ from fedsweep.algorithms.fedstg import fedstg
 from fedsweep.algorithms.scaffold import scaffold
 from fedsweep.components.codec import Codec
 from fedsweep.engine.forecast import forecast
+from fedsweep.engine.ledger import message_sizes, payload_sizes
 from fedsweep.errors import ConfigError, InvariantError
 from fedsweep.method import FederatedMethod, merge
 from fedsweep.models.networks.chains import Mlp
@@ -83,12 +84,26 @@ class Everything(Codec):
         return message["move"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LongPlaces(Largest):
+    """Its places in twice the bytes."""
+
+    def encode(self, move: Tensor, stream: Stream) -> Payload:
+        message = super().encode(move, stream)
+        return {**message, "places": message["places"].long()}
+
+
 def coded(codec: Codec) -> FederatedMethod:
     return replace(fedavg(), codec=codec)
 
 
-# A tenth of 28 is 3 values and 3 places of four bytes; 8 bits are 28 bytes and a scale.
-MESSAGES = [(Largest(), 3 * 4 + 3 * 4, 6), (EightBits(), 28 + 4, 29), (Everything(), 4 * 28, 28)]
+# A tenth of 28 is 3 values and 3 places of four bytes, or of eight; 8 bits are 28 bytes and a scale.
+MESSAGES = [
+    (Largest(), 3 * 4 + 3 * 4, 6),
+    (EightBits(), 28 + 4, 29),
+    (Everything(), 4 * 28, 28),
+    (LongPlaces(), 3 * 12, 9),
+]
 
 
 @pytest.mark.parametrize(("codec", "num_bytes", "values"), MESSAGES)
@@ -113,6 +128,14 @@ def test_the_clock_waits_for_what_is_sent(codec: Codec, num_bytes: int, values: 
 def test_a_codec_that_keeps_everything_is_fedavg() -> None:
     coded_run, plain = (run_rounds(local_engine(tiny_experiment(m))) for m in (coded(Everything()), fedavg()))
     assert torch.allclose(coded_run.vector, plain.vector, atol=1e-6)
+
+
+def test_wide_types_of_a_message_have_all_their_bytes_and_the_models_own_are_values() -> None:
+    sent = {"move": torch.zeros(6, dtype=torch.float64), "places": torch.zeros(3, dtype=torch.int64)}
+    assert message_sizes(sent, torch.float32) == {"move": (12, 48), "places": (6, 24)}
+    assert message_sizes(sent, torch.float64) == {"move": (6, 24), "places": (6, 24)}
+    mask = {"mask": torch.zeros(9, dtype=torch.bool), "bits": torch.zeros(3, dtype=torch.uint8)}
+    assert message_sizes(mask, torch.float32) == payload_sizes(mask) == {"mask": (0, 2), "bits": (3, 3)}
 
 
 def test_eight_bits_are_near_fedavg_and_not_it() -> None:

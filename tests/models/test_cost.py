@@ -3,8 +3,9 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from fedsweep.models.cost import fwd_macs_per_sample, training_flops
+from fedsweep.models.cost import counted, fwd_macs_per_sample, training_flops
 from fedsweep.models.network import Network
 from fedsweep.models.registry import MODELS
 from fedsweep.models.slicing import build_submodel_module, ordered_kept
@@ -132,3 +133,96 @@ def test_network_that_looks_at_values_is_counted_on_the_cpu() -> None:
 
     assert fwd_macs_per_sample(Branching(), (1, 2, 2)) == 4 * 3 + 4 * 3
     assert fwd_macs_per_sample(Branching(), (1, 2, 2), count_batch_norm=False) == 4 * 3
+
+
+class Recurrent(nn.Module):
+    """Rows of an image as a sequence, through two recurrent layers both ways."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.rows = getattr(nn, kind)(8, 6, num_layers=2, batch_first=True, bidirectional=True)
+        self.last = nn.Linear(12, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs, _ = self.rows(inputs.flatten(1, 2))
+        logits: Tensor = self.last(outputs[:, -1])
+        return logits
+
+
+class Written(nn.Module):
+    """An embedding, and products that the network writes out itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(4, 6)
+        self.mix = nn.Parameter(torch.zeros(6, 7))
+        self.last = nn.Parameter(torch.zeros(7, 5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        words = self.words(inputs.flatten(1).long())
+        return torch.einsum("btw,wo->bto", words, self.mix).mean(1) @ self.last
+
+
+class Attending(nn.Module):
+    """Torch's own layer of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.last = nn.Linear(8, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.layer(inputs.flatten(1, 2)).mean(1))
+        return logits
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_recurrent_layer_counts_its_weights_at_each_position(kind: str, gates: int) -> None:
+    both_ways = 2 * gates * 6 * ((8 + 6) + (12 + 6))
+    assert fwd_macs_per_sample(Recurrent(kind), (1, 4, 8)) == 4 * both_ways + 12 * 5
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [(Recurrent("GRU"), (1, 4, 8)), (Recurrent("RNN"), (1, 4, 8)), (Written(), (1, 2, 3))]
+)
+def test_cost_is_what_torch_counts(model: nn.Module, shape: tuple[int, int, int]) -> None:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.eval()(torch.zeros(1, *shape))
+    assert 2 * fwd_macs_per_sample(model, shape) == counter.get_total_flops() > 0
+    assert counted(model, shape).unknown == ()
+
+
+def test_torchs_layer_of_attention_is_counted_inside_and_stays_fast() -> None:
+    tokens, width, hidden = 6, 8, 16
+    projections, products = 4 * width * width, 2 * tokens * width
+    macs = tokens * (projections + products + 2 * width * hidden) + width * 5
+    assert fwd_macs_per_sample(Attending(), (1, tokens, width)) == macs
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_vector_products_are_counted() -> None:
+    class Vectors(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix, self.vector = nn.Parameter(torch.zeros(5, 4)), nn.Parameter(torch.zeros(5))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs = self.matrix @ inputs.flatten()
+            return (outputs + outputs @ self.vector)[None]
+
+    assert fwd_macs_per_sample(Vectors(), (1, 2, 2)) == 5 * 4 + 5
+
+
+def test_products_without_a_formula_are_named() -> None:
+    class Spectral(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(16, 5)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            logits: Tensor = self.last(torch.fft.fft2(inputs).real.flatten(1))
+            return logits
+
+    count = counted(Spectral(), (1, 4, 4))
+    assert count.unknown == ("_fft_c2c",) or count.unknown == ("_fft_r2c",)
+    assert count.layers == {"last.weight": (16 * 5, 0)}

@@ -12,7 +12,7 @@ from fedsweep.commands.listing.entries import KINDS, Named, first_paragraph
 from fedsweep.commands.terminal.options import examples
 from fedsweep.errors import ConfigError, unknown_name
 
-LIST_EXAMPLES = examples("fedsweep list methods", "fedsweep list presets")
+LIST_EXAMPLES = examples("fedsweep list methods", "fedsweep list presets", "fedsweep list tables --scale full --costs")
 SHOW_EXAMPLES = examples(
     "fedsweep show dynamicfl",
     "fedsweep show quickstart/dynamicfl",
@@ -26,8 +26,26 @@ def list_names(
     kind: Annotated[
         str, typer.Argument(metavar="KIND", help="methods, datasets, models, partitions, presets or tables.")
     ],
+    costs: Annotated[
+        bool,
+        typer.Option(
+            "--costs",
+            metavar="",
+            help="With tables: the runs, steps, operations, bytes and core-hours of each, by a calibration here.",
+        ),
+    ] = False,
+    scale: Annotated[
+        str | None, typer.Option("--scale", metavar="smoke|small|full", help="With --costs; [dim]full[/dim].")
+    ] = None,
 ) -> None:
     """List what can be named, one line each with its source."""
+    if costs or scale is not None:
+        from fedsweep.commands.terminal.costs import print_list
+
+        if kind != "tables" or not costs:
+            raise ConfigError("--costs and --scale go with fedsweep list tables: fedsweep list tables --costs")
+        print_list(scale)
+        return
     entries = _of_kind(kind)
     width = max((len(entry.name) for entry in entries), default=0)
     for entry in entries:

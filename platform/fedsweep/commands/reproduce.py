@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.commands.terminal.interrupts import INTERRUPTED
+from fedsweep.commands.running.one_table import make, print_plan
 from fedsweep.commands.terminal.options import (
     AllowChangedCode,
     CostsOnly,
@@ -22,12 +22,10 @@ from fedsweep.commands.terminal.options import (
     examples,
     parse_seeds,
 )
-from fedsweep.errors import ClusterLost, ConfigError, OutputError
+from fedsweep.errors import ConfigError, OutputError
 
 if TYPE_CHECKING:
     from fedsweep.reproduce.reproduction import TableRequest
-    from fedsweep.reproduce.task import Reproduced, Task
-    from fedsweep.sweeps.prepared import PreparedSweep
     from fedsweep.sweeps.sweep_folder import SweepFolder
 
 EXAMPLES = examples(
@@ -35,10 +33,11 @@ EXAMPLES = examples(
     "fedsweep reproduce dynamicfl/table4",
     "fedsweep reproduce dynamicfl/table4 --scale small --rows 'a-*,FedAvg' --out runs/table4",
     "fedsweep reproduce dynamicfl/table4 --costs-only",
+    "fedsweep reproduce feddhad/table7 --scale full --dry-run",
+    "fedsweep reproduce dynamicfl/table1 --scale full --within 10h --out runs/table1",
     "fedsweep reproduce --resume --out runs/table4",
     "fedsweep report runs/table4 --out table4.html",
 )
-_FAILED = 1
 
 
 def reproduce(
@@ -83,6 +82,14 @@ def reproduce(
     ] = False,
     overwrite: Overwrite = False,
     costs_only: CostsOnly = False,
+    within: Annotated[
+        str | None,
+        typer.Option(
+            "--within",
+            metavar="TIME",
+            help="Only runs that fit into so much time here, in the table's order: 90m, 10h, 2d; --dry-run says which.",
+        ),
+    ] = None,
     fresh: Fresh = False,
     allow_changed_code: AllowChangedCode = False,
     dry_run: DryRun = False,
@@ -101,7 +108,7 @@ def reproduce(
 
     folder = SweepFolder(out) if out is not None else None
     if table is None:
-        request = _begun(folder, given=(scale, rows, columns, seeds, overrides), resume=resume)
+        request = _begun(folder, options=(scale, rows, columns, seeds, overrides), resume=resume)
     else:
         request = TableRequest(
             table=table,
@@ -111,23 +118,25 @@ def reproduce(
             seeds=None if not seeds else tuple(parse_seeds(",".join(seeds))),
             overrides=tuple(overrides or ()),
         )
+    if within is not None:
+        request = _fitting(request, within, is_free=not (resume or costs_only))
     task = begin(request, folder, resume=resume, overwrite=overwrite, costs_only=costs_only)
     task = replace(task, fresh=fresh, allow_changed_code=allow_changed_code)
     if dry_run:
-        _print_dry(task)
-    elif code := _make(task, dashboard=dashboard, quiet=quiet):
+        print_plan(task)
+    elif code := make(task, dashboard=dashboard, quiet=quiet):
         raise typer.Exit(code)
 
 
-def _begun(folder: SweepFolder | None, *, given: Sequence[object], resume: bool) -> TableRequest:
-    """What ``--out`` was begun for."""
+def _begun(folder: SweepFolder | None, *, options: Sequence[object], resume: bool) -> TableRequest:
+    """Read for which table ``--out`` was begun."""
     from fedsweep.reproduce.reproduction import request_of
 
     if not resume or folder is None:
         raise ConfigError(
             "TABLE is missing: give a table's name (fedsweep list tables) or file, or --resume with --out"
         )
-    if any(given):
+    if any(options):
         raise ConfigError(
             "--resume without TABLE goes by what --out was begun with, so --scale, --rows, --columns, --seeds and --set"
             " can't be given"
@@ -137,60 +146,10 @@ def _begun(folder: SweepFolder | None, *, given: Sequence[object], resume: bool)
     return request_of(folder)
 
 
-def _make(task: Task, *, dashboard: bool, quiet: bool) -> int:
-    from fedsweep.commands.running.trials import after_loss, run_trials, tell_interrupted
-    from fedsweep.commands.terminal.output import note
+def _fitting(request: TableRequest, within: str, *, is_free: bool) -> TableRequest:
+    """Return the request with the cells that fit into a time."""
+    from fedsweep.reproduce.costs import fitting, parse_duration
 
-    def run(prepared: PreparedSweep, going_on: bool) -> None:
-        run_trials(
-            prepared, going_on=going_on, overwrite=task.overwrite, dashboard=dashboard, quiet=quiet, called="runs"
-        )
-
-    try:
-        made = task.make(run=run, said=(lambda text: None) if quiet else note)
-    except KeyboardInterrupt:
-        tell_interrupted(task.folder, "reproduce", what="the first cell")
-        return INTERRUPTED
-    except ClusterLost as error:
-        raise after_loss(error, task.folder, "reproduce") from error
-    return _show(made, quiet=quiet)
-
-
-def _show(made: Reproduced, *, quiet: bool) -> int:
-    from fedsweep.commands.terminal.output import command, make_console, note
-    from fedsweep.reproduce.formats import print_grid
-    from fedsweep.runs.find import find_runs
-
-    grid = made.grid
-    if not quiet:
-        print_grid(grid, make_console())
-        print()
-        for path in made.pictures:
-            print(f"picture: {path}")
-    for problem in made.problems:
-        if problem not in grid.problems:
-            note(f"error: {problem}")
-    files = f"{made.folder} ({', '.join(path.name for path in made.files)})"
-    page = made.folder.with_suffix(".html").name
-    report = f"; report: {command('report', made.folder, '--out', page)}" if find_runs(made.folder) else ""
-    print(f"{grid.tally}; in {files}{report}", flush=True)
-    return _FAILED if made.problems else 0
-
-
-def _print_dry(task: Task) -> None:
-    from fedsweep.commands.running.trials import print_trials
-    from fedsweep.commands.terminal.output import make_console, make_table
-
-    found = task.found
-    at = f"{found.table.name} at scale {found.request.scale}"
-    if task.has_runs:
-        entries = task.prepared().entries
-        print_trials(entries, heading="row | column")
-        rounds = sum(entry.config.training.rounds for entry in entries)
-        print(f"{at}: {len(entries)} runs, {rounds} rounds in all")
-        return
-    table = make_table("row | column", "seed")
-    for cell in found.cells:
-        table.add_row(cell.label, str(cell.seed))
-    make_console().print(table, markup=False)
-    print(f"{at}: {len(found.cells)} cells{'; nothing is trained' if task.costs_only else ''}")
+    if not is_free:
+        raise ConfigError("--within chooses the runs of a new table, so neither --resume nor --costs-only goes with it")
+    return fitting(request, parse_duration(within))

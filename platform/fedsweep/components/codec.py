@@ -18,8 +18,9 @@ class Codec(Checked, ABC):
     """Encodes the move of a client's params since the model that it received.
 
     Only what travels is encoded: of a part of the model, the part. Float buffers and averaged optimiser state go beside
-    it as they are. The message costs what its tensors are: 4 bytes a value, fewer for types of 16 and 8 bits, a bit for
-    a boolean; so what fewer bits would do for is to be packed. A concrete codec is a frozen dataclass.
+    it as they are. The message costs what its tensors are: 4 bytes a value of the model's own type, of all others the
+    bytes that they have, a bit for a boolean; so what fewer bits would do for is to be packed. A concrete codec is a
+    frozen dataclass.
 
     Class attributes:
         encodes: Messages are made; otherwise models are sent as they are.

@@ -11,10 +11,17 @@ from torch import Tensor
 
 from fedsweep.client.coding import travelling
 from fedsweep.components.base import Published
-from fedsweep.engine.ledger import Ledger, Size, Versions, payload_sizes, whole_values
+from fedsweep.engine.ledger import Ledger, Size, Versions, message_sizes, whole_values
 from fedsweep.experiment.experiment import Experiment
 from fedsweep.guard import ask
-from fedsweep.models.cost import BYTES_PER_VALUE, PASSES_OF_A_STEP, fwd_macs_per_sample, layer_costs, training_flops
+from fedsweep.models.cost import (
+    BYTES_PER_VALUE,
+    PASSES_OF_A_STEP,
+    Counted,
+    counted,
+    fwd_macs_per_sample,
+    training_flops,
+)
 from fedsweep.records import ClientWork, Payload
 from fedsweep.streams import Stream
 from fedsweep.submodel import Direction, SubModel
@@ -49,8 +56,17 @@ class CostModel:
         self._travelling: dict[str, Tensor] = {}
 
     @cached_property
+    def _counted(self) -> Counted:
+        return counted(self.model, self._shape)  # a forward pass, which planning without devices can do without
+
+    @property
     def _layers(self) -> Mapping[str, tuple[int, int]]:
-        return layer_costs(self.model, self._shape)  # a forward pass, which planning without devices can do without
+        return self._counted.layers
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """Operations of the full model that have no formula and count nothing, by torch's names."""
+        return self._counted.unknown
 
     def macs(self, submodel: SubModel, *, count_batch_norm: bool = False) -> int:
         """Multiply-accumulates of one sample's forward pass; the mean where a round's steps train several parts."""
@@ -125,7 +141,7 @@ class CostModel:
     def encoded(self, submodel: SubModel, message: Payload) -> Mapping[str, Size]:
         """Size what goes up where a codec made this of the params: buffers and optimiser state go beside it."""
         whole = whole_values(submodel.message(self.layout, "up"))
-        return {f"update/{kind}": size for kind, size in payload_sizes(message).items()} | {
+        return {f"update/{kind}": size for kind, size in message_sizes(message, self.layout.dtype).items()} | {
             kind: size for kind, size in whole.items() if kind != "params"
         }
 

@@ -143,7 +143,14 @@ def forecast(experiment: Experiment, *, num_actors: int = 1, most_planned: int =
         num_params=layout.num_params,
         memory_mb=_memory_mb(experiment, num_values=layout.num_values, num_actors=num_actors),
         exact=planned == rounds,
-        remarks=tuple(notes_before(experiment, plans)),
+        remarks=(*notes_before(experiment, plans), *_uncounted(costs)),
+    )
+
+
+def _uncounted(costs: CostModel) -> list[str]:
+    names = ", ".join(costs.uncounted)
+    return (
+        [f"FLOPs and MACs leave out what the network computes by {names}: there is no formula for it"] if names else []
     )
 
 

@@ -35,11 +35,28 @@ def whole_values(sizes: Mapping[str, int]) -> dict[str, Size]:
 
 def payload_sizes(tensors: Payload) -> dict[str, Size]:
     """Sizes of tensors by name: booleans a bit each, packed; of narrow types their own bytes, of all others four."""
-    found = {}
-    for name, tensor in tensors.items():
-        number, width = tensor.numel(), min(tensor.element_size(), BYTES_PER_VALUE)
-        found[name] = Size(0, -(-number // 8)) if tensor.dtype == torch.bool else Size(number, number * width)
-    return found
+    return {name: _size(tensor, min(tensor.element_size(), BYTES_PER_VALUE)) for name, tensor in tensors.items()}
+
+
+def message_sizes(tensors: Payload, dtype: torch.dtype) -> dict[str, Size]:
+    """Sizes of a codec's message: as of payloads, but wide types have all of their bytes, since codecs pack.
+
+    Args:
+        tensors: The message.
+        dtype: The model's, whose values are single-precision numbers, whatever an experiment computes with.
+    """
+    return payload_sizes(tensors) | {
+        name: _size(tensor, tensor.element_size())
+        for name, tensor in tensors.items()
+        if tensor.element_size() > BYTES_PER_VALUE and tensor.dtype != dtype
+    }
+
+
+def _size(tensor: Tensor, width: int) -> Size:
+    number = tensor.numel()
+    if tensor.dtype == torch.bool:
+        return Size(0, -(-number // 8))
+    return Size(number * max(1, width // BYTES_PER_VALUE), number * width)
 
 
 @dataclass(kw_only=True)

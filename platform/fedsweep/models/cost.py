@@ -1,23 +1,36 @@
 """What a forward pass and a training step cost, counted from the layers that run.
 
 A multiply-accumulate (MAC) is one product and one sum; a convolution has Hout*Wout*Cout*Cin*k*k of them, a linear
-layer in*out per position, self-attention's two products 2*H*T*T*D beside its projections. Biases, activations and
-pooling count nothing. Only modules are seen: what a user's own network computes with bare functions is not counted.
+layer in*out per position, a recurrent layer each of its weights per position, self-attention's two products 2*H*T*T*D
+beside its projections. Products that a network writes out itself count by torch's own formulas. Biases, activations,
+look-ups and pooling count nothing. What has no formula is named, so that nobody takes its zero for a figure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import re
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import cast
+from math import prod
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from fedsweep.models.attention import SelfAttention
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_PER_OUTPUT = (*_CONVOLUTIONS, nn.Linear, nn.Bilinear)
+_KNOWN = (*_PER_OUTPUT, *_NORMS, nn.RNNBase, SelfAttention)
+# Of what no layer's weight stands for.
+WRITTEN_OUT = ""
+# Operations with products inside for which neither torch nor this module has a formula.
+_UNKNOWN = re.compile(r"fft|linalg|cdist|trilinear|lstm|gru|rnn|attention|deform|unique_dim|cholesky|solve|svd|eig")
 _OPERATIONS_PER_BATCH_NORM_OUTPUT = 4
 PASSES_OF_A_STEP = 3
 _FLOPS_PER_MAC = 2
@@ -47,7 +60,7 @@ def layer_costs(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[str
 
     A layer that is cut along its input or output channels costs in proportion to what is left of its weight, so the
     costs of sub-models follow from these without a forward pass of each. Self-attention's products stand under the
-    bias of its values, of which each head has its share.
+    bias of its values, of which each head has its share; products outside of layers under :data:`WRITTEN_OUT`.
 
     Args:
         model: The full network.
@@ -56,28 +69,115 @@ def layer_costs(model: nn.Module, input_shape: tuple[int, int, int]) -> dict[str
     Returns:
         Weight -> (multiply-accumulates, operations of a batch norm: 4 per output).
     """
-    costs: dict[str, tuple[int, int]] = {}
+    return counted(model, input_shape).layers
 
-    def count(name: str, module: nn.Module, _: object, output: Tensor) -> None:
-        macs, norm = costs.get(name, (0, 0))
+
+class Counted(NamedTuple):
+    """A forward pass of one sample.
+
+    Attributes:
+        layers: As :func:`layer_costs` returns them.
+        unknown: Operations that have no formula and count nothing, by torch's names for them, in alphabetical order.
+    """
+
+    layers: dict[str, tuple[int, int]]
+    unknown: tuple[str, ...]
+
+
+def counted(model: nn.Module, input_shape: tuple[int, int, int]) -> Counted:
+    """Count a forward pass; arguments as of :func:`layer_costs`."""
+    costs: dict[str, tuple[int, int]] = {}
+    products = _Products()
+
+    def add(name: str, macs: int, norm: int = 0) -> None:
+        before = costs.get(name, (0, 0))
+        costs[name] = before[0] + macs, before[1] + norm
+
+    def count(prefix: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        products.depth -= 1
         if isinstance(module, SelfAttention):
-            macs += module.macs(output)
+            add(f"{prefix}value.bias", module.macs(output))
         elif isinstance(module, _NORMS):
-            norm += _OPERATIONS_PER_BATCH_NORM_OUTPUT * output.numel()
+            add(f"{prefix}weight", 0, _OPERATIONS_PER_BATCH_NORM_OUTPUT * output.numel())
+        elif isinstance(module, nn.RNNBase):
+            values = inputs[0].data  # of packed sequences, too
+            for name, weight in module.named_parameters(recurse=False):
+                if name.startswith("weight_"):
+                    add(f"{prefix}{name}", values.numel() // values.shape[-1] * weight.numel())
         else:
-            macs += output.numel() * cast(Tensor, module.weight)[0].numel()
-        costs[name] = macs, norm
+            add(f"{prefix}weight", output.numel() * cast(Tensor, module.weight)[0].numel())
+
+    def enter(module: nn.Module, inputs: object) -> None:
+        products.depth += 1
 
     outline = _outline(model)
     for path, module in outline.named_modules():
-        if isinstance(module, (*_CONVOLUTIONS, nn.Linear, *_NORMS, SelfAttention)):
-            weight = "value.bias" if isinstance(module, SelfAttention) else "weight"
-            name = f"{path}.{weight}" if path else weight
-            module.register_forward_hook(partial(count, name))
+        if isinstance(module, _KNOWN):
+            module.register_forward_pre_hook(enter)
+            module.register_forward_hook(partial(count, f"{path}." if path else ""))
     # Not on the meta device: importing what it needs takes a second in every process, one sample milliseconds.
-    with torch.no_grad():
+    with torch.no_grad(), _layer_by_layer(), products:
         outline(torch.zeros(1, *input_shape))
-    return costs
+    if products.macs:
+        add(WRITTEN_OUT, products.macs)
+    return Counted(layers=costs, unknown=tuple(sorted(products.unknown)))
+
+
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the products of operations outside of the layers that are counted as such.
+
+    Attributes:
+        macs: Multiply-accumulates so far.
+        depth: Layers that are being computed; none of their operations counts here.
+        unknown: Names of operations without a formula.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.macs, self.depth = 0, 0
+        self.unknown: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if self.depth:
+            return output
+        packet = getattr(func, "_overloadpacket", func)
+        name = str(packet).removeprefix("aten.")
+        if packet in flop_registry:
+            self.macs += flop_registry[packet](*args, **(kwargs or {}), out_val=output) // _FLOPS_PER_MAC
+        elif name in _FORMULAS:
+            self.macs += _FORMULAS[name](*args)
+        elif getattr(func, "namespace", "") != "aten" or _UNKNOWN.search(name):
+            self.unknown.add(name)
+        return output
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_: object) -> int:
+    """Scores of queries [..., T, D] and keys [..., S, D], and the weighted sums of values [..., S, E]."""
+    return prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+# For what torch has no formula, by aten's names.
+_FORMULAS: Mapping[str, Callable[..., int]] = {
+    "mv": lambda matrix, vector: int(matrix.numel()),
+    "addmv": lambda bias, matrix, vector, *_: int(matrix.numel()),
+    "dot": lambda vector, other: int(vector.numel()),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_attention_math": _attention,
+}
+
+
+@contextlib.contextmanager
+def _layer_by_layer() -> Iterator[None]:
+    """Without torch's one operation for a whole layer of attention, of which nothing inside would be seen."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def training_flops(macs: int, samples: float, *, passes: float = PASSES_OF_A_STEP) -> int:

@@ -42,6 +42,7 @@ class TableRequest:
         columns: Likewise.
         seeds: None: the scale's own.
         overrides: ``KEY=VALUE`` texts, over everything else.
+        chosen: Of these cells the ones that are run, each as row, column and seed; None: all.
     """
 
     table: str
@@ -50,6 +51,7 @@ class TableRequest:
     columns: str | None = None
     seeds: tuple[int, ...] | None = None
     overrides: tuple[str, ...] = ()
+    chosen: tuple[tuple[str, str, int], ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +153,8 @@ def reproduction(request: TableRequest) -> Reproduction:
         seeds=request.seeds,
         overrides=request.overrides,
     )
+    if request.chosen is not None:
+        cells = [cell for cell in cells if (cell.row, cell.column, cell.seed) in request.chosen]
     for cell in cells:
         _ = cell.config
     found = Reproduction(request=request, table=table, cells=tuple(cells), config=config)
@@ -179,9 +183,14 @@ def request_of(folder: SweepFolder) -> TableRequest:
             columns=None if said["columns"] is None else str(said["columns"]),
             seeds=None if seeds is None else tuple(int(seed) for seed in seeds),
             overrides=tuple(map(str, said["overrides"])),
+            chosen=_chosen_of(said.get("chosen")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise OutputError(f"{folder.path}: its plan's request is damaged: {error!r}") from error
+
+
+def _chosen_of(value: Any) -> tuple[tuple[str, str, int], ...] | None:
+    return None if value is None else tuple((str(row), str(column), int(seed)) for row, column, seed in value)
 
 
 def finished_elsewhere(found: Reproduction, folder: SweepFolder) -> tuple[dict[Path, Path], dict[Path, str]]:

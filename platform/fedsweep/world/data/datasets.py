@@ -23,9 +23,35 @@ from fedsweep.world.data import folder_sets, huggingface, leaf, torchvision_sets
 from fedsweep.world.data.files import default_root
 from fedsweep.world.data.record import Dataset
 
-__all__ = ["DATASETS", "Dataset", "DatasetEntry", "default_root", "is_present", "load_dataset"]
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "DatasetEntry",
+    "DatasetSizes",
+    "default_root",
+    "is_present",
+    "load_dataset",
+    "stand_in",
+]
 
 _NUM_DIGITS_TEST = 360
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSizes:
+    """How large a data set is, as published.
+
+    Attributes:
+        train: Training samples.
+        test: Test samples.
+        image_shape: Channels, height and width.
+        num_classes: How many classes there are.
+    """
+
+    train: int
+    test: int
+    image_shape: tuple[int, int, int]
+    num_classes: int = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +61,14 @@ class DatasetEntry:
     Attributes:
         summary: One line on its content.
         source: Who published it, and when.
+        sizes: How large it is.
         load: Called with the data folder and ``download=``.
         is_present: Whether its files seem to lie under a data folder; nothing is read.
     """
 
     summary: str
     source: str
+    sizes: DatasetSizes
     load: Callable[..., Dataset]
     is_present: Callable[[Path], bool]
 
@@ -80,6 +108,34 @@ def load_dataset(name: str, *, root: str | None, download: bool, image_size: int
         builder = partial(find_plugin("dataset", name, DATASETS), root=str(folder), download=download)
         dataset = call_builder("data set", name, builder, gives=Dataset, error=DataError)
     return dataset if image_size is None else _resize(dataset, image_size)
+
+
+def stand_in(name: str, *, image_size: int | None = None) -> Dataset:
+    """A data set of black images with a built-in one's sizes and equally frequent classes, for plans without its files.
+
+    Args:
+        name: One of :data:`DATASETS`.
+        image_size: As of :func:`load_dataset`.
+    """
+    sizes = DATASETS[name].sizes
+    channels, height, width = sizes.image_shape
+    shape = (channels, image_size or height, image_size or width)
+    # Memory that nobody reads is never there.
+    parts = {
+        part: (np.zeros((count, *shape), np.uint8), np.arange(count) % sizes.num_classes)
+        for part, count in (("train", sizes.train), ("test", sizes.test))
+    }
+    return Dataset(
+        name=name,
+        train_images=parts["train"][0],
+        train_labels=parts["train"][1],
+        test_images=parts["test"][0],
+        test_labels=parts["test"][1],
+        num_classes=sizes.num_classes,
+        scale=255.0,
+        mean=(0.5,) * channels,
+        std=(0.25,) * channels,
+    )
 
 
 def _root_path(root: str | None) -> Path:
@@ -161,18 +217,21 @@ DATASETS: dict[str, DatasetEntry] = {
     "digits": DatasetEntry(
         summary="8x8 grey digits, 10 classes, 1437 + 360; comes with the package",
         source="UCI optical recognition of handwritten digits, Alpaydin and Kaynak 1998",
+        sizes=DatasetSizes(train=1_437, test=360, image_shape=(1, 8, 8)),
         load=_load_digits,
         is_present=lambda root: True,
     ),
     "mnist": DatasetEntry(
         summary="28x28 grey digits, 10 classes, 60,000 + 10,000",
         source="LeCun et al. 1998",
+        sizes=DatasetSizes(train=60_000, test=10_000, image_shape=(1, 28, 28)),
         load=partial(torchvision_sets.load_idx, "mnist"),
         is_present=_files_present("MNIST/raw/train-images-idx3-ubyte.gz", "MNIST/raw/train-images-idx3-ubyte"),
     ),
     "fashion_mnist": DatasetEntry(
         summary="28x28 grey garments, 10 classes, 60,000 + 10,000",
         source="Xiao, Rasul and Vollgraf 2017",
+        sizes=DatasetSizes(train=60_000, test=10_000, image_shape=(1, 28, 28)),
         load=partial(torchvision_sets.load_idx, "fashion_mnist"),
         is_present=_files_present(
             "FashionMNIST/raw/train-images-idx3-ubyte.gz", "FashionMNIST/raw/train-images-idx3-ubyte"
@@ -181,36 +240,42 @@ DATASETS: dict[str, DatasetEntry] = {
     "cifar10": DatasetEntry(
         summary="32x32 colour photographs, 10 classes, 50,000 + 10,000",
         source="Krizhevsky 2009",
+        sizes=DatasetSizes(train=50_000, test=10_000, image_shape=(3, 32, 32)),
         load=partial(torchvision_sets.load_cifar, "cifar10"),
         is_present=_files_present("cifar-10-batches-py/data_batch_1", "cifar-10-python.tar.gz"),
     ),
     "cifar100": DatasetEntry(
         summary="32x32 colour photographs, 100 classes, 50,000 + 10,000",
         source="Krizhevsky 2009",
+        sizes=DatasetSizes(train=50_000, test=10_000, image_shape=(3, 32, 32), num_classes=100),
         load=partial(torchvision_sets.load_cifar, "cifar100"),
         is_present=_files_present("cifar-100-python/train", "cifar-100-python.tar.gz"),
     ),
     "svhn": DatasetEntry(
         summary="32x32 colour house numbers, 10 classes, 73,257 + 26,032",
         source="Netzer et al. 2011",
+        sizes=DatasetSizes(train=73_257, test=26_032, image_shape=(3, 32, 32)),
         load=torchvision_sets.load_svhn,
         is_present=_files_present("train_32x32.mat"),
     ),
     "femnist": DatasetEntry(
         summary="28x28 grey letters and digits by 3,500 writers, 62 classes; LEAF's JSON files",
         source="Caldas et al. 2018 (LEAF), after Cohen et al. 2017",
+        sizes=DatasetSizes(train=644_210, test=161_053, image_shape=(1, 28, 28), num_classes=62),
         load=leaf.load_femnist,
         is_present=lambda root: leaf.find_femnist(root) is not None,
     ),
     "cinic10": DatasetEntry(
         summary="32x32 colour photographs, 10 classes, 90,000 + 90,000",
         source="Darlow et al. 2018",
+        sizes=DatasetSizes(train=90_000, test=90_000, image_shape=(3, 32, 32)),
         load=folder_sets.load_cinic10,
         is_present=lambda root: folder_sets.find_cinic10(root) is not None,
     ),
     "tiny_imagenet": DatasetEntry(
         summary="64x64 colour photographs, 200 classes, 100,000 + 10,000",
         source="Stanford CS231n 2015, after Deng et al. 2009",
+        sizes=DatasetSizes(train=100_000, test=10_000, image_shape=(3, 64, 64), num_classes=200),
         load=folder_sets.load_tiny_imagenet,
         is_present=lambda root: folder_sets.find_tiny_imagenet(root) is not None,
     ),

@@ -1,0 +1,79 @@
+"""A table of runs as ``fedsweep reproduce`` makes and prints it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedsweep.commands.terminal.interrupts import INTERRUPTED
+from fedsweep.errors import ClusterLost
+
+if TYPE_CHECKING:
+    from fedsweep.reproduce.task import Reproduced, Task
+    from fedsweep.sweeps.prepared import PreparedSweep
+
+_FAILED = 1
+
+
+def make(task: Task, *, dashboard: bool, quiet: bool) -> int:
+    """Make a table and print it; return the exit code."""
+    from fedsweep.commands.running.trials import after_loss, run_trials, tell_interrupted
+    from fedsweep.commands.terminal.output import note
+
+    def run(prepared: PreparedSweep, going_on: bool) -> None:
+        run_trials(
+            prepared, going_on=going_on, overwrite=task.overwrite, dashboard=dashboard, quiet=quiet, called="runs"
+        )
+
+    try:
+        made = task.make(run=run, said=(lambda text: None) if quiet else note)
+    except KeyboardInterrupt:
+        tell_interrupted(task.folder, "reproduce", what="the first cell")
+        return INTERRUPTED
+    except ClusterLost as error:
+        raise after_loss(error, task.folder, "reproduce") from error
+    return _show(made, quiet=quiet)
+
+
+def _show(made: Reproduced, *, quiet: bool) -> int:
+    from fedsweep.commands.terminal.output import command, make_console, note
+    from fedsweep.reproduce.formats import print_grid
+    from fedsweep.runs.find import find_runs
+
+    grid = made.grid
+    if not quiet:
+        print_grid(grid, make_console())
+        print()
+        for path in made.pictures:
+            print(f"picture: {path}")
+    for problem in made.problems:
+        if problem not in grid.problems:
+            note(f"error: {problem}")
+    files = f"{made.folder} ({', '.join(path.name for path in made.files)})"
+    page = made.folder.with_suffix(".html").name
+    report = f"; report: {command('report', made.folder, '--out', page)}" if find_runs(made.folder) else ""
+    print(f"{grid.tally}; in {files}{report}", flush=True)
+    return _FAILED if made.problems else 0
+
+
+def print_plan(task: Task) -> None:
+    """Print a table's runs and what they will cost, or its cells where nothing is trained."""
+    from fedsweep.commands.running.trials import print_trials
+    from fedsweep.commands.terminal.costs import print_costs
+    from fedsweep.commands.terminal.output import make_console, make_table
+    from fedsweep.reproduce.costs import costs_of
+
+    found = task.found
+    at = f"{found.table.name} at scale {found.request.scale}"
+    if task.has_runs:
+        costs = costs_of(found)
+        if not costs.absent:
+            print_trials(task.prepared().entries, heading="row | column")
+        print_costs(costs)
+        rounds = sum(cell.config.training.rounds for cell in found.firsts.values())
+        print(f"{at}: {len(found.firsts)} runs, {rounds} rounds in all")
+        return
+    table = make_table("row | column", "seed")
+    for cell in found.cells:
+        table.add_row(cell.label, str(cell.seed))
+    make_console().print(table, markup=False)
+    print(f"{at}: {len(found.cells)} cells{'; nothing is trained' if task.costs_only else ''}")

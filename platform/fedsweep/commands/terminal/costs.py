@@ -1,0 +1,88 @@
+"""Tables' costs as ``reproduce --dry-run`` and ``list tables --costs`` print them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedsweep.reproduce.costs import Cost, TableCosts
+
+_SCALE = "full"
+
+
+def print_costs(costs: TableCosts) -> None:
+    """A table's costs, row by row and in all."""
+    from fedsweep.commands.terminal.output import note
+
+    _print("row | column", costs.by_label(), costs.total)
+    if costs.absent:
+        note(_absent(costs.absent))
+
+
+def print_list(scale: str | None) -> None:
+    """What each table costs that has a scale, and all of them; runs that tables share count in each, and once in all.
+
+    Raises:
+        InputError: A table can't be planned.
+    """
+    from fedsweep.commands.terminal.output import note
+    from fedsweep.errors import ConfigError
+    from fedsweep.reproduce.costs import Cost, Estimator, costs_of
+    from fedsweep.reproduce.definition.table_file import listed_tables
+    from fedsweep.reproduce.reproduction import TableRequest, reproduction
+
+    scale, estimator = scale or _SCALE, Estimator()
+    totals: dict[str, Cost] = {}
+    keys: dict[str, Cost] = {}
+    for preset, _ in listed_tables():
+        try:
+            table = reproduction(TableRequest(table=preset.name, scale=scale))
+        except ConfigError as error:
+            note(f"{preset.name}: {error}")
+            continue
+        if table.table.kind != "runs":
+            totals[preset.name] = Cost()
+            continue
+        costs = costs_of(table, estimator)
+        totals[preset.name] = costs.total
+        keys |= {table.keys[cell]: cost for cell, cost in costs.by_cell.items()}
+        note(f"{len(totals)}: {preset.name}")
+    _print("table", totals, sum(keys.values(), Cost()))
+    if estimator.absent:
+        note(_absent(tuple(estimator.absent)))
+
+
+def _print(heading: str, costs: Mapping[str, Cost], total: Cost) -> None:
+    from fedsweep.commands.terminal.output import make_console, make_table
+    from fedsweep.reproduce.costs import cores, hours_here
+    from fedsweep.results.texts import seconds_text
+
+    table = make_table(heading, "runs", "steps", "FLOPs", "bytes", "core-hours")
+    for name, cost in costs.items():
+        table.add_row(name, *_cells(cost))
+    table.add_row("in all", *_cells(total))
+    make_console().print(table, markup=False)
+    print(
+        f"about {seconds_text(3600 * hours_here(total))} on the {cores()} cores here, by some steps of each network and"
+        " method; start-up, and what methods compute on the server, come on top"
+    )
+
+
+def _cells(cost: Cost) -> list[str]:
+    from fedsweep.results.texts import MISSING, bytes_text
+
+    if not cost.runs:
+        return ["0", *[MISSING] * 4]
+    hours = cost.seconds / 3600
+    return [
+        f"{cost.runs:,}",
+        f"{cost.steps:,}",
+        f"{cost.flops:.3g}",
+        bytes_text(cost.num_bytes),
+        f"{hours:.3g}" if hours < 1000 else f"{hours:,.0f}",
+    ]
+
+
+def _absent(names: Sequence[str]) -> str:
+    return f"not here, so counted as large as published and with equally frequent classes: {', '.join(names)}"

@@ -1,0 +1,272 @@
+"""A table's costs before anything is run: steps, operations, bytes and hours, row by row; and what fits into a time.
+
+Costs come from plans, hours from a calibration on this machine. Neither reads an image, so data sets that are not here
+count as large as they were published.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from fedsweep.catalog import resolve
+from fedsweep.config.load import load_config
+from fedsweep.engine.cost import CostModel
+from fedsweep.engine.forecast import forecast, planned_rounds
+from fedsweep.engine.plan import Planner
+from fedsweep.errors import ConfigError, FedsweepError, InputError
+from fedsweep.experiment.build import build_experiment
+from fedsweep.guard import guarded
+from fedsweep.reproduce.calibration import Speed, calibrate
+from fedsweep.reproduce.cells import Cell
+from fedsweep.reproduce.reproduction import Reproduction, TableRequest, reproduction
+from fedsweep.results.texts import seconds_text
+from fedsweep.submodel import FULL_MODEL
+from fedsweep.world.data.datasets import DATASETS, Dataset, is_present, load_dataset, stand_in
+
+if TYPE_CHECKING:
+    from fedsweep.config.schema import Config
+    from fedsweep.experiment.experiment import Experiment
+
+# Rounds that are planned one by one where all are alike but for their draws; where the world changes, all of them.
+_PLANNED, _MOST_PLANNED = 10, 1000
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([mhd])")
+_UNITS = {"m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What runs cost together.
+
+    Attributes:
+        runs: How many they are.
+        steps: Local steps of all clients.
+        flops: Floating-point operations of their forward and backward passes.
+        num_bytes: What travels, both ways, registration included.
+        seconds: On one core of this machine, in CPU time; what components compute on the server is not in it.
+    """
+
+    runs: int = 0
+    steps: int = 0
+    flops: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            runs=self.runs + other.runs,
+            steps=self.steps + other.steps,
+            flops=self.flops + other.flops,
+            num_bytes=self.num_bytes + other.num_bytes,
+            seconds=self.seconds + other.seconds,
+        )
+
+
+@dataclass(kw_only=True)
+class Estimator:
+    """Estimates runs; what several of them have in common is planned and timed once.
+
+    Attributes:
+        absent: Data sets whose files are not here.
+    """
+
+    absent: dict[str, None] = field(default_factory=dict)
+    _datasets: dict[str, Dataset] = field(default_factory=dict)
+    _costs: dict[str, Cost] = field(default_factory=dict)
+    _speeds: dict[str, Speed] = field(default_factory=dict)
+
+    def of(self, config: Config) -> Cost:
+        """A run's cost.
+
+        Raises:
+            InputError: The run can't be planned.
+        """
+        config = resolve(config)
+        key = config.model_copy(update={"seed": 0}).hash()
+        if key not in self._costs:
+            with guarded(when="before the run", raises=ConfigError):
+                experiment = build_experiment(config, self._dataset(config))
+                self._costs[key] = self._estimated(config, experiment)
+        return self._costs[key]
+
+    def _dataset(self, config: Config) -> Dataset:
+        scenario = config.scenario
+        key = json.dumps([scenario.dataset, scenario.root, scenario.image_size])
+        if key not in self._datasets:
+            self._datasets.clear()  # one at a time is enough, and some are large
+            size = scenario.image_size
+            if scenario.dataset in DATASETS and not is_present(scenario.dataset, root=scenario.root):
+                self.absent[scenario.dataset] = None
+                self._datasets[key] = stand_in(scenario.dataset, image_size=size)
+            else:
+                self._datasets[key] = load_dataset(
+                    scenario.dataset, root=scenario.root, download=scenario.download, image_size=size
+                )
+        return self._datasets[key]
+
+    def _estimated(self, config: Config, experiment: Experiment) -> Cost:
+        planned = _planned(experiment)
+        cost = forecast(experiment, most_planned=planned)
+        speed = self._speed(config, experiment)
+        world, every = experiment.world, experiment.evaluate_every
+        tested = len(world.test_labels) + (0 if world.validation is None else len(world.validation[1]))
+        seconds = cost.local_steps * speed.step + _turns(experiment, planned) * speed.turn
+        seconds += -(-cost.rounds // every) * tested * speed.test
+        return Cost(
+            runs=1,
+            steps=cost.local_steps,
+            flops=cost.flops,
+            num_bytes=cost.total_bytes + cost.registration_bytes,
+            seconds=seconds,
+        )
+
+    def _speed(self, config: Config, experiment: Experiment) -> Speed:
+        tree = config.tree()
+        parts = tree["method"].get("merge", [tree["method"]])
+        training, scenario = tree["training"], tree["scenario"]
+        same = [
+            *(scenario[key] for key in ("dataset", "image_size", "transform")),
+            tree["model"],
+            [part["name"] for part in parts],
+            *(training[key] for key in ("batch_size", "optimizer", "clip_norm")),
+            [tree["runtime"][key] for key in ("executor", "lanes", "device")],
+        ]
+        key = json.dumps(same, sort_keys=True, default=str)
+        if key not in self._speeds:
+            try:
+                self._speeds[key] = calibrate(experiment)
+            except FedsweepError:
+                # Its clients' steps need what an exchange before round 1 brings.
+                self._speeds[key] = self._as_fedavg(config, experiment)
+        return self._speeds[key]
+
+    def _as_fedavg(self, config: Config, experiment: Experiment) -> Speed:
+        """FedAvg's speed with the same network and batches, longer as the method's step has more passes."""
+        plain = resolve(load_config({**config.tree(), "method": {"name": "fedavg"}}))
+        other = build_experiment(plain, self._dataset(plain))
+        speed = calibrate(other)
+        costs = [CostModel(each).flops(FULL_MODEL, 1) for each in (experiment, other)]
+        return replace(speed, step=speed.step * costs[0] / max(costs[1], 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableCosts:
+    """What the cells of a table cost.
+
+    Attributes:
+        by_cell: Each cell's own cost, before anything is shared.
+        shared: Cells whose run another cell before them has.
+        absent: Data sets whose files are not here.
+    """
+
+    by_cell: Mapping[Cell, Cost]
+    shared: frozenset[Cell]
+    absent: tuple[str, ...]
+
+    @property
+    def total(self) -> Cost:
+        """All of it; a run that several cells share counts once."""
+        return sum((cost for cell, cost in self.by_cell.items() if cell not in self.shared), Cost())
+
+    def by_label(self) -> dict[str, Cost]:
+        """Row and column -> what all seeds come to, less what stands in a cell before."""
+        labels: dict[str, Cost] = {}
+        for cell, cost in self.by_cell.items():
+            labels[cell.label] = labels.get(cell.label, Cost()) + (Cost() if cell in self.shared else cost)
+        return labels
+
+    def within(self, seconds: float) -> tuple[Cell, ...]:
+        """The cells that fit into a time on this machine, in the table's order: what is too long is passed over."""
+        chosen, spent = [], 0.0
+        for cell, cost in self.by_cell.items():
+            more = 0.0 if cell in self.shared else hours_here(cost) * 3600
+            if spent + more <= seconds:
+                chosen.append(cell)
+                spent += more
+        return tuple(chosen)
+
+
+def costs_of(table: Reproduction, estimator: Estimator | None = None) -> TableCosts:
+    """The costs of a table's cells; nothing is written.
+
+    Args:
+        table: With its cells, which must be runs.
+        estimator: One that is shared with other tables.
+
+    Raises:
+        InputError: A cell can't be planned.
+    """
+    estimator = estimator or Estimator()
+    by_cell = {}
+    for cell in table.cells:
+        try:
+            by_cell[cell] = estimator.of(cell.config)
+        except InputError as error:
+            raise type(error)(f"cell {cell.label}: {error}") from None
+    firsts = set(table.firsts.values())
+    return TableCosts(
+        by_cell=by_cell,
+        shared=frozenset(cell for cell in table.cells if cell not in firsts),
+        absent=tuple(estimator.absent),
+    )
+
+
+def hours_here(cost: Cost) -> float:
+    """Hours that runs take here, where each has a core to itself and all cores are busy."""
+    return cost.seconds / 3600 / cores()
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of ``90m``, ``10h`` or ``1.5d``.
+
+    Raises:
+        ConfigError: It is no such text.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or float(match[1]) == 0:
+        raise ConfigError(f"--within takes a time such as 90m, 10h or 1.5d, but got {text!r}")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def fitting(request: TableRequest, seconds: float) -> TableRequest:
+    """The same table with those of its cells that fit into a time on this machine, in the table's order.
+
+    Raises:
+        ConfigError: None fits, or nothing is run for the table.
+        InputError: A cell can't be planned.
+    """
+    table = reproduction(request)
+    if table.table.kind != "runs":
+        raise ConfigError(f"--within chooses runs, and {table.table.name} has none")
+    costs = costs_of(table)
+    cells = costs.within(seconds)
+    if not cells:
+        least = min(hours_here(cost) for cost in costs.by_cell.values())
+        raise ConfigError(
+            f"--within: no run of {table.table.name} fits, the shortest takes about {seconds_text(3600 * least)} here"
+        )
+    return replace(request, chosen=tuple((cell.row, cell.column, cell.seed) for cell in cells))
+
+
+def _planned(experiment: Experiment) -> int:
+    world, rounds = experiment.world, experiment.training.rounds
+    alike_rounds = world.availability is None and world.drift is None and world.budgets is None
+    return min(rounds, _PLANNED if alike_rounds else _MOST_PLANNED)
+
+
+def _turns(experiment: Experiment, planned: int) -> float:
+    """How often clients take part in a round, in the whole run."""
+    planner = Planner(experiment, CostModel(experiment))
+    plans = islice(planned_rounds(experiment, planner), planned)
+    turns = sum(len({job.client for point in plan.points for job in point.start}) for plan in plans)
+    return turns * experiment.training.rounds / planned
