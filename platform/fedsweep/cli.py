@@ -38,9 +38,8 @@ from fedsweep.commands import (
 from fedsweep.commands.terminal.interrupts import INTERRUPTED, interrupts
 from fedsweep.commands.terminal.options import examples
 from fedsweep.commands.terminal.output import lasting_output
-from fedsweep.config.tables import attribute
 from fedsweep.errors import InputError, RunError, lacks_memory
-from fedsweep.papers.registry import COMMANDS
+from fedsweep.papers import COMMANDS
 from fedsweep.processes import collect_seldom, keep_freed_memory, look_here_last
 
 _DEBUG = "--debug"
@@ -73,7 +72,7 @@ app.command("sync", rich_help_panel=_EXPERIMENTS, epilog=store.SYNC_EXAMPLES)(st
 app.command("partition", rich_help_panel=_EXPERIMENTS, epilog=partition.EXAMPLES)(partition.partition)
 for _name, _path in COMMANDS.items():
     _module = importlib.import_module(_path.partition(":")[0])
-    app.command(_name, rich_help_panel=_EXPERIMENTS, epilog=_module.EXAMPLES)(attribute(_path))
+    app.command(_name, rich_help_panel=_EXPERIMENTS, epilog=_module.EXAMPLES)(getattr(_module, _path.partition(":")[2]))
 app.command("list", rich_help_panel=_NAMES, epilog=catalog.LIST_EXAMPLES)(catalog.list_names)
 app.command("show", rich_help_panel=_NAMES, epilog=catalog.SHOW_EXAMPLES)(catalog.show)
 app.command("ui", rich_help_panel=_MACHINE, epilog=store.UI_EXAMPLES)(store.ui)

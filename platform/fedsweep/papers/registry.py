@@ -1,4 +1,4 @@
-"""Kinds of tables, measures, figures and commands by name: what serves every table, and what serves one paper."""
+"""Kinds of tables, measures and figures by name: what serves every table, and what serves one paper."""
 
 from __future__ import annotations
 
@@ -21,7 +21,4 @@ FIGURES: Mapping[str, str] = {
     "group_labels": "fedsweep.papers.dynamicfl.group_figures:group_labels",
     "client_losses": "fedsweep.papers.dynafed.synthetic_set:losses_figure",
     "loss_gap": "fedsweep.papers.feddhad.loss_gap:gap_figure",
-}
-COMMANDS: Mapping[str, str] = {
-    "select": "fedsweep.papers.dynamicfl.select_command:select",
 }
