@@ -95,10 +95,22 @@ def test_what_ray_reports_goes_to_the_folder_and_not_through_a_link(
     assert not (tmp_path / "elsewhere").exists() and capsys.readouterr().out == ""
 
 
-def test_only_what_a_module_has_is_replaced_and_put_back() -> None:
+def test_only_what_a_module_has_is_replaced_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(switch=True)
-    with ray_internals._replaced(module, "switch", False) as is_there:
+    monkeypatch.setitem(sys.modules, "switches", module)
+    with ray_internals._replaced("switches", "switch", False) as is_there:
         assert is_there and module.switch is False
     assert module.switch is True
-    with ray_internals._replaced(module, "other", False) as is_there:
+    with ray_internals._replaced("switches", "other", False) as is_there:
         assert not is_there and not hasattr(module, "other")
+    with ray_internals._replaced("switches.moved_elsewhere", "switch", False) as is_there:
+        assert not is_there
+
+
+def test_a_sweep_counts_no_callbacks_for_which_it_would_import_each_tracker() -> None:
+    from ray.air._internal import usage
+
+    before = usage.tag_callbacks
+    with ray_internals.uncounted_callbacks():
+        assert usage.tag_callbacks([]) is False and usage.tag_callbacks is not before
+    assert usage.tag_callbacks is before

@@ -1,4 +1,4 @@
-"""Set the two switches that Ray has no public name for; without them a cluster starts and works all the same.
+"""Set the three switches that Ray has no public name for; without them clusters and sweeps work all the same.
 
 This is the only module that takes private names of Ray. A Ray without one of them is used as it is, with a sentence
 about what is then different.
@@ -7,6 +7,7 @@ about what is then different.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 from collections.abc import Iterator
@@ -25,9 +26,7 @@ def loopback_only() -> Iterator[None]:
     Ray reads ``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER`` once, when it is imported; in a notebook that may be before us.
     The switch came with https://github.com/ray-project/ray/issues/18730.
     """
-    from ray._private import ray_constants
-
-    with _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False):
+    with _replaced("ray._private.ray_constants", "ENABLE_RAY_CLUSTER", False):
         yield
 
 
@@ -40,7 +39,6 @@ def reports_in(folder: Path | None) -> Iterator[None]:
     Args:
         folder: None: it is dropped.
     """
-    from ray._private import worker
 
     def write(data: dict[str, Any], *unused: Any, **also_unused: Any) -> None:
         if folder is None:
@@ -50,19 +48,31 @@ def reports_in(folder: Path | None) -> Iterator[None]:
         with contextlib.suppress(OSError), open(os.open(folder / RAY_LOG, flags, 0o644), "a", errors="replace") as file:
             file.writelines(f"{line}\n" for line in data.get("lines", ()))
 
-    with _replaced(worker, "print_to_stdstream", write) as is_there:
+    with _replaced("ray._private.worker", "print_to_stdstream", write) as is_there:
         if not is_there:
             _LOGGER.info("This Ray prints what it reports of the cluster here, not to %s", RAY_LOG)
         yield
 
 
 @contextlib.contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[bool]:
-    """Replace a module's attribute for a while, if it has it; yields whether it has."""
-    if not hasattr(module, name):
+def uncounted_callbacks() -> Iterator[None]:
+    """Keep Ray Tune from importing every tracker that is installed, which takes seconds, to count a sweep's callbacks.
+
+    The count is for usage statistics, which are off.
+    """
+    with _replaced("ray.air._internal.usage", "tag_callbacks", lambda callbacks: False):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(module_name: str, name: str, value: Any) -> Iterator[bool]:
+    """Replace a module's attribute for a while, if both are there; yields whether they are."""
+    try:
+        module = importlib.import_module(module_name)
+        before = getattr(module, name)
+    except (ImportError, AttributeError):
         yield False
         return
-    before = getattr(module, name)
     setattr(module, name, value)
     try:
         yield True

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsweep.driver.run import present_umask
 from fedsweep.fleet.ray_cluster import ray_cluster
+from fedsweep.fleet.ray_internals import uncounted_callbacks
 from fedsweep.fleet.ray_watch import watched_call
 from fedsweep.processes import silenced
 from fedsweep.runs.facts import run_facts
@@ -129,7 +130,9 @@ def _tune(prepared: PreparedSweep, progress: SweepProgress, tracker: SweepTracke
     interrupted = threading.Event()
     make = functools.partial(_make_tuner, prepared, watcher, progress=progress, interrupted=interrupted)
     # At Ctrl-C, Tune is asked to put all trials away.
-    return watched_call(lambda: make().fit(), on_interrupt=interrupted.set)  # type: ignore[no-any-return]
+    with uncounted_callbacks():
+        grid: ResultGrid = watched_call(lambda: make().fit(), on_interrupt=interrupted.set)
+    return grid
 
 
 def _announce(prepared: PreparedSweep, entry: PreparedTrial, *, watcher: Watcher, progress: SweepProgress) -> None:
