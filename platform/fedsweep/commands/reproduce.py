@@ -98,6 +98,7 @@ def reproduce(
     Every row, column and seed is a run, and the runs are trials of one sweep. The table is printed and written as
     text, Markdown, LaTeX, HTML and JSON. The exit code is 1 where a cell failed; the rest is shown all the same.
     """
+    from fedsweep.commands.parts.costs import print_dry
     from fedsweep.reproduce.definition.table_file import read_table
     from fedsweep.reproduce.reproduction import TableRequest
     from fedsweep.reproduce.task import begin
@@ -119,7 +120,7 @@ def reproduce(
         request = _fitting(request, within, is_free=not (resume or costs_only))
     task = begin(request, folder, resume=resume, overwrite=overwrite, costs_only=costs_only)
     if dry_run:
-        _print_dry(task)
+        print_dry(task)
     elif code := _make(task, dashboard=dashboard, quiet=quiet):
         raise typer.Exit(code)
 
@@ -189,26 +190,3 @@ def _show(made: Reproduced, *, quiet: bool) -> int:
     report = f"; report: {command('report', made.folder, '--out', page)}" if find_runs(made.folder) else ""
     print(f"{grid.tally}; in {files}{report}", flush=True)
     return _FAILED if made.problems else 0
-
-
-def _print_dry(task: Task) -> None:
-    from fedsweep.commands.parts.costs import print_costs
-    from fedsweep.commands.parts.output import make_console, make_table
-    from fedsweep.commands.parts.trials import print_trials
-    from fedsweep.reproduce.costs import costs_of
-
-    found = task.found
-    at = f"{found.table.name} at scale {found.request.scale}"
-    if task.has_runs:
-        costs = costs_of(found)
-        if not costs.absent:
-            print_trials(task.prepared().entries, heading="row | column")
-        print_costs(costs)
-        rounds = sum(cell.config.training.rounds for cell in found.firsts.values())
-        print(f"{at}: {len(found.firsts)} runs, {rounds} rounds in all")
-        return
-    table = make_table("row | column", "seed")
-    for cell in found.cells:
-        table.add_row(cell.label, str(cell.seed))
-    make_console().print(table, markup=False)
-    print(f"{at}: {len(found.cells)} cells{'; nothing is trained' if task.costs_only else ''}")

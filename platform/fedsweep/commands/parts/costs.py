@@ -7,11 +7,39 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedsweep.reproduce.costs import Cost, TableCosts
+    from fedsweep.reproduce.task import Task
 
 _SCALE = "full"
 
 
-def print_costs(costs: TableCosts) -> None:
+def print_dry(task: Task) -> None:
+    """What a table's task would run, and what that costs.
+
+    Raises:
+        InputError: A cell can't be planned.
+    """
+    from fedsweep.commands.parts.output import make_console, make_table
+    from fedsweep.commands.parts.trials import print_trials
+    from fedsweep.reproduce.costs import costs_of
+
+    found = task.found
+    at = f"{found.table.name} at scale {found.request.scale}"
+    if task.has_runs:
+        costs = costs_of(found)
+        if not costs.absent:
+            print_trials(task.prepared().entries, heading="row | column")
+        _print_costs(costs)
+        rounds = sum(cell.config.training.rounds for cell in found.firsts.values())
+        print(f"{at}: {len(found.firsts)} runs, {rounds} rounds in all")
+        return
+    table = make_table("row | column", "seed")
+    for cell in found.cells:
+        table.add_row(cell.label, str(cell.seed))
+    make_console().print(table, markup=False)
+    print(f"{at}: {len(found.cells)} cells{'; nothing is trained' if task.costs_only else ''}")
+
+
+def _print_costs(costs: TableCosts) -> None:
     """A table's costs, row by row and in all."""
     from fedsweep.commands.parts.output import note
 
