@@ -60,7 +60,7 @@ def print_list(scale: str | None) -> None:
     from fedsweep.reproduce.definition.table_file import listed_tables
     from fedsweep.reproduce.reproduction import TableRequest, reproduction
 
-    scale, estimator = scale or _SCALE, Estimator()
+    scale, estimator = scale or _SCALE, Estimator(by_method=False)
     totals: dict[str, Cost] = {}
     keys: dict[str, Cost] = {}
     for preset, _ in listed_tables():
