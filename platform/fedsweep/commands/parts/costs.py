@@ -49,13 +49,9 @@ def _print_costs(costs: TableCosts) -> None:
 
 
 def print_list(scale: str | None) -> None:
-    """What each table costs that has a scale, and all of them; runs that tables share count in each, and once in all.
-
-    Raises:
-        InputError: A table can't be planned.
-    """
+    """What each table of a scale costs, and all of them; runs that tables share count in each, and once in all."""
     from fedsweep.commands.parts.output import note
-    from fedsweep.errors import ConfigError
+    from fedsweep.errors import InputError
     from fedsweep.reproduce.costs import Cost, Estimator, costs_of
     from fedsweep.reproduce.definition.table_file import listed_tables
     from fedsweep.reproduce.reproduction import TableRequest, reproduction
@@ -66,13 +62,13 @@ def print_list(scale: str | None) -> None:
     for preset, _ in listed_tables():
         try:
             table = reproduction(TableRequest(table=preset.name, scale=scale))
-        except ConfigError as error:
-            note(f"{preset.name}: {error}")
+            costs = costs_of(table, estimator) if table.table.kind == "runs" else None
+        except InputError as error:
+            note(f"{preset.name} is left out: {error}")
             continue
-        if table.table.kind != "runs":
+        if costs is None:
             totals[preset.name] = Cost()
             continue
-        costs = costs_of(table, estimator)
         totals[preset.name] = costs.total
         keys |= {table.keys[cell]: cost for cell, cost in costs.by_cell.items()}
         note(f"{len(totals)}: {preset.name}")
