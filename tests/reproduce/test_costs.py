@@ -154,3 +154,12 @@ def test_a_run_that_cannot_be_planned_names_its_cell(changed: Callable[[str, str
     path = changed("set: {method: {name: fedprox, mu: 0.1}}", "set: {method: {name: abavg}}")
     with pytest.raises(ConfigError, match=r"cell FedProx \| even: .*validation data"):
         costs_of(of(path))
+
+
+def test_methods_may_be_timed_by_their_passes(changed: Callable[[str, str], Path], a_second_a_step: None) -> None:
+    """A step of MOON asks two more models forward: five passes in place of three."""
+    path = changed("{name: fedprox, mu: 0.1}}, scales: {smoke: {method.mu: 0.2}}", "{name: moon}}")
+    table = of(path)
+    seconds = {cell.row: cost.seconds for cell, cost in costs_of(table, Estimator(by_method=False)).by_cell.items()}
+    tests = 6 * 100.0 + 3 * 360 * 10_000.0
+    assert seconds["FedAvg"] - tests == 12 and seconds["FedProx"] - tests == pytest.approx(12 * 5 / 3)

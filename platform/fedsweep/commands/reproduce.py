@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.commands.running.one_table import make, print_plan
+from fedsweep.commands.running.one_table import make
 from fedsweep.commands.terminal.options import (
     AllowChangedCode,
     CostsOnly,
@@ -101,6 +101,7 @@ def reproduce(
     Every row, column and seed is a run, and the runs are trials of one sweep. The table is printed and written as
     text, Markdown, LaTeX, HTML and JSON. The exit code is 1 where a cell failed; the rest is shown all the same.
     """
+    from fedsweep.commands.terminal.costs import print_dry
     from fedsweep.reproduce.definition.table_file import read_table
     from fedsweep.reproduce.reproduction import TableRequest
     from fedsweep.reproduce.task import begin
@@ -123,7 +124,7 @@ def reproduce(
     task = begin(request, folder, resume=resume, overwrite=overwrite, costs_only=costs_only)
     task = replace(task, fresh=fresh, allow_changed_code=allow_changed_code)
     if dry_run:
-        print_plan(task)
+        print_dry(task)
     elif code := make(task, dashboard=dashboard, quiet=quiet):
         raise typer.Exit(code)
 

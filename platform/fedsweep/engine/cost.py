@@ -59,7 +59,7 @@ class CostModel:
     def _counted(self) -> Counted:
         return counted(self.model, self._shape)  # a forward pass, which planning without devices can do without
 
-    @property
+    @cached_property
     def _layers(self) -> Mapping[str, tuple[int, int]]:
         return self._counted.layers
 

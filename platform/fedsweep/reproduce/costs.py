@@ -6,6 +6,7 @@ count as large as they were published.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -72,13 +73,16 @@ class Estimator:
     """Estimates runs; what several of them have in common is planned and timed once.
 
     Attributes:
+        by_method: Time each method's own steps; otherwise FedAvg's, by the passes that the method's have.
         absent: Data sets whose files are not here.
     """
 
+    by_method: bool = True
     absent: dict[str, None] = field(default_factory=dict)
     _datasets: dict[str, Dataset] = field(default_factory=dict)
     _costs: dict[str, Cost] = field(default_factory=dict)
     _speeds: dict[str, Speed] = field(default_factory=dict)
+    _plain: dict[str, tuple[Speed, int]] = field(default_factory=dict)
 
     def of(self, config: Config) -> Cost:
         """A run's cost.
@@ -127,31 +131,29 @@ class Estimator:
 
     def _speed(self, config: Config, experiment: Experiment) -> Speed:
         tree = config.tree()
-        parts = tree["method"].get("merge", [tree["method"]])
         training, scenario = tree["training"], tree["scenario"]
-        same = [
+        setting = [
             *(scenario[key] for key in ("dataset", "image_size", "transform")),
             tree["model"],
-            [part["name"] for part in parts],
             *(training[key] for key in ("batch_size", "optimizer", "clip_norm")),
             [tree["runtime"][key] for key in ("executor", "lanes", "device")],
         ]
-        key = json.dumps(same, sort_keys=True, default=str)
-        if key not in self._speeds:
-            try:
+        parts = tree["method"].get("merge", [tree["method"]])
+        key = json.dumps([setting, [part["name"] for part in parts]], sort_keys=True)
+        if self.by_method and key not in self._speeds:
+            # The steps of some methods need what an exchange before round 1 brings.
+            with contextlib.suppress(FedsweepError):
                 self._speeds[key] = calibrate(experiment)
-            except FedsweepError:
-                # Its clients' steps need what an exchange before round 1 brings.
-                self._speeds[key] = self._as_fedavg(config, experiment)
-        return self._speeds[key]
+        return self._speeds.get(key) or self._as_fedavg(config, experiment, json.dumps(setting, sort_keys=True))
 
-    def _as_fedavg(self, config: Config, experiment: Experiment) -> Speed:
+    def _as_fedavg(self, config: Config, experiment: Experiment, key: str) -> Speed:
         """FedAvg's speed with the same network and batches, longer as the method's step has more passes."""
-        plain = resolve(load_config({**config.tree(), "method": {"name": "fedavg"}}))
-        other = build_experiment(plain, self._dataset(plain))
-        speed = calibrate(other)
-        costs = [CostModel(each).flops(FULL_MODEL, 1) for each in (experiment, other)]
-        return replace(speed, step=speed.step * costs[0] / max(costs[1], 1))
+        if key not in self._plain:
+            plain = resolve(load_config({**config.tree(), "method": {"name": "fedavg"}}))
+            other = build_experiment(plain, self._dataset(plain))
+            self._plain[key] = calibrate(other), CostModel(other).flops(FULL_MODEL, 1)
+        speed, flops = self._plain[key]
+        return replace(speed, step=speed.step * CostModel(experiment).flops(FULL_MODEL, 1) / max(flops, 1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,27 +53,3 @@ def _show(made: Reproduced, *, quiet: bool) -> int:
     report = f"; report: {command('report', made.folder, '--out', page)}" if find_runs(made.folder) else ""
     print(f"{grid.tally}; in {files}{report}", flush=True)
     return _FAILED if made.problems else 0
-
-
-def print_plan(task: Task) -> None:
-    """Print a table's runs and what they will cost, or its cells where nothing is trained."""
-    from fedsweep.commands.running.trials import print_trials
-    from fedsweep.commands.terminal.costs import print_costs
-    from fedsweep.commands.terminal.output import make_console, make_table
-    from fedsweep.reproduce.costs import costs_of
-
-    found = task.found
-    at = f"{found.table.name} at scale {found.request.scale}"
-    if task.has_runs:
-        costs = costs_of(found)
-        if not costs.absent:
-            print_trials(task.prepared().entries, heading="row | column")
-        print_costs(costs)
-        rounds = sum(cell.config.training.rounds for cell in found.firsts.values())
-        print(f"{at}: {len(found.firsts)} runs, {rounds} rounds in all")
-        return
-    table = make_table("row | column", "seed")
-    for cell in found.cells:
-        table.add_row(cell.label, str(cell.seed))
-    make_console().print(table, markup=False)
-    print(f"{at}: {len(found.cells)} cells{'; nothing is trained' if task.costs_only else ''}")

@@ -7,11 +7,39 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedsweep.reproduce.costs import Cost, TableCosts
+    from fedsweep.reproduce.task import Task
 
 _SCALE = "full"
 
 
-def print_costs(costs: TableCosts) -> None:
+def print_dry(task: Task) -> None:
+    """What a table's task would run, and what that costs.
+
+    Raises:
+        InputError: A cell can't be planned.
+    """
+    from fedsweep.commands.running.trials import print_trials
+    from fedsweep.commands.terminal.output import make_console, make_table
+    from fedsweep.reproduce.costs import costs_of
+
+    found = task.found
+    at = f"{found.table.name} at scale {found.request.scale}"
+    if task.has_runs:
+        costs = costs_of(found)
+        if not costs.absent:
+            print_trials(task.prepared().entries, heading="row | column")
+        _print_costs(costs)
+        rounds = sum(cell.config.training.rounds for cell in found.firsts.values())
+        print(f"{at}: {len(found.firsts)} runs, {rounds} rounds in all")
+        return
+    table = make_table("row | column", "seed")
+    for cell in found.cells:
+        table.add_row(cell.label, str(cell.seed))
+    make_console().print(table, markup=False)
+    print(f"{at}: {len(found.cells)} cells{'; nothing is trained' if task.costs_only else ''}")
+
+
+def _print_costs(costs: TableCosts) -> None:
     """A table's costs, row by row and in all."""
     from fedsweep.commands.terminal.output import note
 
@@ -21,30 +49,26 @@ def print_costs(costs: TableCosts) -> None:
 
 
 def print_list(scale: str | None) -> None:
-    """What each table costs that has a scale, and all of them; runs that tables share count in each, and once in all.
-
-    Raises:
-        InputError: A table can't be planned.
-    """
+    """What each table of a scale costs, and all of them; runs that tables share count in each, and once in all."""
     from fedsweep.commands.terminal.output import note
-    from fedsweep.errors import ConfigError
+    from fedsweep.errors import InputError
     from fedsweep.reproduce.costs import Cost, Estimator, costs_of
     from fedsweep.reproduce.definition.table_file import listed_tables
     from fedsweep.reproduce.reproduction import TableRequest, reproduction
 
-    scale, estimator = scale or _SCALE, Estimator()
+    scale, estimator = scale or _SCALE, Estimator(by_method=False)
     totals: dict[str, Cost] = {}
     keys: dict[str, Cost] = {}
     for preset, _ in listed_tables():
         try:
             table = reproduction(TableRequest(table=preset.name, scale=scale))
-        except ConfigError as error:
-            note(f"{preset.name}: {error}")
+            costs = costs_of(table, estimator) if table.table.kind == "runs" else None
+        except InputError as error:
+            note(f"{preset.name} is left out: {error}")
             continue
-        if table.table.kind != "runs":
+        if costs is None:
             totals[preset.name] = Cost()
             continue
-        costs = costs_of(table, estimator)
         totals[preset.name] = costs.total
         keys |= {table.keys[cell]: cost for cell, cost in costs.by_cell.items()}
         note(f"{len(totals)}: {preset.name}")
