@@ -106,18 +106,18 @@ class MetaStep(LocalTerm):
         theta = {name: step.anchor[name] for name in step.params}
         support, query = halves(step.inputs, step.targets)
         at = _gradients_of(step)
-        found = at({n: v - self.adaptation_rate * gradients[n] for n, v in theta.items()}, query)
+        meta_gradients = at({n: v - self.adaptation_rate * gradients[n] for n, v in theta.items()}, query)
         if self.adaptation_rate:
             delta = 1 / (10 * step.client.round + 100)
             # The Hessian times a gradient, as a difference of two gradients: second derivatives cost more memory.
-            above = at({n: v + delta * found[n] for n, v in theta.items()}, support)
-            below = at({n: v - delta * found[n] for n, v in theta.items()}, support)
+            above = at({n: v + delta * meta_gradients[n] for n, v in theta.items()}, support)
+            below = at({n: v - delta * meta_gradients[n] for n, v in theta.items()}, support)
             scale = self.adaptation_rate / (2 * delta)
-            found = {n: r - scale * (above[n] - below[n]) for n, r in found.items()}
+            meta_gradients = {n: r - scale * (above[n] - below[n]) for n, r in meta_gradients.items()}
         weight = step.client.share / float(step.broadcast[_CLIENTS])
         dual = {name: torch.as_tensor(value).to(theta[name].device) for name, value in step.memory.items()}
-        sent = {n: v - (dual[n] + 2 * weight * found[n]) / self.penalty for n, v in theta.items()}
-        return {name: (-weight * value).cpu() for name, value in found.items()}, sent
+        sent = {n: v - (dual[n] + 2 * weight * meta_gradients[n]) / self.penalty for n, v in theta.items()}
+        return {name: (-weight * value).cpu() for name, value in meta_gradients.items()}, sent
 
 
 def _gradients_of(step: LocalStep) -> Callable[[ParamTree, tuple[Tensor, Tensor]], ParamTree]:
@@ -208,15 +208,15 @@ class Transfer(Refinement):
         index = next(batches(len(inputs), self.server_batch, sync.stream.child("transfer")))
         model = template(sync).eval()
         load_vector(model, sync.layout, sync.vector)
-        known = {name: value.to(device) for name, value in sync.layout.model(teacher).items()}
+        teacher_values = {name: value.to(device) for name, value in sync.layout.model(teacher).items()}
         chosen = inputs[index].to(device)
         with torch.no_grad():
-            told = (logits_with(model, known, chosen) / self.temperature).softmax(dim=1)
+            soft_labels = (logits_with(model, teacher_values, chosen) / self.temperature).softmax(dim=1)
         # The teacher's forward pass, and a step's passes of the model.
         sync.count_flops((1 + PASSES_OF_A_STEP) * len(chosen) * sync.forward_flops(FULL_MODEL))
         logits = model(chosen)
         distance = F.cross_entropy(logits, labels[index].to(device)) + self.temperature**2 * F.kl_div(
-            (logits / self.temperature).log_softmax(dim=1), told, reduction="batchmean"
+            (logits / self.temperature).log_softmax(dim=1), soft_labels, reduction="batchmean"
         )
         gradients = torch.autograd.grad(distance, list(model.parameters()))
         return float(distance.detach()), torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu()

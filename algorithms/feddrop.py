@@ -150,13 +150,13 @@ class DroppedNeurons(SubModelPolicy):
         parts: dict[int, SubModel] = {}
         for client in context.cohort:
             rates[client] = self._rate(state, context, client) if groups else 0.0
-            kept, scales = drawn_units(
+            units, scales = drawn_units(
                 groups,
                 {group.name: np.full(group.size, rates[client]) for group in groups},
                 generator=context.stream.child("units", client).numpy(),
             )
             every_group = unit_groups_of(context.model, method="feddrop")
-            parts[client] = unit_submodel(every_group, kept, scales=scales)
+            parts[client] = unit_submodel(every_group, units, scales=scales)
         return parts, {**state, "mean_rate": float(np.mean(list(rates.values())))}
 
     def _rate(self, state: State, context: RoundContext, client: int) -> float:

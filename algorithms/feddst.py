@@ -138,11 +138,11 @@ class MeanOfSentMasks(ServerUpdate):
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
     ) -> tuple[Tensor, State]:
-        held = [replace(u, submodel=ElementMask(mask=_held(u))) if _SENT in u.extras else u for u in updates]
-        return mean_of_updates(held, weights, sync), state
+        masked = [replace(u, submodel=ElementMask(mask=_alive(u))) if _SENT in u.extras else u for u in updates]
+        return mean_of_updates(masked, weights, sync), state
 
 
-def _held(update: ClientUpdate) -> Tensor:
+def _alive(update: ClientUpdate) -> Tensor:
     """Return what a client has alive after its work (bool [P])."""
     part = cast(AdjustableMask, update.submodel)
     if _SENT not in update.extras:
@@ -209,7 +209,7 @@ class MovingMask(MaskPolicy):
     def next_mask(self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
         if not any(_SENT in u.extras for u in updates):
             return super().next_mask(state, vector, updates, sync)
-        masks = [_held(u) for u in updates if isinstance(u.submodel, ElementMask)]
+        masks = [_alive(u) for u in updates if isinstance(u.submodel, ElementMask)]
         votes = torch.stack(masks).sum(dim=0)
         mask: Tensor = state["mask"].clone()
         for start, stop in state["layers"].values():

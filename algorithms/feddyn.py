@@ -106,9 +106,9 @@ class AddMeanMove(ServerUpdate):
         # Of all attendees alike, whatever their weights: each of them adds its own move to its memory, too.
         total = torch.zeros(size, dtype=torch.float64)
         for update in updates:
-            held = in_whole(update, sync)
-            move = held.vector[:size].double() - sync.anchors[update.anchor_version][:size]
-            total += move if held.cover is None else move.masked_fill(~held.cover[:size], 0.0)
+            whole = in_whole(update, sync)
+            move = whole.vector[:size].double() - sync.anchors[update.anchor_version][:size]
+            total += move if whole.cover is None else move.masked_fill(~whole.cover[:size], 0.0)
         moves = state["moves"] + (total / state["clients"]).to(vector.dtype)
         vector[:size] += moves
         return vector, {**state, "moves": moves}
@@ -141,8 +141,8 @@ class MeanOfModels(Evaluation):
         rows = sync.vector.repeat(len(updates), 1) if state["models"] is None else state["models"].clone()
         for number, update in enumerate(updates):
             row = number if self.of == "active" else update.client
-            held = in_whole(update, sync)
-            rows[row] = held.vector if held.cover is None else torch.where(held.cover, held.vector, rows[row])
+            whole = in_whole(update, sync)
+            rows[row] = whole.vector if whole.cover is None else torch.where(whole.cover, whole.vector, rows[row])
         mean = rows.double().mean(dim=0).to(sync.layout.dtype)
         return {"models": rows if self.of == "all" else None, "mean": sync.layout.views(mean)}
 

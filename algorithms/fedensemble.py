@@ -66,8 +66,8 @@ class SumOfLogits(Evaluation):
 
     def voters(self, state: State) -> Sequence[Tensor] | None:
         """The participants' models of the last round; None where clients train parts of the model."""
-        kept: Sequence[Tensor] | None = state.get("voters")
-        return kept
+        voters: Sequence[Tensor] | None = state.get("voters")
+        return voters
 
     def predict(self, state: State, model: nn.Module, updates: Sequence[ClientUpdate], inputs: Tensor) -> Tensor:
         if not updates:

@@ -207,10 +207,10 @@ class LatentGenerator(Refinement):
             weight_decay=self.generator_weight_decay,
             foreach=False,
         )
-        for name, kept in (state["adam"] or {}).items():
+        for name, moments in (state["adam"] or {}).items():
             # Adam's count of steps stays on the CPU.
             optimizer.state[params[name]] = {
-                key: value.to("cpu" if key == "step" else sync.device, copy=True) for key, value in kept.items()
+                key: value.to("cpu" if key == "step" else sync.device, copy=True) for key, value in moments.items()
             }
         weights, total = weights_MC.to(device=sync.device, dtype=values["mean"].dtype), 0.0
         for number in range(self.generator_steps):

@@ -64,8 +64,8 @@ def simplex(num_classes: int) -> Tensor:
     drawn = torch.rand(num_classes, num_classes, generator=Stream((_ETF, num_classes)).torch(), dtype=torch.float64)
     orthogonal, _ = torch.linalg.qr(drawn)
     centred = torch.eye(num_classes, dtype=torch.float64) - 1 / num_classes
-    found: Tensor = math.sqrt(num_classes / (num_classes - 1)) * orthogonal @ centred
-    return found
+    frame: Tensor = math.sqrt(num_classes / (num_classes - 1)) * orthogonal @ centred
+    return frame
 
 
 def cosines(logits_BC: Tensor, etf_CC: Tensor) -> Tensor:
@@ -107,8 +107,8 @@ class ArcFace(Objective):
     scale: Positive = 64.0
 
     def loss(self, step: LocalStep) -> Tensor:
-        found = cosines(step.logits, step.broadcast[_ETF])
-        return F.cross_entropy(self.scale * with_margin(found, step.targets, self.margin), step.targets)
+        similarities = cosines(step.logits, step.broadcast[_ETF])
+        return F.cross_entropy(self.scale * with_margin(similarities, step.targets, self.margin), step.targets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +135,14 @@ class Knowledge(KeepsModel):
         images, latents = step.broadcast[_IMAGES], step.broadcast[_LATENTS]
         chosen = torch.randperm(len(images), generator=step.stream.child("images").torch())[: len(step.targets)]
         features: Callable[[Tensor], Tensor] = step.model.features  # type: ignore[assignment]
-        found = features(images[chosen].to(step.inputs))
+        image_features = features(images[chosen].to(step.inputs))
         start = step.memory.get("projection", (step.broadcast[_WEIGHT], step.broadcast[_BIAS]))
-        weight, bias = (cast(Tensor, v).detach().to(found).requires_grad_() for v in cast(tuple[Any, Any], start))
+        weight, bias = (
+            cast(Tensor, v).detach().to(image_features).requires_grad_() for v in cast(tuple[Any, Any], start)
+        )
         # What after_step reads: the projection is no part of the model, so the backward pass leaves its gradient here.
         step.memory["leaves"] = (weight, bias)
-        return self.strength * F.mse_loss(F.linear(found, weight, bias), latents[chosen].to(found))
+        return self.strength * F.mse_loss(F.linear(image_features, weight, bias), latents[chosen].to(image_features))
 
     def after_step(self, step: LocalStep, gradients: ParamTree) -> tuple[Memory, ParamTree | None]:
         memory = dict(step.memory)
@@ -181,8 +183,8 @@ class ClassPrototypes(Probe):
 
     def measure(self, client: LocalClient) -> Payload:
         with torch.no_grad():
-            found = F.normalize(client.model(client.inputs), dim=1)
-        means = [found[client.targets == label].mean(dim=0) for label in sorted(set(client.targets.tolist()))]
+            vectors = F.normalize(client.model(client.inputs), dim=1)
+        means = [vectors[client.targets == label].mean(dim=0) for label in sorted(set(client.targets.tolist()))]
         return {"means": F.normalize(torch.stack(means), dim=1)}
 
 
@@ -259,13 +261,13 @@ class LatentAlignment(Refinement):
     def refine(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
-        told = [update for update in updates if "prototypes/means" in update.extras]
-        if not told:
+        measured = [update for update in updates if "prototypes/means" in update.extras]
+        if not measured:
             return vector, state
         inputs = server_inputs(sync, _TERM)
         decoder = self.decoder.trained(inputs, sync) if state["decoder"] is None else state["decoder"]
-        prototypes = torch.cat([u.extras["prototypes/means"].float() for u in told])
-        labels = torch.tensor([label for update in told for label in _classes(update, state["classes"])])
+        prototypes = torch.cat([u.extras["prototypes/means"].float() for u in measured])
+        labels = torch.tensor([label for update in measured for label in _classes(update, state["classes"])])
         transformer, centroids, figures = self._aligned(state, prototypes, labels, sync)
         images = self.decoder.decode(decoder, centroids, inputs)
         sync.count_flops(len(images) * self.decoder.decode_flops(inputs))
@@ -290,9 +292,11 @@ class LatentAlignment(Refinement):
                 chosen = order[place : place + self.server_batch]
                 if len(chosen) < 2:
                     continue
-                found = transformer(prototypes[chosen])
+                transformed = transformer(prototypes[chosen])
                 valid = self.decoder.latents(len(chosen), sync.stream.child("latents", epoch, place))
-                loss = discrepancy(found, valid) + self.alignment * F.mse_loss(found, centroids[labels[chosen]])
+                loss = discrepancy(transformed, valid) + self.alignment * F.mse_loss(
+                    transformed, centroids[labels[chosen]]
+                )
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -302,8 +306,8 @@ class LatentAlignment(Refinement):
                     optimizer.step()
                 last = float(loss.detach())
                 first = last if math.isnan(first) else first
-        known = _means(transformer, prototypes, labels, centroids.detach())
-        return _tensors(transformer), known, {"alignment_loss": last, "alignment_start": first}
+        final_centroids = _means(transformer, prototypes, labels, centroids.detach())
+        return _tensors(transformer), final_centroids, {"alignment_loss": last, "alignment_start": first}
 
     def report(self, state: State) -> ComponentReport:
         """The first and the last loss of the round's alignment."""
@@ -314,13 +318,13 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
-def _means(transformer: nn.Module, prototypes: Tensor, labels: Tensor, known: Tensor) -> Tensor:
+def _means(transformer: nn.Module, prototypes: Tensor, labels: Tensor, fallback: Tensor) -> Tensor:
     """Each class's mean of the transformed prototypes; for a class without one, what is known."""
     transformer.eval()
     with torch.no_grad():
-        found, means = transformer(prototypes), known.clone()
+        transformed, means = transformer(prototypes), fallback.clone()
     for label in sorted(set(labels.tolist())):
-        means[label] = found[labels == label].mean(dim=0)
+        means[label] = transformed[labels == label].mean(dim=0)
     return means
 
 

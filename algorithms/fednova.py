@@ -34,8 +34,8 @@ def normalised(shares_M: Tensor, updates: Sequence[ClientUpdate]) -> Tensor:
             return 1.0
         return mean_steps / steps if steps else 0.0
 
-    found = [q * factor(u.effective_steps) for q, u in zip(shares, updates, strict=True)]
-    return torch.tensor(found, dtype=torch.float64)
+    weights = [q * factor(u.effective_steps) for q, u in zip(shares, updates, strict=True)]
+    return torch.tensor(weights, dtype=torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,15 +165,15 @@ class Widths(SubModelPolicy):
         if width == 1 or model is None:
             return FULL_MODEL
         groups = unit_groups_of(model, method="heterofl")
-        kept = ordered_kept(groups, width)
+        units = ordered_kept(groups, width)
         scaled = self._scaled_groups(model, groups) if self.scaler else []
-        return unit_submodel(groups, kept, scales={name: [1 / width] * len(kept[name]) for name in scaled})
+        return unit_submodel(groups, units, scales={name: [1 / width] * len(units[name]) for name in scaled})
 
     def _with_classes(self, part: SubModel, state: State, context: RoundContext, client: int) -> SubModel:
         if not self.masked_loss:
             return part
-        held = np.flatnonzero(context.profiles[client].label_counts)
-        classes = tuple(int(c) for c in context.classes.get(client, held))
+        own_classes = np.flatnonzero(context.profiles[client].label_counts)
+        classes = tuple(int(c) for c in context.classes.get(client, own_classes))
         if len(classes) == state["num_classes"]:
             return part
         return HeldClasses(part=part, classes=classes, num_classes=state["num_classes"])

@@ -66,8 +66,8 @@ class Contrastive(LocalTerm):
         if previous is None:
             return None
         own = step.features
-        kept = {name: value.to(own.device) for name, value in previous.items()}
-        others = [step.frozen(values).features(step.inputs) for values in (step.anchor, kept)]
+        previous_values = {name: value.to(own.device) for name, value in previous.items()}
+        others = [step.frozen(values).features(step.inputs) for values in (step.anchor, previous_values)]
         contrast = torch.stack([F.cosine_similarity(own, other, dim=1) for other in others], dim=1)
         # Eq. 3 is a cross-entropy of two, and the right answer is always the first: the model that was received.
         nearest = torch.zeros(len(own), dtype=torch.int64, device=own.device)

@@ -137,16 +137,18 @@ class TrajectoryDistillation(Refinement):
         """The first ``images_per_class`` images of each class that the server holds, for the figures."""
         if self.real_reference == "none":
             return None
-        held = context.proxy_data if self.real_reference == "proxy" else context.validation_data
-        images, labels = held if held is not None else (None, None)
+        server_data = context.proxy_data if self.real_reference == "proxy" else context.validation_data
+        images, labels = server_data if server_data is not None else (None, None)
         key = {"proxy": "proxy={per_class: 15, labelled: true}", "validation": "validation=0.05"}[self.real_reference]
         if images is None or labels is None:
             raise ConfigError(
                 f"method.real_reference={self.real_reference} needs labelled data of that kind on the server, but the"
                 f" scenario has none; set scenario.server_data.{key}, or method.real_reference=none"
             )
-        found = [torch.nonzero(labels == label)[: self.images_per_class, 0] for label in range(context.num_classes)]
-        chosen = torch.cat(found)
+        indices_by_class = [
+            torch.nonzero(labels == label)[: self.images_per_class, 0] for label in range(context.num_classes)
+        ]
+        chosen = torch.cat(indices_by_class)
         return {"images": images[chosen].clone(), "labels": labels[chosen].clone()}
 
     def refine(

@@ -211,24 +211,24 @@ class Synthesizer:
         stream = self._sync.stream.child("iteration", number)
         start, target = self._segment(stream)
         loop = self._loop(stream)
-        given = self._given()
+        synthetic = self._synthetic_set()
         # Once: the steps of all iterations hold as much.
         if self._group is None:
             limit = self._settings.memory_limit_mb * 2**20
-            self._group = group_within(loop, start, given, limit_bytes=limit)
-        matched = match(loop, start, target, given, group=self._group)
+            self._group = group_within(loop, start, synthetic, limit_bytes=limit)
+        matched = match(loop, start, target, synthetic, group=self._group)
         objective = float(matched.objective)
         if not math.isfinite(objective):
             raise RunError(
                 f"the synthesis diverged: its objective is {objective} in iteration {number}; lower"
-                f" method.inner_rate (now learned to {float(given.rate):g}) or method.image_learning_rate"
+                f" method.inner_rate (now learned to {float(synthetic.rate):g}) or method.image_learning_rate"
             )
         self._step(matched.gradients)
         self._done = number
         self._recent.append(objective)
         total = self._settings.iterations
         if number * _MOMENTS // total > (number - 1) * _MOMENTS // total:
-            self._look(loop, matched, start=start, target=target, used=given)
+            self._look(loop, matched, start=start, target=target, used=synthetic)
         return objective
 
     def _segment(self, stream: Stream) -> tuple[Params, Params]:
@@ -268,7 +268,7 @@ class Synthesizer:
             stream=stream,
         )
 
-    def _given(self) -> SyntheticSet:
+    def _synthetic_set(self) -> SyntheticSet:
         """The set as it is now; a copy, since the optimisers change theirs in place."""
         return SyntheticSet(**{name: value.clone() for name, value in self._variables.items()})
 
@@ -287,7 +287,9 @@ class Synthesizer:
         """
         wanted = _moves(target, start)
         ends = {"": matched.end}
-        ends |= {f"{name}_": other.run(start, given) for name, (other, given) in self._others(loop, used).items()}
+        ends |= {
+            f"{name}_": other.run(start, synthetic) for name, (other, synthetic) in self._others(loop, used).items()
+        }
         figures = {
             "iteration": float(self._done),
             "objective": math.fsum(self._recent) / len(self._recent),
@@ -352,10 +354,10 @@ class Synthesizer:
         self._variables = {name: tree[name].clone().to(device) for name in self._variables}
         self._optimizers = self._fresh_optimizers()
         for name, optimizer in self._optimizers.items():
-            kept = tree["moments"][name]
+            moments = tree["moments"][name]
             # Adam counts its steps on the CPU, wherever the values are.
             optimizer.state[self._variables[name]] = {
-                key: value.clone() if key == "step" else value.clone().to(device) for key, value in kept.items()
+                key: value.clone() if key == "step" else value.clone().to(device) for key, value in moments.items()
             }
         self._done, self._recent = tree["done"], list(tree["recent"])
         self._trace, self._pictures = list(tree["trace"]), dict(tree["pictures"])

@@ -38,24 +38,24 @@ class SizeTable:
 
     def members(self, order: int, size: int) -> list[int]:
         """The set of a cell: positions of clients, in the order in which they joined."""
-        found = []
+        positions = []
         for place in range(self.orders_OE.shape[1] - 1, -1, -1):
             if self.took_EOJ[place, order, size]:
-                found.append(int(self.orders_OE[order, place]))
+                positions.append(int(self.orders_OE[order, place]))
                 size -= 1
-        return found[::-1]
+        return positions[::-1]
 
     def best(self, sizes: Sequence[int]) -> tuple[int, int] | None:
         """Order and size of the smallest score among the sizes, the first one on ties; None where there is no set."""
-        best, found = np.inf, None
+        best, cell = np.inf, None
         for order, row in enumerate(self.scores_OJ[:, list(sizes)].tolist()):
             row_best, place = np.inf, None
             for column, score in enumerate(row):
                 if score < row_best - TIE:
                     row_best, place = score, column
             if place is not None and row_best < best - TIE:
-                best, found = row_best, (order, sizes[place])
-        return found
+                best, cell = row_best, (order, sizes[place])
+        return cell
 
 
 def best_by_size(rows_EW: Floats, score: Score, orders_OE: Rows, *, max_size: int) -> SizeTable:
@@ -77,10 +77,10 @@ def best_by_size(rows_EW: Floats, score: Score, orders_OE: Rows, *, max_size: in
         # After this many clients each size up to `top` has its set, so no cell grows from an empty one.
         top = min(place + 1, max_size)
         candidates = sums_OJW[:, :top] + rows_EW[orders_OE[:, place], None]
-        found = score(candidates)
+        candidate_scores = score(candidates)
         # On ties the old set stays: rounding alone must not decide who is in the group.
-        better = found < scores_OJ[:, 1 : top + 1] - TIE
-        scores_OJ[:, 1 : top + 1][better] = found[better]
+        better = candidate_scores < scores_OJ[:, 1 : top + 1] - TIE
+        scores_OJ[:, 1 : top + 1][better] = candidate_scores[better]
         sums_OJW[:, 1 : top + 1][better] = candidates[better]
         took_EOJ[place, :, 1 : top + 1] = better
     return SizeTable(orders_OE=orders_OE, scores_OJ=scores_OJ, took_EOJ=took_EOJ)

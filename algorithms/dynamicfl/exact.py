@@ -111,9 +111,9 @@ class ExactGroup(GroupChooser):
         ends = (sizes[0], sizes[-1])
         results = [improve(able.counts_EC, able.score, table.members(*cell), sizes=ends) for cell in cells]
         best, score = results[0]
-        for members, found in results[1:]:
-            if found < score - TIE:
-                best, score = members, found
+        for members, divergence in results[1:]:
+            if divergence < score - TIE:
+                best, score = members, divergence
         return np.asarray(best, dtype=np.int64)
 
 
@@ -171,12 +171,12 @@ def _prove(
     shares = _LEVEL_SHARES if search.num_pairs > _FEW_PAIRS else (1.0,)
     for share in shares:
         level = bound + share * (incumbent - bound)
-        found = search.below(level, work)
-        if found.members and found.score < incumbent - TIE:
-            members, incumbent = np.asarray(found.members, dtype=np.int64), found.score
-            if found.complete:
+        result = search.below(level, work)
+        if result.members and result.score < incumbent - TIE:
+            members, incumbent = np.asarray(result.members, dtype=np.int64), result.score
+            if result.complete:
                 return members, incumbent
-        if not found.complete:
+        if not result.complete:
             return members, bound
         bound = level
     return members, bound

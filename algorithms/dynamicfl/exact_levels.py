@@ -93,7 +93,7 @@ def best_centre(counts_EC: Floats, population_C: Floats, *, incumbent: float, ma
         # With a little of the population, so that every class has a share: the tilt takes its logarithm.
         mixed_C = 0.999999 * (weights_E @ distributions_EC) + 1e-6 * plain.shares_C
         centre = centre_at(mixed_C, distributions_EC, population_C)
-        best = max(best, centre, key=lambda found: found.bound)
+        best = max(best, centre, key=lambda candidate: candidate.bound)
         reached = float(mixed_C @ centre.tilt_C)
         if reached - plain.bound <= 0.1 * (incumbent - plain.bound) or reached - best.bound <= 1e-3 * incumbent:
             break
@@ -229,11 +229,11 @@ class LevelSearch:
                 complete = complete and work.spend(len(points) * len(part) * weight)
                 if not complete:
                     break
-                found = self._exact(*_near(left_P, points, right_P, part), work)
-                if found is None:
+                candidate = self._exact(*_near(left_P, points, right_P, part), work)
+                if candidate is None:
                     complete = False
-                elif found[0] < best:
-                    best, members = found[0], found[1:]
+                elif candidate[0] < best:
+                    best, members = candidate[0], candidate[1:]
             if not complete:
                 break
         return LevelResult(members=self._members(*members), score=best, complete=complete)

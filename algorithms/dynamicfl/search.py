@@ -202,5 +202,5 @@ def _genetic_algorithm() -> Callable[..., Any]:
         ) from error
     finally:
         multiprocessing.set_start_method(method, force=True)
-    found: Callable[..., Any] = GA
-    return found
+    algorithm: Callable[..., Any] = GA
+    return algorithm

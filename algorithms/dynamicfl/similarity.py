@@ -65,8 +65,8 @@ class GradientSketch(Probe):
     def measure(self, client: LocalClient) -> Payload:
         gradient = loss_gradient(client.forward_with, client.params, client.inputs, targets=client.targets)
         # In double: a count sketch sums many values of either sign into each of its few places.
-        found = sketch(gradient.double().cpu().numpy(), features=self.num_features, stream=self.shared)
-        return {"sketch": torch.from_numpy(found).float()}
+        values = sketch(gradient.double().cpu().numpy(), features=self.num_features, stream=self.shared)
+        return {"sketch": torch.from_numpy(values).float()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +102,8 @@ class SimilarityGroup(GroupChooser):
         return (GradientSketch(num_features=self.sketch_values, shared=stream),)
 
     def features(self, answer: Payload) -> Floats:
-        found: Floats = answer[f"{_PROBE}/sketch"].double().numpy()
-        return found
+        values: Floats = answer[f"{_PROBE}/sketch"].double().numpy()
+        return values
 
     def choose(self, problem: GroupProblem, *, size: int | None = None) -> tuple[int, ...]:
         if problem.features_AD is None or problem.population_D is None or problem.num_samples_A is None:

@@ -21,8 +21,8 @@ _ROUNDING = 1e-8
 def gradient(loss: Loss, point: Tensor) -> Tensor:
     """The gradient [P] at a point."""
     own = point.detach().requires_grad_()
-    (found,) = torch.autograd.grad(loss(own), own)
-    return found
+    (slope,) = torch.autograd.grad(loss(own), own)
+    return slope
 
 
 def curvature_along(loss: Loss, point: Tensor) -> Callable[[Tensor], Tensor]:
@@ -34,8 +34,8 @@ def curvature_along(loss: Loss, point: Tensor) -> Callable[[Tensor], Tensor]:
         # A loss that is linear in the parameters: there is nothing to go back through a second time.
         if not slope.requires_grad:
             return torch.zeros_like(own)
-        (found,) = torch.autograd.grad(slope, own, direction, retain_graph=True, allow_unused=True)
-        return torch.zeros_like(own) if found is None else found
+        (image,) = torch.autograd.grad(slope, own, direction, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(own) if image is None else image
 
     return product
 
@@ -65,9 +65,9 @@ def lanczos_spectrum(product: Callable[[Tensor], Tensor], start: Tensor, *, step
     for number in range(min(steps, len(start))):
         image = product(basis[number])
         diagonal.append(image @ basis[number])
-        known = torch.stack(basis)
+        basis_matrix = torch.stack(basis)
         for _ in range(2):  # once is not enough in floating point
-            image = image - known.T @ (known @ image)
+            image = image - basis_matrix.T @ (basis_matrix @ image)
         length = image.norm()
         # What is left of an image that lies within the basis is rounding, and no direction to go on in.
         if len(diagonal) == min(steps, len(start)) or float(length) <= 1e-10 * max(map(abs, map(float, diagonal))):
@@ -94,8 +94,8 @@ def gap_share(values: Tensor, shares: Tensor, *, lipschitz: float) -> float:
     length of the list.
     """
     wide = torch.diff(values) > 4 * lipschitz + _ROUNDING * float(values.abs().max())
-    found = torch.nonzero(wide)
-    return float(shares[: int(found[0]) + 1].sum()) if len(found) else 0.0
+    gaps = torch.nonzero(wide)
+    return float(shares[: int(gaps[0]) + 1].sum()) if len(gaps) else 0.0
 
 
 def raw_base_rate(

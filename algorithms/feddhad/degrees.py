@@ -105,8 +105,8 @@ class JensenShannon(Weighting):
 
     def weigh(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> tuple[Tensor, State]:
         js = state["js"][[u.client for u in updates]]
-        found, _ = degrees(torch.ones_like(js), torch.zeros_like(js), js, floor=self.floor)
-        return degree_weights(samples_of(updates), found), state
+        degrees_M, _ = degrees(torch.ones_like(js), torch.zeros_like(js), js, floor=self.floor)
+        return degree_weights(samples_of(updates), degrees_M), state
 
 
 # -- gradients ----------------------------------------------------------------------------------------------------
@@ -157,18 +157,18 @@ def pulls(updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext) -
         sync: Where this is; its vector is the model before the aggregation.
     """
     size = sync.layout.num_params
-    held = [in_whole(u, sync) for u in updates]
+    parts = [in_whole(u, sync) for u in updates]
     # In double: pulls are small differences of large values.
-    mean = coverage_mean(sync.vector.double(), [c.vector for c in held], [c.cover for c in held], weights.tolist())
+    mean = coverage_mean(sync.vector.double(), [c.vector for c in parts], [c.cover for c in parts], weights.tolist())
     mass = torch.zeros(size, dtype=torch.float64)
-    for part, weight in zip(held, weights.tolist(), strict=True):
+    for part, weight in zip(parts, weights.tolist(), strict=True):
         mass += weight if part.cover is None else part.cover[:size].double() * weight
-    found = torch.zeros(len(updates), size, dtype=sync.layout.dtype)
-    for row, part, weight in zip(found, held, weights.tolist(), strict=True):
+    pulls_MP = torch.zeros(len(updates), size, dtype=sync.layout.dtype)
+    for row, part, weight in zip(pulls_MP, parts, weights.tolist(), strict=True):
         pull = (part.vector[:size].double() - mean[:size]).mul_(weight).div_(mass)
         # Where nobody holds a coordinate, the division above has made NaN.
         row.copy_(pull if part.cover is None else pull.masked_fill_(~part.cover[:size] | (mass == 0), 0.0))
-    return found
+    return pulls_MP
 
 
 def degree_gradients(gradient: Tensor, pulls_MP: Tensor, degrees_M: Tensor) -> Tensor:
@@ -193,18 +193,18 @@ def no_gradient(size: int) -> dict[str, Tensor]:
     return {"total": torch.zeros(size, dtype=torch.float64), "mass": torch.zeros(size, dtype=torch.float64)}
 
 
-def with_gradient(found: State, vector: Tensor, update: ClientUpdate, sync: SyncContext) -> State:
+def with_gradient(sums: State, vector: Tensor, update: ClientUpdate, sync: SyncContext) -> State:
     """The sum with a client's gradient, given as a vector [V] of its sub-model; what else is in the tree stays."""
-    size = len(found["total"])
+    size = len(sums["total"])
     part, weight = update.submodel.embed(vector, sync.layout), float(update.num_samples)
     cover = torch.ones(size, dtype=torch.bool) if part.cover is None else part.cover[:size]
     values = (weight * part.vector[:size].double()).masked_fill(~cover, 0.0)
-    return {**found, "total": found["total"] + values, "mass": found["mass"] + weight * cover.double()}
+    return {**sums, "total": sums["total"] + values, "mass": sums["mass"] + weight * cover.double()}
 
 
-def mean_gradient(found: State) -> Tensor:
+def mean_gradient(sums: State) -> Tensor:
     """The gradient [P] as a mean over those who said something on each coordinate; 0 where nobody did."""
-    return torch.where(found["mass"] > 0, found["total"] / found["mass"].clamp_min(1e-300), 0.0)
+    return torch.where(sums["mass"] > 0, sums["total"] / sums["mass"].clamp_min(1e-300), 0.0)
 
 
 def mean_move(update: ClientUpdate, sync: SyncContext) -> Tensor | None:

@@ -119,15 +119,15 @@ def drawn_units(
     Source: FedDHAD, sub-models. Reading: where a layer would lose all its units, the one with the smallest rate (the
     first of equals) stays.
     """
-    kept, scales = {}, {}
+    units, scales = {}, {}
     for group in groups:
         rate = rates[group.name]
         stays = generator.random(group.size) >= rate
         if not stays.any():
             stays[int(np.argmin(rate))] = True
-        kept[group.name] = tuple(int(unit) for unit in np.flatnonzero(stays))
+        units[group.name] = tuple(int(unit) for unit in np.flatnonzero(stays))
         scales[group.name] = tuple(float(factor) for factor in 1.0 / (1.0 - rate[stays]))
-    return kept, scales
+    return units, scales
 
 
 def scales_in(multiplier: Multiplier, model: nn.Module) -> MultiplierIn | None:
@@ -156,7 +156,7 @@ def scales_in(multiplier: Multiplier, model: nn.Module) -> MultiplierIn | None:
 def why_not_in_weights(model: nn.Module) -> str:
     """Return what of a network does not let a factor of weights pass through to its units, in words; empty: nothing."""
     for group in maskable_groups(model):
-        found = "a norm" if has_norm(model, group) else why_not_homogeneous(model, group)
-        if found or group.kind == "head":
-            return f"units {group.name!r} of {type(model).__name__} go through {found or 'attention'}"
+        reason = "a norm" if has_norm(model, group) else why_not_homogeneous(model, group)
+        if reason or group.kind == "head":
+            return f"units {group.name!r} of {type(model).__name__} go through {reason or 'attention'}"
     return ""

@@ -220,15 +220,15 @@ class AdaptiveDropout(SubModelPolicy):
 
     def learn(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
         """Check the trigger, and refresh where it is time to."""
-        told = [u for u in updates if "unit_scores/scores" in u.extras]
-        if not told:
+        measured = [u for u in updates if "unit_scores/scores" in u.extras]
+        if not measured:
             return state
-        scores = _mean([u.extras["unit_scores/scores"] for u in told], told)
-        asked, due = self._is_refresh(state, sync.round), False
+        scores = _mean([u.extras["unit_scores/scores"] for u in measured], measured)
+        is_refresh, due = self._is_refresh(state, sync.round), False
         if self._is_check(sync.round):
             state, due = self._checked(state, scores)
-        if asked or (due and self.base_rate != "hessian"):
-            return self._refreshed(state, told, scores)
+        if is_refresh or (due and self.base_rate != "hessian"):
+            return self._refreshed(state, measured, scores)
         return {**state, "due": due}
 
     def _checked(self, state: State, scores: Tensor) -> tuple[State, bool]:
@@ -242,18 +242,18 @@ class AdaptiveDropout(SubModelPolicy):
             due = fell if triggered else quiet >= self.patience
         return {**state, "seen": scores, "change": change, "quiet": quiet, "triggered": triggered or due}, due
 
-    def _refreshed(self, state: State, told: Sequence[ClientUpdate], scores: Tensor) -> State:
+    def _refreshed(self, state: State, measured: Sequence[ClientUpdate], scores: Tensor) -> State:
         if self.base_rate == "hessian":
-            rates = [u.extras["curvature_gap/rate"] for u in told]
-            raw = float(_mean(rates, told))
-            base = float(_mean([rate.clamp(0.0, self.base_rate_cap) for rate in rates], told))
+            rates = [u.extras["curvature_gap/rate"] for u in measured]
+            raw = float(_mean(rates, measured))
+            base = float(_mean([rate.clamp(0.0, self.base_rate_cap) for rate in rates], measured))
         else:
             raw = base = float(self.base_rate)
         times = state["times"]
         if self.reference == "largest":
-            chosen = max(told, key=lambda u: (u.num_samples, -u.client)).client
+            chosen = max(measured, key=lambda u: (u.num_samples, -u.client)).client
         else:
-            chosen = max(told, key=lambda u: (times[u.client], -u.client)).client
+            chosen = max(measured, key=lambda u: (times[u.client], -u.client)).client
         return {
             **state,
             "scores": scores,
@@ -284,9 +284,9 @@ class AdaptiveDropout(SubModelPolicy):
             rate = device_dropout(time_s, state["target_s"], cap=self.base_rate_cap, device_rate=self.device_rate)
             device_rates.append(rate)
             generator = context.stream.child("units", client).numpy()
-            kept, scales = drawn_units(groups, self._unit_rates(groups, state["scores"], rate), generator=generator)
+            units, scales = drawn_units(groups, self._unit_rates(groups, state["scores"], rate), generator=generator)
             submodels[client] = unit_submodel(
-                every_group, kept, scales=None if form is None else scales, scales_in=form or "activation"
+                every_group, units, scales=None if form is None else scales, scales_in=form or "activation"
             )
         samples = [context.profiles[k].num_samples for k in context.cohort]
         return submodels, {**state, "rates": rates_of_round(device_rates, samples)}
@@ -300,10 +300,10 @@ class AdaptiveDropout(SubModelPolicy):
         rates: dict[str, np.ndarray] = {}
         for members in together.values():
             joined = np.concatenate([parts[number] for number in members])
-            found = unit_rates(joined, rate, cap=self.unit_rate_cap, temperature=self.temperature)
+            joined_rates = unit_rates(joined, rate, cap=self.unit_rate_cap, temperature=self.temperature)
             for number in members:
                 size = groups[number].size
-                rates[groups[number].name], found = found[:size], found[size:]
+                rates[groups[number].name], joined_rates = joined_rates[:size], joined_rates[size:]
         return rates
 
     def report(self, state: State) -> ComponentReport:

@@ -168,8 +168,8 @@ class NonIIDDegree(Weighting):
             state = self._followed(state, updates, sync)
         members = [u.client for u in updates]
         js = self._divergences(state)[members]
-        found, free = degrees(state["v"][members], state["b"][members], js, floor=self.floor)
-        weights = degree_weights(samples_of(updates), found)
+        degrees_M, free = degrees(state["v"][members], state["b"][members], js, floor=self.floor)
+        weights = degree_weights(samples_of(updates), degrees_M)
         # A single attendee has all the weight whatever its degree, so there is nothing to be learned from it.
         if not self._learns or not sync.ends_round or len(updates) == 1:
             return weights, state
@@ -178,7 +178,7 @@ class NonIIDDegree(Weighting):
             "version": max(sync.anchors) + 1,
             "round": sync.round,
             "clients": members,
-            "degrees": found,
+            "degrees": degrees_M,
             # dD/dv and dD/db: JS and 1, and 0 where the floor holds.
             "js": js * free,
             "free": free.double(),
@@ -193,29 +193,29 @@ class NonIIDDegree(Weighting):
 
     def _estimated(self, state: State, updates: Sequence[ClientUpdate], sync: SyncContext) -> State:
         """With the label shares of clients that come for the first time."""
-        shares, known = state["shares"].clone(), state["known"].clone()
+        shares, estimated = state["shares"].clone(), state["known"].clone()
         for update in updates:
             # Without a step a client has the server's model, which tells nothing of its labels.
-            if known[update.client] or not update.steps:
+            if estimated[update.client] or not update.steps:
                 continue
             module = update.submodel.build(sync.model)
             norms = _class_gradient_norms(module, update.params, state["proxy"], shares.shape[1])
             shares[update.client] = estimated_shares(norms, sharpness=self.sharpness, estimate_from=self.estimate_from)
-            known[update.client] = True
-        return {**state, "shares": shares, "known": known}
+            estimated[update.client] = True
+        return {**state, "shares": shares, "known": estimated}
 
     def _divergences(self, state: State) -> Tensor:
         """JS [N]; who was never seen has the mean of the others, 0 where nobody was."""
         if self.estimate == "counts":
             js: Tensor = state["js"]
             return js
-        found = torch.zeros(len(state["known"]), dtype=torch.float64)
-        known = state["known"]
-        if bool(known.any()):
-            of_known = divergences((state["sizes"][known, None] * state["shares"][known]).numpy())
-            found[known] = of_known
-            found[~known] = of_known.mean()
-        return found
+        divergences_N = torch.zeros(len(state["known"]), dtype=torch.float64)
+        estimated = state["known"]
+        if bool(estimated.any()):
+            of_estimated = divergences((state["sizes"][estimated, None] * state["shares"][estimated]).numpy())
+            divergences_N[estimated] = of_estimated
+            divergences_N[~estimated] = of_estimated.mean()
+        return divergences_N
 
     # -- the gradient step ---------------------------------------------------------------------------------------
 
@@ -237,13 +237,13 @@ class NonIIDDegree(Weighting):
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, *, sync: SyncContext
     ) -> Tensor:
         if self.gradient == "same_round":
-            found = no_gradient(sync.layout.num_params)
+            sums = no_gradient(sync.layout.num_params)
             for update in updates:
                 vector = mean_move(update, sync)
-                found = found if vector is None else with_gradient(found, vector, update, sync)
-            return mean_gradient(found)
-        held = [in_whole(u, sync) for u in updates]
-        mean = coverage_mean(sync.vector, [c.vector for c in held], [c.cover for c in held], weights.tolist())
+                sums = sums if vector is None else with_gradient(sums, vector, update, sync)
+            return mean_gradient(sums)
+        parts = [in_whole(u, sync) for u in updates]
+        mean = coverage_mean(sync.vector, [c.vector for c in parts], [c.cover for c in parts], weights.tolist())
         views, names = sync.layout.views(mean), sync.layout.params(mean)
         was_training = sync.model.training
         sync.model.eval()

@@ -45,7 +45,7 @@ def feature_ranks(model: nn.Module, groups: Sequence[UnitGroup], inputs: Tensor,
     handles = []
     for group in groups:
 
-        def keep(module: nn.Module, given: object, output: Tensor, name: str = group.name) -> None:
+        def keep(module: nn.Module, inputs: object, output: Tensor, name: str = group.name) -> None:
             maps[name] = output
 
         handles.append(model.get_submodule(group.module).register_forward_hook(keep))

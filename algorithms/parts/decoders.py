@@ -49,9 +49,9 @@ class _Autoencoder(nn.Module):
     def decode(self, latents: Tensor) -> Tensor:
         hidden = self.start(latents).relu().unflatten(1, self._small)
         hidden = self.middle(F.interpolate(hidden, scale_factor=2.0)).relu()
-        found: Tensor = self.end(F.interpolate(hidden, scale_factor=2.0))
+        images: Tensor = self.end(F.interpolate(hidden, scale_factor=2.0))
         # Sides were rounded up on the way down, so what comes back may be larger.
-        return found[:, :, : self._height, : self._width]
+        return images[:, :, : self._height, : self._width]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +90,8 @@ class SmallDecoder(Checked):
             batch = inputs[index].to(device)
             mean, spread = module.encoder(batch).chunk(2, dim=1)
             noise = torch.randn(mean.shape, generator=draws, dtype=mean.dtype).to(device)
-            found = module.decode(mean + (0.5 * spread).exp() * noise)
-            error = (found - batch).square().flatten(1).sum(dim=1).mean()
+            decoded = module.decode(mean + (0.5 * spread).exp() * noise)
+            error = (decoded - batch).square().flatten(1).sum(dim=1).mean()
             prior = 0.5 * (mean.square() + spread.exp() - 1 - spread).sum(dim=1).mean()
             optimizer.zero_grad()
             (error + prior).backward()

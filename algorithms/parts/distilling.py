@@ -103,13 +103,13 @@ class Student:
 
     def vector(self) -> Tensor:
         """Its parameters and float buffers as a new vector [V]; riders are those of the start."""
-        found = self._start.clone()
-        views = self._layout.views(found)
+        vector = self._start.clone()
+        views = self._layout.views(vector)
         with torch.no_grad():
             for name, value in (*self.module.named_parameters(), *self.module.named_buffers()):
                 if name in views:
                     views[name].copy_(value)
-        return found
+        return vector
 
 
 def batches(num_inputs: int, batch_size: int, stream: Stream) -> Iterator[Tensor]:

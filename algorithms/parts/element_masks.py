@@ -42,12 +42,12 @@ def weight_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
     names = {
         f"{path}.weight" if path else "weight" for path, module in model.named_modules() if isinstance(module, kinds)
     }
-    found, start = {}, 0
+    layers, start = {}, 0
     for name, value in model.named_parameters():
         if name in names:
-            found[name] = (start, start + value.numel())
+            layers[name] = (start, start + value.numel())
         start += value.numel()
-    return found
+    return layers
 
 
 def decided(values_P: Tensor, layers: Layers) -> Tensor:
@@ -97,13 +97,13 @@ class StayZero(LocalTerm):
         part = step.client.submodel
         if not isinstance(part, ElementMask):
             return step.memory, None
-        kept, start = {}, 0
+        masked, start = {}, 0
         for name, value in step.params.items():
             mask = part.mask[start : start + value.numel()]
             start += value.numel()
             if not bool(mask.all()):
-                kept[name] = value * mask.view(value.shape).to(value.device)
-        return step.memory, kept
+                masked[name] = value * mask.view(value.shape).to(value.device)
+        return step.memory, masked
 
 
 class MaskPolicy(SubModelPolicy):
@@ -157,14 +157,14 @@ class MaskPolicy(SubModelPolicy):
 
     def assign(self, state: State, context: RoundContext) -> tuple[Mapping[int, SubModel], State]:
         masks = {fresh: self.made(state, context, fresh=fresh) for fresh in (True, False)}
-        known, version = state["known"], state["version"]
-        return {k: masks[known.get(k) != version] for k in context.cohort}, state
+        mask_versions, version = state["known"], state["version"]
+        return {k: masks[mask_versions.get(k) != version] for k in context.cohort}, state
 
     def after_aggregate(
         self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext
     ) -> tuple[Tensor, State]:
         """What a mask leaves out is zero, and what comes back starts there; who took part has the present mask."""
-        known = {**state["known"], **{u.client: state["version"] for u in updates}}
+        mask_versions = {**state["known"], **{u.client: state["version"] for u in updates}}
         mask = self.next_mask(state, vector, updates, sync)
         changed = not torch.equal(mask, state["mask"])
         vector = vector.clone()
@@ -174,7 +174,7 @@ class MaskPolicy(SubModelPolicy):
             **state,
             "mask": mask,
             "version": state["version"] + changed,
-            "known": dict(sorted(known.items())),
+            "known": dict(sorted(mask_versions.items())),
             "zeros": float(zeros),
         }
 

@@ -94,10 +94,10 @@ def drawn(size: int, labels_C: Tensor, noise: int, *, stream: Stream, like: Tens
     """
     generator = stream.torch()
     # On the CPU: a GPU's generator would give other numbers from the same seed.
-    found = torch.rand(size, noise, generator=generator, dtype=like.dtype)
+    noise_BE = torch.rand(size, noise, generator=generator, dtype=like.dtype)
     allowed = torch.nonzero(labels_C.cpu())[:, 0]
     labels = allowed[torch.randint(len(allowed), (size,), generator=generator)]
-    return found.to(like.device), labels.to(like.device)
+    return noise_BE.to(like.device), labels.to(like.device)
 
 
 def step_flops(values: Mapping[str, Tensor], model: nn.Module, num_heads: int) -> float:

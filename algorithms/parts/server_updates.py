@@ -95,15 +95,15 @@ class CompleteNet(ServerUpdate):
     def apply(
         self, state: State, updates: Sequence[ClientUpdate], weights: Tensor, sync: SyncContext
     ) -> tuple[Tensor, State]:
-        rows, held = [], torch.zeros(sync.layout.num_values, dtype=torch.bool)
+        rows, covered = [], torch.zeros(sync.layout.num_values, dtype=torch.bool)
         for update in updates:
             part = in_whole(update, sync)
-            held |= True if part.cover is None else part.cover
+            covered |= True if part.cover is None else part.cover
             rows.append(part.vector if part.cover is None else torch.where(part.cover, part.vector, sync.vector))
         out = torch.empty_like(sync.vector)
         weighted_mean(rows, weights.tolist(), out)
         # A mean of equal values may be off by rounding.
-        return torch.where(held, out, sync.vector), state
+        return torch.where(covered, out, sync.vector), state
 
 
 def aggregation(aggregate: Aggregate) -> ServerUpdate:

@@ -69,9 +69,9 @@ def drawn_of_each(
         generator: Random numbers.
         weights: For each group the units' chances in each draw [size], above 0, up to a factor; equal by default.
     """
-    found = {}
+    drawn = {}
     for number, (group, count) in enumerate(zip(groups, counts, strict=True)):
         chances = None if weights is None else weights[number] / weights[number].sum()
         units = generator.choice(group.size, size=count, replace=False, p=chances)
-        found[group.name] = tuple(sorted(int(unit) for unit in units))
-    return found
+        drawn[group.name] = tuple(sorted(int(unit) for unit in units))
+    return drawn

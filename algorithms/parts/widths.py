@@ -180,8 +180,8 @@ class WidthAccuracies(Refinement):
         tested = sync.validation_data is not None and (
             sync.round % state["every"] == 0 or sync.round == state["rounds"]
         )
-        found = {str(width): self._accuracy(width, vector, sync) for width in self.widths} if tested else {}
-        return vector, {**state, "accuracies": found}
+        accuracies = {str(width): self._accuracy(width, vector, sync) for width in self.widths} if tested else {}
+        return vector, {**state, "accuracies": accuracies}
 
     def _accuracy(self, width: float, vector: Tensor, sync: SyncContext) -> float:
         part = ordered_part(unit_groups_of(sync.model, method=self.method), width)

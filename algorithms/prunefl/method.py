@@ -163,10 +163,10 @@ class ChosenMask(MaskPolicy):
         return {**state, "mask": mask}
 
     def next_mask(self, state: State, vector: Tensor, updates: Sequence[ClientUpdate], sync: SyncContext) -> Tensor:
-        told = [u.extras[_SENT] for u in updates if _SENT in u.extras]
-        if not told:
+        rows = [u.extras[_SENT] for u in updates if _SENT in u.extras]
+        if not rows:
             return super().next_mask(state, vector, updates, sync)
-        gains = torch.stack(told).double().sum(dim=0)
+        gains = torch.stack(rows).double().sum(dim=0)
         return self.choice.again(
             state["mask"],
             gains,

@@ -62,8 +62,8 @@ class Bound:
         """
         table = TABLES[self.key]
         takes_all, taken = takes_any(self.builder), signature_of(self.builder)
-        given = {name: value for name, value in provided.items() if takes_all or name in taken}
-        call = partial(self.builder, *args, **{**self.parameters, **self._built_list(provided)}, **given)
+        program_arguments = {name: value for name, value in provided.items() if takes_all or name in taken}
+        call = partial(self.builder, *args, **{**self.parameters, **self._built_list(provided)}, **program_arguments)
         return call_builder(table.word, self.name, call, gives=attribute(table.gives))
 
     def _built_list(self, provided: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,11 +100,11 @@ def bind_spec(key: str, spec: Mapping[str, Any], *, place: str | None = None) ->
         raise ConfigError(f"{where if table.positional else f'{where}.{table.selector}'}: {error}") from error
     if table.positional:
         return Bound(key=key, name=name, builder=builder)
-    given = {k: v for k, v in spec.items() if k != table.selector and not (table.null_is_default and v is None)}
+    raw = {k: v for k, v in spec.items() if k != table.selector and not (table.null_is_default and v is None)}
     beside = [other.rsplit(".", 1)[1] for other in TABLES if other.startswith(f"{key}.")]
     # Of several alike the place says which one is meant, and the name does not.
-    said = (place, "") if place else (key, name)
-    parameters = bind(*said, builder, given, provided=table.provided, beside=beside)
+    label = (place, "") if place else (key, name)
+    parameters = bind(*label, builder, raw, provided=table.provided, beside=beside)
     listing = table.listings.get(name)
     if listing is None:
         return Bound(key=key, name=name, builder=builder, parameters=parameters)
@@ -173,11 +173,11 @@ def resolve(config: Config) -> Config:
         ConfigError: A name or a parameter is unknown, or a value is of the wrong type.
         DataError: The file of the model's initial values can't be read.
     """
-    known = [key for key, table in TABLES.items() if not table.positional]
-    found = {key: bound(config, key) for key in known}
+    keys = [key for key, table in TABLES.items() if not table.positional]
+    items = {key: bound(config, key) for key in keys}
     changes = {
         key: {"merge": [part.spec() for part in item]} if isinstance(item, tuple) else item.spec()
-        for key, item in found.items()
+        for key, item in items.items()
         if item is not None
     }
     changes["model"] |= _initial(config)
@@ -186,14 +186,14 @@ def resolve(config: Config) -> Config:
 
 def _initial(config: Config) -> dict[str, str]:
     """Where the model's initial values come from, and which file that is."""
-    given = config.model.init_from
-    if given is None:
+    source = config.model.init_from
+    if source is None:
         return {}
     from fedsweep.models.initial import weights_file, weights_sha256
 
     if config.model.init_sha256 is not None:
-        return {"init_from": given, "init_sha256": config.model.init_sha256}
-    file = weights_file(given)
+        return {"init_from": source, "init_sha256": config.model.init_sha256}
+    file = weights_file(source)
     return {"init_from": str(file), "init_sha256": weights_sha256(file)}
 
 
@@ -208,15 +208,15 @@ def build_method(spec: Mapping[str, Any] | Config) -> FederatedMethod:
     """
     from fedsweep.method import merge
 
-    found = bound(spec if isinstance(spec, Config) else Config(method=dict(spec)), "method")
-    method: FederatedMethod = merge(*(part.build() for part in found)) if isinstance(found, tuple) else found.build()
+    item = bound(spec if isinstance(spec, Config) else Config(method=dict(spec)), "method")
+    method: FederatedMethod = merge(*(part.build() for part in item)) if isinstance(item, tuple) else item.build()
     return method
 
 
 def method_cards(config: Config) -> tuple[tuple[Card, Mapping[str, Any]], ...]:
     """The cards of a loaded configuration's methods, each with the method's parameters; those that have one."""
-    found = bound(config, "method")
-    parts = found if isinstance(found, tuple) else (found,)
+    item = bound(config, "method")
+    parts = item if isinstance(item, tuple) else (item,)
     cards = ((card_of(part.builder), part.parameters) for part in parts)
     return tuple((card, parameters) for card, parameters in cards if card is not None)
 

@@ -81,8 +81,8 @@ app.command("doctor", rich_help_panel=_MACHINE, epilog=doctor.EXAMPLES)(doctor.d
 app.command("bench", rich_help_panel=_MACHINE, epilog=bench.EXAMPLES)(bench.bench)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"fedsweep {__version__}")
         raise typer.Exit
 
@@ -185,10 +185,10 @@ def _shortened(text: str) -> str:
 
 
 def _usage(error: Exception) -> str:
-    said: str = error.format_message()  # type: ignore[attr-defined]
+    message: str = error.format_message()  # type: ignore[attr-defined]
     if near := getattr(error, "possibilities", None):
-        said = f"no such option: {getattr(error, 'option_name', '')}; did you mean {near[0]}?"
-    text = re.sub(r"\s*\n\s*", " ", said.strip()).rstrip(".")
+        message = f"no such option: {getattr(error, 'option_name', '')}; did you mean {near[0]}?"
+    text = re.sub(r"\s*\n\s*", " ", message.strip()).rstrip(".")
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "fedsweep"
     return f"{text} ({path} --help lists what there is)"

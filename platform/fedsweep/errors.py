@@ -103,9 +103,9 @@ class InvariantError(RunError):
     """The engine or a component broke a promise that it makes."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown_name(kind: str, name: str, choices: Iterable[str]) -> str:
     """One sentence on an unknown name: the nearest known one, and all of them, or the nearest where they are many."""
-    names = sorted(known)
+    names = sorted(choices)
     near = _nearest(name, names)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     if len(names) <= _MOST_LISTED:
@@ -116,10 +116,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
 
 def _nearest(name: str, names: list[str]) -> list[str]:
     """The known names that may be meant, the likeliest first: by their last part, whatever its case, or by spelling."""
-    lower = {known.lower(): known for known in names}
+    lower = {choice.lower(): choice for choice in names}
     wanted = name.lower().rpartition(".")[2]
     wanted = _OTHER_WORDS.get(wanted, wanted)
-    ends = [known for known in names if known.lower().rpartition(".")[2] == wanted]
+    ends = [choice for choice in names if choice.lower().rpartition(".")[2] == wanted]
     close = difflib.get_close_matches(name.lower(), lower, n=_NEAREST, cutoff=0.5)
     return list(dict.fromkeys([*ends, *(lower[word] for word in close)]))[:_NEAREST]
 

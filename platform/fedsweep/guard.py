@@ -83,10 +83,10 @@ def place_of(error: BaseException) -> str | None:
 
 def hook_of(component: object, hook: str) -> str:
     """``Sparse.apply (topk.py, line 40)``: where a component's hook begins; that of a function is ``__call__``."""
-    found: Any = (
+    target: Any = (
         getattr(component, hook, component) if hook != "__call__" or not inspect.isfunction(component) else component
     )
-    function = inspect.unwrap(found) if callable(found) else found
+    function = inspect.unwrap(target) if callable(target) else target
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     name = type(component).__name__
     if code is None:
@@ -240,8 +240,8 @@ def params_tree(answer: Any, call: Call) -> None:
         raise call.wrong(must, answer)
     for name, value in answer.items():
         if name not in call.like:
-            known = ", ".join([*call.like][:3])
-            raise call.wrong(f"{must} ({known}, ...)", f"the name {name!r}")
+            names = ", ".join([*call.like][:3])
+            raise call.wrong(f"{must} ({names}, ...)", f"the name {name!r}")
         if not isinstance(value, Tensor) or value.shape != call.like[name].shape:
             raise call.wrong(f"a tensor of shape {list(call.like[name].shape)} for {name!r}", value)
 

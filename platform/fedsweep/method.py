@@ -131,8 +131,8 @@ class FederatedMethod:
     def exchanges(self) -> tuple[str, ...]:
         """List what may send more than models in a round, in words; a component with the hook may yet send nothing."""
         terms = [f"its term {term.name} sends" for term in self.terms if term.sends]
-        asked = [item for item in self.server_components if item in self.having["probes"] + self.having["publish"]]
-        return (*terms, *(f"its {seam} ({type(component).__name__}) exchanges" for seam, component in asked))
+        senders = [item for item in self.server_components if item in self.having["probes"] + self.having["publish"]]
+        return (*terms, *(f"its {seam} ({type(component).__name__}) exchanges" for seam, component in senders))
 
     @cached_property
     def remembers(self) -> bool:

@@ -30,23 +30,23 @@ def resolve_reference(kind: str, reference: str) -> Callable[..., Any]:
     if not module_name or not attribute_path:
         raise ConfigError(f"{kind} {reference!r} must have the form 'package.module:callable'")
     try:
-        found: Any = importlib.import_module(module_name)
+        target: Any = importlib.import_module(module_name)
     except Exception as error:
         raise ConfigError(
             f"{kind} {reference!r}: the module {module_name!r} cannot be imported "
             f"({type(error).__name__}: {error}); install it or put its folder on PYTHONPATH"
         ) from error
     for attribute in attribute_path.split("."):
-        if not hasattr(found, attribute):
-            known = [name for name in dir(found) if not name.startswith("_")]
-            raise ConfigError(f"{kind} {reference!r}: {unknown_name('attribute', attribute, known)}")
-        found = getattr(found, attribute)
-    if not callable(found):
-        raise ConfigError(f"{kind} {reference!r} must be callable, but is a {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+        if not hasattr(target, attribute):
+            attributes = [name for name in dir(target) if not name.startswith("_")]
+            raise ConfigError(f"{kind} {reference!r}: {unknown_name('attribute', attribute, attributes)}")
+        target = getattr(target, attribute)
+    if not callable(target):
+        raise ConfigError(f"{kind} {reference!r} must be callable, but is a {type(target).__name__}")
+    return target  # type: ignore[no-any-return]
 
 
-def find_plugin(kind: str, name: str, known: Iterable[str]) -> Callable[..., Any]:
+def find_plugin(kind: str, name: str, builtin: Iterable[str]) -> Callable[..., Any]:
     """The callable behind a name that is not built in: a reference, or an entry point of group ``fedsweep.<kind>s``.
 
     Raises:
@@ -58,7 +58,7 @@ def find_plugin(kind: str, name: str, known: Iterable[str]) -> Callable[..., Any
     if name in installed:
         return resolve_reference(kind, installed[name])
     raise ConfigError(
-        f"{unknown_name(kind, name, [*known, *installed])}; your own is given as 'package.module:callable'"
+        f"{unknown_name(kind, name, [*builtin, *installed])}; your own is given as 'package.module:callable'"
     )
 
 

@@ -193,10 +193,10 @@ def coverage_mean(
     if all(cover is None for cover in covers):
         weighted_mean(rows, weights, out)
         return out
-    total, mass, term, held = (torch.empty(min(out.numel(), _BLOCK), dtype=torch.float64) for _ in range(4))
+    total, mass, term, shares = (torch.empty(min(out.numel(), _BLOCK), dtype=torch.float64) for _ in range(4))
     for start in range(0, out.numel(), _BLOCK):
         part = slice(start, min(start + _BLOCK, out.numel()))
-        sums, masses, value, share = (t[: part.stop - start].zero_() for t in (total, mass, term, held))
+        sums, masses, value, share = (t[: part.stop - start].zero_() for t in (total, mass, term, shares))
         for row, cover, weight in zip(rows, covers, weights, strict=True):
             value.copy_(row[part])
             if cover is None:

@@ -26,13 +26,13 @@ def parse_override(text: str) -> tuple[str, Any]:
     return key, yaml12.parse(value, source=f"--set {key}")
 
 
-def apply_overrides(given: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def apply_overrides(base: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return what is given with ``KEY=VALUE`` texts laid over it in order; of the same key the last one wins.
 
     Raises:
         ConfigError: A text is malformed, or a key lies below something that is no mapping.
     """
-    tree: dict[str, Any] = copy.deepcopy(dict(given))
+    tree: dict[str, Any] = copy.deepcopy(dict(base))
     for text in overrides:
         key, value = parse_override(text)
         set_value(tree, key, value=value)
@@ -53,8 +53,8 @@ def set_value(tree: dict[str, Any], key: str, *, value: Any) -> None:
     for depth, part in enumerate(above):
         place = _step(place, part, key=key)
         if not isinstance(place, dict | list):
-            found = ".".join(above[: depth + 1])
-            raise ConfigError(f"{key} can't be set: {found} is {place!r}, which has nothing below it")
+            parent = ".".join(above[: depth + 1])
+            raise ConfigError(f"{key} can't be set: {parent} is {place!r}, which has nothing below it")
     if isinstance(place, list):
         place[_position(place, last, key=key)] = copy.deepcopy(value)
     elif above == ["sweep", "space"]:

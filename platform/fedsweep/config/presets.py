@@ -42,8 +42,8 @@ def list_presets() -> tuple[Preset, ...]:
     """All presets, sorted by name; files that begin with an underscore hold what others share."""
     folder = preset_folder()
     files = [path for path in folder.rglob("*.yaml") if not path.name.startswith("_")]
-    found = [(path.relative_to(folder).with_suffix("").as_posix(), path) for path in files]
-    return tuple(Preset(name=name, summary=_summary(path), path=path) for name, path in sorted(found))
+    named_paths = [(path.relative_to(folder).with_suffix("").as_posix(), path) for path in files]
+    return tuple(Preset(name=name, summary=_summary(path), path=path) for name, path in sorted(named_paths))
 
 
 def find_preset(name: str) -> Path | None:

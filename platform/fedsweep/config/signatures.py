@@ -71,11 +71,11 @@ def bind(
     parameters = _parameters(builder, provided)
     unknown = [key for key in params if key not in parameters]
     if unknown and not takes_any(builder):
-        known = [*parameters, *beside]
+        names = [*parameters, *beside]
         if not name:
-            reason = unknown_name("parameter", unknown[0], known) if known else "there is no such parameter"
+            reason = unknown_name("parameter", unknown[0], names) if names else "there is no such parameter"
             raise ConfigError(f"{at}{unknown[0]}: {reason}")
-        reason = unknown_name("parameter", unknown[0], known) if known else f"has no parameter {unknown[0]!r}"
+        reason = unknown_name("parameter", unknown[0], names) if names else f"has no parameter {unknown[0]!r}"
         raise ConfigError(f"{at}{reason}")
     bound: dict[str, Any] = {}
     for key, parameter in parameters.items():
@@ -114,8 +114,8 @@ def takes_any(builder: Callable[..., Any]) -> bool:
 
 
 def _parameters(builder: Callable[..., Any], provided: Collection[str]) -> dict[str, inspect.Parameter]:
-    found = signature_of(builder)
-    return {key: value for key, value in found.items() if value.kind in _KEYWORD and key not in provided}
+    signature = signature_of(builder)
+    return {key: value for key, value in signature.items() if value.kind in _KEYWORD and key not in provided}
 
 
 def _checked(where: str, value: Any, parameter: inspect.Parameter, *, of: str) -> Any:

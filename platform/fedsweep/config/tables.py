@@ -62,8 +62,8 @@ class Table:
 
     def names(self) -> Mapping[str, Any]:
         """The built-in names."""
-        found: Mapping[str, Any] = attribute(self.builders)
-        return found
+        builders: Mapping[str, Any] = attribute(self.builders)
+        return builders
 
     def builder(self, name: str) -> Builder:
         """The builder of that name.
@@ -77,11 +77,11 @@ class Table:
         if self.selector is None:
             only: Builder = attribute(self.builders)
             return only
-        known = self.names()
-        if name not in known:
-            return find_plugin(self.word, name, known)
-        found = getattr(known[name], "builder", known[name])
-        return resolve_reference(self.word, found) if isinstance(found, str) else found
+        builders = self.names()
+        if name not in builders:
+            return find_plugin(self.word, name, builders)
+        entry = getattr(builders[name], "builder", builders[name])
+        return resolve_reference(self.word, entry) if isinstance(entry, str) else entry
 
 
 TABLES: Mapping[str, Table] = {

@@ -68,16 +68,16 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
+def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:
     """Nodes of a document without aliases."""
     if not isinstance(node, yaml.CollectionNode):
         return 1
-    if id(node) not in known:
-        known[id(node)] = MOST_NODES  # what contains itself never ends
+    if id(node) not in sizes:
+        sizes[id(node)] = MOST_NODES  # what contains itself never ends
         is_mapping = isinstance(node, yaml.MappingNode)
         below = [part for pair in node.value for part in pair] if is_mapping else node.value
-        known[id(node)] = 1 + sum(_expanded(part, known) for part in below)
-    return known[id(node)]
+        sizes[id(node)] = 1 + sum(_expanded(part, sizes) for part in below)
+    return sizes[id(node)]
 
 
 def _too_large(mark: yaml.Mark) -> yaml.MarkedYAMLError:

@@ -255,8 +255,8 @@ class Experiment:
         if fixed is not None:
             # A method's own single step (FedSGD) is on the client's whole set where the batch would hold more.
             return fixed, batch, self.method.settings.local_steps is None
-        asked = self.training.equal_steps
-        if self.method.settings.equal_steps if asked is None else asked:
+        equal_steps = self.training.equal_steps
+        if self.method.settings.equal_steps if equal_steps is None else equal_steps:
             return self.equal_steps(), batch, True
         epochs = self.drawn(self.training.local_epochs, "local_epochs", client)
         return epochs * math.ceil(num_samples / batch), batch, False

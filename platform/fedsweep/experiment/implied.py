@@ -26,12 +26,12 @@ def implied(config: Config, world: World) -> dict[str, Any]:
 
 def _implied(config: Config, world: World) -> Iterator[tuple[str, Any]]:
     for key in ("scenario.drift", "scenario.availability", "scenario.devices"):
-        found = bound(config, key)
-        if found is None:
+        item = bound(config, key)
+        if item is None:
             continue
         if key == "scenario.devices":
-            values = from_profile(found.parameters, run_seed=config.seed)
+            values = from_profile(item.parameters, run_seed=config.seed)
         else:
             values = vars(world.drift if key == "scenario.drift" else world.availability)
-        open_ones = (name for name, value in found.parameters.items() if value is None and name in values)
+        open_ones = (name for name, value in item.parameters.items() if value is None and name in values)
         yield from ((f"{key}.{name}", values[name]) for name in open_ones)

@@ -64,18 +64,20 @@ def _ask(model: nn.Module, values: Mapping[str, Tensor], method: str, inputs: Te
 def head_names(model: nn.Module) -> frozenset[str]:
     """Names of the params without influence on the features, and of the float buffers that lie with them alone.
 
-    Found once for each module, by a backward pass from the features of two samples of zeros; none where the network
+    Computed once for each module, by a backward pass from the features of two samples of zeros; none where the network
     does not say where its features are.
 
     Args:
         model: A network, full or a part of one, on any device; it stays as it is.
     """
     if model not in _HEADS:
-        _HEADS[model] = _found(cast(Network, model)) if getattr(model, "has_features", False) else frozenset()
+        _HEADS[model] = (
+            _unused_by_features(cast(Network, model)) if getattr(model, "has_features", False) else frozenset()
+        )
     return _HEADS[model]
 
 
-def _found(model: Network) -> frozenset[str]:
+def _unused_by_features(model: Network) -> frozenset[str]:
     values = {name: value.detach().clone() for name, value in chain(model.named_parameters(), model.named_buffers())}
     params = {name: values[name].requires_grad_() for name, _ in model.named_parameters()}
     place = next(iter(params.values()))

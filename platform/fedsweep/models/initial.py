@@ -23,17 +23,17 @@ _KEY = "model.init_from"
 _HEADER_BYTES = 10 * 2**20
 
 
-def weights_file(given: str, *, key: str = _KEY) -> Path:
+def weights_file(source: str, *, key: str = _KEY) -> Path:
     """The file that ``model.init_from`` means, absolute.
 
     Args:
-        given: A run's folder, or a file that ends in ``.safetensors``.
+        source: A run's folder, or a file that ends in ``.safetensors``.
         key: Where it was given, for messages.
 
     Raises:
         DataError: There is no such file.
     """
-    path = Path(given).expanduser().absolute()
+    path = Path(source).expanduser().absolute()
     file = path / MODEL if path.is_dir() else path
     if not os.path.lexists(file):
         what = "has no model (only a finished run leaves one)" if path.is_dir() else "is neither a folder nor a file"
@@ -76,10 +76,10 @@ def read_weights(file: Path, layout: FlatLayout, *, sha256: str | None, model: s
         data = read_regular(file, max_bytes=8 * layout.num_values + _HEADER_BYTES, follow=True)
     except OSError as error:
         raise DataError(f"{key}: {file} cannot be read as values of model {model}: {error.strerror}") from error
-    found = hashlib.sha256(data).hexdigest()
-    if sha256 is not None and found != sha256:
+    digest = hashlib.sha256(data).hexdigest()
+    if sha256 is not None and digest != sha256:
         raise DataError(
-            f"{key}: {file} has the SHA-256 {found}, but the configuration was made with {sha256}; put the former file"
+            f"{key}: {file} has the SHA-256 {digest}, but the configuration was made with {sha256}; put the former file"
             " there, or remove model.init_sha256"
         )
     try:

@@ -105,10 +105,10 @@ def _within_memory(name: str, options: Mapping[str, object]) -> Iterator[None]:
         yield
     except (RuntimeError, TypeError) as error:
         text = str(error).strip().partition("\n")[0]
-        if not lacks_memory(error) and not any(said in text for said in _TOO_LARGE):
+        if not lacks_memory(error) and not any(phrase in text for phrase in _TOO_LARGE):
             raise
-        given = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
-        raise ConfigError(f"the model {name} ({given}) is too large to be made: {text}") from error
+        listing = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
+        raise ConfigError(f"the model {name} ({listing}) is too large to be made: {text}") from error
 
 
 @contextmanager

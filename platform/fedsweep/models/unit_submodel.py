@@ -67,11 +67,11 @@ class UnitSubModel(SubModel):
         return f"units {[(name, len(units)) for name, units in self.kept]} {self.scales} {self.scales_in}"
 
     def layout(self, full: FlatLayout) -> FlatLayout:
-        known = vars(self).get("_layout")
-        if known is None or (known[0] is not full and known[0] != full):
-            known = (full, self._make_layout(full))
-            object.__setattr__(self, "_layout", known)
-        return cast(FlatLayout, known[1])
+        entry = vars(self).get("_layout")
+        if entry is None or (entry[0] is not full and entry[0] != full):
+            entry = (full, self._make_layout(full))
+            object.__setattr__(self, "_layout", entry)
+        return cast(FlatLayout, entry[1])
 
     def extract(self, vector: Tensor, full: FlatLayout) -> Tensor:
         index, _ = self._index_and_cover(full)
@@ -140,12 +140,12 @@ class UnitSubModel(SubModel):
 
     def _index_and_cover(self, full: FlatLayout) -> tuple[Tensor, Tensor]:
         """Where the part's values lie in the full vector [V of the part], and which those are (bool [V])."""
-        known = vars(self).get("_index")
-        if known is None or (known[0] is not full and known[0] != full):
-            known = (full, self._make_index(full))
+        entry = vars(self).get("_index")
+        if entry is None or (entry[0] is not full and entry[0] != full):
+            entry = (full, self._make_index(full))
             if full.num_values <= _CACHE_VALUES:
-                object.__setattr__(self, "_index", known)
-        return cast(tuple[Tensor, Tensor], known[1])
+                object.__setattr__(self, "_index", entry)
+        return cast(tuple[Tensor, Tensor], entry[1])
 
     def _make_index(self, full: FlatLayout) -> tuple[Tensor, Tensor]:
         cuts, own = self._cuts(), self.layout(full)
@@ -196,10 +196,10 @@ def unit_submodel(
         wanted = len(units_of[name]) if name in units_of else sizes.get(name, -1)
         if len(values) != wanted:
             raise InvariantError(f"unit group {name!r} needs {wanted} factors, but got {len(values)}")
-        given = tuple(float(value) for value in values)
-        same = set(given)
+        numbers = tuple(float(value) for value in values)
+        same = set(numbers)
         if same != {1.0}:
-            factors[name] = given[:1] if len(same) == 1 else given
+            factors[name] = numbers[:1] if len(same) == 1 else numbers
     cut = tuple((g.name, units_of[g.name]) for g in groups if len(units_of.get(g.name, ())) not in (0, g.size))
     if not cut and not factors:
         return FULL_MODEL

@@ -299,13 +299,13 @@ def _check_per_client(name: str, values: object, *, default: float | None = None
         check_value(f"{name}[{client}]", value, NotNegative, default=default)
 
 
-def _per_client(name: str, given: str | tuple[float, ...] | float, num_clients: int) -> NDArray[np.float64]:
-    if isinstance(given, tuple) and len(given) != num_clients:
+def _per_client(name: str, amounts: str | tuple[float, ...] | float, num_clients: int) -> NDArray[np.float64]:
+    if isinstance(amounts, tuple) and len(amounts) != num_clients:
         raise ConfigError(
-            f"`{name}` must have one number per client, but it has {len(given)} and scenario.clients={num_clients}; "
+            f"`{name}` must have one number per client, but it has {len(amounts)} and scenario.clients={num_clients}; "
             "change one of the two, or give one number for all"
         )
-    return _frozen(np.broadcast_to(np.asarray(given, dtype=np.float64), (num_clients,)).copy())
+    return _frozen(np.broadcast_to(np.asarray(amounts, dtype=np.float64), (num_clients,)).copy())
 
 
 def _frozen(array: Array) -> Array:

@@ -60,9 +60,9 @@ class FeatureSkew(Checked, ABC):
             stream: Each client draws from a child of it.
         """
         changed = images.copy()
-        for client, held in enumerate(indices):
+        for client, rows in enumerate(indices):
             draws = stream.child(client)
-            changed[held] = self.of_client(images[held], client, len(indices), scale=scale, stream=draws)
+            changed[rows] = self.of_client(images[rows], client, len(indices), scale=scale, stream=draws)
         return changed
 
 
@@ -85,8 +85,8 @@ class Noise(FeatureSkew):
         noisy = images + deviation * stream.numpy().standard_normal(images.shape, dtype=np.float32)
         if images.dtype == np.uint8:
             noisy = np.clip(np.rint(noisy), 0, min(scale, 255))
-        found: Images = noisy.astype(images.dtype)
-        return found
+        result: Images = noisy.astype(images.dtype)
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,10 +103,10 @@ def test_shares(test_labels: np.ndarray, label_counts_NC: np.ndarray, draws: Str
     for label in range(num_classes):
         members = generator.permutation(np.flatnonzero(test_labels == label))
         order = generator.permutation(num_clients)  # or rounding would favour the same clients in every class
-        held = np.cumsum(label_counts_NC[order, label], dtype=np.int64)
-        if not held[-1]:
+        cumulative = np.cumsum(label_counts_NC[order, label], dtype=np.int64)
+        if not cumulative[-1]:
             continue
-        ends = (2 * held * len(members) + held[-1]) // (2 * held[-1])  # in whole numbers, halves up
+        ends = (2 * cumulative * len(members) + cumulative[-1]) // (2 * cumulative[-1])  # in whole numbers, halves up
         for client, own in zip(order.tolist(), np.split(members, ends[:-1]), strict=True):
             dealt[client].append(own)
     return tuple(np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64) for parts in dealt)

@@ -133,13 +133,13 @@ def load_trace(
             f"`{where}` must hold at least training.rounds={num_rounds} rounds, but {path} holds {trace.num_rounds}; "
             "lower training.rounds or record more rounds"
         )
-    for word, wanted, found in (
+    for word, wanted, actual in (
         ("classes", num_classes, trace.num_classes),
         ("clients", num_clients, trace.num_clients),
     ):
-        if wanted is not None and wanted != found:
+        if wanted is not None and wanted != actual:
             raise ConfigError(
-                f"`{where}` must be recorded with as many {word} as the scenario has, {wanted}, but {path} has {found}"
+                f"`{where}` must be recorded with as many {word} as the scenario has, {wanted}, but {path} has {actual}"
                 "; take another file or change the scenario"
             )
     return trace
@@ -154,12 +154,12 @@ def _round_of(entry: object, source: str) -> tuple[Sequence[int], Mapping[int, S
         raise DataError(f"{source} must name clients by number ({error}); write the file anew") from error
 
 
-def _ids(given: object, limit: int, what: str, *, empty: bool = True) -> tuple[int, ...]:
-    if not isinstance(given, list | tuple):
-        raise DataError(f"{what} must be a list of numbers, but got {given!r}; write it anew")
-    for one in given:
+def _ids(values: object, limit: int, what: str, *, empty: bool = True) -> tuple[int, ...]:
+    if not isinstance(values, list | tuple):
+        raise DataError(f"{what} must be a list of numbers, but got {values!r}; write it anew")
+    for one in values:
         check_value(what, one, Annotated[int, Ge(0), Lt(limit)], error=DataError)
-    ids = sorted(map(int, given))
+    ids = sorted(map(int, values))
     if len(set(ids)) != len(ids) or not (ids or empty):
-        raise DataError(f"{what} must name each number at most once and must not be empty, but got {given!r}")
+        raise DataError(f"{what} must name each number at most once and must not be empty, but got {values!r}")
     return tuple(ids)

@@ -13,14 +13,14 @@ from fedsweep.bounded import MOST_DOCUMENT_BYTES, parse_json, read_regular
 from fedsweep.errors import ConfigError, DataError, unknown_name
 
 
-def check_choice(name: str, value: object, known: Collection[str]) -> str:
+def check_choice(name: str, value: object, choices: Collection[str]) -> str:
     """The value, once it is known to be one of the names allowed.
 
     Raises:
         ConfigError: It is not; the message names the nearest one.
     """
-    if not isinstance(value, str) or value not in known:
-        raise ConfigError(unknown_name(name, str(value), known))
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(unknown_name(name, str(value), choices))
     return value
 
 

@@ -72,7 +72,7 @@ def load_femnist(root: Path, *, download: bool) -> Dataset:
 def _warn_of_gaps(folder: Path, parts: tuple[str, ...]) -> None:
     """LEAF numbers its files from 0: a copy that was cut short trains on fewer writers, and nothing else would tell."""
     for part in parts:
-        numbers = {int(found[1]) for file in (folder / part).glob("*.json") if (found := _SHARD.match(file.name))}
+        numbers = {int(shard[1]) for file in (folder / part).glob("*.json") if (shard := _SHARD.match(file.name))}
         if missing := sorted(set(range(max(numbers, default=-1) + 1)) - numbers):
             shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
             _logger.warning(

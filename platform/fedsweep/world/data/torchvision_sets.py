@@ -62,8 +62,8 @@ def official_files(name: str) -> list[OfficialFile]:
     """What torchvision publishes of a data set: the four ``.gz`` files, CIFAR's archive, SVHN's two ``.mat`` files."""
     source = _source(name)
     if name == "svhn":
-        found = [source.split_list[part] for part in ("train", "test")]
-        return [OfficialFile(path=path, md5=md5, urls=(url,)) for url, path, md5 in found]
+        entries = [source.split_list[part] for part in ("train", "test")]
+        return [OfficialFile(path=path, md5=md5, urls=(url,)) for url, path, md5 in entries]
     if name.startswith("cifar"):
         return [OfficialFile(path=source.filename, md5=source.tgz_md5, urls=(source.url,))]
     return [

@@ -94,12 +94,12 @@ def repaired(counts: Indices, min_samples: int) -> Indices:
     holds fewest. There must be ``min_samples`` per client in all.
     """
     counts = counts.copy()
-    held = counts.sum(axis=0)
-    while held.min() < min_samples:
-        taker, giver = held.argmin(), held.argmax()
+    sizes = counts.sum(axis=0)
+    while sizes.min() < min_samples:
+        taker, giver = sizes.argmin(), sizes.argmax()
         label = counts[:, giver].argmax()
         counts[label, giver] -= 1
         counts[label, taker] += 1
-        held[giver] -= 1
-        held[taker] += 1
+        sizes[giver] -= 1
+        sizes[taker] += 1
     return counts

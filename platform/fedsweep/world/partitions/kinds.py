@@ -166,13 +166,13 @@ class Dirichlet(Partition):
         log_weights = log_dirichlet(self.dirichlet_alpha, (len(class_sizes), num_clients), rng)
         even_share = class_sizes.sum() / num_clients
         counts = np.zeros((len(class_sizes), num_clients), np.int64)
-        held = np.zeros(num_clients, np.int64)
+        client_sizes = np.zeros(num_clients, np.int64)
         for label in np.flatnonzero(class_sizes):
             # Zeroing and renormalising the shares, in logarithms: what remains never underflows to nothing.
-            open_weights = np.where(held < even_share, log_weights[label], -np.inf)
+            open_weights = np.where(client_sizes < even_share, log_weights[label], -np.inf)
             shares = np.exp(open_weights - open_weights.max())
             counts[label] = cut(shares, int(class_sizes[label]))
-            held += counts[label]
+            client_sizes += counts[label]
         return counts
 
 

@@ -53,7 +53,7 @@ class Mixture(Partition):
         shares = np.array([part["share"] for part in self.of], dtype=np.float64)
         order = stream.child("piles").numpy().permutation(len(labels))
         piles = [np.sort(pile) for pile in np.split(order, np.cumsum(cut(shares, len(labels)))[:-1])]
-        held = [
+        splits = [
             part["kind"].split(
                 labels[pile],
                 num_clients,
@@ -64,7 +64,7 @@ class Mixture(Partition):
             for number, (part, pile) in enumerate(zip(self.of, piles, strict=True))
         ]
         return [
-            np.sort(np.concatenate([pile[parts[client]] for pile, parts in zip(piles, held, strict=True)]))
+            np.sort(np.concatenate([pile[parts[client]] for pile, parts in zip(piles, splits, strict=True)]))
             for client in range(num_clients)
         ]
 
